@@ -1,0 +1,50 @@
+# make demo   a first look: a paired comparison on embedded data, then a table and a report
+# make test   lint, types, import rules, tests (what CI runs)
+# Both create .venv and install what they need; nothing but Python 3.11+ and make is required.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Many small steps: one thread per process is fastest, and does not collapse on a busy machine.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# //p' Makefile | head -3
+
+demo: .venv/.installed
+	$(BIN)/niss compare --preset demo --out runs/demo --overwrite
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "niss needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
