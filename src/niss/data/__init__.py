@@ -1,0 +1,8 @@
+"""Datasets, and how they are dealt out to clients."""
+
+from __future__ import annotations
+
+from niss.data.partition import partition
+from niss.data.sources import Dataset, DatasetInfo, fetch_dataset, list_datasets, load_dataset
+
+__all__ = ["Dataset", "DatasetInfo", "fetch_dataset", "list_datasets", "load_dataset", "partition"]

@@ -1,0 +1,245 @@
+"""The datasets niss knows: where each comes from, what its files hash to, and how they are laid out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from niss.data.integrity import Digest
+from niss.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a dataset; `mirrors` are base addresses in order, `max_bytes` bounds a download."""
+
+    name: str
+    digest: Digest
+    mirrors: tuple[str, ...] = ()
+    max_bytes: int = 1 << 28
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(mirror.rstrip("/") + "/" + self.name for mirror in self.mirrors)
+
+
+@dataclass(frozen=True)
+class IdxLayout:
+    """Four gzipped IDX files, by name."""
+
+    train_images: str = "train-images-idx3-ubyte.gz"
+    train_labels: str = "train-labels-idx1-ubyte.gz"
+    test_images: str = "t10k-images-idx3-ubyte.gz"
+    test_labels: str = "t10k-labels-idx1-ubyte.gz"
+
+
+@dataclass(frozen=True)
+class CifarLayout:
+    """Files of fixed-length records (label bytes, then the pixels), loose or inside a tar archive.
+
+    The last label byte is the one that is used: CIFAR-100 puts its coarse label before the fine one.
+    """
+
+    archive: str
+    folder_in_archive: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_bytes: int
+    digests: Mapping[str, Digest] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EmbeddedLayout:
+    """An npz file that is shipped inside the package."""
+
+    file: str
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """Everything known about a dataset before any of its files is read.
+
+    `file_sets` are alternatives, each complete in itself: the first one found on disk is read, and the
+    last one is the one that is downloaded. An embedded dataset has none.
+    """
+
+    name: str
+    description: str
+    image_shape: tuple[int, int, int]
+    classes: int
+    train_size: int
+    test_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str
+    source: str
+    layout: IdxLayout | CifarLayout | EmbeddedLayout
+    file_sets: tuple[tuple[SourceFile, ...], ...] = ()
+
+
+def _sha256(hexdigest: str) -> Digest:
+    return Digest("sha256", hexdigest)
+
+
+def _md5(hexdigest: str) -> Digest:
+    return Digest("md5", hexdigest)
+
+
+_MNIST_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://yann.lecun.com/exdb/mnist/")
+_FASHION_MIRRORS = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
+_CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+_MNIST_LICENCE = "CC BY-SA 3.0"
+_MNIST_SOURCE = "Yann LeCun, Corinna Cortes, Christopher J.C. Burges: yann.lecun.com/exdb/mnist"
+_CIFAR_LICENCE = "none stated by the authors; cite Krizhevsky (2009)"
+_CIFAR_SOURCE = "Alex Krizhevsky, Vinod Nair, Geoffrey Hinton: cs.toronto.edu/~kriz/cifar.html"
+
+
+def _idx_files(mirrors: tuple[str, ...], md5s: tuple[str, str, str, str]) -> tuple[SourceFile, ...]:
+    names = IdxLayout()
+    ordered = (names.train_images, names.train_labels, names.test_images, names.test_labels)
+    return tuple(
+        SourceFile(name, _md5(value), mirrors, max_bytes=1 << 26)
+        for name, value in zip(ordered, md5s, strict=True)
+    )
+
+
+_CIFAR10_RECORD_FILES = {
+    "data_batch_1.bin": _sha256("cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+    "data_batch_2.bin": _sha256("a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+    "data_batch_3.bin": _sha256("bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+    "data_batch_4.bin": _sha256("014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+    "data_batch_5.bin": _sha256("755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+    "test_batch.bin": _sha256("8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+}
+
+MNIST = DatasetSpec(
+    name="mnist",
+    description="handwritten digits, grey",
+    image_shape=(1, 28, 28),
+    classes=10,
+    train_size=60_000,
+    test_size=10_000,
+    mean=(0.1307,),
+    std=(0.3081,),
+    licence=_MNIST_LICENCE,
+    source=_MNIST_SOURCE,
+    layout=IdxLayout(),
+    file_sets=(
+        _idx_files(
+            _MNIST_MIRRORS,
+            (
+                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "d53e105ee54ea40749a09fcbcd1e9432",
+                "9fb629c4189551a2d022fa330f9573f3",
+                "ec29112dd5afa0611ce80d1b7f02629c",
+            ),
+        ),
+    ),
+)
+
+MNIST_MINI = DatasetSpec(
+    name="mnist-mini",
+    description="a stratified cut of MNIST, shipped with niss",
+    image_shape=MNIST.image_shape,
+    classes=MNIST.classes,
+    train_size=10_000,
+    test_size=2_000,
+    mean=MNIST.mean,
+    std=MNIST.std,
+    licence=_MNIST_LICENCE,
+    source=_MNIST_SOURCE,
+    layout=EmbeddedLayout(
+        file="mnist-mini.npz",
+        digest=_sha256("40d4d19c56125e0c86c2f6a95771a771f349e23948d09b94575c64c9f6e9d208"),
+    ),
+)
+
+FASHION_MNIST = DatasetSpec(
+    name="fashion-mnist",
+    description="articles of clothing, grey",
+    image_shape=(1, 28, 28),
+    classes=10,
+    train_size=60_000,
+    test_size=10_000,
+    mean=(0.2860,),
+    std=(0.3530,),
+    licence="MIT",
+    source="Han Xiao, Kashif Rasul, Roland Vollgraf (Zalando): github.com/zalandoresearch/fashion-mnist",
+    layout=IdxLayout(),
+    file_sets=(
+        _idx_files(
+            _FASHION_MIRRORS,
+            (
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "25c81989df183df01b3e8a0aad5dffbe",
+                "bef4ecab320f06d8554ea6380940ec79",
+                "bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+        ),
+    ),
+)
+
+CIFAR10 = DatasetSpec(
+    name="cifar10",
+    description="photographs of animals and vehicles, colour",
+    image_shape=(3, 32, 32),
+    classes=10,
+    train_size=50_000,
+    test_size=10_000,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    licence=_CIFAR_LICENCE,
+    source=_CIFAR_SOURCE,
+    layout=CifarLayout(
+        archive="cifar-10-binary.tar.gz",
+        folder_in_archive="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test=("test_batch.bin",),
+        label_bytes=1,
+        digests=_CIFAR10_RECORD_FILES,
+    ),
+    file_sets=(
+        tuple(SourceFile(name, digest) for name, digest in _CIFAR10_RECORD_FILES.items()),
+        (SourceFile("cifar-10-binary.tar.gz", _md5("c32a1d4ab5d03f1284b67883e8d87530"), _CIFAR_MIRRORS),),
+    ),
+)
+
+CIFAR100 = DatasetSpec(
+    name="cifar100",
+    description="photographs in a hundred fine classes, colour",
+    image_shape=(3, 32, 32),
+    classes=100,
+    train_size=50_000,
+    test_size=10_000,
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+    licence=_CIFAR_LICENCE,
+    source=_CIFAR_SOURCE,
+    layout=CifarLayout(
+        archive="cifar-100-binary.tar.gz",
+        folder_in_archive="cifar-100-binary",
+        train=("train.bin",),
+        test=("test.bin",),
+        label_bytes=2,
+    ),
+    file_sets=(
+        (SourceFile("cifar-100-binary.tar.gz", _md5("03b5dce01913d631647c71ecec9e9cb8"), _CIFAR_MIRRORS),),
+    ),
+)
+
+CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)
+
+
+def spec_named(name: str) -> DatasetSpec:
+    """The dataset of that name; an unknown name is answered with the nearest one and the whole list."""
+    for spec in CATALOG:
+        if spec.name == name:
+            return spec
+    names = [spec.name for spec in CATALOG]
+    nearest = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    guess = f"did you mean {nearest[0]!r}? " if nearest else ""
+    raise ConfigError(
+        f"there is no dataset {name!r}", field="dataset", hint=f"{guess}The datasets are: {', '.join(names)}"
+    )

@@ -1,0 +1,143 @@
+"""Strict readers of the file formats that datasets come in: gzipped IDX, CIFAR records, tar archives.
+
+Every reader is told the exact shape or size it must find and refuses anything else, so a damaged or
+hostile file ends in a `DataError` and never in more memory than the dataset itself needs. Nothing is ever
+unpickled, and no archive member is ever written to disk.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import struct
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from niss.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_IDX_UNSIGNED_BYTE = 0x08
+# Room for the tar headers, the paddings and the few small text files beside the records.
+_TAR_SLACK = 1 << 20
+
+
+def gunzip_exactly(raw: bytes, size: int, *, name: str) -> bytes:
+    """Decompress `raw`, which must hold exactly `size` bytes; stops as soon as there are more."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            content = file.read(size + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{name} is not a whole gzip file: {error}") from error
+    if len(content) != size:
+        found = "more" if len(content) > size else f"only {len(content)}"
+        raise DataError(f"{name} should hold {size} bytes when decompressed, and holds {found}")
+    return content
+
+
+def idx_size(shape: tuple[int, ...]) -> int:
+    """The length in bytes of an IDX file of unsigned bytes of that shape."""
+    return 4 + 4 * len(shape) + math.prod(shape)
+
+
+def parse_idx(raw: bytes, shape: tuple[int, ...], *, name: str) -> npt.NDArray[np.uint8]:
+    """The array in an IDX file of unsigned bytes, which must have exactly this shape and no byte more."""
+    header = 4 + 4 * len(shape)
+    if len(raw) < header:
+        raise DataError(f"{name} ends inside its header: {len(raw)} of {header} bytes")
+    magic = raw[:4]
+    expected = bytes((0, 0, _IDX_UNSIGNED_BYTE, len(shape)))
+    if magic != expected:
+        raise DataError(f"{name} begins with {magic.hex()}, not with the IDX magic {expected.hex()}")
+    dimensions = struct.unpack(f">{len(shape)}I", raw[4:header])
+    if dimensions != shape:
+        raise DataError(f"{name} says its shape is {dimensions}, but it must be {shape}")
+    if len(raw) != idx_size(shape):
+        raise DataError(f"{name} has {len(raw)} bytes, but its shape {shape} needs {idx_size(shape)}")
+    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape).copy()
+
+
+def parse_records(
+    raw: bytes, records: int, *, label_bytes: int, image_shape: tuple[int, int, int], name: str
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images and labels of a file of exactly `records` CIFAR records; the last label byte is the label."""
+    length = label_bytes + math.prod(image_shape)
+    if len(raw) != records * length:
+        raise DataError(f"{name} has {len(raw)} bytes, but {records} records need {records * length}")
+    table = np.frombuffer(raw, dtype=np.uint8).reshape(records, length)
+    images = table[:, label_bytes:].reshape(records, *image_shape).copy()
+    return images, table[:, label_bytes - 1].astype(np.int64)
+
+
+class _CappedReader(io.RawIOBase):
+    """A reader that refuses to give out more than `limit` bytes in all."""
+
+    def __init__(self, source: gzip.GzipFile, limit: int, name: str) -> None:
+        super().__init__()
+        self._source = source
+        self._left = limit
+        self._name = name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        count = self._source.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise DataError(f"{self._name} holds far more data than the dataset has")
+        return count
+
+
+def read_tar_members(raw: bytes, sizes: Mapping[str, int], *, name: str) -> dict[str, bytes]:
+    """The contents of the members named in `sizes`, each a regular file of exactly that size.
+
+    Members of other names are passed over, but a name that climbs out of the archive, or a link or device,
+    condemns the whole archive, as does a wanted member that is missing or comes twice.
+    """
+    found: dict[str, bytes] = {}
+    limit = sum(sizes.values()) + _TAR_SLACK
+    try:
+        with (
+            gzip.GzipFile(fileobj=io.BytesIO(raw)) as plain,
+            tarfile.open(fileobj=io.BufferedReader(_CappedReader(plain, limit, name)), mode="r|") as archive,
+        ):
+            for member in archive:
+                _refuse_unsafe(member, name)
+                if member.name not in sizes:
+                    continue
+                if member.name in found:
+                    raise DataError(f"{name} holds {member.name} twice")
+                found[member.name] = _content(archive, member, sizes[member.name], name)
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{name} is not a whole tar.gz archive: {error}") from error
+    missing = [wanted for wanted in sizes if wanted not in found]
+    if missing:
+        raise DataError(f"{name} lacks {', '.join(missing)}")
+    return found
+
+
+def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name:
+        raise DataError(f"{archive} holds a member with the unsafe name {member.name!r}")
+    if not (member.isreg() or member.isdir()):
+        raise DataError(f"{archive} holds {member.name!r}, which is neither a file nor a folder")
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, size: int, name: str) -> bytes:
+    if not member.isreg() or member.size != size:
+        raise DataError(f"{member.name} in {name} should be a file of {size} bytes, and has {member.size}")
+    file = archive.extractfile(member)
+    content = b"" if file is None else file.read(size)
+    if len(content) != size:
+        raise DataError(f"{member.name} in {name} ends after {len(content)} of {size} bytes")
+    return content

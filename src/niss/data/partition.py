@@ -1,0 +1,205 @@
+"""Dealing a labelled dataset out to clients: IID, by label shards, or by Dirichlet proportions.
+
+`shards` is the pathological split of McMahan et al. (2017): sort by label, cut into shards, deal a few to
+each client. `dirichlet` is the split of Hsu, Qi and Brown (2019), drawn class by class.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from niss.data.sampling import even_sizes, largest_remainder, random_order
+from niss.errors import ConfigError
+from niss.randomness import SimStream
+
+SPLITS = ("iid", "shards", "dirichlet")
+Indices = npt.NDArray[np.int64]
+
+
+def partition(
+    labels: npt.NDArray[Any],
+    *,
+    clients: int,
+    split: str,
+    stream: SimStream,
+    samples_per_client: int | None = None,
+    shards_per_client: int = 2,
+    alpha: float = 0.5,
+) -> list[Indices]:
+    """The indices each client holds: non-empty, disjoint, ascending, and fixed by labels and stream.
+
+    Without `samples_per_client` every sample goes to exactly one client; with it, every client gets
+    exactly that many (`iid` and `shards` only), drawn uniformly from all.
+
+    - `iid`: a random deal; sizes differ by at most one.
+    - `shards`: each client gets `shards_per_client` random runs of the samples sorted by label; the sizes
+      of shards differ by at most one, and so do those of clients.
+    - `dirichlet`: each class is shared out in proportions drawn from Dir(alpha): a small alpha gives a
+      class to few clients, a large one to all alike. A client left with nothing is given one sample of
+      the then largest client.
+    """
+    labels = _checked_labels(labels)
+    clients = _positive(clients, "clients")
+    shards_per_client = _positive(shards_per_client, "shards_per_client")
+    if split not in SPLITS:
+        nearest = difflib.get_close_matches(str(split).lower(), SPLITS, n=1, cutoff=0.5)
+        guess = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(
+            f"there is no split {split!r}", field="split", hint=f"{guess}The splits are: {', '.join(SPLITS)}"
+        )
+    alpha = _checked_alpha(alpha)
+    wanted = _wanted(len(labels), clients, split, samples_per_client)
+    if split == "dirichlet":
+        return _dirichlet(labels, clients, alpha, stream.child("dirichlet"))
+    if split == "shards" and wanted // clients < shards_per_client:
+        raise ConfigError(
+            f"{clients} clients with {shards_per_client} shards each need at least "
+            f"{clients * shards_per_client} samples, and there are {wanted}",
+            field="shards_per_client",
+            hint=f"at most {wanted // clients} would fit",
+        )
+    pool = random_order(len(labels), stream.child("pool"))[:wanted]
+    sizes = even_sizes(wanted, clients)
+    if split == "iid":
+        return [np.sort(part) for part in _cut(pool, sizes)]
+    return _shards(labels, pool, sizes, shards_per_client, stream.child("shards"))
+
+
+def _shards(
+    labels: npt.NDArray[Any], pool: Indices, sizes: list[int], shards_per_client: int, stream: SimStream
+) -> list[Indices]:
+    # The pool is in random order already, so a stable sort leaves equal labels in random order.
+    by_label = pool[np.argsort(labels[pool], kind="stable")]
+    # A shard's size is settled by its owner, so that every client's total comes out as asked.
+    shards = [
+        (owner, size) for owner, total in enumerate(sizes) for size in even_sizes(total, shards_per_client)
+    ]
+    dealt = [shards[place] for place in random_order(len(shards), stream)]
+    hands: list[list[Indices]] = [[] for _ in sizes]
+    for (owner, _), run in zip(dealt, _cut(by_label, [size for _, size in dealt]), strict=True):
+        hands[owner].append(run)
+    return [np.sort(np.concatenate(hand)) for hand in hands]
+
+
+def _dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, stream: SimStream) -> list[Indices]:
+    classes = np.unique(labels)
+    counts = np.empty((len(classes), clients), dtype=np.int64)
+    for row, label in enumerate(classes):
+        proportions = _dirichlet_proportions(alpha, clients, stream.child("proportions", int(label)))
+        counts[row] = largest_remainder(int(np.count_nonzero(labels == label)), proportions)
+    _leave_nobody_empty(counts)
+    hands: list[list[Indices]] = [[] for _ in range(clients)]
+    for row, label in enumerate(classes):
+        members = np.flatnonzero(labels == label)
+        members = members[random_order(len(members), stream.child("members", int(label)))]
+        for owner, run in enumerate(_cut(members, counts[row].tolist())):
+            hands[owner].append(run)
+    return [np.sort(np.concatenate(hand)) for hand in hands]
+
+
+def _dirichlet_proportions(alpha: float, clients: int, stream: SimStream) -> npt.NDArray[np.float64]:
+    """One draw from the symmetric Dirichlet, as normalised Gamma(alpha) variates taken in logarithms.
+
+    Gamma(a) is Gamma(a + 1) * U^(1/a). In logarithms neither a tiny alpha (where every variate underflows
+    to zero) nor a huge one (where their sum overflows) leaves the range of a double.
+    """
+    generator = stream.generator()
+    logs = np.log(generator.standard_gamma(alpha + 1.0, clients))
+    # 1 - U lies in (0, 1]; the floor on alpha keeps the quotient finite, and by then one client has all.
+    logs += np.log1p(-generator.random(clients)) / max(alpha, 1e-300)
+    weights = np.exp(logs - logs.max())
+    proportions: npt.NDArray[np.float64] = weights / weights.sum()
+    return proportions
+
+
+def _leave_nobody_empty(counts: npt.NDArray[np.int64]) -> None:
+    """Move single samples, each from the largest client's largest class, to the clients without any."""
+    totals = counts.sum(axis=0)
+    largest_first = [(-int(total), owner) for owner, total in enumerate(totals)]
+    heapq.heapify(largest_first)
+    for empty in np.flatnonzero(totals == 0):
+        size, donor = largest_first[0]
+        row = int(counts[:, donor].argmax())
+        counts[row, donor] -= 1
+        counts[row, empty] += 1
+        # The client just served holds one sample and is never the largest again while any is needed.
+        heapq.heapreplace(largest_first, (size + 1, donor))
+
+
+def _cut(order: Indices, sizes: list[int]) -> list[Indices]:
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def _wanted(available: int, clients: int, split: str, samples_per_client: int | None) -> int:
+    if samples_per_client is None:
+        if available < clients:
+            raise ConfigError(
+                f"{clients} clients cannot share {available} samples: each needs at least one",
+                field="clients",
+                hint=f"use at most {available} clients",
+            )
+        return available
+    if split == "dirichlet":
+        raise ConfigError(
+            "cannot be combined with the dirichlet split, which itself decides how many samples a client has",
+            field="samples_per_client",
+            hint="leave samples_per_client out, or use the split 'iid' or 'shards'",
+        )
+    each = _positive(samples_per_client, "samples_per_client")
+    if clients * each > available:
+        ways_out = [f"at most {available // clients} samples each"] if available >= clients else []
+        ways_out += [f"at most {available // each} clients"] if available >= each else []
+        raise ConfigError(
+            f"{clients} clients with {each} samples each need {clients * each}, and there are {available}",
+            field="samples_per_client",
+            hint="use " + (" or ".join(ways_out) or "fewer clients and fewer samples each"),
+        )
+    return clients * each
+
+
+def _checked_labels(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array = np.asarray(labels)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ConfigError(
+            f"must be a one-dimensional array of whole numbers, not {array.dtype} of shape {array.shape}",
+            field="labels",
+            hint="pass one class number per sample, such as dataset.train_labels",
+        )
+    if array.size == 0:
+        raise ConfigError("there are no samples to share", field="labels", hint="pass at least one label")
+    return array
+
+
+def _positive(value: int, field: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise ConfigError(
+            f"must be a whole number of at least 1, not {value!r}",
+            field=field,
+            hint=f"set {field} to 1 or more",
+        )
+    return number
+
+
+def _checked_alpha(value: float) -> float:
+    try:
+        alpha = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        alpha = math.nan
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ConfigError(
+            f"must be a finite number above 0, not {value!r}",
+            field="alpha",
+            hint="0.1 gives very uneven clients, 0.5 uneven ones, 100 nearly equal ones",
+        )
+    return alpha

@@ -1,0 +1,230 @@
+"""Downloading from a real server on this machine, which fails in all the ways servers fail."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from niss.data.download import DownloadError, download
+from niss.data.integrity import Digest
+from niss.errors import DataError
+
+# Longer than what is read at one go, so that a cut can fall in the middle.
+CONTENT = hashlib.shake_256(b"niss").digest(300_001)
+DIGEST = Digest("sha256", hashlib.sha256(CONTENT).hexdigest())
+NAME = "file.gz"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "root" / "set" / NAME
+
+
+@pytest.fixture
+def part(target: Path) -> Path:
+    target.parent.mkdir(parents=True)
+    return target.with_name(NAME + ".part")
+
+
+def get(target: Path, *servers, **options) -> None:
+    urls = [(server if isinstance(server, str) else server.url) + NAME for server in servers]
+    download(urls, target, **({"digest": DIGEST, "max_bytes": 1 << 20} | options))
+
+
+def assert_complete(target: Path) -> None:
+    assert target.read_bytes() == CONTENT
+    assert [path.name for path in target.parent.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("tells_length", [True, False])
+def test_a_whole_file_with_progress(server, target, tells_length):
+    server.files[NAME] = CONTENT
+    server.tells_length = tells_length
+    seen = []
+    get(target, server, progress=lambda *report: seen.append(report))
+    assert_complete(target)
+    total = len(CONTENT) if tells_length else None
+    assert {(name, of) for name, _, of in seen} == {(NAME, total)}
+    done = [report[1] for report in seen]
+    assert done == sorted(done)
+    assert done[-1] == len(CONTENT)
+
+
+def test_a_cut_transfer_goes_on_where_it_broke_off(server, target):
+    server.files[NAME] = CONTENT
+    server.cuts = [100_000, 50_000]
+    get(target, server)
+    assert_complete(target)
+    assert server.requests == [(NAME, None), (NAME, "bytes=100000-"), (NAME, "bytes=150000-")]
+
+
+def test_another_mirror_goes_on_where_the_first_gave_up(start_server, target):
+    first, second = start_server(), start_server()
+    first.files[NAME] = second.files[NAME] = CONTENT
+    first.cuts = [100_000, 0]
+    get(target, first, second)
+    assert_complete(target)
+    assert len(first.requests) == 2
+    assert second.requests == [(NAME, "bytes=100000-")]
+
+
+def test_a_server_that_keeps_cutting_is_given_up_and_the_part_stays(server, target):
+    server.files[NAME] = CONTENT
+    server.cuts = [10] * 50
+    with pytest.raises(DownloadError, match="ended after 50 of 300001 bytes"):
+        get(target, server)
+    assert len(server.requests) == 5
+    assert not target.exists()
+    assert target.with_name(NAME + ".part").read_bytes() == CONTENT[:50]
+
+
+def test_a_stalled_server_is_left_for_the_next(start_server, target):
+    first, second = start_server(), start_server()
+    first.files[NAME] = second.files[NAME] = CONTENT
+    first.cuts, first.stalls = [0, 0], True
+    get(target, first, second, timeout=0.2)
+    assert_complete(target)
+    assert second.requests == [(NAME, None)]
+
+
+def test_an_interrupt_leaves_the_part_for_the_next_try(server, target):
+    server.files[NAME] = CONTENT
+
+    def interrupt(_name: str, done: int, _total: int | None) -> None:
+        if done > 100_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(target, server, progress=interrupt)
+    kept = target.with_name(NAME + ".part").read_bytes()
+    assert 100_000 < len(kept) < len(CONTENT)
+    assert CONTENT.startswith(kept)
+    assert not target.exists()
+    get(target, server)
+    assert_complete(target)
+    assert server.requests[-1] == (NAME, f"bytes={len(kept)}-")
+
+
+def test_a_server_that_ignores_ranges_sends_all_again(server, target, part):
+    server.files[NAME] = CONTENT
+    server.knows_ranges = False
+    part.write_bytes(CONTENT[:1000])
+    get(target, server)
+    assert_complete(target)
+    assert server.requests == [(NAME, "bytes=1000-")]
+
+
+def test_a_server_that_answers_with_another_range_is_asked_for_all(server, target, part):
+    server.files[NAME] = CONTENT
+    server.wrong_range = True
+    part.write_bytes(CONTENT[:1000])
+    get(target, server)
+    assert_complete(target)
+    assert server.requests == [(NAME, "bytes=1000-"), (NAME, None)]
+
+
+def test_a_part_that_is_complete_needs_no_network(target, part, dead_url):
+    part.write_bytes(CONTENT)
+    get(target, dead_url)
+    assert_complete(target)
+
+
+@pytest.mark.parametrize("old", [b"x" * 1000, b"x" * 400_000], ids=["wrong beginning", "too long"])
+def test_a_wrong_part_is_discarded_reported_and_fetched_anew(server, target, part, old, caplog):
+    server.files[NAME] = CONTENT
+    part.write_bytes(old)
+    with caplog.at_level(logging.WARNING, logger="niss.data"):
+        get(target, server)
+    assert_complete(target)
+    assert server.requests == [(NAME, f"bytes={len(old)}-"), (NAME, None)]
+    assert server.url + NAME in caplog.text
+
+
+def test_a_wrong_file_is_discarded_and_both_checksums_are_named(server, target):
+    wrong = b"y" + CONTENT[1:]
+    server.files[NAME] = wrong
+    with pytest.raises(DownloadError) as caught:
+        get(target, server)
+    for expected in (DIGEST.hexdigest, hashlib.sha256(wrong).hexdigest(), server.url + NAME, "discarded"):
+        assert expected in caught.value.message
+    assert list(target.parent.iterdir()) == []
+    assert len(server.requests) == 1
+
+
+def test_a_wrong_file_on_one_mirror_does_not_spoil_the_next(start_server, target):
+    first, second = start_server(), start_server()
+    first.files[NAME] = CONTENT[:-1] + b"\0\0"
+    second.files[NAME] = CONTENT
+    get(target, first, second)
+    assert_complete(target)
+    assert second.requests == [(NAME, None)]
+
+
+def test_missing_on_one_mirror_and_dead_on_another_the_third_serves(start_server, target, dead_url):
+    empty, good = start_server(), start_server()
+    good.files[NAME] = CONTENT
+    get(target, dead_url, empty, good)
+    assert_complete(target)
+    assert len(empty.requests) == len(good.requests) == 1
+
+
+def test_when_no_mirror_serves_each_is_named_with_its_reason(server, target, dead_url):
+    with pytest.raises(DownloadError) as caught:
+        get(target, dead_url, server)
+    assert dead_url + NAME in caught.value.message
+    assert "refused" in caught.value.message
+    assert f"{server.url}{NAME}: HTTP 404" in caught.value.message
+
+
+@pytest.mark.parametrize("tells_length", [True, False])
+def test_an_endless_file_is_not_followed(server, target, tells_length):
+    server.files[NAME] = CONTENT
+    server.tells_length = tells_length
+    seen = []
+    with pytest.raises(DownloadError, match="more than the 200000 bytes"):
+        get(target, server, max_bytes=200_000, progress=lambda _, done, __: seen.append(done))
+    assert 0 < max(seen) <= 200_000
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_hint(server, tmp_path):
+    (tmp_path / "occupied").write_bytes(b"a file, not a folder")
+    server.files[NAME] = CONTENT
+    with pytest.raises(DataError, match=r"cannot write .*occupied") as caught:
+        get(tmp_path / "occupied" / "set" / NAME, server)
+    assert "permissions" in (caught.value.hint or "")
+    assert server.requests == []
+
+
+def test_two_at_once_fetch_the_file_once(server, target):
+    server.files[NAME] = CONTENT
+    both = threading.Barrier(2)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        both.wait()
+        try:
+            get(target, server)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert_complete(target)
+    assert len(server.requests) == 1
+
+
+def test_a_file_that_appeared_meanwhile_is_verified_not_trusted(server, target, part):
+    del part
+    target.write_bytes(b"something else")
+    with pytest.raises(DataError, match="damaged or is another file"):
+        get(target, server)
+    assert target.read_bytes() == b"something else"

@@ -1,0 +1,67 @@
+"""The real datasets, where the machine has them: NISS_DATA names a folder with <name>/<file>."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niss.data import load_dataset
+from niss.data.catalog import spec_named
+from niss.data.decode import Arrays
+from niss.data.mini import cut_mini
+from niss.data.store import find
+
+# Read at import: the tests themselves run with NISS_DATA taken away.
+FULL_DATA = os.environ.get("NISS_DATA", "")
+
+CLASS_COUNTS = {
+    "mnist": (
+        [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+        [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+    ),
+    "fashion-mnist": ([6000] * 10, [1000] * 10),
+    "cifar10": ([5000] * 10, [1000] * 10),
+    "cifar100": ([500] * 100, [100] * 100),
+}
+
+
+def load(name: str):
+    if not FULL_DATA:
+        pytest.skip("NISS_DATA is not set")
+    if find(spec_named(name), [Path(FULL_DATA)]) is None:
+        pytest.skip(f"NISS_DATA has no {name}")
+    return load_dataset(name, root=Path(FULL_DATA), download=False)
+
+
+@pytest.mark.parametrize("name", CLASS_COUNTS)
+def test_sizes_class_counts_checksums_and_normalisation(name):
+    dataset = load(name)
+    spec = spec_named(name)
+    assert dataset.train_images.shape == (spec.train_size, *spec.image_shape)
+    assert dataset.test_images.shape == (spec.test_size, *spec.image_shape)
+    train, test = CLASS_COUNTS[name]
+    assert np.bincount(dataset.train_labels).tolist() == train
+    assert np.bincount(dataset.test_labels).tolist() == test
+    for file, found in dataset.checksums.items():
+        assert file in {expected.name for files in spec.file_sets for expected in files}
+        assert len(found) == 64
+    for channel in range(spec.image_shape[0]):
+        histogram = np.bincount(dataset.train_images[:, channel].ravel(), minlength=256)
+        levels = np.arange(256) / 255.0
+        mean = np.average(levels, weights=histogram)
+        spread = np.sqrt(np.average((levels - mean) ** 2, weights=histogram))
+        assert mean == pytest.approx(dataset.mean[channel], abs=1e-3)
+        assert spread == pytest.approx(dataset.std[channel], abs=1e-3)
+
+
+def test_mnist_mini_is_the_cut_of_the_official_files():
+    full = load("mnist")
+    embedded = load_dataset("mnist-mini")
+    arrays = cut_mini(Arrays(full.train_images, full.train_labels, full.test_images, full.test_labels))
+    assert np.array_equal(arrays["train_images"], embedded.train_images[:, 0])
+    assert np.array_equal(arrays["train_labels"], embedded.train_labels)
+    assert np.array_equal(arrays["test_images"], embedded.test_images[:, 0])
+    assert np.array_equal(arrays["test_labels"], embedded.test_labels)

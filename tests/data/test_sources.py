@@ -1,0 +1,258 @@
+"""Finding, fetching, verifying and loading datasets, on miniatures with the real layouts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niss.data import Dataset, fetch_dataset, list_datasets, load_dataset
+from niss.data.catalog import CATALOG, CIFAR10, MNIST, CifarLayout, EmbeddedLayout
+from niss.data.integrity import Digest
+from niss.data.sources import fetch_spec, load_spec
+from niss.data.store import search_roots, user_cache
+from niss.errors import ConfigError, DataError
+
+MNIST_NAMES = [
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+]
+
+
+def assert_same(dataset: Dataset, miniature) -> None:
+    shape = miniature.spec.image_shape
+    assert dataset.image_shape == shape
+    for part in ("train", "test"):
+        images = getattr(dataset, f"{part}_images")
+        labels = getattr(dataset, f"{part}_labels")
+        assert images.dtype == np.uint8
+        assert labels.dtype == np.int64
+        assert np.array_equal(images, getattr(miniature, f"{part}_images").reshape(-1, *shape))
+        assert np.array_equal(labels, getattr(miniature, f"{part}_labels"))
+    assert dataset.checksums == sha256s(miniature.files)
+
+
+def sha256s(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(raw).hexdigest() for name, raw in files.items()}
+
+
+def test_idx_files_are_found_and_decoded(idx_miniature, tmp_path):
+    miniature = idx_miniature()
+    miniature.put_into(tmp_path)
+    assert_same(load_spec(miniature.spec, root=tmp_path, download=False), miniature)
+
+
+@pytest.mark.parametrize("loose", [True, False])
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_records_are_read_loose_or_from_the_archive(cifar_miniature, tmp_path, loose, label_bytes):
+    miniature = cifar_miniature(loose=loose, label_bytes=label_bytes)
+    miniature.put_into(tmp_path)
+    assert_same(load_spec(miniature.spec, root=tmp_path, download=False), miniature)
+
+
+def test_an_archive_with_a_forged_member_is_refused(cifar_miniature, tmp_path):
+    miniature = cifar_miniature()
+    layout = miniature.spec.layout
+    forged = replace(layout, digests=layout.digests | {"test_batch.bin": Digest("sha256", "0" * 64)})
+    miniature.put_into(tmp_path)
+    with pytest.raises(DataError, match=r"test_batch.bin in cifar-10-binary.tar.gz .* should be 0000"):
+        load_spec(replace(miniature.spec, layout=forged), root=tmp_path)
+
+
+def test_labels_beyond_the_classes_are_refused(idx_miniature, tmp_path):
+    miniature = idx_miniature()
+    miniature.put_into(tmp_path)
+    with pytest.raises(DataError, match=r"labels must lie in 0 \.\. 1"):
+        load_spec(replace(miniature.spec, classes=2), root=tmp_path)
+
+
+def test_loading_downloads_into_the_cache_once(idx_miniature, server, cache):
+    miniature = idx_miniature(server.url)
+    server.files.update(miniature.files)
+    seen = set()
+    first = load_spec(miniature.spec, progress=lambda name, *_: seen.add(name))
+    assert_same(first, miniature)
+    assert seen == set(MNIST_NAMES)
+    assert {path.name for path in (cache / "mnist").iterdir()} == set(MNIST_NAMES)
+    assert_same(load_spec(miniature.spec), miniature)
+    assert len(server.requests) == 4
+
+
+def test_a_root_is_where_downloads_go_and_all_that_is_searched(idx_miniature, server, cache, tmp_path):
+    miniature = idx_miniature(server.url)
+    server.files.update(miniature.files)
+    miniature.put_into(cache)
+    assert fetch_spec(miniature.spec, root=tmp_path / "mine") == tmp_path / "mine" / "mnist"
+    assert len(server.requests) == 4
+    assert_same(load_spec(miniature.spec, root=tmp_path / "mine", download=False), miniature)
+
+
+def test_fetching_gets_only_what_is_missing(idx_miniature, server, cache):
+    miniature = idx_miniature(server.url)
+    server.files.update(miniature.files)
+    (miniature.put_into(cache) / MNIST_NAMES[2]).unlink()
+    assert fetch_spec(miniature.spec) == cache / "mnist"
+    assert [name for name, _ in server.requests] == [MNIST_NAMES[2]]
+
+
+def test_fetching_what_is_there_verifies_it(idx_miniature, dead_url, cache):
+    miniature = idx_miniature(dead_url)
+    folder = miniature.put_into(cache)
+    assert fetch_spec(miniature.spec) == folder
+    (folder / MNIST_NAMES[1]).write_bytes(b"damaged")
+    with pytest.raises(DataError, match=MNIST_NAMES[1]):
+        fetch_spec(miniature.spec)
+
+
+def test_the_archive_is_what_is_fetched_where_loose_files_would_do(cifar_miniature, server, cache):
+    miniature = cifar_miniature(server.url)
+    server.files.update(miniature.files)
+    assert_same(load_spec(miniature.spec), miniature)
+    assert [path.name for path in (cache / "cifar10").iterdir()] == ["cifar-10-binary.tar.gz"]
+
+
+def test_niss_data_comes_before_the_cache(idx_miniature, cache, tmp_path, monkeypatch):
+    miniature = idx_miniature()
+    (miniature.put_into(cache) / MNIST_NAMES[0]).write_bytes(b"damaged, but never looked at")
+    miniature.put_into(tmp_path / "shared")
+    monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
+    assert_same(load_spec(miniature.spec, download=False), miniature)
+    assert fetch_spec(miniature.spec) == tmp_path / "shared" / "mnist"
+
+
+def test_an_incomplete_niss_data_gives_way_to_the_cache(idx_miniature, cache, tmp_path, monkeypatch):
+    miniature = idx_miniature()
+    miniature.put_into(cache)
+    (miniature.put_into(tmp_path / "shared") / MNIST_NAMES[0]).unlink()
+    monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
+    assert_same(load_spec(miniature.spec, download=False), miniature)
+
+
+def test_a_damaged_file_is_named_with_both_checksums_and_the_fix(idx_miniature, cache):
+    miniature = idx_miniature()
+    path = miniature.put_into(cache) / MNIST_NAMES[3]
+    path.write_bytes(b"damaged")
+    with pytest.raises(DataError) as caught:
+        load_spec(miniature.spec)
+    expected = miniature.spec.file_sets[-1][3].digest.hexdigest
+    assert str(path) in caught.value.message
+    assert expected in caught.value.message
+    assert hashlib.md5(b"damaged").hexdigest() in caught.value.message
+    assert caught.value.hint is not None
+    assert f"delete {path}" in caught.value.hint
+    assert "niss data fetch mnist" in caught.value.hint
+
+
+def test_when_nothing_can_be_reached_the_hint_names_files_and_folder(idx_miniature, dead_url, cache):
+    with pytest.raises(DataError) as caught:
+        load_spec(idx_miniature(dead_url).spec)
+    hint = caught.value.hint or ""
+    assert dead_url in caught.value.message
+    for needed in (*MNIST_NAMES, str(cache / "mnist"), "`niss data fetch mnist`", "NISS_DATA"):
+        assert needed in hint
+
+
+def test_without_download_the_hint_names_all_ways_to_provide_it(tmp_path, monkeypatch, cache):
+    monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
+    with pytest.raises(DataError) as caught:
+        load_dataset("cifar10", download=False)
+    assert str(tmp_path / "shared" / "cifar10") in caught.value.message
+    assert str(cache / "cifar10") in caught.value.message
+    for needed in ("data_batch_3.bin", "test_batch.bin", "cifar-10-binary.tar.gz", str(cache / "cifar10")):
+        assert needed in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("MNIST", "mnist"), ("cifar-10", "cifar10"), ("minst", "mnist")]
+)
+@pytest.mark.parametrize("call", [load_dataset, fetch_dataset])
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(call, typed, meant):
+    with pytest.raises(ConfigError) as caught:
+        call(typed)
+    assert caught.value.field == "dataset"
+    assert f"did you mean '{meant}'" in (caught.value.hint or "")
+    assert "mnist-mini, mnist, fashion-mnist, cifar10, cifar100" in (caught.value.hint or "")
+
+
+def test_the_list_says_what_is_here_and_where(cache):
+    assert {info.name: info.available for info in list_datasets()} == {
+        "mnist-mini": True,
+        "mnist": False,
+        "fashion-mnist": False,
+        "cifar10": False,
+        "cifar100": False,
+    }
+    folder = cache / "mnist"
+    folder.mkdir(parents=True)
+    for name in MNIST_NAMES:
+        (folder / name).touch()
+    listed = {info.name: info for info in list_datasets()}
+    assert listed["mnist"].available
+    assert listed["mnist"].location == folder
+    assert listed["fashion-mnist"].location is None
+    assert listed["cifar100"].classes == 100
+    assert all(info.licence and info.source and info.description for info in listed.values())
+
+
+def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache() == tmp_path / ".cache" / "niss"
+    monkeypatch.setenv("NISS_DATA", "~/shared")
+    assert search_roots(None) == [tmp_path / "shared", tmp_path / ".cache" / "niss"]
+    assert search_roots(Path("~/mine")) == [tmp_path / "mine"]
+
+
+@pytest.mark.parametrize("spec", CATALOG, ids=lambda spec: spec.name)
+def test_every_catalog_entry_is_consistent(spec):
+    assert len(spec.mean) == len(spec.std) == spec.image_shape[0]
+    if isinstance(spec.layout, EmbeddedLayout):
+        assert spec.file_sets == ()
+        return
+    for file in spec.file_sets[-1]:
+        assert file.urls
+        assert all(url.endswith("/" + file.name) and "//" not in url[8:] for url in file.urls)
+    if isinstance(spec.layout, CifarLayout):
+        assert spec.file_sets[-1][0].name == spec.layout.archive
+        assert spec.train_size % len(spec.layout.train) == spec.test_size % len(spec.layout.test) == 0
+
+
+def test_mnist_falls_back_on_its_second_place_and_cifar_takes_loose_files():
+    assert len(MNIST.file_sets[-1][0].urls) == 2
+    assert [len(files) for files in CIFAR10.file_sets] == [6, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"train_images": np.zeros((2, 4, 4), dtype=np.uint8)}, "uint8 of shape"),
+        ({"test_images": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "uint8 of shape"),
+        ({"train_labels": np.zeros(3, dtype=np.int64)}, "one for each image"),
+        ({"train_labels": np.zeros(2, dtype=np.uint8)}, "int64"),
+        ({"test_labels": np.array([0, -1])}, "must lie in 0 .. 9"),
+        ({"test_labels": np.array([0, 10])}, "must lie in 0 .. 9"),
+        ({"test_images": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
+        ({"mean": (0.5, 0.5)}, "each of the channels"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_together_is_refused(change, complaint):
+    good = {
+        "name": "x",
+        "train_images": np.zeros((2, 1, 4, 4), dtype=np.uint8),
+        "train_labels": np.zeros(2, dtype=np.int64),
+        "test_images": np.zeros((2, 1, 4, 4), dtype=np.uint8),
+        "test_labels": np.zeros(2, dtype=np.int64),
+        "classes": 10,
+        "mean": (0.5,),
+        "std": (0.5,),
+        "checksums": {},
+    }
+    assert Dataset(**good).image_shape == (1, 4, 4)
+    with pytest.raises(DataError, match=complaint):
+        Dataset(**(good | change))
