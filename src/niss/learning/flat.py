@@ -1,0 +1,165 @@
+"""A model as one vector: what is sent, clipped, noised and averaged.
+
+The vector holds every floating-point entry of the state dict, parameters and floating buffers (such
+as BatchNorm running statistics) alike, in state-dict order. Integer and bool entries (such as
+`num_batches_tracked`) have no meaningful average and no meaningful noise: they are never part of the
+vector and stay as the module has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from niss.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """Which entry of a module lies where in its vector.
+
+    An entry that is the same tensor under several names (tied parameters) is counted once, under its
+    first name. Layouts are values: two modules of one architecture have equal layouts.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    trainable: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> FlatLayout:
+        """The layout of `module`; refuses what one float32 or one float64 vector cannot hold."""
+        names: list[str] = []
+        tensors: list[Tensor] = []
+        seen: set[int] = set()
+        for name, tensor in _state(module).items():
+            if is_lazy(tensor):
+                raise ConfigError(
+                    f"{name!r} has no shape yet",
+                    field="model",
+                    hint="run one batch through lazy layers first",
+                )
+            if tensor.is_complex():
+                raise ConfigError(f"{name!r} is complex, only real entries are supported", field="model")
+            if tensor.is_floating_point() and id(tensor) not in seen:
+                seen.add(id(tensor))
+                names.append(name)
+                tensors.append(tensor)
+        if not tensors:
+            raise ConfigError("has no floating-point entries", field="model")
+        _refuse_detached_state(module, names, tensors)
+        return cls(
+            names=tuple(names),
+            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+            dtype=_single_dtype(names, tensors),
+            trainable=tuple(tensor.requires_grad for tensor in tensors),
+        )
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtype of each entry (all equal: mixed modules are refused)."""
+        return (self.dtype,) * len(self.names)
+
+    @property
+    def size(self) -> int:
+        """The length of the vector."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The entries of `module` as a new 1-D tensor of `dtype`."""
+        return torch.cat([tensor.detach().reshape(-1) for tensor in self._entries(module)])
+
+    @torch.no_grad()
+    def load(self, module: nn.Module, vector: Tensor) -> None:
+        """Copy `vector` into the entries of `module`; integer and bool entries stay as they are."""
+        if vector.dtype != self.dtype:
+            raise ConfigError(
+                f"is {vector.dtype}, the model is {self.dtype}",
+                field="vector",
+                hint=f"convert it where the loss of digits is visible: vector.to({self.dtype})",
+            )
+        for tensor, piece in zip(self._entries(module), self.split(vector).values(), strict=True):
+            tensor.copy_(piece)
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views into `vector` by name, in the shape of each entry; any dtype."""
+        if vector.ndim != 1 or vector.shape[0] != self.size:
+            raise ConfigError(
+                f"must be 1-D of length {self.size}, not of shape {tuple(vector.shape)}",
+                field="vector",
+                hint="it was made for another model, or for another version of this one",
+            )
+        pieces = torch.split(vector, [math.prod(shape) for shape in self.shapes])
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
+
+    def trainable_mask(self) -> Tensor:
+        """1-D bool: True where the entry was a parameter requiring grad when the layout was made."""
+        return torch.cat(
+            [
+                torch.full((math.prod(shape),), flag, dtype=torch.bool)
+                for shape, flag in zip(self.shapes, self.trainable, strict=True)
+            ]
+        )
+
+    def _entries(self, module: nn.Module) -> Iterator[Tensor]:
+        state = _state(module)
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            tensor = state.get(name)
+            if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != self.dtype:
+                found = "nothing" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                raise ConfigError(
+                    f"the layout expects {self.dtype} of shape {shape} at {name!r}, the module has {found}",
+                    field="model",
+                    hint="make the layout from this module: FlatLayout.of(module)",
+                )
+            yield tensor
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """The live tensors of the state dict; what `get_extra_state` adds is not numbers and is left out."""
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _single_dtype(names: list[str], tensors: list[Tensor]) -> torch.dtype:
+    first = tensors[0].dtype
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.dtype != first:
+            raise ConfigError(
+                f"mixes floating dtypes: {names[0]!r} is {first}, {name!r} is {tensor.dtype}",
+                field="model",
+                hint="convert the whole module: module.float() or module.double()",
+            )
+    if first not in (torch.float32, torch.float64):
+        raise ConfigError(
+            f"is {first}; only float32 and float64 are supported", field="model", hint="use module.float()"
+        )
+    return first
+
+
+def _refuse_detached_state(module: nn.Module, names: list[str], tensors: list[Tensor]) -> None:
+    """State-dict hooks may hand out copies or hide parameters: loading would then silently do nothing,
+    or a parameter would train without ever being sent."""
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    listed = {id(tensor) for tensor in tensors}
+    strangers = [name for name, tensor in zip(names, tensors, strict=True) if id(tensor) not in own]
+    hidden = [
+        name
+        for name, tensor in module.named_parameters()
+        if tensor.requires_grad and id(tensor) not in listed
+    ]
+    if strangers or hidden:
+        raise ConfigError(
+            f"its state dict does not hold the module's own tensors: {', '.join(strangers + hidden)}",
+            field="model",
+            hint="remove the state-dict hooks of the module",
+        )

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from niss.learning import FlatLayout, build_model, clipped_gradient_step
+from niss.randomness import SimStream
+
+STREAM = SimStream(9)
+CLASSES = 3
+
+
+def samples(count: int, seed: int = 5) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 1, 4, 4, dtype=torch.float64, generator=source)
+    return images, torch.randint(CLASSES, (count,), generator=source)
+
+
+def small_mlp() -> nn.Module:
+    return build_model("mlp", image_shape=(1, 4, 4), classes=CLASSES, stream=STREAM, hidden=(5,)).double()
+
+
+def small_cnn() -> nn.Module:
+    return build_model("cnn", image_shape=(1, 4, 4), classes=CLASSES, stream=STREAM).double()
+
+
+def group_norm_with_a_frozen_layer() -> nn.Module:
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES)
+    ).double()
+    module[4].bias.requires_grad_(False)
+    return module
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)).double()
+    module[3].weight = module[1].weight
+    return module
+
+
+def naive_step(
+    module: nn.Module, images: Tensor, labels: Tensor, clip: float, learning_rate: float
+) -> Tensor:
+    """The formula by backward() and a loop over the samples."""
+    layout = FlatLayout.of(module)
+    total = torch.zeros(layout.size, dtype=torch.float64)
+    for image, label in zip(images, labels, strict=True):
+        module.zero_grad()
+        functional.cross_entropy(module(image[None]), label[None]).backward()
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+        norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
+        total += torch.cat([gradient.reshape(-1) for gradient in gradients]) * min(1.0, clip / norm)
+    return -learning_rate / len(labels) * total
+
+
+@pytest.mark.parametrize("clip", [0.3, 2.0, 1e6])
+@pytest.mark.parametrize("chunk", [1, 4, 256])
+@pytest.mark.parametrize("build", [small_mlp, group_norm_with_a_frozen_layer, tied])
+def test_equals_the_naive_loop(build: Callable[[], nn.Module], chunk: int, clip: float) -> None:
+    images, labels = samples(11)
+    module = build()
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+    update = clipped_gradient_step(
+        module, layout, start, images, labels, clip=clip, learning_rate=0.7, chunk=chunk
+    )
+    expected = naive_step(module, images, labels, clip, 0.7)
+    assert float(expected.abs().max()) > 1e-3
+    assert float((update - expected).abs().max()) <= 1e-12
+    assert torch.equal(layout.flatten(module), start)
+    assert not bool(update[~layout.trainable_mask()].any())
+
+
+def test_cnn_equals_the_naive_loop() -> None:
+    images, labels = samples(3)
+    module = small_cnn()
+    layout = FlatLayout.of(module)
+    update = clipped_gradient_step(
+        module, layout, layout.flatten(module), images, labels, clip=0.5, learning_rate=1.0, chunk=2
+    )
+    assert float((update - naive_step(module, images, labels, 0.5, 1.0)).abs().max()) <= 1e-12
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 6),
+    position=st.integers(0, 5),
+    clip=st.sampled_from([1e-3, 0.1, 1.0, 50.0]),
+    learning_rate=st.sampled_from([0.01, 1.0]),
+    magnitude=st.sampled_from([0.0, 1.0, 1e3, 1e8, float("inf"), float("nan")]),
+    label=st.integers(0, CLASSES - 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_replacing_one_sample_moves_the_update_within_the_bound(
+    count: int, position: int, clip: float, learning_rate: float, magnitude: float, label: int, seed: int
+) -> None:
+    images, labels = samples(count, seed)
+    other_images, other_labels = images.clone(), labels.clone()
+    swapped = position % count
+    other_images[swapped] = other_images[swapped].flip(-1).neg() * magnitude
+    other_labels[swapped] = label
+    module = small_mlp()
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+
+    def step(some_images: Tensor, some_labels: Tensor) -> Tensor:
+        return clipped_gradient_step(
+            module, layout, start, some_images, some_labels, clip=clip, learning_rate=learning_rate
+        )
+
+    update, other = step(images, labels), step(other_images, other_labels)
+    share = learning_rate * clip / count
+    assert float((update - other).norm()) <= 2 * share * (1 + 1e-9)
+    # The sample alone, at fixed d: what adding or removing it moves.
+    alone = step(images[swapped : swapped + 1], labels[swapped : swapped + 1]) / count
+    assert float(alone.norm()) <= share * (1 + 1e-9)
+
+
+def test_the_bound_is_reached() -> None:
+    module = nn.Linear(1, 2, bias=False).double()
+    layout = FlatLayout.of(module)
+    start = torch.zeros(2, dtype=torch.float64)
+    steps = [
+        clipped_gradient_step(
+            module,
+            layout,
+            start,
+            torch.full((1, 1), 100.0, dtype=torch.float64),
+            torch.tensor([label]),
+            clip=0.5,
+            learning_rate=0.1,
+        )
+        for label in (0, 1)
+    ]
+    assert float((steps[0] - steps[1]).norm()) == pytest.approx(2 * 0.1 * 0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("chunk", [2, 256])
+def test_a_sample_without_finite_gradient_contributes_zero(poison: float, chunk: int) -> None:
+    images, labels = samples(5)
+    module = small_mlp()
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+    images[2] = poison
+    update = clipped_gradient_step(
+        module, layout, start, images, labels, clip=0.5, learning_rate=1.0, chunk=chunk
+    )
+    others = torch.tensor([0, 1, 3, 4])
+    expected = naive_step(module, images[others], labels[others], 0.5, 1.0) * 4 / 5
+    assert float((update - expected).abs().max()) <= 1e-12
+
+
+def test_float32_norms_that_overflow_or_underflow_are_still_clipped() -> None:
+    module = nn.Linear(1, 2, bias=False)
+    layout = FlatLayout.of(module)
+    for magnitude, clip in ((1e25, 1.0), (1e-25, 1e-30)):
+        update = clipped_gradient_step(
+            module,
+            layout,
+            torch.zeros(2),
+            torch.full((1, 1), magnitude),
+            torch.tensor([0]),
+            clip=clip,
+            learning_rate=1.0,
+        )
+        assert update.dtype == torch.float32
+        assert float(update.double().norm()) == pytest.approx(clip, rel=1e-6)
+
+
+def test_embedding_inputs() -> None:
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, CLASSES)).double()
+    layout = FlatLayout.of(module)
+    tokens = torch.randint(7, (6, 3), generator=torch.Generator().manual_seed(2))
+    labels = tokens[:, 0] % CLASSES
+    update = clipped_gradient_step(
+        module, layout, layout.flatten(module), tokens, labels, clip=0.2, learning_rate=1.0
+    )
+    assert float((update - naive_step(module, tokens, labels, 0.2, 1.0)).abs().max()) <= 1e-12
+
+
+def test_dropout_is_off_without_a_stream_and_reproducible_with_one() -> None:
+    images, labels = samples(6)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES)).double()
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+
+    def step(stream: SimStream | None) -> Tensor:
+        return clipped_gradient_step(
+            module, layout, start, images, labels, clip=1.0, learning_rate=1.0, stream=stream
+        )
+
+    before = torch.random.get_rng_state()
+    plain = step(None)
+    first = step(STREAM)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.rand(3)
+    assert torch.equal(first, step(STREAM))
+    assert not torch.equal(first, step(STREAM.child(1)))
+    assert not torch.equal(first, plain)
+    assert all(part.training for part in module.modules())
+    module.eval()
+    assert float((plain - naive_step(module, images, labels, 1.0, 1.0)).abs().max()) <= 1e-12
