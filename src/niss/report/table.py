@@ -1,0 +1,82 @@
+"""The table of results as formatted strings, the same for the page and for the terminal."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from niss.report.source import MethodResult, ReportInput
+
+NOT_APPLICABLE = "–"
+NO_NOISE = "none"
+NO_GUARANTEE = "no guarantee"
+NOT_PRIVATE = "not private"
+UNFINISHED = "unfinished"
+
+
+class SummaryTable(NamedTuple):
+    """Unpacks as `header, rows = summary_rows(report)`."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+HEADER = (
+    "Method",
+    "κ",
+    "τ²",
+    "Accuracy",
+    "Noise variance, measured",
+    "Noise variance, predicted",
+    "ε, joint view",
+    "ε, marginal view",
+)
+
+
+def summary_rows(report: ReportInput) -> SummaryTable:
+    """One row for each method, in the order of the folder."""
+    return SummaryTable(HEADER, tuple(_row(method) for method in report.methods))
+
+
+def _row(method: MethodResult) -> tuple[str, ...]:
+    return (
+        method.label,
+        _plain(method.kappa),
+        _plain(method.tau2),
+        _accuracy_cell(method),
+        format_variance(method.aggregate_variance, finished=method.finished),
+        format_variance(method.aggregate_variance_predicted, finished=method.finished),
+        format_epsilon(method, method.epsilon_joint),
+        format_epsilon(method, method.epsilon_marginal),
+    )
+
+
+def _plain(value: float | None) -> str:
+    return NOT_APPLICABLE if value is None else f"{value:.3g}"
+
+
+def _accuracy_cell(method: MethodResult) -> str:
+    if method.accuracy is None:
+        return NOT_APPLICABLE
+    if method.finished:
+        return format_accuracy(method.accuracy)
+    return f"{format_accuracy(method.accuracy)} (round {method.evaluations[-1][0]})"
+
+
+def format_accuracy(accuracy: float) -> str:
+    return f"{100 * accuracy:.1f} %"
+
+
+def format_variance(variance: float | None, *, finished: bool = True) -> str:
+    """A finished method without a variance adds no noise; of an unfinished one it is only not known yet."""
+    if variance is None and not finished:
+        return NOT_APPLICABLE
+    return f"{variance:.3g}" if variance else NO_NOISE
+
+
+def format_epsilon(method: MethodResult, epsilon: float | None) -> str:
+    """A missing epsilon means three things: nothing to protect with, nothing proven, or not known yet."""
+    if not method.is_private:
+        return NOT_PRIVATE
+    if epsilon is not None:
+        return f"{epsilon:.2f}"
+    return NO_GUARANTEE if method.finished else UNFINISHED
