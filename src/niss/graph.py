@@ -1,0 +1,336 @@
+"""The share graph of a round: who sends how many unit shares to whom.
+
+Graphs are derived from a public beacon by integer arithmetic on SHAKE-256 output, so every party that
+knows the beacon and the number of participants draws the same graph on every platform and can check
+what it is told. The beacon is public: it must be unpredictable before the participants are fixed, and
+needs no secrecy afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from niss.errors import ConfigError
+
+GRAPHS = ("regular", "complete", "random", "coalition")
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_BALANCE_TOLERANCE = 1e-9
+
+
+class ShareGraph:
+    """A weighted directed graph on `size` clients; edge (a, b, c): `a` sends `c` unit shares to `b`.
+
+    Parallel edges are merged into one share of the summed weight, edges are kept sorted, and the
+    object never changes. The constructors `regular`, `complete`, `random` and `coalition` make the
+    graphs the mechanism uses; any other is given edge by edge.
+    """
+
+    def __init__(self, size: int, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
+        rows = list(edges)
+        try:
+            senders = np.array([operator.index(row[0]) for row in rows], dtype=np.int64)
+            receivers = np.array([operator.index(row[1]) for row in rows], dtype=np.int64)
+        except TypeError:
+            raise ConfigError("clients are named by whole numbers", field="edges") from None
+        weights = np.array([row[2] for row in rows], dtype=np.float64)
+        self._set(size, senders, receivers, weights, kind)
+
+    @classmethod
+    def _from_arrays(
+        cls, size: int, senders: IntArray, receivers: IntArray, weights: FloatArray, kind: str
+    ) -> ShareGraph:
+        graph = object.__new__(cls)
+        graph._set(size, senders, receivers, weights, kind)
+        return graph
+
+    def _set(self, size: int, senders: IntArray, receivers: IntArray, weights: FloatArray, kind: str) -> None:
+        if size < 1:
+            raise ConfigError(f"a graph needs at least one client, not {size}", field="size")
+        if senders.size:
+            low, high = min(senders.min(), receivers.min()), max(senders.max(), receivers.max())
+            if low < 0 or high >= size:
+                raise ConfigError(f"clients are numbered 0 to {size - 1}, not {low} to {high}", field="edges")
+            if np.any(senders == receivers):
+                raise ConfigError("a client cannot send a share to itself", field="edges")
+            if not np.all(np.isfinite(weights)) or weights.min() <= 0.0:
+                raise ConfigError("every weight must be a finite number above 0", field="edges")
+        # Sorted by weight too, so that the sum of parallel edges does not depend on their order.
+        order = np.lexsort((weights, senders * size + receivers))
+        codes, where = np.unique((senders * size + receivers)[order], return_inverse=True)
+        merged = np.bincount(where, weights=weights[order], minlength=codes.size).astype(np.float64)
+        self.size = size
+        self.kind = kind
+        self.senders: IntArray = codes // size
+        self.receivers: IntArray = codes % size
+        self.weights: FloatArray = merged
+        for array in (self.senders, self.receivers, self.weights):
+            array.setflags(write=False)
+
+    @classmethod
+    def complete(cls, size: int, *, weight: float = 1.0) -> ShareGraph:
+        """Everyone sends a share of that weight to everyone else."""
+        _require_clients(size)
+        senders, receivers = np.nonzero(~np.eye(size, dtype=bool))
+        weights = np.full(senders.size, float(weight))
+        return cls._from_arrays(
+            size, senders.astype(np.int64), receivers.astype(np.int64), weights, "complete"
+        )
+
+    @classmethod
+    def regular(
+        cls, size: int, *, degree: float, beacon: bytes, shares: ArrayLike | None = None
+    ) -> ShareGraph:
+        """The union of `degree` random derangements without common edges: an expander.
+
+        Every client sends to and receives from the same number of clients, which the paper's Theorem 2
+        needs and a plain random list does not give. A fractional degree spreads that many unit shares
+        over the next whole number of neighbours; `degree = size - 1` is the complete graph, and above it
+        shares to the same neighbour merge. With `shares` (one v_k per client) the weights on that
+        support are scaled until in-weight = out-weight = v_k for every client.
+        """
+        _require_clients(size)
+        _require_degree(degree)
+        neighbours = min(math.ceil(degree), size - 1)
+        senders, receivers = _disjoint_derangements(size, neighbours, _BeaconStream(beacon, "regular", size))
+        if shares is None:
+            weights = np.full(senders.size, float(degree) / neighbours)
+        else:
+            weights = _balanced_weights(size, senders, receivers, _share_vector(shares, size))
+        return cls._from_arrays(size, senders, receivers, weights, "regular")
+
+    @classmethod
+    def random(
+        cls, size: int, *, degree: float, beacon: bytes, shares: ArrayLike | None = None
+    ) -> ShareGraph:
+        """The paper's plain list: each client picks its receivers at random, so in-degrees vary.
+
+        With `shares` client k sends v_k unit shares; what it receives is left to chance.
+        """
+        _require_clients(size)
+        _require_degree(degree)
+        neighbours = min(math.ceil(degree), size - 1)
+        stream = _BeaconStream(beacon, "random", size)
+        chosen = np.stack([stream.permutation(size - 1)[:neighbours] for _ in range(size)])
+        senders = np.repeat(np.arange(size, dtype=np.int64), neighbours)
+        # Numbers 0..size-2 stand for "the others", skipping the sender itself.
+        receivers = chosen.reshape(-1) + (chosen.reshape(-1) >= senders)
+        sent = np.full(size, float(degree)) if shares is None else _share_vector(shares, size)
+        return cls._from_arrays(size, senders, receivers, sent[senders] / neighbours, "random")
+
+    @classmethod
+    def coalition(
+        cls,
+        size: int,
+        *,
+        groups: Sequence[Sequence[int]],
+        degree: float | None = None,
+        beacon: bytes = b"",
+        shares: ArrayLike | None = None,
+    ) -> ShareGraph:
+        """Shares stay within named groups: each a regular graph, complete where no degree is given."""
+        _require_clients(size)
+        members = [client for group in groups for client in group]
+        if len(set(members)) != len(members):
+            raise ConfigError("a client may belong to one group only", field="groups")
+        if any(not 0 <= client < size for client in members):
+            raise ConfigError(f"clients are numbered 0 to {size - 1}", field="groups")
+        parts = []
+        for number, group in enumerate(groups):
+            if len(group) < 2:
+                raise ConfigError(
+                    f"group {number} has {len(group)} clients",
+                    field="groups",
+                    hint="a group needs two or more",
+                )
+            names = np.asarray(group, dtype=np.int64)
+            inner = cls.regular(
+                len(group),
+                degree=len(group) - 1 if degree is None else degree,
+                beacon=beacon + b"/group/" + str(number).encode(),
+                shares=None if shares is None else _share_vector(shares, size)[names],
+            )
+            parts.append((names[inner.senders], names[inner.receivers], inner.weights))
+        if not parts:
+            raise ConfigError("names no group", field="groups", hint="give at least one list of clients")
+        senders, receivers, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return cls._from_arrays(size, senders, receivers, weights, "coalition")
+
+    @cached_property
+    def out_weight(self) -> FloatArray:
+        """Unit shares each client sends."""
+        return self._sum_by(self.senders)
+
+    @cached_property
+    def in_weight(self) -> FloatArray:
+        """Unit shares each client receives."""
+        return self._sum_by(self.receivers)
+
+    def _sum_by(self, ends: IntArray) -> FloatArray:
+        sums = np.bincount(ends, weights=self.weights, minlength=self.size).astype(np.float64)
+        sums.setflags(write=False)
+        return sums
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every client receives as many unit shares as it sends (Theorem 2 needs it)."""
+        return bool(np.allclose(self.in_weight, self.out_weight, rtol=_BALANCE_TOLERANCE, atol=0.0))
+
+    def neighbours(self, client: int) -> IntArray:
+        """Everyone who shares an edge with `client`, in either direction."""
+        linked = np.concatenate(
+            [self.receivers[self.senders == client], self.senders[self.receivers == client]]
+        )
+        return np.unique(linked)
+
+    def laplacian(self) -> FloatArray:
+        """The weighted Laplacian of the graph, both directions added up (dense, size x size)."""
+        matrix = np.zeros((self.size, self.size))
+        np.add.at(matrix, (self.senders, self.receivers), -self.weights)
+        matrix += matrix.T
+        np.fill_diagonal(matrix, self.in_weight + self.out_weight)
+        return matrix
+
+    def digest(self) -> bytes:
+        """SHA-256 of the size and the sorted edges: two parties compare it to agree on a graph."""
+        state = hashlib.sha256(b"niss.share-graph.v1" + self.size.to_bytes(8, "little"))
+        for array, kind in ((self.senders, "<i8"), (self.receivers, "<i8"), (self.weights, "<f8")):
+            state.update(array.astype(kind).tobytes())
+        return state.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShareGraph) and self.digest() == other.digest()
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def __repr__(self) -> str:
+        return f"ShareGraph(kind={self.kind!r}, size={self.size}, edges={self.senders.size})"
+
+
+class _BeaconStream:
+    """Public pseudo-random integers: SHAKE-256 over (beacon, purpose, size, counter)."""
+
+    _BLOCK = 1024
+
+    def __init__(self, beacon: bytes, purpose: str, size: int) -> None:
+        if not isinstance(beacon, bytes):
+            raise ConfigError(f"must be bytes, not {type(beacon).__name__}", field="beacon")
+        seed = hashlib.sha256(beacon).digest() + size.to_bytes(8, "little") + purpose.encode()
+        self._seed = b"niss.graph.v1" + seed
+        self._counter = 0
+        self._words = np.empty(0, dtype=np.uint64)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` uniform 64-bit words."""
+        while self._words.size < count:
+            block = hashlib.shake_256(self._seed + self._counter.to_bytes(8, "little")).digest(
+                8 * self._BLOCK
+            )
+            self._counter += 1
+            self._words = np.concatenate([self._words, np.frombuffer(block, dtype="<u8").astype(np.uint64)])
+        taken, self._words = self._words[:count], self._words[count:]
+        return taken
+
+    def permutation(self, count: int) -> IntArray:
+        """A random permutation: the order of `count` 64-bit keys (ties: probability < count^2 / 2^65)."""
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+    def below(self, limit: int) -> int:
+        """A uniform integer in [0, limit), by rejection."""
+        usable = 2**64 - 2**64 % limit
+        while True:
+            word = int(self.words(1)[0])
+            if word < usable:
+                return word % limit
+
+
+def _disjoint_derangements(size: int, degree: int, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
+    """Senders and receivers of `degree` derangements that share no edge."""
+    if degree > (size - 1) // 2:
+        # The complement of a simple regular graph is one too, and sparse graphs are quick to draw.
+        rest = _disjoint_derangements(size, size - 1 - degree, stream)
+        absent = np.eye(size, dtype=bool)
+        absent[rest] = True
+        senders, receivers = np.nonzero(~absent)
+        return senders.astype(np.int64), receivers.astype(np.int64)
+    forbidden = {client * size + client for client in range(size)}
+    permutations = []
+    for _ in range(degree):
+        images = _permutation_avoiding(forbidden, size, stream)
+        forbidden.update((np.arange(size) * size + images).tolist())
+        permutations.append(images)
+    if not permutations:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate(permutations)
+
+
+def _permutation_avoiding(forbidden: set[int], size: int, stream: _BeaconStream) -> IntArray:
+    """A random permutation that uses no forbidden (client, image) pair: random swaps mend a random start.
+
+    One exists whenever the pairs left form a regular bipartite graph (Koenig), which they do here.
+    """
+    while True:
+        images = stream.permutation(size).tolist()
+        pending = [client for client in range(size) if client * size + images[client] in forbidden]
+        tries = 0
+        while pending and tries < 64 * size:
+            tries += 1
+            client, other = pending[-1], stream.below(size)
+            mine, theirs = images[client], images[other]
+            if client * size + theirs in forbidden or other * size + mine in forbidden:
+                continue
+            images[client], images[other] = theirs, mine
+            pending = [left for left in pending[:-1] if left * size + images[left] in forbidden]
+        if not pending:
+            return np.asarray(images, dtype=np.int64)
+
+
+def _balanced_weights(size: int, senders: IntArray, receivers: IntArray, shares: FloatArray) -> FloatArray:
+    """Weights on the given edges with in-weight = out-weight = shares, by Sinkhorn scaling."""
+    weights = shares[senders] * shares[receivers] / shares.sum()
+    for _ in range(20_000):
+        weights *= (shares / np.bincount(senders, weights=weights, minlength=size))[senders]
+        received = np.bincount(receivers, weights=weights, minlength=size)
+        if np.allclose(received, shares, rtol=0.1 * _BALANCE_TOLERANCE, atol=0.0):
+            return np.asarray(weights)
+        weights *= (shares / received)[receivers]
+    raise ConfigError(
+        "no weights on this graph let every client receive as much as it sends",
+        field="shares",
+        hint="give more neighbours, or make the share counts less unequal (none above the sum of its neighbours')",
+    )
+
+
+def _share_vector(shares: ArrayLike, size: int) -> FloatArray:
+    vector = np.asarray(shares, dtype=np.float64)
+    if vector.shape != (size,):
+        raise ConfigError(f"needs one number per client ({size}), not shape {vector.shape}", field="shares")
+    if not np.all(np.isfinite(vector)) or vector.min() < 1.0 - 1e-12:
+        raise ConfigError("every client must send at least one unit share", field="shares")
+    return vector
+
+
+def _require_clients(size: int) -> None:
+    if size < 2:
+        raise ConfigError(
+            f"{size} client cannot share noise", field="size", hint="a round needs at least two participants"
+        )
+
+
+def _require_degree(degree: float) -> None:
+    if not math.isfinite(degree) or degree < 1.0:
+        raise ConfigError(
+            f"each client must send at least one unit share, not {degree!r}",
+            field="degree",
+            hint="lower the unit noise or raise the number of neighbours",
+        )

@@ -1,0 +1,30 @@
+"""The noise: how much is needed, how an update is bounded, how noise is split into shares."""
+
+from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_finite
+from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
+from niss.mechanism.shares import (
+    DISTORTIONS,
+    Edges,
+    add_gaussian,
+    add_shares,
+    aggregate_variance,
+    share_counts,
+)
+
+__all__ = [
+    "DISTORTIONS",
+    "MECHANISMS",
+    "Edges",
+    "add_gaussian",
+    "add_shares",
+    "aggregate_variance",
+    "clip_elements",
+    "clip_l2",
+    "gaussian_sigma",
+    "gdp_delta",
+    "gdp_epsilon",
+    "gdp_mu",
+    "l2_norm",
+    "require_finite",
+    "share_counts",
+]
