@@ -1,0 +1,42 @@
+"""What distinguishes the methods: which noise is added, where, and by whom.
+
+`fedavg` adds none, `dp-fedavg` lets every client add its own, `niss` shares noise that cancels, and in
+`central-dp` a trusted server adds noise once, to the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.accounting import RoundPlan
+from niss.mechanism import add_gaussian, add_shares
+from niss.randomness import SimStream
+
+Uploads = NDArray[np.floating[Any]]
+
+
+def add_client_noise(uploads: Uploads, plan: RoundPlan, stream: SimStream) -> RoundPlan:
+    """Turn `p_k x_k` into what each client uploads, in place; returns the plan with what was drawn."""
+    if plan.plan.method == "dp-fedavg":
+        for seat, variance in enumerate(plan.own_variance):
+            add_gaussian(uploads[seat], float(np.sqrt(variance)), stream.child("own", seat))
+    if plan.plan.method == "niss":
+        scales = add_shares(
+            uploads,
+            plan.graph,
+            unit_variance=plan.unit_variance,
+            tau2=plan.tau2,
+            distortion=plan.plan.distortion,
+            stream=stream,
+        )
+        return plan.with_scales(scales)
+    return plan
+
+
+def add_server_noise(total: NDArray[np.float64], plan: RoundPlan, stream: SimStream) -> None:
+    """What a trusted server adds to the sum before releasing it, in place."""
+    if plan.plan.method == "central-dp":
+        add_gaussian(total, float(np.sqrt(plan.aggregate_variance)), stream.child("server"))

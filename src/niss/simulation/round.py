@@ -1,0 +1,163 @@
+"""One federated round, from top to bottom.
+
+The server invites clients; each trains on its own data, clips what it learned and hides it in noise;
+the server sums the uploads, and what was shared cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from niss.accounting import Ledger, Plan
+from niss.errors import PrivacyError
+from niss.learning import Evaluation, FlatLayout, LocalTraining, clipped_gradient_step, evaluate, train_client
+from niss.mechanism import clip_elements, clip_l2, require_finite
+from niss.randomness import SimStream
+from niss.simulation.clients import Clients
+from niss.simulation.config import Config
+from niss.simulation.methods import add_client_noise, add_server_noise
+from niss.simulation.participants import aggregation_weights, choose_participants
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What stays the same over the rounds of one run."""
+
+    config: Config
+    plan: Plan
+    clients: Clients
+    test: tuple[Tensor, Tensor]
+    module: nn.Module
+    layout: FlatLayout
+    stream: SimStream
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What a round left behind."""
+
+    weights: Tensor
+    participants: int
+    zeroed_updates: int
+    tau2: float
+    aggregate_variance: float
+    aggregate_variance_predicted: float
+    joint_mu: float
+    marginal_mu: float
+    evaluation: Evaluation | None
+
+
+def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> RoundOutcome:
+    """Play round `number` (from 0): global weights in, global weights out; the ledger is charged."""
+    config, plan = federation.config, federation.plan
+    stream = federation.stream.child("round", number)
+
+    # 1. The server invites clients whose budget has room for one more round.
+    everyone = np.arange(len(federation.clients))
+    eligible = ledger.room(everyone, plan.round_mu(everyone))
+    participants = choose_participants(
+        number,
+        sampling=config.training.sampling,
+        size=config.training.participants,
+        eligible=eligible,
+        stream=federation.stream.child("participants"),
+    )
+    if participants.size < 2:
+        raise PrivacyError(
+            f"round {number + 1}: only {participants.size} clients have budget left",
+            hint="fewer rounds, a larger epsilon, or privacy.participations higher",
+        )
+
+    # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
+    sizes = federation.clients.sizes[participants]
+    share = aggregation_weights(sizes, rule=config.training.weights, cap=config.training.size_cap)
+    beacon = stream.child("beacon").generator().bytes(32)
+    round_plan = plan.for_round(participants, weights=share, records=sizes, beacon=beacon)
+
+    # 3. Every client trains on its own data and bounds what it may reveal.
+    uploads = np.empty((participants.size, federation.layout.size), dtype=weights.numpy().dtype)
+    zeroed = 0
+    for seat, client in enumerate(participants):
+        update, finite = _local_update(federation, weights, int(client), stream)
+        uploads[seat] = share[seat] * update
+        zeroed += not finite
+
+    # 4. Noise: each client adds its shares, the negatives of its neighbours' and its distortion.
+    exact = uploads.sum(axis=0, dtype=np.float64)
+    round_plan = add_client_noise(uploads, round_plan, stream.child("noise"))
+
+    # 5. The round is charged to each client's ledger before its upload leaves.
+    ledger.charge(participants, round_plan.joint_mu, round_plan.marginal_mu)
+
+    # 6. The server sums the uploads; the shared noises cancel, and the model moves.
+    total = uploads.sum(axis=0, dtype=np.float64)
+    add_server_noise(total, round_plan, stream.child("noise"))
+    moved = weights + torch.from_numpy(total).to(weights.dtype)
+
+    return RoundOutcome(
+        weights=moved,
+        participants=participants.size,
+        zeroed_updates=zeroed,
+        tau2=float(round_plan.tau2.mean()),
+        aggregate_variance=float(np.mean((total - exact) ** 2)),
+        aggregate_variance_predicted=round_plan.aggregate_variance,
+        joint_mu=float(round_plan.joint_mu.max()),
+        marginal_mu=float(round_plan.marginal_mu.max()),
+        evaluation=_evaluate(federation, moved, number),
+    )
+
+
+def _local_update(
+    federation: Federation, weights: Tensor, client: int, stream: SimStream
+) -> tuple[NDArray[np.floating[Any]], bool]:
+    """The clipped update of one client; zero, and False, where its training diverged."""
+    plan, training = federation.plan, federation.config.training
+    images, labels = federation.clients[client]
+    if plan.unit == "record":
+        update = clipped_gradient_step(
+            federation.module,
+            federation.layout,
+            weights,
+            images,
+            labels,
+            clip=plan.clip,
+            learning_rate=training.learning_rate,
+        ).numpy()
+    else:
+        settings = LocalTraining(
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            learning_rate=training.learning_rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        update = train_client(
+            federation.module,
+            federation.layout,
+            weights,
+            images,
+            labels,
+            settings,
+            stream=stream.child("client", client),
+        ).numpy()
+    try:
+        if not plan.private or plan.unit == "record":
+            require_finite(update)
+            return update, True
+        return (clip_l2 if plan.unit == "client" else clip_elements)(update, plan.clip), True
+    except PrivacyError:
+        return np.zeros_like(update), False
+
+
+def _evaluate(federation: Federation, weights: Tensor, number: int) -> Evaluation | None:
+    config = federation.config
+    if (number + 1) % config.evaluate_every and number + 1 != config.rounds:
+        return None
+    federation.layout.load(federation.module, weights)
+    return evaluate(federation.module, *federation.test)

@@ -1,0 +1,104 @@
+"""Methods are compared on the same clients, batches and initial weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import niss
+from support.federation import small_config
+
+
+def test_methods_are_paired(datasets, held_out, linear):
+    """With practically no noise, dp-fedavg and niss walk the path of the same clipped averaging."""
+    methods = [{"name": "dp-fedavg"}, {"name": "central-dp"}, {"name": "niss", "neighbours": 3}]
+    config = small_config(privacy={"epsilon": 1e12, "clip": 1.0}, methods=methods)
+    results = niss.compare(config, model=linear, clients=datasets, test=held_out).results
+    for other in results[1:]:
+        for name, tensor in results[0].state_dict.items():
+            assert torch.allclose(tensor, other.state_dict[name], atol=1e-4)
+
+
+def test_a_comparison_equals_its_runs_one_by_one(datasets, held_out, linear):
+    methods = [{"name": "dp-fedavg"}, {"name": "niss", "neighbours": 3}]
+    together = niss.compare(small_config(methods=methods), model=linear, clients=datasets, test=held_out)
+    for method, result in zip(methods, together.results, strict=True):
+        alone = niss.run(small_config(methods=[method]), model=linear, clients=datasets, test=held_out)
+        assert alone.summary == result.summary
+        assert alone.metrics == result.metrics
+
+
+def test_the_summary_has_the_promised_fields(datasets, held_out, linear):
+    methods = [{"name": "fedavg"}, {"name": "niss", "kappa": 2.0, "neighbours": 3}]
+    summary = niss.compare(
+        small_config(methods=methods), model=linear, clients=datasets, test=held_out
+    ).summary
+    fields = {
+        "method",
+        "kappa",
+        "accuracy",
+        "aggregate_variance",
+        "aggregate_variance_predicted",
+        "epsilon_joint",
+        "epsilon_marginal",
+    }
+    for line in summary["methods"]:
+        assert fields <= set(line)
+    plain, shared = summary["methods"]
+    assert plain["epsilon_joint"] is None
+    assert plain["aggregate_variance"] == 0.0
+    assert shared["kappa"] == 2.0
+
+
+def test_another_seed_gives_another_run_and_the_same_seed_the_same(datasets, held_out, linear):
+    def weights(seed):
+        result = niss.run(small_config(seed=seed), model=linear, clients=datasets, test=held_out)
+        return result.state_dict["weight"].numpy()
+
+    assert np.array_equal(weights(3), weights(3))
+    assert not np.array_equal(weights(3), weights(4))
+
+
+def test_the_global_generators_are_left_alone(datasets, held_out, linear):
+    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (watched, not used)
+    niss.run(small_config(), model=linear, clients=datasets, test=held_out)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+
+
+def test_the_users_model_is_not_touched(datasets, held_out, linear):
+    niss.run(small_config(), model=linear, clients=datasets, test=held_out)
+    assert float(linear.weight.detach().abs().max()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"test": None}, "test"),
+        ({"model": None}, "model"),
+        ({"clients": [(np.zeros((3, 5), np.float32), np.zeros(2, np.int64))] * 12}, r"clients\[0\]"),
+        ({"clients": [(np.zeros((3, 5), np.float32), np.zeros(3))] * 12}, "whole class numbers"),
+        ({"clients": [(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))]}, "at least two"),
+    ],
+)
+def test_wrong_data_is_refused_before_any_work(datasets, held_out, linear, changes, match):
+    given = {"model": linear, "clients": datasets, "test": held_out, **changes}
+    with pytest.raises(niss.ConfigError, match=match):
+        niss.run(small_config(), **given)
+
+
+def test_several_methods_need_compare(datasets, held_out, linear):
+    config = small_config(methods=[{"name": "fedavg"}, {"name": "niss"}])
+    with pytest.raises(niss.ConfigError, match="compare"):
+        niss.run(config, model=linear, clients=datasets, test=held_out)
+
+
+def test_progress_is_told_every_round(datasets, held_out, linear):
+    events = []
+    config = small_config(methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}], evaluate_every=3)
+    niss.compare(config, model=linear, clients=datasets, test=held_out, progress=events.append)
+    assert [(event.label, event.round) for event in events] == [
+        (label, number) for label in ("fedavg", "dp-fedavg") for number in (1, 2, 3, 4)
+    ]
+    assert [event.accuracy is None for event in events[:4]] == [True, True, False, False]

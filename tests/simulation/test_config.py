@@ -1,0 +1,136 @@
+"""Settings are frozen, survive a round trip, and are refused with the name of the fault."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import niss
+from niss.simulation import Config, load_config, make_config, preset, with_overrides
+
+positive = st.floats(1e-3, 1e3)
+methods = st.fixed_dictionaries(
+    {"name": st.sampled_from(["fedavg", "dp-fedavg", "central-dp", "niss"])},
+    optional={
+        "kappa": positive,
+        "neighbours": st.floats(1, 50),
+        "graph": st.sampled_from(["regular", "complete", "random"]),
+        "tau2": st.one_of(st.just("calibrated"), st.floats(0, 2)),
+    },
+)
+configs = st.fixed_dictionaries(
+    {"methods": st.lists(methods, min_size=1, max_size=3, unique_by=lambda method: method["name"])},
+    optional={
+        "seed": st.integers(0, 2**63 - 1),
+        "rounds": st.integers(1, 500),
+        "data": st.fixed_dictionaries(
+            {"clients": st.integers(200, 5000)},
+            optional={"split": st.sampled_from(["iid", "shards", "dirichlet"]), "alpha": positive},
+        ),
+        "training": st.fixed_dictionaries(
+            {},
+            optional={
+                "participants": st.integers(2, 200),
+                "sampling": st.sampled_from(["shuffled", "uniform"]),
+                "learning_rate": positive,
+            },
+        ),
+        "privacy": st.fixed_dictionaries(
+            {}, optional={"epsilon": positive, "delta": st.floats(1e-9, 0.1), "clip": positive}
+        ),
+    },
+)
+
+
+@given(configs)
+@settings(deadline=None, max_examples=60)
+def test_a_config_survives_the_manifest(values):
+    config = make_config(values)
+    assert make_config(config.model_dump(mode="json", exclude_none=True)) == config
+    for method in config.methods:
+        assert config.plan(method).participations == config.participations
+
+
+def test_a_config_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().rounds = 3
+
+
+@pytest.mark.parametrize("name", ["demo", "paper"])
+def test_presets_load(name):
+    config = preset(name)
+    assert config.name == name
+    for method in config.methods:
+        config.plan(method)
+
+
+def test_the_paper_preset_has_the_papers_numbers():
+    config = preset("paper")
+    plan = config.plan(config.methods[1])
+    drawn = plan.for_round(range(30), weights=[1 / 30] * 30, records=[600] * 30, beacon=b"")
+    assert drawn.own_variance[0] ** 0.5 == pytest.approx(0.00434, abs=5e-6)
+    assert drawn.unit_variance == pytest.approx(drawn.own_variance[0] / 10)
+    assert plan.heuristic
+
+
+def test_the_demo_takes_part_six_times():
+    assert preset("demo").participations == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"privacy": {"epsiln": 3}}, "privacy.epsiln: unknown key\nhint: did you mean 'epsilon'?"),
+        ({"rouns": 3}, "rouns: unknown key\nhint: did you mean 'rounds'?"),
+        ({"methods": [{"tau": 1}]}, "methods.0.tau: unknown key\nhint: did you mean 'tau2'?"),
+        ({"privacy": {"epsilon": -1}}, "privacy.epsilon: Input should be greater than 0"),
+        ({"methods": [{"tau2": -1}]}, "methods.0.tau2: Input should be greater than or equal to 0"),
+        ({"methods": [{"name": "nis"}]}, "did you mean 'niss'?"),
+        ({"methods": []}, "methods"),
+        ({"training": {"participants": 2000}}, "training.participants: 2000 of only 1000"),
+        ({"training": {"participants": 1}}, "training.participants"),
+        ({"privacy": {"unit": "record"}}, "training.epochs"),
+        ({"privacy": {"mechanism": "classical"}}, "allow_invalid"),
+        ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 1000 clients"),
+        ({"privacy": {"delta": 1.5}}, "privacy.delta"),
+        ({"methods": [{"distortion": "scalar"}]}, "only the additive distortion can be calibrated"),
+        ({"methods": [{"graph": "coalition"}]}, "groups"),
+        ({"methods": [{"name": "niss"}, {"name": "niss"}]}, "its own label"),
+        ({"methods": [{"label": "../up"}]}, "name of a folder"),
+    ],
+)
+def test_a_fault_is_named_with_its_fix(values, message):
+    with pytest.raises(niss.ConfigError) as caught:
+        make_config(values)
+    assert message in str(caught.value)
+
+
+def test_overrides_reach_nested_settings_and_are_checked():
+    config = with_overrides(Config(), {"privacy.epsilon": 8, "rounds": 2})
+    assert (config.privacy.epsilon, config.rounds) == (8.0, 2)
+    with pytest.raises(niss.ConfigError, match="did you mean 'epsilon'"):
+        with_overrides(Config(), {"privacy.epsilonn": 8})
+    with pytest.raises(niss.ConfigError, match="list"):
+        with_overrides(Config(), {"methods.0.tau2": 8})
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(niss.ConfigError, match=r"nowhere\.toml"):
+        load_config(tmp_path / "nowhere.toml")
+    (tmp_path / "broken.toml").write_text("rounds = = 3")
+    with pytest.raises(niss.ConfigError, match="not valid TOML"):
+        load_config(tmp_path / "broken.toml")
+    (tmp_path / "good.toml").write_text("rounds = 3\n[privacy]\nepsilon = 2\n")
+    assert load_config(tmp_path / "good.toml").privacy.epsilon == 2.0
+
+
+def test_the_readme_config_is_valid():
+    """The example settings in the README are the ones a newcomer copies."""
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    example = text.split("```toml\n", 1)[1].split("```", 1)[0]
+    assert make_config(tomllib.loads(example)).methods

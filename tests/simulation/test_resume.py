@@ -1,0 +1,173 @@
+"""A run that was stopped at any moment goes on to the very same bytes."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import pytest
+
+import niss
+from niss.simulation import records
+from support.federation import small_config
+
+run_module = import_module("niss.simulation.run")  # the name `niss.simulation.run` is the function
+
+SAME_BYTES = ("metrics.jsonl", "model.safetensors", "privacy.json", "result.json", "checkpoint.safetensors")
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the product may catch it."""
+
+
+@pytest.fixture
+def materials(datasets, held_out, linear):
+    return {"model": linear, "clients": datasets, "test": held_out}
+
+
+def assert_same_run(one, other):
+    for name in SAME_BYTES:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "central-dp", "niss"])
+@pytest.mark.parametrize("moment", ["before append", "after append", "inside checkpoint", "before result"])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, materials, method, moment):
+    config = small_config(methods=[{"name": method, "neighbours": 3}])
+    niss.run(config, out=tmp_path / "whole", **materials)
+
+    with monkeypatch.context() as patch:
+        _kill_at(patch, moment)
+        with pytest.raises(Killed):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    assert not (tmp_path / "cut" / "result.json").exists()
+    niss.resume(tmp_path / "cut", **materials)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def _kill_at(patch, moment):
+    append, write, conclude = records.RunFolder.append_round, records.write_atomically, run_module._conclude
+
+    def dying_append(self, metrics, seconds):
+        if metrics["round"] == 3 and moment == "before append":
+            raise Killed
+        append(self, metrics, seconds)
+        if metrics["round"] == 3 and moment == "after append":
+            raise Killed
+
+    def dying_write(path, content):
+        # The third checkpoint gets no further than its temporary file.
+        third = path.name == records.CHECKPOINT and path.exists() and b'"rounds":"2"' in path.read_bytes()
+        if moment == "inside checkpoint" and third:
+            raise Killed
+        write(path, content)
+
+    def dying_conclude(*arguments):
+        if moment == "before result":
+            raise Killed
+        return conclude(*arguments)
+
+    patch.setattr(records.RunFolder, "append_round", dying_append)
+    patch.setattr(records, "write_atomically", dying_write)
+    patch.setattr(run_module, "_conclude", dying_conclude)
+
+
+def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path, monkeypatch, materials):
+    config = small_config()
+    niss.run(config, out=tmp_path / "whole", **materials)
+    with monkeypatch.context() as patch:
+        _kill_at(patch, "after append")
+        with pytest.raises(Killed):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    path = tmp_path / "cut" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+    niss.resume(tmp_path / "cut", **materials)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, materials):
+    config = small_config(
+        methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 3}, {"name": "dp-fedavg"}]
+    )
+    whole = niss.compare(config, out=tmp_path / "whole", **materials)
+    calls = 0
+    original = run_module.play_round
+
+    def dying(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise Killed
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "play_round", dying)
+        with pytest.raises(Killed):
+            niss.compare(config, out=tmp_path / "cut", **materials)
+    resumed = niss.resume(tmp_path / "cut", **materials)
+    assert resumed.summary == whole.summary
+    for method in ("fedavg", "niss", "dp-fedavg"):
+        assert_same_run(tmp_path / "whole" / method, tmp_path / "cut" / method)
+    assert (tmp_path / "whole" / "summary.json").read_bytes() == (
+        tmp_path / "cut" / "summary.json"
+    ).read_bytes()
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, materials):
+    first = niss.run(small_config(), out=tmp_path / "a", **materials)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    again = niss.resume(tmp_path / "a", **materials)
+    assert again.summary == first.summary
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+
+
+def test_a_run_is_never_overwritten_unasked(tmp_path, materials):
+    niss.run(small_config(), out=tmp_path / "a", **materials)
+    with pytest.raises(niss.RunFolderError, match="already holds a run"):
+        niss.run(small_config(), out=tmp_path / "a", **materials)
+    niss.run(small_config(seed=9), out=tmp_path / "a", overwrite=True, **materials)
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["seed"] == 9
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path, materials):
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    with pytest.raises(niss.RunFolderError, match="holds no run"):
+        niss.run(small_config(), out=tmp_path, overwrite=True, **materials)
+    assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
+
+
+def test_resuming_with_other_data_or_a_damaged_folder_is_refused(tmp_path, materials):
+    niss.run(small_config(), out=tmp_path / "a", **materials)
+    fewer = [(inputs[:-1], labels[:-1]) for inputs, labels in materials["clients"]]
+    with pytest.raises(niss.RunFolderError, match="other data"):
+        niss.resume(tmp_path / "a", **{**materials, "clients": fewer})
+    (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(niss.RunFolderError, match="damaged"):
+        niss.resume(tmp_path / "a", **materials)
+    (tmp_path / "a" / "manifest.json").write_text("{}")
+    with pytest.raises(niss.RunFolderError, match="no manifest"):
+        niss.resume(tmp_path / "a", **materials)
+
+
+def test_the_folder_holds_what_the_documentation_says(tmp_path, materials):
+    result = niss.run(small_config(), out=tmp_path / "a", **materials)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {
+        "manifest.json",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "privacy.json",
+        "model.safetensors",
+        "checkpoint.safetensors",
+        "result.json",
+    }
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert manifest["precision"] == "float32"
+    assert manifest["config"]["rounds"] == 4
+    assert set(manifest["versions"]) == {"niss", "numpy", "python", "torch"}
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+    assert (
+        json.loads((tmp_path / "a" / "privacy.json").read_text())["epsilon_joint"]
+        == result.summary["epsilon_joint"]
+    )

@@ -1,0 +1,209 @@
+"""A round does what its methods promise, on whatever model and data the user brings."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import niss
+from niss.mechanism import gdp_mu
+from support.federation import small_config
+
+
+def play(config, datasets, held_out, model):
+    return niss.run(config, model=model, clients=datasets, test=held_out)
+
+
+def vector(result):
+    return torch.cat([tensor.reshape(-1) for tensor in result.state_dict.values()]).numpy()
+
+
+def test_niss_without_distortion_learns_exactly_what_clipped_averaging_learns(datasets, held_out, linear):
+    shared = small_config(methods=[{"name": "niss", "tau2": 0.0, "neighbours": 3}])
+    noiseless = small_config(
+        methods=[{"name": "niss", "tau2": 0.0, "neighbours": 3}], privacy={"epsilon": 1e9, "clip": 1.0}
+    )
+    with_noise = vector(play(shared, datasets, held_out, linear))
+    without = vector(play(noiseless, datasets, held_out, linear))
+    assert np.abs(with_noise - without).max() < 1e-5
+    assert np.abs(without).max() > 0.1
+
+
+def test_fedavg_equals_a_hand_written_average(datasets, held_out, linear):
+    """One local step on the full batch of every client, averaged: plain gradient descent on the mean."""
+    config = small_config(
+        rounds=1,
+        training={"participants": 12, "epochs": 1, "batch_size": 100, "learning_rate": 0.5},
+        methods=[{"name": "fedavg"}],
+    )
+    learned = play(config, datasets, held_out, linear).state_dict
+    expected = torch.zeros(3, 5)
+    for inputs, labels in datasets:
+        weight = torch.zeros(3, 5, requires_grad=True)
+        bias = torch.zeros(3, requires_grad=True)
+        scores = nn.functional.linear(torch.from_numpy(inputs), weight, bias)
+        nn.functional.cross_entropy(scores, torch.from_numpy(labels)).backward()
+        expected -= 0.5 * weight.grad / len(datasets)
+    assert torch.allclose(learned["weight"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "central-dp", "niss"])
+def test_measured_noise_agrees_with_the_prediction(method):
+    """Chi-square interval over all coordinates of one round; false-alarm rate 1e-6."""
+    model = nn.Linear(400, 50)
+    generator = niss.SimStream(1).generator()
+    data = [(generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(8)]
+    config = small_config(
+        rounds=1,
+        training={"participants": 8, "epochs": 1, "batch_size": 10, "learning_rate": 0.01},
+        privacy={"epsilon": 1.0, "clip": 0.5},
+        methods=[{"name": method, "neighbours": 3}],
+    )
+    result = niss.run(config, model=model, clients=data, test=data[0])
+    line = result.metrics[0]
+    count = 400 * 50 + 50
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], count) / count
+    assert low < line["aggregate_variance"] / line["aggregate_variance_predicted"] < high
+
+
+def test_aggregate_noise_per_method_is_in_the_predicted_order(datasets, held_out, linear):
+    predicted = {}
+    for method in (
+        {"name": "dp-fedavg"},
+        {"name": "central-dp"},
+        {"name": "niss", "neighbours": 3, "kappa": 4},
+    ):
+        result = play(small_config(rounds=1, methods=[method]), datasets, held_out, linear)
+        predicted[method["name"]] = result.metrics[0]["aggregate_variance_predicted"]
+    sigma2 = (1.0 / 6 / (gdp_mu(50.0, 1e-5) / math.sqrt(1))) ** 2
+    assert predicted["central-dp"] == pytest.approx(sigma2)
+    assert predicted["dp-fedavg"] == pytest.approx(6 * sigma2)
+    assert sigma2 < predicted["niss"] < 1.5 * sigma2
+
+
+def test_calibrated_methods_spend_exactly_their_target(datasets, held_out, linear):
+    for method in ("dp-fedavg", "central-dp", "niss"):
+        result = play(small_config(methods=[{"name": method, "neighbours": 3}]), datasets, held_out, linear)
+        assert result.statement.epsilon_joint == pytest.approx(50.0, rel=1e-2)
+        assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
+        assert {client.participations for client in result.statement.clients} == {2}
+
+
+def test_as_printed_there_is_no_joint_guarantee_but_a_marginal_one(datasets, held_out, linear):
+    config = small_config(methods=[{"name": "niss", "tau2": 0.0, "distortion": "scalar", "neighbours": 3}])
+    result = play(config, datasets, held_out, linear)
+    assert result.summary["epsilon_joint"] is None
+    assert 0 < result.summary["epsilon_marginal"] < 50.0
+    assert "No guarantee" in result.summary["guarantee"]
+
+
+def test_scalar_distortion_is_charged_for_the_factors_really_drawn(datasets, held_out, linear):
+    scalar = small_config(methods=[{"name": "niss", "tau2": 0.5, "distortion": "scalar", "neighbours": 3}])
+    additive = small_config(
+        methods=[{"name": "niss", "tau2": 0.5, "distortion": "additive", "neighbours": 3}]
+    )
+    drawn = play(scalar, datasets, held_out, linear).statement
+    fresh = play(additive, datasets, held_out, linear).statement
+    assert drawn.epsilon_joint is not None
+    assert drawn.epsilon_joint > fresh.epsilon_joint
+
+
+def test_clients_may_ask_for_different_epsilons(datasets, held_out, linear):
+    epsilons = [20.0 + number for number in range(12)]
+    config = small_config(privacy={"epsilon": epsilons, "clip": 1.0})
+    clients = play(config, datasets, held_out, linear).statement.clients
+    for wanted, client in zip(epsilons, clients, strict=True):
+        assert client.epsilon_joint <= wanted * (1 + 1e-9)
+
+
+def test_a_diverging_client_sends_zero_and_the_statement_says_so(datasets, held_out, linear):
+    poisoned = [(inputs.copy(), labels) for inputs, labels in datasets]
+    poisoned[4][0][:] = np.nan
+    result = play(small_config(), poisoned, held_out, linear)
+    assert sum(line["zeroed_updates"] for line in result.metrics) == 2
+    assert any("replaced by zero" in caveat for caveat in result.statement.caveats)
+    assert np.isfinite(vector(result)).all()
+
+
+def test_record_unit_takes_one_clipped_step_and_composes(datasets, held_out, linear):
+    config = small_config(
+        training={"participants": 6, "epochs": 1, "batch_size": 10, "learning_rate": 0.5},
+        privacy={"unit": "record", "epsilon": 8.0, "clip": 1.0},
+        methods=[{"name": "niss", "neighbours": 3}],
+    )
+    result = play(config, datasets, held_out, linear)
+    assert result.statement.unit == "record"
+    assert result.statement.epsilon_joint == pytest.approx(8.0, rel=0.2)
+    assert result.statement.epsilon_joint <= 8.0 * (1 + 1e-9)
+
+
+def test_a_spent_budget_keeps_clients_out(datasets, held_out, linear):
+    """Two participations allowed, uniform sampling of 6 of 12: after 4 rounds everybody has had both."""
+    config = small_config(
+        rounds=4,
+        training={
+            "participants": 6,
+            "sampling": "uniform",
+            "epochs": 1,
+            "batch_size": 4,
+            "learning_rate": 0.1,
+        },
+        privacy={"epsilon": 50.0, "clip": 1.0, "participations": 2},
+        methods=[{"name": "dp-fedavg"}],
+    )
+    statement = play(config, datasets, held_out, linear).statement
+    assert max(client.participations for client in statement.clients) <= 2
+    longer = small_config(**{**config.model_dump(mode="json", exclude_none=True), "rounds": 9})
+    with pytest.raises(niss.PrivacyError, match="budget left"):
+        play(longer, datasets, held_out, linear)
+
+
+def test_declared_sizes_weight_the_clients_and_are_capped():
+    from niss.simulation.participants import aggregation_weights
+
+    sizes = np.array([10, 20, 100])
+    assert aggregation_weights(sizes, rule="equal", cap=None) == pytest.approx([1 / 3] * 3)
+    assert aggregation_weights(sizes, rule="declared", cap=None) == pytest.approx(sizes / 130)
+    assert aggregation_weights(sizes, rule="declared", cap=20) == pytest.approx([0.2, 0.4, 0.4])
+
+
+def test_batchnorm_and_dropout_models_run_and_keep_integer_buffers(datasets, held_out):
+    def factory():
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+    config = small_config(training={"participants": 6, "epochs": 1, "batch_size": 3, "learning_rate": 0.1})
+    wide = [(np.tile(inputs, (3, 1)), np.tile(labels, 3)) for inputs, labels in datasets]
+    first = niss.run(config, model=factory, clients=wide, test=held_out)
+    second = niss.run(config, model=factory, clients=wide, test=held_out)
+    assert int(first.state_dict["1.num_batches_tracked"]) == 0
+    assert np.array_equal(vector(first), vector(second))
+
+
+def test_coalitions_share_only_among_themselves(datasets, held_out, linear):
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    config = small_config(
+        training={"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        methods=[{"name": "niss", "graph": "coalition", "groups": groups, "neighbours": 3}],
+    )
+    statement = play(config, datasets, held_out, linear).statement
+    assert statement.epsilon_joint == pytest.approx(50.0, rel=1e-6)
+
+
+def test_the_random_list_costs_and_the_statement_says_so(datasets, held_out, linear):
+    config = small_config(
+        training={"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        methods=[{"name": "niss", "graph": "random", "neighbours": 3, "tau2": 0.3}],
+    )
+    balanced = small_config(
+        training={"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        methods=[{"name": "niss", "graph": "regular", "neighbours": 3, "tau2": 0.3}],
+    )
+    plain = play(config, datasets, held_out, linear).statement
+    regular = play(balanced, datasets, held_out, linear).statement
+    assert plain.epsilon_joint is None or plain.epsilon_joint > regular.epsilon_joint
+    assert any("random list" in caveat for caveat in plain.caveats)
