@@ -24,10 +24,9 @@ def read_report_input(folder: Path) -> ReportInput:
     if summary is not None:
         return _finished_comparison(folder, summary)
     manifest = read_json_object(folder / "manifest.json")
-    inner = _method_folders(folder, manifest or {})
     alone = any((folder / name).is_file() for name in ("metrics.jsonl", "result.json"))
-    if (manifest or {}).get("kind") == "comparison" or (inner and not alone):
-        return _unfinished_comparison(folder, manifest or {}, inner)
+    if manifest is not None and manifest.get("kind") == "comparison":
+        return _unfinished_comparison(folder, manifest, _method_folders(folder, manifest))
     if alone or manifest is not None:
         return _single_run(folder, manifest or {})
     raise RunFolderError(

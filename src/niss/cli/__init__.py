@@ -1,0 +1,51 @@
+"""The command line: `niss run`, `niss compare`, `niss data`, `niss report`.
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 other failure, 2 bad settings
+or arguments, 3 data missing or damaged, 4 a privacy rule refused the work, 5 run folder unusable,
+6 protocol violated, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from niss.cli import data, reports, simulate
+from niss.cli.terminal import print_error
+from niss.errors import NissError
+
+app = typer.Typer(
+    name="niss",
+    help="Federated learning with noise that cancels, accounted in the joint view.",
+    epilog="Start with: niss compare --preset demo --out runs/demo",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("run", epilog=simulate.RUN_EXAMPLES)(simulate.run_command)
+app.command("compare", epilog=simulate.COMPARE_EXAMPLES)(simulate.compare_command)
+app.command("report")(reports.report_command)
+app.add_typer(data.app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+) -> None:
+    if version:
+        from niss.version import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: turns intended errors into a message, a hint and an exit code."""
+    try:
+        app()
+    except NissError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

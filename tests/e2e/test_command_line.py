@@ -1,0 +1,162 @@
+"""The command line as a user meets it: the installed entry point, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+NISS = Path(sys.executable).with_name("niss")
+README_RUN = [
+    *("run", "--dataset", "mnist-mini", "--model", "mlp", "--split", "iid", "--method", "niss"),
+    *("--tau2", "0.3", "--rounds", "2", "--seed", "1"),
+]
+SMALL = [
+    "--clients",
+    "40",
+    "--participants",
+    "10",
+    "--set",
+    "data.samples_per_client=20",
+    "--set",
+    "model.hidden=[8]",
+]
+
+
+def niss(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160", **(env or {})}
+    command = [str(NISS), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_run_as_in_the_readme(tmp_path):
+    done = niss(
+        *README_RUN,
+        *SMALL,
+        *("--out", "runs/a", "--json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["method"] == "niss"
+    assert result["tau2"] == pytest.approx(0.3)
+    assert "round 2/2" in done.stderr
+    assert "report: runs/a/report.html" in done.stderr
+    assert (tmp_path / "runs/a/report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_run_from_a_file_prints_a_table_on_stdout(tmp_path):
+    (tmp_path / "c.toml").write_text(
+        'name = "mine"\nrounds = 1\n[data]\nclients = 20\nsplit = "shards"\n[model]\nhidden = [4]\n'
+        '[training]\nparticipants = 5\n[[methods]]\nname = "dp-fedavg"\n'
+    )
+    done = niss("run", "c.toml", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "dp-fedavg" in done.stdout
+    assert done.stderr == ""
+    assert (tmp_path / "runs/mine-1/result.json").exists()
+
+
+def test_compare_writes_the_summary(tmp_path):
+    done = niss(
+        "compare", "--methods", "fedavg,niss", "--rounds", "1", *SMALL, "--out", "c", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed == json.loads((tmp_path / "c/summary.json").read_text())
+    assert [line["method"] for line in printed["methods"]] == ["fedavg", "niss"]
+
+
+def test_resume_after_kill_nine_gives_the_same_bytes(tmp_path):
+    command = ["run", "--rounds", "6", "--method", "niss", *SMALL, "--quiet"]
+    assert niss(*command, "--out", "whole", cwd=tmp_path).returncode == 0
+    process = subprocess.Popen([str(NISS), *command, "--out", "cut"], cwd=tmp_path)
+    while not (tmp_path / "cut/checkpoint.safetensors").exists():
+        assert process.poll() is None, "the run ended before its first checkpoint"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = niss("run", "--resume", "cut", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("metrics.jsonl", "model.safetensors", "privacy.json", "result.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    command = [str(NISS), "run", "--rounds", "500", *SMALL, "--out", "long"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "long/checkpoint.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "niss run --resume long" in messages
+    assert "Traceback" not in messages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "--tau2", "much"], 2, "--tau2"),
+        (["run", "--method", "nis"], 2, "did you mean 'niss'"),
+        (["run", "--set", "privacy.epsiln=3"], 2, "did you mean 'epsilon'"),
+        (["run", "--set", "epsilon"], 2, "KEY=VALUE"),
+        (["run", "absent.toml"], 2, "absent.toml"),
+        (["run", "--preset", "paper"], 2, "--method"),
+        (["run", "--preset", "demmo"], 2, "demo, paper"),
+        (["run", "--dataset", "mnsit"], 2, "mnist"),
+        (["run", "--dataset", "mnist"], 3, "NISS_DATA"),
+        (["run", "--resume", "absent"], 5, "absent"),
+        (["run", "--resume", "absent", "--rounds", "3"], 2, "--rounds"),
+        (["run", "--rounds", "many"], 2, "--rounds"),
+        (["compare", "--methods", "fedavg,magic"], 2, "magic"),
+        (["report", "absent"], 5, "absent"),
+        (["data", "fetch", "mnsit"], 2, "did you mean 'mnist'"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_wrong_input_is_refused_with_a_code_and_a_hint(tmp_path, arguments, code, message):
+    """No network: every proxy points at a closed port, so that a download fails at once."""
+    closed = {
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+        "NISS_DATA": str(tmp_path),
+    }
+    done = niss(*arguments, cwd=tmp_path, env={**closed, "XDG_CACHE_HOME": str(tmp_path)})
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_data_list_and_fetch_of_the_embedded_dataset(tmp_path):
+    listed = niss("data", "list", "--json", cwd=tmp_path)
+    names = {entry["name"]: entry for entry in json.loads(listed.stdout)}
+    assert set(names) == {"mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"}
+    assert names["mnist-mini"]["available"]
+    fetched = niss("data", "fetch", "mnist-mini", cwd=tmp_path)
+    assert Path(fetched.stdout.strip()).exists()
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["data"], ["data", "fetch"], ["report"]])
+def test_help_has_examples_or_commands(tmp_path, command):
+    done = niss(*command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Usage: niss" in done.stdout
+    if command in (["run"], ["compare"]):
+        assert "Examples" in done.stdout
+
+
+def test_version(tmp_path):
+    assert niss("--version", cwd=tmp_path).stdout.strip() == __import__("niss").__version__
