@@ -1,0 +1,87 @@
+"""The ledger composes exactly and refuses to overspend, before anything is sent."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niss.accounting import Ledger
+from niss.errors import ConfigError, PrivacyError
+
+
+@settings(deadline=None, max_examples=60)
+@given(rounds=st.lists(st.tuples(st.sets(st.integers(0, 4)), st.floats(0.0, 3.0)), max_size=20))
+def test_squares_add_up_over_the_rounds_taken_part_in(rounds: list[tuple[set[int], float]]) -> None:
+    ledger = Ledger.empty(5)
+    for members, mu in rounds:
+        participants = np.array(sorted(members), dtype=np.int64)
+        ledger.charge(participants, np.full(participants.size, mu), np.full(participants.size, 2 * mu))
+    for client in range(5):
+        mine = [mu for members, mu in rounds if client in members]
+        assert ledger.joint_squared[client] == pytest.approx(math.fsum(mu**2 for mu in mine))
+        assert ledger.marginal_squared[client] == pytest.approx(math.fsum(4 * mu**2 for mu in mine))
+        assert ledger.participations[client] == len(mine)
+
+
+def test_a_round_that_overspends_is_refused_whole() -> None:
+    ledger = Ledger.empty(3, budget=np.array([1.0, 0.5, 1.0]))
+    ledger.charge(np.array([0, 1]), np.array([0.3, 0.3]), np.array([0.1, 0.1]))
+    before = copy.deepcopy(ledger)
+    with pytest.raises(PrivacyError, match="client 1 would overspend") as caught:
+        ledger.charge(np.array([0, 1, 2]), np.array([0.1, 0.41, 0.1]), np.full(3, 0.1))
+    assert caught.value.hint is not None
+    np.testing.assert_array_equal(ledger.joint_squared, before.joint_squared)
+    np.testing.assert_array_equal(ledger.marginal_squared, before.marginal_squared)
+    np.testing.assert_array_equal(ledger.participations, before.participations)
+    ledger.charge(np.array([0, 2]), np.array([0.1, 0.1]), np.full(2, 0.1))
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 7, 30, 1000])
+def test_a_budget_may_be_spent_exactly_despite_rounding(rounds: int) -> None:
+    budget = 0.7
+    ledger = Ledger.empty(1, budget=np.array([budget]))
+    alone = np.array([0])
+    mu = np.array([budget / math.sqrt(rounds)])
+    for _ in range(rounds):
+        ledger.charge(alone, mu, mu)
+    assert not ledger.room(alone, mu)[0]
+    with pytest.raises(PrivacyError):
+        ledger.charge(alone, mu, mu)
+    assert ledger.participations[0] == rounds
+
+
+def test_no_noise_is_refused_by_a_budget_and_recorded_without_one() -> None:
+    alone, unprotected = np.array([0]), np.array([np.inf])
+    with pytest.raises(PrivacyError):
+        Ledger.empty(1, budget=np.array([5.0])).charge(alone, unprotected, unprotected)
+    open_ledger = Ledger.empty(1)
+    open_ledger.charge(alone, unprotected, np.array([1.0]))
+    assert open_ledger.joint_squared[0] == np.inf
+    assert open_ledger.marginal_squared[0] == 1.0
+
+
+def test_a_mu_that_is_no_number_never_fits_a_budget() -> None:
+    ledger = Ledger.empty(1, budget=np.array([5.0]))
+    assert not ledger.room(np.array([0]), np.array([np.nan]))[0]
+
+
+def test_room_is_told_per_client() -> None:
+    ledger = Ledger.empty(3, budget=np.array([1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(
+        ledger.room(np.array([2, 0, 1]), np.array([2.5, 1.5, 1.5])), [True, False, True]
+    )
+    assert Ledger.empty(3).room(np.array([0, 2]), np.array([1e9, 1e9])).all()
+
+
+def test_nobody_takes_part_twice_in_one_round() -> None:
+    """Counted once, a second upload would be free."""
+    ledger = Ledger.empty(2)
+    with pytest.raises(ConfigError) as caught:
+        ledger.charge(np.array([1, 1]), np.array([0.1, 0.1]), np.array([0.1, 0.1]))
+    assert caught.value.field == "participants"
+    assert ledger.joint_squared.sum() == 0.0

@@ -1,0 +1,180 @@
+"""The statement says what was promised, to whom, against whom, and where nothing was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.accounting import Ledger, Plan, Statement, make_statement
+from niss.mechanism import gdp_epsilon
+
+CLIENTS = 6
+
+
+def _after(rounds: int, notes: tuple[str, ...] = (), **settings: Any) -> Statement:
+    """The statement after that many rounds in which clients 0 to 4 of six took part."""
+    plan = Plan(**({"neighbours": 3.0, "participations": max(rounds, 1)} | settings))
+    ledger = Ledger.empty(CLIENTS, plan.budget(CLIENTS) if plan.calibrated else None)
+    for number in range(rounds):
+        prepared = plan.for_round(range(5), weights=0.2, records=100, beacon=bytes([number]))
+        ledger.charge(prepared.participants, prepared.joint_mu, prepared.marginal_mu)
+    return make_statement(plan, ledger, notes=notes)
+
+
+def test_calibrated_noise_promises_the_target() -> None:
+    statement = _after(4, epsilon=3.0, delta=1e-5, graph="complete")
+    assert statement.epsilon_joint == pytest.approx(3.0, rel=1e-9)
+    assert statement.budget_epsilon == pytest.approx(3.0, rel=1e-9)
+    assert statement.words.startswith(
+        "(3.00, 1e-05)-differential privacy for every client over 4 participations"
+    )
+    assert "no client colludes" in statement.words
+    assert "one client's whole data" in statement.words
+    assert not statement.heuristic
+    assert any("collude" in caveat for caveat in statement.caveats)
+    assert any("took part" in caveat for caveat in statement.caveats)
+
+
+def test_clients_are_listed_with_what_they_spent() -> None:
+    statement = _after(4, epsilon=(2.5, 3.0, 3.0, 3.0, 3.5, 9.0))
+    assert [client.client for client in statement.clients] == list(range(CLIENTS))
+    assert [client.participations for client in statement.clients] == [4, 4, 4, 4, 4, 0]
+    assert statement.clients[5].epsilon_joint == 0.0
+    spent = [client.epsilon_joint for client in statement.clients[:5]]
+    assert statement.epsilon_joint == max(value for value in spent if value is not None)
+    for client, target in zip(statement.clients, (2.5, 3.0, 3.0, 3.0, 3.5), strict=False):
+        assert client.mu_joint is not None
+        assert client.epsilon_joint == gdp_epsilon(client.mu_joint, 1e-5)
+        assert client.epsilon_joint <= target + 1e-6
+        assert client.mu_marginal is not None
+        assert client.mu_marginal < client.mu_joint
+
+
+@pytest.mark.parametrize("distortion", ["additive", "scalar", "coordinate"])
+def test_without_distortion_there_is_no_guarantee_and_no_number(distortion: str) -> None:
+    statement = _after(2, tau2=0.0, distortion=distortion)
+    assert statement.epsilon_joint is None
+    assert statement.budget_epsilon is None
+    assert statement.words.startswith("No guarantee in the joint view.")
+    assert "cancel exactly" in statement.words
+    assert statement.epsilon_marginal is not None
+    assert "the paper's view" in statement.words
+    assert statement.clients[0].mu_joint is None
+    assert statement.clients[0].epsilon_joint is None
+
+
+def test_the_reason_given_is_the_one_that_holds() -> None:
+    coordinate = _after(1, tau2=0.5, distortion="coordinate").words
+    scalar = _after(1, tau2=0.5, distortion="scalar").words
+    partial = _after(
+        1, tau2=(0.0, 0.0, 0.5, 0.5, 0.5), graph="coalition", groups=((0, 1), (2, 3, 4)), neighbours=1.0
+    ).words
+    assert "per coordinate" in coordinate
+    assert "factors" in scalar
+    assert "some group" in partial
+    for words in (coordinate, scalar, partial):
+        assert words.startswith("No guarantee")
+        assert "cancel exactly" not in words
+
+
+@pytest.mark.parametrize(
+    "settings", [{"unit": "nbafl"}, {"mechanism": "classical", "allow_invalid": True, "epsilon": 10.0}]
+)
+def test_a_heuristic_is_labelled_and_promises_nothing(settings: dict[str, Any]) -> None:
+    statement = _after(1, **settings)
+    assert statement.heuristic
+    assert statement.epsilon_joint is None
+    assert all(client.epsilon_joint is None for client in statement.clients)
+    assert statement.words.startswith("No guarantee")
+    assert "a label, not a promise" in statement.words
+
+
+def test_central_dp_names_the_trusted_server() -> None:
+    statement = _after(1, method="central-dp")
+    assert statement.epsilon_joint == pytest.approx(3.0, rel=1e-6)
+    assert "trusted" in statement.adversary
+    assert statement.adversary in statement.words
+    assert statement.epsilon_marginal is None
+    assert "One upload alone carries no noise" in statement.words
+
+
+def test_dp_fedavg_holds_in_both_views() -> None:
+    statement = _after(3, method="dp-fedavg")
+    assert statement.epsilon_joint == pytest.approx(3.0, rel=1e-6)
+    assert statement.epsilon_marginal == statement.epsilon_joint
+    assert not any("collude" in caveat for caveat in statement.caveats)
+
+
+def test_fedavg_says_so() -> None:
+    statement = _after(2, method="fedavg")
+    assert statement.words.startswith("No privacy")
+    assert statement.epsilon_joint is None
+    assert statement.epsilon_marginal is None
+    assert statement.caveats == ()
+
+
+def test_a_random_graph_states_its_cost() -> None:
+    statement = _after(1, graph="random", tau2=0.5)
+    assert any("random list" in caveat and "Theorem 2" in caveat for caveat in statement.caveats)
+
+
+def test_before_any_round_nothing_is_claimed() -> None:
+    statement = _after(0)
+    assert statement.epsilon_joint is None
+    assert statement.words == "Nothing was uploaded, so nothing was revealed."
+
+
+def test_units_and_relations_are_named() -> None:
+    record = _after(1, unit="record", learning_rate=0.1)
+    assert record.relation == "replace-one"
+    assert "one record of a client" in record.words
+    assert not any("Zero-out" in caveat for caveat in record.caveats)
+    replaced = _after(1, relation="replace-one")
+    assert replaced.relation == "replace-one"
+    assert "replaced by any other" in replaced.words
+    assert "over 1 participation," in replaced.words
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"), [(3.004, "3.01"), (3.0, "3.00"), (0.001, "0.01"), (2.999, "3.00")]
+)
+def test_a_printed_epsilon_is_never_below_the_true_one(epsilon: float, shown: str) -> None:
+    assert _after(1, method="dp-fedavg", epsilon=epsilon).words.startswith(f"({shown}, ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tau2": 0.0},
+        {"method": "fedavg"},
+        {"method": "central-dp"},
+        {"unit": "nbafl"},
+        {"tau2": 0.1, "distortion": "coordinate"},
+        {"epsilon": (2.0, 2.1, 2.2, 2.3, 2.4, 6.0)},
+    ],
+)
+def test_every_statement_is_strict_json(settings: dict[str, Any]) -> None:
+    statement = _after(2, notes=("a note",), **settings)
+    text = json.dumps(statement.to_json(), allow_nan=False)
+    read = json.loads(text)
+    assert read["words"] == statement.words
+    assert read["caveats"][-1] == "a note"
+    assert len(read["clients"]) == CLIENTS
+    assert read["epsilon_joint"] == statement.epsilon_joint
+
+
+def test_one_unprotected_round_ends_the_guarantee() -> None:
+    plan = Plan(tau2=0.1)
+    ledger = Ledger.empty(2)
+    both = np.arange(2)
+    ledger.charge(both, np.array([0.5, 0.5]), np.array([0.1, 0.1]))
+    assert make_statement(plan, ledger).epsilon_joint is not None
+    ledger.charge(both[:1], np.array([np.inf]), np.array([0.1]))
+    statement = make_statement(plan, ledger)
+    assert statement.epsilon_joint is None
+    assert statement.clients[0].epsilon_joint is None
+    assert statement.clients[1].epsilon_joint is not None

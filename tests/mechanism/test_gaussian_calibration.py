@@ -1,0 +1,113 @@
+"""How much noise a target needs: the inverses of the curve, the analytic and the classical mechanism."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niss.errors import ConfigError, PrivacyError
+from niss.mechanism import gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
+
+
+def test_the_papers_target_under_both_mechanisms() -> None:
+    analytic = gaussian_sigma(10.0, 1e-4, 1.0)
+    classical = gaussian_sigma(10.0, 1e-4, 1.0, mechanism="classical", allow_invalid=True)
+    assert analytic == pytest.approx(0.4553, abs=5e-5)
+    assert classical == pytest.approx(0.4344, abs=5e-5)
+    assert gdp_delta(10.0, 1.0 / analytic) == pytest.approx(1e-4, rel=1e-9)
+    assert gdp_delta(10.0, 1.0 / classical) == pytest.approx(2.7e-4, rel=0.02)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+def test_classical_is_refused_where_it_is_not_proved(epsilon: float) -> None:
+    with pytest.raises(PrivacyError, match="epsilon < 1") as caught:
+        gaussian_sigma(epsilon, 1e-5, 1.0, mechanism="classical")
+    assert caught.value.hint is not None
+    assert "analytic" in caught.value.hint
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.01, 0.2])
+def test_classical_keeps_its_promise_below_one(epsilon: float, delta: float) -> None:
+    sigma = gaussian_sigma(epsilon, delta, 1.0, mechanism="classical")
+    assert gdp_delta(epsilon, 1.0 / sigma) <= delta
+    assert sigma >= gaussian_sigma(epsilon, delta, 1.0)
+
+
+def test_sigma_is_proportional_to_the_sensitivity() -> None:
+    one, three = gaussian_sigma(2.0, 1e-5, 1.0), gaussian_sigma(2.0, 1e-5, 3.0)
+    assert three == pytest.approx(3.0 * one, rel=1e-14)
+
+
+@settings(deadline=None, max_examples=150)
+@given(log_epsilon=st.floats(-3.0, 4.0), log_delta=st.floats(-300.0, -0.01))
+def test_mu_rounds_to_the_safe_side_and_is_tight(log_epsilon: float, log_delta: float) -> None:
+    epsilon, delta = 10.0**log_epsilon, 10.0**log_delta
+    mu = gdp_mu(epsilon, delta)
+    assert mu > 0.0
+    assert gdp_delta(epsilon, mu) <= delta
+    assert gdp_delta(epsilon, mu * (1.0 + 1e-6)) > delta
+
+
+@settings(deadline=None, max_examples=150)
+@given(log_mu=st.floats(-3.0, math.log10(500.0)), log_delta=st.floats(-250.0, -0.3))
+def test_epsilon_rounds_to_the_safe_side_and_inverts_mu(log_mu: float, log_delta: float) -> None:
+    mu, delta = 10.0**log_mu, 10.0**log_delta
+    epsilon = gdp_epsilon(mu, delta)
+    assert gdp_delta(epsilon, mu) <= delta
+    if epsilon > 1e-3:
+        assert gdp_mu(epsilon, delta) == pytest.approx(mu, rel=1e-6)
+
+
+def test_inverses_at_the_extremes() -> None:
+    assert gdp_epsilon(1e-6, 1e-5) == 0.0
+    assert gdp_epsilon(0.0, 1e-5) == 0.0
+    assert gdp_epsilon(math.inf, 1e-5) == math.inf
+    assert gdp_epsilon(1e200, 1e-5) == math.inf
+    assert gdp_epsilon(500.0, 1e-5) == pytest.approx(500.0**2 / 2 + 500.0 * 4.265, rel=1e-4)
+    assert 0.0 < gdp_mu(1e-3, 1e-300) < 1e-3 / 30.0
+    assert gdp_mu(1e4, 1e-300) == pytest.approx(-37.05 + math.sqrt(37.05**2 + 2e4), rel=1e-3)
+    assert gdp_mu(1e-80, 1e-12) > 0.0
+
+
+@settings(deadline=None, max_examples=60)
+@given(epsilon=st.floats(0.01, 50.0), more=st.floats(0.01, 5.0), log_delta=st.floats(-20.0, -1.0))
+def test_a_looser_target_needs_less_noise(epsilon: float, more: float, log_delta: float) -> None:
+    delta = 10.0**log_delta
+    assert gaussian_sigma(epsilon + more, delta, 1.0) < gaussian_sigma(epsilon, delta, 1.0)
+    assert gaussian_sigma(epsilon, delta / 2, 1.0) > gaussian_sigma(epsilon, delta, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sensitivity", "field"),
+    [
+        (0.0, 1e-5, 1.0, "epsilon"),
+        (math.nan, 1e-5, 1.0, "epsilon"),
+        (1.0, 0.0, 1.0, "delta"),
+        (1.0, 1.0, 1.0, "delta"),
+        (1.0, math.nan, 1.0, "delta"),
+        (1.0, 1e-5, 0.0, "sensitivity"),
+        (1.0, 1e-5, -2.0, "sensitivity"),
+        (1.0, 1e-5, math.inf, "sensitivity"),
+    ],
+)
+def test_bad_input_names_the_field(epsilon: float, delta: float, sensitivity: float, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gaussian_sigma(epsilon, delta, sensitivity)
+    assert caught.value.field == field
+
+
+def test_unknown_mechanism_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="analytic, classical") as caught:
+        gaussian_sigma(1.0, 1e-5, 1.0, mechanism="laplace")
+    assert caught.value.field == "mechanism"
+
+
+@pytest.mark.parametrize("mu", [math.nan, -1.0, -math.inf])
+def test_epsilon_of_a_mu_that_is_none_is_refused(mu: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gdp_epsilon(mu, 1e-5)
+    assert caught.value.field == "mu"

@@ -1,0 +1,182 @@
+"""Shares cancel, do not depend on the order of the edges, and are streamed."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
+from niss.mechanism import DISTORTIONS, add_gaussian, add_shares, aggregate_variance, share_counts
+from niss.randomness import SimStream
+
+BEACON = b"beacon of the tests"
+
+
+@dataclass
+class LooseEdges:
+    """Edges in whatever order they are given."""
+
+    size: int
+    senders: NDArray[np.int64]
+    receivers: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    in_weight: NDArray[np.float64]
+
+
+@pytest.mark.parametrize("clients", [2, 30, 1000])
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_without_distortion_the_sum_is_exact_up_to_float32_rounding(clients: int, distortion: str) -> None:
+    graph = ShareGraph.regular(clients, degree=min(5, clients - 1), beacon=BEACON)
+    updates = SimStream(1).generator().standard_normal((clients, 8), dtype=np.float32)
+    uploads = updates.copy()
+    scales = add_shares(
+        uploads, graph, unit_variance=4.0, tau2=0.0, distortion=distortion, stream=SimStream(2)
+    )
+    difference = np.abs(uploads.sum(axis=0, dtype=np.float64) - updates.sum(axis=0, dtype=np.float64)).max()
+    # Two roundings per edge, each at most half a unit in the last place of a partial sum.
+    largest = 2.0 * float(np.abs(uploads).max())
+    assert difference <= graph.senders.size * float(np.finfo(np.float32).eps) * largest
+    assert difference < 0.01
+    assert np.std(uploads - updates) > 2.0
+    assert (scales is None) == (distortion != "scalar")
+    if scales is not None:
+        np.testing.assert_array_equal(scales, 1.0)
+
+
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_shares_do_not_depend_on_the_order_of_the_edges(distortion: str) -> None:
+    graph = ShareGraph.regular(7, degree=3, beacon=BEACON)
+    order = SimStream(5).generator().permutation(graph.senders.size)
+    shuffled = LooseEdges(
+        7, graph.senders[order], graph.receivers[order], graph.weights[order], graph.in_weight
+    )
+    first, second = np.zeros((7, 10)), np.zeros((7, 10))
+    settings: dict[str, Any] = {"unit_variance": 2.0, "tau2": 0.3, "distortion": distortion}
+    scales = add_shares(first, graph, stream=SimStream(4), **settings)
+    shuffled_scales = add_shares(second, shuffled, stream=SimStream(4), **settings)
+    np.testing.assert_allclose(second, first, rtol=1e-12, atol=1e-12)
+    if scales is not None and shuffled_scales is not None:
+        np.testing.assert_array_equal(shuffled_scales, scales[order])
+
+
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_noise_is_added_to_what_is_there_and_repeats(distortion: str) -> None:
+    graph = ShareGraph.complete(4)
+    bare, loaded = np.zeros((4, 6)), np.full((4, 6), 100.0)
+    for uploads in (bare, loaded):
+        add_shares(uploads, graph, unit_variance=1.0, tau2=0.5, distortion=distortion, stream=SimStream(1))
+    np.testing.assert_allclose(loaded - 100.0, bare, atol=1e-12)
+    other = np.zeros((4, 6))
+    add_shares(other, graph, unit_variance=1.0, tau2=0.5, distortion=distortion, stream=SimStream(2))
+    assert np.abs(other - bare).min() > 0.0
+
+
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_memory_beyond_the_uploads_is_a_few_vectors(distortion: str) -> None:
+    """A client with v = 50 neighbours in both directions, h = 100,000: never v x h."""
+    coordinates = 100_000
+    star = [(0, k, 1.0) for k in range(1, 51)] + [(k, 0, 1.0) for k in range(1, 51)]
+    graph = ShareGraph(51, star)
+    uploads = np.zeros((51, coordinates), dtype=np.float32)
+    tracemalloc.start()
+    try:
+        add_shares(uploads, graph, unit_variance=1.0, tau2=0.5, distortion=distortion, stream=SimStream(1))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.all(uploads.std(axis=1) > 1.0)
+    assert peak < 5 * uploads[0].nbytes
+
+
+def test_the_closed_form_is_the_papers_on_balanced_graphs() -> None:
+    own = np.array([2.0, 3.0, 4.0, 2.5, 3.5, 3.0])
+    tau2 = np.array([0.1, 0.0, 0.5, 0.2, 1.0, 0.3])
+    graph = ShareGraph.regular(6, degree=4, beacon=BEACON, shares=share_counts(own, 0.5))
+    assert aggregate_variance(graph, unit_variance=0.5, tau2=tau2) == pytest.approx(
+        float(np.sum(own * tau2)), rel=1e-9
+    )
+
+
+def test_the_closed_form_follows_what_is_received_elsewhere() -> None:
+    graph = ShareGraph(3, [(0, 1, 2.0), (0, 2, 1.0), (1, 2, 4.0)])
+    value = aggregate_variance(graph, unit_variance=3.0, tau2=[9.0, 0.5, 0.1])
+    assert value == pytest.approx(3.0 * (0.5 * 2.0 + 0.1 * 5.0))
+
+
+def test_share_counts_may_be_fractional_but_not_below_one() -> None:
+    np.testing.assert_allclose(share_counts([1.0, 2.5, 10.0], 0.4), [2.5, 6.25, 25.0])
+    np.testing.assert_allclose(share_counts(3.0, 1.0), [3.0])
+    np.testing.assert_allclose(share_counts([0.1 * 3], 0.3 * (1 + 1e-15)), [1.0])
+    with pytest.raises(ConfigError, match=r"0\.5 unit shares, fewer than one") as caught:
+        share_counts([1.0, 0.5], 1.0)
+    assert caught.value.field == "unit_variance"
+    assert caught.value.hint is not None
+    assert "at most 0.5" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("variance", "unit", "field"),
+    [
+        ([1.0], 0.0, "unit_variance"),
+        ([1.0], -1.0, "unit_variance"),
+        ([1.0], math.nan, "unit_variance"),
+        ([1.0, math.inf], 1.0, "variance"),
+        ([1.0, math.nan], 1.0, "variance"),
+        ([], 1.0, "variance"),
+    ],
+)
+def test_share_counts_name_the_bad_argument(variance: list[float], unit: float, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        share_counts(variance, unit)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"distortion": "none"}, "distortion"),
+        ({"tau2": -0.1}, "tau2"),
+        ({"tau2": math.nan}, "tau2"),
+        ({"tau2": [0.1, 0.2]}, "tau2"),
+        ({"unit_variance": -1.0}, "unit_variance"),
+        ({"unit_variance": math.nan}, "unit_variance"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_noise_is_added(change: dict[str, Any], field: str) -> None:
+    arguments: dict[str, Any] = {"unit_variance": 1.0, "tau2": 0.1, "distortion": "additive"} | change
+    uploads = np.zeros((3, 2))
+    with pytest.raises(ConfigError) as caught:
+        add_shares(uploads, ShareGraph.complete(3), stream=SimStream(1), **arguments)
+    assert caught.value.field == field
+    np.testing.assert_array_equal(uploads, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3,), (3, 2, 2)])
+def test_uploads_must_fit_the_graph(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        add_shares(
+            np.zeros(shape),
+            ShareGraph.complete(3),
+            unit_variance=1.0,
+            tau2=0.0,
+            distortion="additive",
+            stream=SimStream(1),
+        )
+    assert caught.value.field == "uploads"
+
+
+def test_add_gaussian_keeps_the_type_and_adds_in_place() -> None:
+    vector = np.ones(4, dtype=np.float32)
+    add_gaussian(vector, 0.0, SimStream(1))
+    np.testing.assert_array_equal(vector, 1.0)
+    add_gaussian(vector, 2.0, SimStream(1))
+    expected = 1.0 + 2.0 * SimStream(1).generator().standard_normal(4, dtype=np.float32)
+    np.testing.assert_allclose(vector, expected, rtol=1e-6)
+    assert vector.dtype == np.float32
