@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from niss.accounting import effective_variance
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
+from niss.randomness import SimStream
 
 BEACON = b"beacon of the tests"
 
@@ -89,14 +90,16 @@ def test_unequal_shares_are_received_as_they_are_sent(shares: list[float]) -> No
 def test_unequal_shares_on_a_sparse_graph() -> None:
     shares = np.linspace(2.0, 4.0, 40)
     graph = ShareGraph.regular(40, degree=6, beacon=BEACON, shares=shares)
-    assert graph.senders.size == 240
+    assert (
+        240 <= graph.senders.size <= 40 * 12
+    )  # six for the least shares, twice as many for twice the shares
     np.testing.assert_allclose(graph.in_weight, shares, rtol=1e-9)
     np.testing.assert_allclose(graph.out_weight, shares, rtol=1e-9)
 
 
 @pytest.mark.parametrize("shares", [[1.0, 2.0], [1.0, 1.0, 5.0]])
 def test_shares_no_graph_can_balance_are_refused(shares: list[float]) -> None:
-    with pytest.raises(ConfigError, match="receive as much as it sends") as caught:
+    with pytest.raises(ConfigError, match="more unit shares than all others together") as caught:
         ShareGraph.regular(len(shares), degree=len(shares) - 1, beacon=BEACON, shares=shares)
     assert caught.value.field == "shares"
     assert caught.value.hint is not None
@@ -277,3 +280,15 @@ def test_bad_groups_are_refused_by_name(groups: list[list[int]]) -> None:
 def test_one_client_has_nobody_to_share_with() -> None:
     with pytest.raises(ConfigError, match="cannot share"):
         ShareGraph.complete(1)
+
+
+@pytest.mark.parametrize(("size", "degree", "spread"), [(30, 3, 9.0), (30, 10, 30.0), (200, 10, 40.0)])
+def test_very_unequal_shares_balance_on_sparse_graphs(size: int, degree: int, spread: float) -> None:
+    """Neighbours grow with the shares, so that any beacon gives weights that balance."""
+    for number in range(5):
+        generator = SimStream(number).child("unequal", size).generator()
+        shares = degree * generator.uniform(1.0, spread, size)
+        graph = ShareGraph.regular(size, degree=degree, beacon=bytes([number]), shares=shares)
+        np.testing.assert_allclose(graph.in_weight, shares, rtol=1e-9)
+        np.testing.assert_allclose(graph.out_weight, shares, rtol=1e-9)
+        assert graph.neighbours(int(shares.argmax())).size > graph.neighbours(int(shares.argmin())).size

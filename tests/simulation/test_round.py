@@ -207,3 +207,5 @@ def test_the_random_list_costs_and_the_statement_says_so(datasets, held_out, lin
     regular = play(balanced, datasets, held_out, linear).statement
     assert plain.epsilon_joint is None or plain.epsilon_joint > regular.epsilon_joint
     assert any("random list" in caveat for caveat in plain.caveats)
+    assert any("times the shares they sent; the worst-off kept" in caveat for caveat in plain.caveats)
+    assert not any("shares they sent" in caveat for caveat in regular.caveats)

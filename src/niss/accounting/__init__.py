@@ -2,13 +2,14 @@
 
 from niss.accounting.joint import calibrate_tau2, effective_variance
 from niss.accounting.ledger import Ledger
-from niss.accounting.plan import METHODS, RELATIONS, UNITS, Plan, RoundPlan
+from niss.accounting.plan import METHODS, RELATIONS, UNITS, Balance, Plan, RoundPlan
 from niss.accounting.statement import ClientStatement, Statement, make_statement
 
 __all__ = [
     "METHODS",
     "RELATIONS",
     "UNITS",
+    "Balance",
     "ClientStatement",
     "Ledger",
     "Plan",

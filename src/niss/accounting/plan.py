@@ -233,6 +233,19 @@ class Plan:
         return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=unequal)
 
 
+@dataclass(frozen=True)
+class Balance:
+    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
+
+    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
+    size; None where there is nothing to compare.
+    """
+
+    least_received: float
+    most_received: float
+    kept: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
     """The numbers of one round: what is added where, and what that promises to whom.
@@ -286,6 +299,21 @@ class RoundPlan:
             )
         residual = self.tau2 * self.unit_variance * self.graph.in_weight
         return effective_variance(self.graph, unit_variance=self.unit_variance, residual_variance=residual)
+
+    def balance(self) -> Balance | None:
+        """What an unbalanced graph costs; None where every client receives as much as it sends."""
+        if self.plan.method != "niss" or self.graph.balanced:
+            return None
+        regular = ShareGraph.regular(
+            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
+        )
+        residual = self.tau2 * self.unit_variance * regular.in_weight
+        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
+        kept = None
+        if self.joint_variance is not None and fair.min() > 0.0:
+            kept = float(self.joint_variance.min() / fair.min())
+        received = self.graph.in_weight / self.graph.out_weight
+        return Balance(float(received.min()), float(received.max()), kept)
 
     @property
     def marginal_variance(self) -> FloatArray:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from niss.accounting import Ledger, Plan
+from niss.accounting import Balance, Ledger, Plan
 from niss.errors import PrivacyError
 from niss.learning import Evaluation, FlatLayout, LocalTraining, clipped_gradient_step, evaluate, train_client
 from niss.mechanism import clip_elements, clip_l2, require_finite
@@ -50,6 +50,7 @@ class RoundOutcome:
     aggregate_variance_predicted: float
     joint_mu: float
     marginal_mu: float
+    balance: Balance | None
     evaluation: Evaluation | None
 
 
@@ -109,6 +110,7 @@ def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: 
         aggregate_variance_predicted=round_plan.aggregate_variance,
         joint_mu=float(round_plan.joint_mu.max()),
         marginal_mu=float(round_plan.marginal_mu.max()),
+        balance=round_plan.balance(),
         evaluation=_evaluate(federation, moved, number),
     )
 

@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +220,7 @@ def _conclude(
     metrics: list[dict[str, Any]],
     folder: RunFolder | None,
 ) -> RunResult:
-    zeroed = sum(line["zeroed_updates"] for line in metrics)
-    notes = (f"{zeroed} updates were NaN or infinite and were replaced by zero.",) if zeroed else ()
-    statement = make_statement(federation.plan, ledger, notes=notes)
+    statement = make_statement(federation.plan, ledger, notes=_notes(metrics))
     federation.layout.load(federation.module, weights)
     state_dict = {name: tensor.detach().clone() for name, tensor in federation.module.state_dict().items()}
     is_niss = method.name == "niss"
@@ -250,6 +248,21 @@ def _conclude(
     return RunResult(summary, metrics, statement, state_dict, None if folder is None else folder.path)
 
 
+def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What happened in the rounds that a reader of the statement must know."""
+    notes = []
+    if zeroed := sum(line["zeroed_updates"] for line in metrics):
+        notes.append(f"{zeroed} updates were NaN or infinite and were replaced by zero.")
+    if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
+        least = min(balance["least_received"] for balance in unequal)
+        most = max(balance["most_received"] for balance in unequal)
+        note = f"Clients received between {least:.2g} and {most:.2g} times the shares they sent"
+        if kept := [balance["kept"] for balance in unequal if balance["kept"] is not None]:
+            note += f"; the worst-off kept {min(kept):.0%} of the noise that a balanced graph leaves to its worst-off"
+        notes.append(note + ".")
+    return tuple(notes)
+
+
 def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
     evaluation = outcome.evaluation
     return {
@@ -263,6 +276,7 @@ def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
         "aggregate_variance_predicted": outcome.aggregate_variance_predicted,
         "mu_joint": outcome.joint_mu,
         "mu_marginal": outcome.marginal_mu,
+        "balance": None if outcome.balance is None else asdict(outcome.balance),
     }
 
 

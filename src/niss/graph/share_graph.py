@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
+from niss.graph.drawing import BALANCE_TOLERANCE, BeaconStream, balanced_edges, disjoint_derangements
 
 GRAPHS = ("regular", "complete", "random", "coalition")
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-_BALANCE_TOLERANCE = 1e-9
 
 
 class ShareGraph:
@@ -95,17 +94,18 @@ class ShareGraph:
         Every client sends to and receives from the same number of clients, which the paper's Theorem 2
         needs and a plain random list does not give. A fractional degree spreads that many unit shares
         over the next whole number of neighbours; `degree = size - 1` is the complete graph, and above it
-        shares to the same neighbour merge. With `shares` (one v_k per client) the weights on that
-        support are scaled until in-weight = out-weight = v_k for every client.
+        shares to the same neighbour merge. With `shares` (one v_k per client) the number of neighbours
+        grows with v_k, from `degree` upwards, and in-weight = out-weight = v_k for every client.
         """
         _require_clients(size)
         _require_degree(degree)
+        stream = BeaconStream(beacon, "regular", size)
         neighbours = min(math.ceil(degree), size - 1)
-        senders, receivers = _disjoint_derangements(size, neighbours, _BeaconStream(beacon, "regular", size))
         if shares is None:
+            senders, receivers = disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
         else:
-            weights = _balanced_weights(size, senders, receivers, _share_vector(shares, size))
+            senders, receivers, weights = balanced_edges(neighbours, _share_vector(shares, size), stream)
         return cls._from_arrays(size, senders, receivers, weights, "regular")
 
     @classmethod
@@ -119,7 +119,7 @@ class ShareGraph:
         _require_clients(size)
         _require_degree(degree)
         neighbours = min(math.ceil(degree), size - 1)
-        stream = _BeaconStream(beacon, "random", size)
+        stream = BeaconStream(beacon, "random", size)
         chosen = np.stack([stream.permutation(size - 1)[:neighbours] for _ in range(size)])
         senders = np.repeat(np.arange(size, dtype=np.int64), neighbours)
         # Numbers 0..size-2 stand for "the others", skipping the sender itself.
@@ -183,7 +183,7 @@ class ShareGraph:
     @property
     def balanced(self) -> bool:
         """Whether every client receives as many unit shares as it sends (Theorem 2 needs it)."""
-        return bool(np.allclose(self.in_weight, self.out_weight, rtol=_BALANCE_TOLERANCE, atol=0.0))
+        return bool(np.allclose(self.in_weight, self.out_weight, rtol=BALANCE_TOLERANCE, atol=0.0))
 
     def neighbours(self, client: int) -> IntArray:
         """Everyone who shares an edge with `client`, in either direction."""
@@ -215,100 +215,6 @@ class ShareGraph:
 
     def __repr__(self) -> str:
         return f"ShareGraph(kind={self.kind!r}, size={self.size}, edges={self.senders.size})"
-
-
-class _BeaconStream:
-    """Public pseudo-random integers: SHAKE-256 over (beacon, purpose, size, counter)."""
-
-    _BLOCK = 1024
-
-    def __init__(self, beacon: bytes, purpose: str, size: int) -> None:
-        if not isinstance(beacon, bytes):
-            raise ConfigError(f"must be bytes, not {type(beacon).__name__}", field="beacon")
-        seed = hashlib.sha256(beacon).digest() + size.to_bytes(8, "little") + purpose.encode()
-        self._seed = b"niss.graph.v1" + seed
-        self._counter = 0
-        self._words = np.empty(0, dtype=np.uint64)
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` uniform 64-bit words."""
-        while self._words.size < count:
-            block = hashlib.shake_256(self._seed + self._counter.to_bytes(8, "little")).digest(
-                8 * self._BLOCK
-            )
-            self._counter += 1
-            self._words = np.concatenate([self._words, np.frombuffer(block, dtype="<u8").astype(np.uint64)])
-        taken, self._words = self._words[:count], self._words[count:]
-        return taken
-
-    def permutation(self, count: int) -> IntArray:
-        """A random permutation: the order of `count` 64-bit keys (ties: probability < count^2 / 2^65)."""
-        return np.argsort(self.words(count), kind="stable").astype(np.int64)
-
-    def below(self, limit: int) -> int:
-        """A uniform integer in [0, limit), by rejection."""
-        usable = 2**64 - 2**64 % limit
-        while True:
-            word = int(self.words(1)[0])
-            if word < usable:
-                return word % limit
-
-
-def _disjoint_derangements(size: int, degree: int, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
-    """Senders and receivers of `degree` derangements that share no edge."""
-    if degree > (size - 1) // 2:
-        # The complement of a simple regular graph is one too, and sparse graphs are quick to draw.
-        rest = _disjoint_derangements(size, size - 1 - degree, stream)
-        absent = np.eye(size, dtype=bool)
-        absent[rest] = True
-        senders, receivers = np.nonzero(~absent)
-        return senders.astype(np.int64), receivers.astype(np.int64)
-    forbidden = {client * size + client for client in range(size)}
-    permutations = []
-    for _ in range(degree):
-        images = _permutation_avoiding(forbidden, size, stream)
-        forbidden.update((np.arange(size) * size + images).tolist())
-        permutations.append(images)
-    if not permutations:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate(permutations)
-
-
-def _permutation_avoiding(forbidden: set[int], size: int, stream: _BeaconStream) -> IntArray:
-    """A random permutation that uses no forbidden (client, image) pair: random swaps mend a random start.
-
-    One exists whenever the pairs left form a regular bipartite graph (Koenig), which they do here.
-    """
-    while True:
-        images = stream.permutation(size).tolist()
-        pending = [client for client in range(size) if client * size + images[client] in forbidden]
-        tries = 0
-        while pending and tries < 64 * size:
-            tries += 1
-            client, other = pending[-1], stream.below(size)
-            mine, theirs = images[client], images[other]
-            if client * size + theirs in forbidden or other * size + mine in forbidden:
-                continue
-            images[client], images[other] = theirs, mine
-            pending = [left for left in pending[:-1] if left * size + images[left] in forbidden]
-        if not pending:
-            return np.asarray(images, dtype=np.int64)
-
-
-def _balanced_weights(size: int, senders: IntArray, receivers: IntArray, shares: FloatArray) -> FloatArray:
-    """Weights on the given edges with in-weight = out-weight = shares, by Sinkhorn scaling."""
-    weights = shares[senders] * shares[receivers] / shares.sum()
-    for _ in range(20_000):
-        weights *= (shares / np.bincount(senders, weights=weights, minlength=size))[senders]
-        received = np.bincount(receivers, weights=weights, minlength=size)
-        if np.allclose(received, shares, rtol=0.1 * _BALANCE_TOLERANCE, atol=0.0):
-            return np.asarray(weights)
-        weights *= (shares / received)[receivers]
-    raise ConfigError(
-        "no weights on this graph let every client receive as much as it sends",
-        field="shares",
-        hint="give more neighbours, or make the share counts less unequal (none above the sum of its neighbours')",
-    )
 
 
 def _share_vector(shares: ArrayLike, size: int) -> FloatArray:
