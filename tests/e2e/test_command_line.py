@@ -94,7 +94,14 @@ def test_resume_after_kill_nine_gives_the_same_bytes(tmp_path):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     command = [str(NISS), "run", "--rounds", "500", *SMALL, "--out", "long"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # A job in the background of a shell inherits an ignored SIGINT; a user at a terminal does not.
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     while not (tmp_path / "long/checkpoint.safetensors").exists():
         assert process.poll() is None
         time.sleep(0.01)

@@ -2,7 +2,8 @@
 
 from niss.accounting.joint import calibrate_tau2, effective_variance
 from niss.accounting.ledger import Ledger
-from niss.accounting.plan import METHODS, RELATIONS, UNITS, Balance, Plan, RoundPlan
+from niss.accounting.plan import METHODS, RELATIONS, UNITS, Plan
+from niss.accounting.round_plan import Balance, RoundPlan
 from niss.accounting.statement import ClientStatement, Statement, make_statement
 
 __all__ = [

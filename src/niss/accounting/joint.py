@@ -15,26 +15,23 @@ A connected group of honest clients without residual noise has none: its uploads
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import brentq
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
+from niss.accounting.inverse import DENSE_LIMIT, conditional_variance, require_dense, sampled_variance
+from niss.accounting.view import HiddenNoise, client_mask, hidden_noise, per_client
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 
 FloatArray = NDArray[np.float64]
 
-# Below this share of the largest eigenvalue an eigenvalue is rounding, and counts as zero noise.
-_SINGULAR = 1e-13
-# Above this squared pivot the Cholesky factor loses at most half the digits; below it, eigenvalues decide.
-_WELL_CONDITIONED = 1e-8
 # Stands for log(0) in a root search, which needs finite numbers.
 _NO_NOISE = -700.0
+# Solving for a few clients of a larger graph beats inverting the whole matrix.
+_FEW, _SMALL = 16, 200
 
 
 def effective_variance(
@@ -44,38 +41,50 @@ def effective_variance(
     residual_variance: ArrayLike,
     colluders: Collection[int] = (),
     dropped: Collection[int] = (),
+    revealed: Collection[tuple[int, int]] = (),
     scales: ArrayLike | None = None,
+    clients: Collection[int] | None = None,
 ) -> FloatArray:
     """Effective noise variance of each honest client that uploaded, in the order of their numbers.
 
-    `residual_variance` is the fresh noise each client adds (a number, or one per client). `colluders`
-    tell the server all they know; their edges protect nobody. `dropped` clients are honest and never
-    uploaded: their edges stay uncancelled and keep protecting the others (principal submatrix).
-    `scales` are the factors `s_e` a multiplicative `scalar` distortion really drew, one per edge; the
-    covariance is then conditioned on them, `sigma^2 sum_e c_e (e_a - s_e e_b)(e_a - s_e e_b)^T`.
+    residual_variance   the fresh noise each client adds: a number, or one per client
+    colluders           clients that tell the server all they know; their edges protect nobody
+    dropped             honest clients that never uploaded and whose edges stay uncancelled (`tolerate`):
+                        they keep protecting the others, by the principal submatrix
+    revealed            pairs of clients whose shared seeds were given to the server (`repair`): those
+                        edges protect nobody
+    scales              the factors a multiplicative distortion really drew, one per edge (`scalar`), or
+                        one per edge and coordinate (`coordinate`, of which the worst coordinate counts);
+                        the covariance is conditioned on them, and received shares earn no other credit
+    clients             compute only these, in this order; needed above some thousand clients
+
     0 means that there is no protection at all.
     """
-    residual = _per_client(residual_variance, graph.size, "residual_variance")
+    residual = per_client(residual_variance, graph.size, "residual_variance")
     if not np.isfinite(unit_variance) or unit_variance < 0.0:
         raise ConfigError("must be a finite number, not below 0", field="unit_variance")
-    colluding = _mask(colluders, graph.size, "colluders")
-    missing = _mask(dropped, graph.size, "dropped")
-    kept = np.flatnonzero(~colluding & ~missing)
-    if scales is not None:
-        scales = np.asarray(scales, dtype=np.float64)
-        if scales.shape not in ((), graph.senders.shape) or not np.all(np.isfinite(scales)):
-            raise ConfigError(f"needs one finite factor per edge ({graph.senders.size})", field="scales")
-        if np.all(scales == 1.0):
-            scales = None
-    covariance = _honest_covariance(graph, unit_variance, residual, colluding, scales)[np.ix_(kept, kept)]
-    if scales is not None:
-        return _conditional_variance(covariance)
-    singular = _unprotected(graph, unit_variance, residual, colluding, missing)[kept]
-    result = np.zeros(kept.size)
-    solid = np.flatnonzero(~singular)
-    if solid.size:
-        result[solid] = _conditional_variance(covariance[np.ix_(solid, solid)])
-    return result
+    factors = _scales(graph, scales)
+
+    def view(drawn: FloatArray | None) -> HiddenNoise:
+        return hidden_noise(
+            graph,
+            unit_variance=unit_variance,
+            residual=residual,
+            colluders=colluders,
+            dropped=dropped,
+            revealed=revealed,
+            scales=drawn,
+        )
+
+    if factors is not None and factors.ndim == 2:
+        worst: FloatArray = np.min(
+            [_variance(view(column), None, residual, True) for column in factors.T], axis=0
+        )
+        return worst if clients is None else worst[_places(view(None), clients)]
+    hidden = view(factors)
+    return _variance(
+        hidden, None if clients is None else _places(hidden, clients), residual, factors is not None
+    )
 
 
 def calibrate_tau2(
@@ -90,35 +99,50 @@ def calibrate_tau2(
     The residual noise of client k is `tau^2 sigma^2 in_k` (additive distortion). The worst client of this
     very graph decides. The result is verified with the exact matrix before it is returned.
     """
-    target = _per_client(target_variance, graph.size, "target_variance")
+    target = per_client(target_variance, graph.size, "target_variance")
     if np.any(target == 0.0):
         raise ConfigError("must be above 0", field="target_variance")
-    if not np.isfinite(unit_variance) or unit_variance <= 0.0:
-        raise ConfigError("must be a finite number above 0", field="unit_variance")
-    honest = np.flatnonzero(~_mask(colluders, graph.size, "colluders"))
-    received = unit_variance * graph.in_weight
+    honest = np.flatnonzero(~client_mask(colluders, graph.size, "colluders"))
 
-    def shortfall(log_tau2: float) -> float:
+    def worst_ratio(tau2: float) -> float:
         effective = effective_variance(
             graph,
             unit_variance=unit_variance,
-            residual_variance=np.exp(log_tau2) * received,
+            residual_variance=tau2 * unit_variance * graph.in_weight,
             colluders=colluders,
         )
-        worst = float(np.min(effective / target[honest]))
-        return float(np.log(worst)) if worst > 0.0 else _NO_NOISE
+        return float(np.min(effective / target[honest]))
 
     if honest.size == 0:
         raise PrivacyError("no honest client is left to protect", hint="name fewer colluders")
+    return least_tau2(graph, unit_variance, target, honest, worst_ratio)
+
+
+def least_tau2(
+    graph: ShareGraph,
+    unit_variance: float,
+    target: FloatArray,
+    honest: NDArray[np.int64],
+    worst_ratio: Callable[[float], float],
+) -> float:
+    """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1."""
+    if not np.isfinite(unit_variance) or unit_variance <= 0.0:
+        raise ConfigError("must be a finite number above 0", field="unit_variance")
+    received = unit_variance * graph.in_weight
     if np.any(received[honest] == 0.0):
         raise PrivacyError(
             f"{int(np.sum(received[honest] == 0.0))} clients receive no share, so distortion gives them no noise",
             hint="use graph = 'regular', in which everyone receives as much as it sends",
         )
+
+    def shortfall(log_tau2: float) -> float:
+        ratio = worst_ratio(float(np.exp(log_tau2)))
+        return float(np.log(ratio)) if ratio > 0.0 else _NO_NOISE
+
     # At `high` the residual alone reaches every target. At `low` the residuals of all clients together
     # do not exceed the largest one, and no effective variance exceeds the variance of the sum.
     high = float(np.log(np.max(target[honest] / received[honest])))
-    low = float(np.log(np.max(target[honest]) / np.sum(received[honest])))
+    low = float(np.log(np.max(target[honest]) / np.sum(received)))
     if shortfall(low) >= 0.0:
         return float(np.exp(low))
     root = float(brentq(shortfall, low, high + 1e-9, xtol=1e-12, rtol=1e-12))
@@ -129,88 +153,46 @@ def calibrate_tau2(
     return float(np.exp(root))
 
 
-def _honest_covariance(
-    graph: ShareGraph,
-    unit_variance: float,
-    residual: FloatArray,
-    colluding: NDArray[np.bool_],
-    scales: ArrayLike | None,
+def _variance(
+    hidden: HiddenNoise, places: NDArray[np.int64] | None, residual: FloatArray, conditioned: bool
 ) -> FloatArray:
-    honest_edge = ~colluding[graph.senders] & ~colluding[graph.receivers]
-    senders, receivers = graph.senders[honest_edge], graph.receivers[honest_edge]
-    weights = unit_variance * graph.weights[honest_edge]
-    factors = np.ones(weights.size)
-    if scales is not None:
-        factors = np.broadcast_to(np.asarray(scales, dtype=np.float64), graph.senders.shape)[honest_edge]
-    covariance = np.zeros((graph.size, graph.size))
-    np.add.at(covariance, (senders, receivers), -weights * factors)
-    covariance += covariance.T
-    diagonal = residual.copy()
-    np.add.at(diagonal, senders, weights)
-    np.add.at(diagonal, receivers, weights * factors**2)
-    np.fill_diagonal(covariance, diagonal)
-    return covariance
-
-
-def _unprotected(
-    graph: ShareGraph,
-    unit_variance: float,
-    residual: FloatArray,
-    colluding: NDArray[np.bool_],
-    missing: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Clients in a connected honest group that has neither residual noise nor a dropped member."""
-    honest_edge = ~colluding[graph.senders] & ~colluding[graph.receivers]
-    if unit_variance == 0.0:
-        honest_edge[:] = False
-    ones = np.ones(int(honest_edge.sum()))
-    links = coo_array(
-        (ones, (graph.senders[honest_edge], graph.receivers[honest_edge])), shape=(graph.size,) * 2
-    )
-    _, group = connected_components(links, directed=False)
-    covered = np.zeros(group.max() + 1, dtype=bool)
-    covered[group[(residual > 0.0) | missing]] = True
-    return np.asarray(~covered[group])
-
-
-def _conditional_variance(covariance: FloatArray) -> FloatArray:
-    """`1 / (covariance^-1)_kk`: the variance of each entry given all the others; 0 where singular."""
-    result = np.zeros(len(covariance))
-    noisy = np.flatnonzero(np.diag(covariance) > 0.0)
-    if noisy.size == 0:
+    """The effective variances of one view; with drawn factors the matrix itself shows what is exposed."""
+    least = float(residual[hidden.kept].min(initial=np.inf))
+    few = places is not None and places.size <= _FEW and hidden.kept.size > _SMALL and least > 0.0
+    if places is not None and not conditioned and (few or hidden.kept.size > DENSE_LIMIT):
+        result = np.zeros(places.size)
+        solid = np.flatnonzero(~hidden.exposed[places])
+        result[solid] = sampled_variance(hidden.covariance, places[solid], least_residual=least)
         return result
-    scale = np.sqrt(np.diag(covariance)[noisy])
-    correlation = covariance[np.ix_(noisy, noisy)] / np.outer(scale, scale)
-    try:
-        factor = cholesky(correlation, lower=True, check_finite=False)
-    except np.linalg.LinAlgError:
-        factor = None
-    if factor is not None and np.min(np.diag(factor)) ** 2 > _WELL_CONDITIONED:
-        inverse = solve_triangular(factor, np.eye(noisy.size), lower=True, check_finite=False)
-        result[noisy] = scale**2 / np.sum(inverse**2, axis=0)
-        return result
-    values, vectors = np.linalg.eigh(correlation)
-    null = values <= _SINGULAR * values[-1]
-    precision = np.sum(vectors[:, ~null] ** 2 / values[~null], axis=1)
-    # A null direction strips every client that has a part in it; the others keep their noise.
-    exposed = np.sum(vectors[:, null] ** 2, axis=1) > _SINGULAR
-    result[noisy] = np.where(exposed, 0.0, scale**2 / precision)
-    return result
+    require_dense(hidden.kept.size)
+    whole = np.zeros(hidden.kept.size)
+    solid = np.arange(hidden.kept.size) if conditioned else np.flatnonzero(~hidden.exposed)
+    if solid.size:
+        part = hidden.covariance if solid.size == hidden.kept.size else hidden.covariance[solid][:, solid]
+        whole[solid] = conditional_variance(part.toarray(order="F"))
+    return whole if places is None else whole[places]
 
 
-def _per_client(values: ArrayLike, size: int, field: str) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1 or (array.ndim == 1 and array.shape != (size,)):
-        raise ConfigError(f"needs one number, or one per client ({size})", field=field)
-    if not np.all(np.isfinite(array)) or np.any(array < 0.0):
-        raise ConfigError("must be finite and not negative", field=field)
-    return np.broadcast_to(array, (size,)).copy()
+def _places(hidden: HiddenNoise, clients: Collection[int]) -> NDArray[np.int64]:
+    wanted = np.asarray(list(clients), dtype=np.int64)
+    places = np.searchsorted(hidden.kept, wanted)
+    found = (places < hidden.kept.size) & (hidden.kept[np.minimum(places, hidden.kept.size - 1)] == wanted)
+    if not np.all(found):
+        raise ConfigError(
+            f"client {int(wanted[~found][0])} is not among the honest clients that uploaded", field="clients"
+        )
+    return places
 
 
-def _mask(clients: Collection[int], size: int, field: str) -> NDArray[np.bool_]:
-    mask = np.zeros(size, dtype=bool)
-    for client in clients:
-        if not 0 <= client < size:
-            raise ConfigError(f"client {client} is not in the graph (0 to {size - 1})", field=field)
-        mask[client] = True
-    return mask
+def _scales(graph: ShareGraph, scales: ArrayLike | None) -> FloatArray | None:
+    if scales is None:
+        return None
+    factors = np.asarray(scales, dtype=np.float64)
+    if factors.ndim == 0:
+        factors = np.full(graph.senders.shape, float(factors))
+    if factors.shape[0] != graph.senders.size or factors.ndim > 2 or not np.all(np.isfinite(factors)):
+        raise ConfigError(
+            f"needs one finite factor per edge ({graph.senders.size}), or one per edge and coordinate",
+            field="scales",
+        )
+    return None if np.all(factors == 1.0) else factors

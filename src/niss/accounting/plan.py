@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.joint import calibrate_tau2, effective_variance
+from niss.accounting.collusion import Corruption, calibrate_for
+from niss.accounting.round_plan import RoundPlan
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
-from niss.mechanism import DISTORTIONS, MECHANISMS, aggregate_variance, gaussian_sigma, gdp_mu, share_counts
+from niss.mechanism import DISTORTIONS, MECHANISMS, gaussian_sigma, gdp_mu, share_counts
 
 METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
 UNITS = ("client", "record", "nbafl")
+# The part of delta that pays for the bound on colluding neighbours.
+FAILURE_SHARE = 0.1
 RELATIONS = ("zero-out", "replace-one")
 
 FloatArray = NDArray[np.float64]
@@ -43,6 +45,9 @@ class Plan:
     kappa           strength of the shares: v sigma^2 = kappa sigma_k^2
     neighbours      unit shares sent by the client with the least noise (the others in proportion)
     tau2            distortion of received shares; None calibrates it for the joint view
+    colluders       most participants of a round that tell the server all they know, fixed before the
+                    beacon; in a coalition graph, most in each group
+    revealed        most edges of a client that may be given to the server to repair dropouts
     """
 
     method: str = "niss"
@@ -61,6 +66,8 @@ class Plan:
     groups: tuple[tuple[int, ...], ...] = ()
     distortion: str = "additive"
     tau2: float | tuple[float, ...] | None = None
+    colluders: int = 0
+    revealed: int = 0
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -86,6 +93,7 @@ class Plan:
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
             )
+        Corruption(colluders=self.colluders, revealed=self.revealed)
         if self.participations < 1:
             raise ConfigError(f"must be at least 1, not {self.participations}", field="participations")
         if self.unit == "record" and self.learning_rate is None:
@@ -128,6 +136,23 @@ class Plan:
             return False
         return self.method != "niss" or self.tau2 is None
 
+    @property
+    def corruption(self) -> Corruption:
+        """What is assumed of the other participants.
+
+        On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
+        delta pays for the rounds in which it fails. Where everyone is a neighbour, or where the colluders
+        may sit in one group, all of them are assumed to be neighbours and nothing can fail.
+        """
+        everywhere = self.graph in ("complete", "coalition") or self.colluders == 0
+        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.participations
+        return Corruption(colluders=self.colluders, revealed=self.revealed, failure=failure)
+
+    @property
+    def gaussian_delta(self) -> float:
+        """What is left of delta for the noise, once the failures of the collusion bound are paid for."""
+        return self.delta - self.participations * self.corruption.failure
+
     def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
         """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm."""
         p = np.asarray(weights, dtype=np.float64)
@@ -166,7 +191,7 @@ class Plan:
                 epsilon, self.delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
             )
             return 1.0 / (sigma * math.sqrt(self.participations))
-        return gdp_mu(epsilon, self.delta) / math.sqrt(self.participations)
+        return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
 
     def for_round(
         self, participants: ArrayLike, *, weights: ArrayLike, records: ArrayLike, beacon: bytes
@@ -194,8 +219,10 @@ class Plan:
             return unshared
         unit = self.kappa * float(own.min()) / self.neighbours
         graph = self._draw_graph(members, share_counts(self.kappa * own, unit), beacon)
+        found = None
         if self.tau2 is None:
-            tau2 = np.full(members.size, calibrate_tau2(graph, unit_variance=unit, target_variance=own))
+            common, found = calibrate_for(graph, self.corruption, unit_variance=unit, target_variance=own)
+            tau2 = np.full(members.size, common)
         elif isinstance(self.tau2, tuple):
             if int(members.max()) >= len(self.tau2):
                 raise ConfigError(
@@ -204,7 +231,7 @@ class Plan:
             tau2 = np.array([self.tau2[client] for client in members])
         else:
             tau2 = np.full(members.size, float(self.tau2))
-        return replace(unshared, graph=graph, unit_variance=unit, tau2=tau2)
+        return replace(unshared, graph=graph, unit_variance=unit, tau2=tau2, found=found)
 
     def _draw_graph(self, members: IntArray, shares: FloatArray, beacon: bytes) -> ShareGraph:
         size = members.size
@@ -233,111 +260,6 @@ class Plan:
         return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=unequal)
 
 
-@dataclass(frozen=True)
-class Balance:
-    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
-
-    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
-    size; None where there is nothing to compare.
-    """
-
-    least_received: float
-    most_received: float
-    kept: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundPlan:
-    """The numbers of one round: what is added where, and what that promises to whom.
-
-    All arrays are in the order of `participants`. Variances are per coordinate of the upload `p_k x_k`.
-    Methods that share no noise have a graph without edges.
-    """
-
-    plan: Plan
-    participants: IntArray
-    sensitivity: FloatArray
-    own_variance: FloatArray
-    graph: ShareGraph
-    unit_variance: float
-    tau2: FloatArray
-    scales: FloatArray | None = None
-
-    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
-        """The same round, conditioned on the scalar distortion factors that were drawn."""
-        return replace(self, scales=scales)
-
-    @property
-    def aggregate_variance(self) -> float:
-        """Predicted noise variance of the sum of all uploads (of the released sum, for central-dp)."""
-        method = self.plan.method
-        if method == "niss":
-            return aggregate_variance(self.graph, unit_variance=self.unit_variance, tau2=self.tau2)
-        if method == "central-dp":
-            return float(self.own_variance.max())
-        return float(self.own_variance.sum())
-
-    @cached_property
-    def joint_variance(self) -> FloatArray | None:
-        """Effective variance per client against a server that sees everything; None: not computed.
-
-        For `central-dp` the server is trusted, and the view is that of anyone who sees the released model.
-        """
-        method = self.plan.method
-        if method == "central-dp":
-            return np.full(self.participants.size, self.aggregate_variance)
-        if method != "niss":
-            return self.own_variance
-        undistorted = bool(np.all(self.tau2 == 0.0))
-        if self.plan.distortion == "coordinate" and not undistorted:
-            return None
-        if self.plan.distortion == "scalar" and not undistorted:
-            if self.scales is None:
-                return None
-            return effective_variance(
-                self.graph, unit_variance=self.unit_variance, residual_variance=0.0, scales=self.scales
-            )
-        residual = self.tau2 * self.unit_variance * self.graph.in_weight
-        return effective_variance(self.graph, unit_variance=self.unit_variance, residual_variance=residual)
-
-    def balance(self) -> Balance | None:
-        """What an unbalanced graph costs; None where every client receives as much as it sends."""
-        if self.plan.method != "niss" or self.graph.balanced:
-            return None
-        regular = ShareGraph.regular(
-            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
-        )
-        residual = self.tau2 * self.unit_variance * regular.in_weight
-        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
-        kept = None
-        if self.joint_variance is not None and fair.min() > 0.0:
-            kept = float(self.joint_variance.min() / fair.min())
-        received = self.graph.in_weight / self.graph.out_weight
-        return Balance(float(received.min()), float(received.max()), kept)
-
-    @property
-    def marginal_variance(self) -> FloatArray:
-        """Noise variance of one upload looked at alone: the paper's view."""
-        method = self.plan.method
-        if method == "central-dp":
-            return np.zeros(self.participants.size)
-        if method != "niss":
-            return self.own_variance
-        return self.unit_variance * (self.graph.out_weight + (1.0 + self.tau2) * self.graph.in_weight)
-
-    @property
-    def joint_mu(self) -> FloatArray:
-        """mu of the joint view; infinite where there is no guarantee or none was computed."""
-        if self.joint_variance is None:
-            return np.full(self.participants.size, np.inf)
-        return _mu(self.sensitivity, self.joint_variance)
-
-    @property
-    def marginal_mu(self) -> FloatArray:
-        """mu of the marginal view; infinite where an upload carries no noise."""
-        return _mu(self.sensitivity, self.marginal_variance)
-
-
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:
     given = np.asarray(values, dtype=np.float64)
     if given.shape not in ((), (size,)):
@@ -345,8 +267,3 @@ def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool
     if not np.all(np.isfinite(given)) or np.any(given < 0.0) or (positive and np.any(given == 0.0)):
         raise ConfigError(f"must be finite and {'above 0' if positive else 'not negative'}", field=field)
     return np.broadcast_to(given, (size,))
-
-
-def _mu(sensitivity: FloatArray, variance: FloatArray) -> FloatArray:
-    with np.errstate(divide="ignore"):
-        return np.asarray(sensitivity / np.sqrt(variance))

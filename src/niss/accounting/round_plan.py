@@ -1,0 +1,151 @@
+"""The numbers of one round: what noise is added where, and what that promises to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.accounting.collusion import WorstCase, worst_case
+from niss.accounting.joint import effective_variance
+from niss.graph import ShareGraph
+from niss.mechanism import aggregate_variance
+
+if TYPE_CHECKING:
+    from niss.accounting.plan import Plan
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
+
+    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
+    size; None where there is nothing to compare.
+    """
+
+    least_received: float
+    most_received: float
+    kept: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """The numbers of one round: what is added where, and what that promises to whom.
+
+    All arrays are in the order of `participants`. Variances are per coordinate of the upload `p_k x_k`.
+    Methods that share no noise have a graph without edges.
+    """
+
+    plan: Plan
+    participants: IntArray
+    sensitivity: FloatArray
+    own_variance: FloatArray
+    graph: ShareGraph
+    unit_variance: float
+    tau2: FloatArray
+    scales: FloatArray | None = None
+    found: WorstCase | None = None
+
+    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
+        """The same round, conditioned on the distortion factors that were drawn."""
+        return replace(self, scales=scales)
+
+    @property
+    def aggregate_variance(self) -> float:
+        """Predicted noise variance of the sum of all uploads (of the released sum, for central-dp)."""
+        method = self.plan.method
+        if method == "niss":
+            return aggregate_variance(self.graph, unit_variance=self.unit_variance, tau2=self.tau2)
+        if method == "central-dp":
+            return float(self.own_variance.max())
+        return float(self.own_variance.sum())
+
+    @cached_property
+    def joint_variance(self) -> FloatArray | None:
+        """Effective variance per client against a server that sees everything; None: not computed.
+
+        For `central-dp` the server is trusted, and the view is that of anyone who sees the released model.
+        """
+        method = self.plan.method
+        if method == "central-dp":
+            return np.full(self.participants.size, self.aggregate_variance)
+        if method != "niss":
+            return self.own_variance
+        if self.plan.distortion != "additive" and np.any(self.tau2 > 0.0):
+            # Against colluders a multiplicative distortion earns no credit; no worst case is computed for it.
+            if self.scales is None or self.plan.corruption.colluders:
+                return None
+            return effective_variance(
+                self.graph, unit_variance=self.unit_variance, residual_variance=0.0, scales=self.scales
+            )
+        if self.worst is not None:
+            return self.worst.ratio * self.own_variance
+        residual = self.tau2 * self.unit_variance * self.graph.in_weight
+        return effective_variance(self.graph, unit_variance=self.unit_variance, residual_variance=residual)
+
+    @cached_property
+    def worst(self) -> WorstCase | None:
+        """The worst case over colluders; None where nobody is assumed to collude, or none is computed.
+
+        The worst ratio of effective to wanted variance found at any client is charged to every client.
+        """
+        assumed = self.plan.corruption
+        if self.plan.method != "niss" or assumed.colluders + assumed.revealed == 0:
+            return None
+        if self.found is not None or self.plan.distortion != "additive":
+            return self.found
+        return worst_case(
+            self.graph,
+            assumed,
+            unit_variance=self.unit_variance,
+            residual_variance=self.tau2 * self.unit_variance * self.graph.in_weight,
+            target_variance=self.own_variance,
+        )
+
+    def balance(self) -> Balance | None:
+        """What an unbalanced graph costs; None where every client receives as much as it sends."""
+        if self.plan.method != "niss" or self.graph.balanced:
+            return None
+        regular = ShareGraph.regular(
+            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
+        )
+        residual = self.tau2 * self.unit_variance * regular.in_weight
+        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
+        kept = None
+        if self.joint_variance is not None and fair.min() > 0.0:
+            kept = float(self.joint_variance.min() / fair.min())
+        received = self.graph.in_weight / self.graph.out_weight
+        return Balance(float(received.min()), float(received.max()), kept)
+
+    @property
+    def marginal_variance(self) -> FloatArray:
+        """Noise variance of one upload looked at alone: the paper's view."""
+        method = self.plan.method
+        if method == "central-dp":
+            return np.zeros(self.participants.size)
+        if method != "niss":
+            return self.own_variance
+        return self.unit_variance * (self.graph.out_weight + (1.0 + self.tau2) * self.graph.in_weight)
+
+    @property
+    def joint_mu(self) -> FloatArray:
+        """mu of the joint view; infinite where there is no guarantee or none was computed."""
+        if self.joint_variance is None:
+            return np.full(self.participants.size, np.inf)
+        return _mu(self.sensitivity, self.joint_variance)
+
+    @property
+    def marginal_mu(self) -> FloatArray:
+        """mu of the marginal view; infinite where an upload carries no noise."""
+        return _mu(self.sensitivity, self.marginal_variance)
+
+
+def _mu(sensitivity: FloatArray, variance: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(sensitivity / np.sqrt(variance))
