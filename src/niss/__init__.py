@@ -10,7 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss.accounting import Plan, Statement, calibrate_tau2, effective_variance
+    from niss.accounting import (
+        Plan,
+        Planned,
+        Statement,
+        calibrate_tau2,
+        effective_variance,
+        make_plan,
+        statement,
+    )
     from niss.data import Dataset, load_dataset, partition
     from niss.errors import ConfigError, DataError, NissError, PrivacyError, ProtocolError, RunFolderError
     from niss.graph import ShareGraph
@@ -39,6 +47,7 @@ _HOME = {
     "Dataset": "niss.data",
     "NissError": "niss.errors",
     "Plan": "niss.accounting",
+    "Planned": "niss.accounting",
     "PrivacyError": "niss.errors",
     "ProtocolError": "niss.errors",
     "RunFolderError": "niss.errors",
@@ -58,10 +67,12 @@ _HOME = {
     "load_config": "niss.simulation",
     "load_dataset": "niss.data",
     "make_config": "niss.simulation",
+    "make_plan": "niss.accounting",
     "partition": "niss.data",
     "preset": "niss.simulation",
     "resume": "niss.simulation",
     "run": "niss.simulation",
+    "statement": "niss.accounting",
     "write_report": "niss.report",
 }
 
@@ -73,6 +84,7 @@ __all__ = [
     "Dataset",
     "NissError",
     "Plan",
+    "Planned",
     "PrivacyError",
     "ProtocolError",
     "RunFolderError",
@@ -92,10 +104,12 @@ __all__ = [
     "load_config",
     "load_dataset",
     "make_config",
+    "make_plan",
     "partition",
     "preset",
     "resume",
     "run",
+    "statement",
     "write_report",
 ]
 

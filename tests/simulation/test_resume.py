@@ -8,12 +8,21 @@ from importlib import import_module
 import pytest
 
 import niss
+from niss.accounting.ledger_file import LedgerFile
 from niss.simulation import records
 from support.federation import small_config
 
 run_module = import_module("niss.simulation.run")  # the name `niss.simulation.run` is the function
 
-SAME_BYTES = ("metrics.jsonl", "model.safetensors", "privacy.json", "result.json", "checkpoint.safetensors")
+SAME_BYTES = (
+    "metrics.jsonl",
+    "ledger.jsonl",
+    "model.safetensors",
+    "privacy.json",
+    "result.json",
+    "checkpoint.safetensors",
+)
+MOMENTS = ("inside charge", "before append", "after append", "inside checkpoint", "before result")
 
 
 class Killed(BaseException):
@@ -31,7 +40,7 @@ def assert_same_run(one, other):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "central-dp", "niss"])
-@pytest.mark.parametrize("moment", ["before append", "after append", "inside checkpoint", "before result"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, materials, method, moment):
     config = small_config(methods=[{"name": method, "neighbours": 3}])
     niss.run(config, out=tmp_path / "whole", **materials)
@@ -47,6 +56,14 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, material
 
 def _kill_at(patch, moment):
     append, write, conclude = records.RunFolder.append_round, records.write_atomically, run_module._conclude
+    charge = LedgerFile._append
+
+    def dying_charge(self, line):
+        if moment == "inside charge" and len(self.entries) == 2:
+            with self.path.open("ab") as file:
+                file.write(line[: len(line) // 2])
+            raise Killed
+        charge(self, line)
 
     def dying_append(self, metrics, seconds):
         if metrics["round"] == 3 and moment == "before append":
@@ -67,6 +84,7 @@ def _kill_at(patch, moment):
             raise Killed
         return conclude(*arguments)
 
+    patch.setattr(LedgerFile, "_append", dying_charge)
     patch.setattr(records.RunFolder, "append_round", dying_append)
     patch.setattr(records, "write_atomically", dying_write)
     patch.setattr(run_module, "_conclude", dying_conclude)
@@ -155,6 +173,7 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, materials):
     assert names == {
         "manifest.json",
         "metrics.jsonl",
+        "ledger.jsonl",
         "timing.jsonl",
         "privacy.json",
         "model.safetensors",
@@ -165,9 +184,37 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, materials):
     assert manifest["precision"] == "float32"
     assert manifest["config"]["rounds"] == 4
     assert set(manifest["versions"]) == {"niss", "numpy", "python", "torch"}
+    ledger = LedgerFile.read(tmp_path / "a" / "ledger.jsonl")
+    assert [entry.round for entry in ledger.entries] == [1, 2, 3, 4]
+    for client in result.statement.clients:
+        assert ledger.participations(str(client.client)) == client.participations
+        assert ledger.spent(str(client.client)) == pytest.approx(client.mu_joint)
+        assert ledger.spent(str(client.client), view="marginal") == pytest.approx(client.mu_marginal)
     lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
     assert (
         json.loads((tmp_path / "a" / "privacy.json").read_text())["epsilon_joint"]
         == result.summary["epsilon_joint"]
     )
+
+
+def test_a_ledger_without_its_rounds_is_not_resumed(tmp_path, monkeypatch, materials):
+    with monkeypatch.context() as patch:
+        _kill_at(patch, "inside checkpoint")
+        with pytest.raises(Killed):
+            niss.run(small_config(), out=tmp_path, **materials)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]))
+    with pytest.raises(niss.RunFolderError, match="has 1 rounds, the checkpoint 2"):
+        niss.resume(tmp_path, **materials)
+    path.write_bytes(b"".join([lines[0], lines[2], lines[1]]))
+    with pytest.raises(niss.PrivacyError, match="line 2"):
+        niss.resume(tmp_path, **materials)
+
+
+def test_rounds_without_a_guarantee_are_null_in_the_ledger(tmp_path, materials):
+    niss.run(small_config(methods=[{"name": "fedavg"}]), out=tmp_path / "a", **materials)
+    lines = (tmp_path / "a" / "ledger.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["budgets"]["0"] is None
+    assert all(mu["mu_joint"] is None for line in lines[1:] for mu in json.loads(line)["mus"].values())

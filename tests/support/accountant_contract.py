@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
 from niss.errors import NissError
 from niss.mechanism import gdp_epsilon
 
-ROUNDS = [0.3, 0.5, 0.2, 0.5]
+ROUNDS = [0.3, 0.5, 0.3]
 DELTA = 1e-5
 
 
@@ -36,23 +37,23 @@ class AccountantContract:
 
     def test_more_rounds_cost_more(self) -> None:
         costs = [self.known(ROUNDS[:count]) for count in range(len(ROUNDS) + 1)]
-        assert all(less < more for less, more in zip(costs, costs[1:], strict=False))
+        assert all(less < more for less, more in pairwise(costs))
 
     def test_less_noise_costs_more(self) -> None:
-        costs = [self.known([scale * mu for mu in ROUNDS]) for scale in (0.5, 1.0, 1.1, 4.0)]
-        assert all(less < more for less, more in zip(costs, costs[1:], strict=False))
+        costs = [self.known([scale * mu for mu in ROUNDS]) for scale in (0.5, 1.0, 2.0)]
+        assert all(less < more for less, more in pairwise(costs))
 
     def test_less_noise_in_one_round_costs_more(self) -> None:
-        assert self.known([0.3, 0.5, 0.3, 0.5]) > self.known(ROUNDS)
+        assert self.known([0.3, 0.5, 0.4]) > self.known(ROUNDS)
 
     def test_a_smaller_delta_costs_more(self) -> None:
-        costs = [self.known(ROUNDS, delta) for delta in (1e-2, 1e-5, 1e-8)]
-        assert all(less < more for less, more in zip(costs, costs[1:], strict=False))
+        costs = [self.known(ROUNDS, delta) for delta in (1e-2, 1e-6)]
+        assert all(less < more for less, more in pairwise(costs))
 
     def test_the_order_of_the_rounds_does_not_matter(self) -> None:
         assert self.known(ROUNDS) == pytest.approx(self.known(ROUNDS[::-1]), rel=1e-9)
 
-    @pytest.mark.parametrize("mus", [ROUNDS, [0.05], [1.0] * 6, [3.0]])
+    @pytest.mark.parametrize("mus", [ROUNDS, [0.05], [1.0] * 4])
     def test_it_agrees_with_the_exact_curve(self, mus: list[float]) -> None:
         exact = gdp_epsilon(math.sqrt(math.fsum(mu**2 for mu in mus)), DELTA)
         assert (1.0 - self.below) * exact - 1e-9 <= self.known(mus) <= (1.0 + self.above) * exact + 1e-9

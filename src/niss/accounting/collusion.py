@@ -12,15 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array, diags_array
+from scipy.sparse import csr_array, diags_array, eye_array
 from scipy.sparse.linalg import cg
 from scipy.stats import hypergeom
 
-from niss.accounting.joint import effective_variance, least_tau2
+from niss.accounting.joint import effective_variance, least_tau2, received_variance, target_per_client
 from niss.accounting.view import hidden_noise, per_client
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
@@ -31,10 +32,17 @@ IntArray = NDArray[np.int64]
 
 # All sets of colluders are tried when there are at most this many.
 EXACT_SETS = 3_000
+# Rounds of up to this many clients are searched against every client, larger ones against a few.
+_EVERYONE = 60
 _SUSPECTS = 6
 _GREEDY_STEPS = 5
 _RANDOM_SETS = 2
+# The worst few sets found, if of up to this many colluders, are improved by exchanging one at a time.
+_EXCHANGED = 12
+_EXCHANGED_SETS, _EXCHANGE_ROUNDS, _CANDIDATES = 3, 3, 4
 _REFINEMENTS = 6
+# Added to the diagonal, as a share of its mean, so that a group without fresh noise can be searched too.
+_SOFTENING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,9 @@ class Corruption:
 
     def __post_init__(self) -> None:
         for field in ("colluders", "revealed"):
-            if getattr(self, field) < 0:
-                raise ConfigError(f"must not be negative, not {getattr(self, field)}", field=field)
+            value = getattr(self, field)
+            if not isinstance(value, (int, np.integer)) or value < 0:
+                raise ConfigError(f"must be a whole number, not below 0, not {value!r}", field=field)
         if not 0.0 <= self.failure < 1.0:
             raise ConfigError(f"must lie in [0, 1), not {self.failure!r}", field="failure")
 
@@ -71,6 +80,7 @@ class WorstCase:
     examined: int
 
 
+@lru_cache(maxsize=4_096)
 def colluding_neighbours(participants: int, neighbours: int, colluders: int, failure: float) -> int:
     """The least q with P(more than q of the neighbours collude) <= failure.
 
@@ -79,6 +89,9 @@ def colluding_neighbours(participants: int, neighbours: int, colluders: int, fai
     if not 0 <= neighbours < participants or not 0 <= colluders < participants:
         raise ConfigError("neighbours and colluders must be fewer than the participants", field="neighbours")
     most = min(neighbours, colluders)
+    if failure <= 0.0:
+        # A probability too small for a float is not yet none.
+        return most
     for count in range(most):
         if hypergeom.sf(count, participants - 1, colluders, neighbours) <= failure:
             return count
@@ -95,7 +108,7 @@ def worst_case(
 ) -> WorstCase:
     """The smallest ratio of effective to target variance over honest clients and colluder sets."""
     residual = per_client(residual_variance, graph.size, "residual_variance")
-    target = per_client(target_variance, graph.size, "target_variance")
+    target = target_per_client(target_variance, graph.size)
     removed = corruption.colluders + corruption.revealed
     if removed > graph.size - 2:
         raise PrivacyError(
@@ -120,9 +133,9 @@ def calibrate_for(
     target_variance: ArrayLike,
 ) -> tuple[float, WorstCase]:
     """The smallest common tau^2 that keeps every target in the worst case found, and that worst case."""
-    target = per_client(target_variance, graph.size, "target_variance")
-    received = unit_variance * graph.in_weight
+    target = target_per_client(target_variance, graph.size)
     everyone = np.arange(graph.size)
+    received = received_variance(graph, unit_variance, everyone)
 
     def examine(tau2: float) -> WorstCase:
         return worst_case(
@@ -133,39 +146,41 @@ def calibrate_for(
             target_variance=target,
         )
 
-    opponents: list[tuple[int, tuple[int, ...]]] = []
+    opponents: list[WorstCase] = []
+
+    def ratio_of(opponent: WorstCase, tau2: float) -> float:
+        variance = effective_variance(
+            graph,
+            unit_variance=unit_variance,
+            residual_variance=tau2 * received,
+            colluders=opponent.colluders,
+            clients=[opponent.client],
+        )
+        return float(variance[0] / target[opponent.client])
 
     def ratio(tau2: float) -> float:
-        if not opponents:
-            return examine(tau2).ratio
-        return min(
-            float(
-                effective_variance(
-                    graph,
-                    unit_variance=unit_variance,
-                    residual_variance=tau2 * received,
-                    colluders=colluders,
-                    clients=[client],
-                )[0]
-                / target[client]
-            )
-            for client, colluders in opponents
-        )
+        return min(ratio_of(opponent, tau2) for opponent in opponents) if opponents else examine(tau2).ratio
+
+    def worst_known(tau2: float, found: WorstCase) -> WorstCase:
+        """The search may miss at this tau^2 what it found at another."""
+        again = [replace(opponent, ratio=ratio_of(opponent, tau2)) for opponent in opponents]
+        worst = min([found, *again], key=_by_ratio)
+        return replace(worst, examined=found.examined)
 
     first = examine(float(np.max(target / received)) / graph.size)
     if not first.exact or first.colluders:
-        opponents.append((first.client, first.colluders))
+        opponents.append(first)
     for _ in range(_REFINEMENTS):
         tau2 = least_tau2(graph, unit_variance, target, everyone, ratio)
         found = examine(tau2)
         if found.ratio >= 1.0 - 1e-9:
-            return tau2, found
-        opponents.append((found.client, found.colluders))
+            return tau2, worst_known(tau2, found)
+        opponents.append(found)
     # The search keeps finding slightly worse sets: step past the last one.
     while found.ratio < 1.0 - 1e-9:
         tau2 *= 1.02
         found = examine(tau2)
-    return tau2, found
+    return tau2, worst_known(tau2, found)
 
 
 class _Search:
@@ -240,16 +255,14 @@ class _Search:
 
     def guided(self, removed: int) -> WorstCase:
         """Greedy and random sets against the clients that look weakest."""
-        worst: WorstCase | None = None
         stream = SimStream(int.from_bytes(self.graph.digest()[:7], "little")).child("worst case")
+        found = []
         for client in self._suspects(stream):
-            for colluders in self._sets_against(client, removed, stream.child("sets", client)):
-                self.examined += 1
-                ratio = self._ratio(client, colluders)
-                if worst is None or ratio < worst.ratio:
-                    worst = WorstCase(ratio, client, colluders, False, 0)
-        assert worst is not None
-        return WorstCase(worst.ratio, worst.client, worst.colluders, False, self.examined)
+            sets = self._sets_against(client, removed, stream.child("sets", client))
+            found.append(min((self._case(client, colluders) for colluders in sets), key=_by_ratio))
+        if removed <= _EXCHANGED:
+            found += [self._exchanged(start) for start in sorted(found, key=_by_ratio)[:_EXCHANGED_SETS]]
+        return replace(min(found, key=_by_ratio), examined=self.examined)
 
     def _suspects(self, stream: SimStream) -> list[int]:
         """Clients whose own links leave the least once the heaviest allowed ones are known, and a few others."""
@@ -258,6 +271,8 @@ class _Search:
             weights = np.sort(self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]])
             left[client] = weights[: weights.size - self.limit(client)].sum() + self.residual[client]
         weakest = np.argsort(left / self.target, kind="stable")[:_SUSPECTS]
+        if self.graph.size <= _EVERYONE:
+            return list(range(self.graph.size))
         others = stream.child("others").generator().permutation(self.graph.size)[:2]
         return list(dict.fromkeys([*weakest.tolist(), *others.tolist()]))
 
@@ -282,10 +297,7 @@ class _Search:
         near = set(self.neighbours(client).tolist())
         allowance = self.limit(client)
         for step in range(_GREEDY_STEPS):
-            potential = self._potential(client, tuple(chosen))
-            flow = self.links @ potential**2 - 2.0 * potential * (self.links @ potential)
-            energy = flow + potential**2 * (self.links.sum(axis=1) + self.residual)
-            energy[[client, *chosen]] = -1.0
+            energy = self._energy(client, tuple(chosen))
             wanted = math.ceil(removed * (step + 1) / _GREEDY_STEPS) - len(chosen)
             for candidate in np.argsort(-energy, kind="stable").tolist():
                 if wanted == 0 or energy[candidate] < 0.0:
@@ -298,19 +310,51 @@ class _Search:
                 wanted -= 1
         return tuple(sorted(chosen))
 
+    def _exchanged(self, start: WorstCase) -> WorstCase:
+        """One colluder out, another in, as long as that makes it worse."""
+        best, client = start, start.client
+        near, limit = set(self.neighbours(client).tolist()), self.limit(client)
+        for _ in range(_EXCHANGE_ROUNDS):
+            before = best
+            for leaving in before.colluders:
+                staying = [colluder for colluder in best.colluders if colluder != leaving]
+                energy = self._energy(client, tuple(staying))
+                if len(near.intersection(staying)) >= limit:
+                    energy[list(near)] = -1.0
+                for candidate in np.argsort(-energy, kind="stable")[:_CANDIDATES].tolist():
+                    if energy[candidate] >= 0.0:
+                        best = min(
+                            best, self._case(client, tuple(sorted([*staying, candidate]))), key=_by_ratio
+                        )
+            if best is before:
+                break
+        return best
+
+    def _energy(self, client: int, chosen: tuple[int, ...]) -> FloatArray:
+        """What each further client carries of the victim's protection; -1 for those already out."""
+        potential = self._potential(client, chosen)
+        flow = self.links @ potential**2 - 2.0 * potential * (self.links @ potential)
+        energy: FloatArray = flow + potential**2 * (self.links.sum(axis=1) + self.residual)
+        np.maximum(energy, 0.0, out=energy)
+        energy[[client, *chosen]] = -1.0
+        return energy
+
     def _potential(self, client: int, colluders: tuple[int, ...]) -> FloatArray:
         """Sigma_H^-1 e_client scaled to 1 at the client; 0 at colluders."""
         hidden = hidden_noise(
             self.graph, unit_variance=self.unit, residual=self.residual, colluders=colluders
         )
         unit = (hidden.kept == client).astype(np.float64)
-        jacobi = diags_array(1.0 / hidden.covariance.diagonal())
-        solution, _ = cg(hidden.covariance, unit, rtol=1e-6, maxiter=500, M=jacobi)
+        diagonal = hidden.covariance.diagonal()
+        softened = hidden.covariance + _SOFTENING * (float(diagonal.mean()) or 1.0) * eye_array(unit.size)
+        jacobi = diags_array(1.0 / softened.diagonal())
+        solution, _ = cg(softened, unit, rtol=1e-6, maxiter=500, M=jacobi)
         potential = np.zeros(self.graph.size)
         potential[hidden.kept] = solution / solution[unit > 0.0]
         return potential
 
-    def _ratio(self, client: int, colluders: tuple[int, ...]) -> float:
+    def _case(self, client: int, colluders: tuple[int, ...]) -> WorstCase:
+        self.examined += 1
         variance = effective_variance(
             self.graph,
             unit_variance=self.unit,
@@ -318,8 +362,12 @@ class _Search:
             colluders=colluders,
             clients=[client],
         )
-        return float(variance[0] / self.target[client])
+        return WorstCase(float(variance[0] / self.target[client]), client, colluders, False, 0)
 
     def _weights_to(self, client: int) -> FloatArray:
         weights: FloatArray = self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]]
         return weights
+
+
+def _by_ratio(case: WorstCase) -> float:
+    return case.ratio

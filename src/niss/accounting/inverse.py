@@ -73,7 +73,7 @@ def sampled_variance(covariance: csr_array, places: IntArray, *, least_residual:
         solution, failed = cg(covariance, unit, rtol=1e-11, atol=0.0, maxiter=5_000, M=jacobi)
         if failed:
             raise PrivacyError(
-                f"the joint view of client {place} could not be computed to full precision",
+                "the joint view of a client could not be computed to full precision",
                 hint="more residual noise or a better connected graph",
             )
         error = float(np.linalg.norm(unit - covariance @ solution)) / np.sqrt(least_residual)

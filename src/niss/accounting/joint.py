@@ -76,15 +76,15 @@ def effective_variance(
             scales=drawn,
         )
 
-    if factors is not None and factors.ndim == 2:
-        worst: FloatArray = np.min(
-            [_variance(view(column), None, residual, True) for column in factors.T], axis=0
-        )
-        return worst if clients is None else worst[_places(view(None), clients)]
-    hidden = view(factors)
-    return _variance(
-        hidden, None if clients is None else _places(hidden, clients), residual, factors is not None
-    )
+    def variance(drawn: FloatArray | None) -> FloatArray:
+        hidden = view(drawn)
+        places = None if clients is None else _places(hidden, clients)
+        return _variance(hidden, places, residual, drawn is not None)
+
+    if factors is None or factors.ndim == 1:
+        return variance(factors)
+    worst: FloatArray = np.min([variance(column) for column in factors.T], axis=0)
+    return worst
 
 
 def calibrate_tau2(
@@ -99,9 +99,7 @@ def calibrate_tau2(
     The residual noise of client k is `tau^2 sigma^2 in_k` (additive distortion). The worst client of this
     very graph decides. The result is verified with the exact matrix before it is returned.
     """
-    target = per_client(target_variance, graph.size, "target_variance")
-    if np.any(target == 0.0):
-        raise ConfigError("must be above 0", field="target_variance")
+    target = target_per_client(target_variance, graph.size)
     honest = np.flatnonzero(~client_mask(colluders, graph.size, "colluders"))
 
     def worst_ratio(tau2: float) -> float:
@@ -126,14 +124,7 @@ def least_tau2(
     worst_ratio: Callable[[float], float],
 ) -> float:
     """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1."""
-    if not np.isfinite(unit_variance) or unit_variance <= 0.0:
-        raise ConfigError("must be a finite number above 0", field="unit_variance")
-    received = unit_variance * graph.in_weight
-    if np.any(received[honest] == 0.0):
-        raise PrivacyError(
-            f"{int(np.sum(received[honest] == 0.0))} clients receive no share, so distortion gives them no noise",
-            hint="use graph = 'regular', in which everyone receives as much as it sends",
-        )
+    received = received_variance(graph, unit_variance, honest)
 
     def shortfall(log_tau2: float) -> float:
         ratio = worst_ratio(float(np.exp(log_tau2)))
@@ -153,22 +144,45 @@ def least_tau2(
     return float(np.exp(root))
 
 
+def received_variance(graph: ShareGraph, unit_variance: float, honest: NDArray[np.int64]) -> FloatArray:
+    """The variance of the shares each client receives, refusing rounds in which an honest one gets none."""
+    if not np.isfinite(unit_variance) or unit_variance <= 0.0:
+        raise ConfigError("must be a finite number above 0", field="unit_variance")
+    received = unit_variance * graph.in_weight
+    if np.any(received[honest] == 0.0):
+        raise PrivacyError(
+            f"{int(np.sum(received[honest] == 0.0))} clients receive no share, so distortion gives them no noise",
+            hint="use graph = 'regular', in which everyone receives as much as it sends",
+        )
+    return np.asarray(received)
+
+
+def target_per_client(values: ArrayLike, size: int) -> FloatArray:
+    """One wanted variance per client, all above 0."""
+    target = per_client(values, size, "target_variance")
+    if np.any(target == 0.0):
+        raise ConfigError("must be above 0", field="target_variance")
+    return target
+
+
 def _variance(
     hidden: HiddenNoise, places: NDArray[np.int64] | None, residual: FloatArray, conditioned: bool
 ) -> FloatArray:
     """The effective variances of one view; with drawn factors the matrix itself shows what is exposed."""
-    least = float(residual[hidden.kept].min(initial=np.inf))
-    few = places is not None and places.size <= _FEW and hidden.kept.size > _SMALL and least > 0.0
-    if places is not None and not conditioned and (few or hidden.kept.size > DENSE_LIMIT):
-        result = np.zeros(places.size)
-        solid = np.flatnonzero(~hidden.exposed[places])
-        result[solid] = sampled_variance(hidden.covariance, places[solid], least_residual=least)
-        return result
-    require_dense(hidden.kept.size)
-    whole = np.zeros(hidden.kept.size)
-    solid = np.arange(hidden.kept.size) if conditioned else np.flatnonzero(~hidden.exposed)
+    size = hidden.kept.size
+    solid = np.arange(size) if conditioned else np.flatnonzero(~hidden.exposed)
+    part = hidden.covariance if solid.size == size else hidden.covariance[solid][:, solid]
+    least = float(residual[hidden.kept[solid]].min(initial=np.inf))
+    few = places is not None and places.size <= _FEW and size > _SMALL and least > 0.0
+    whole = np.zeros(size)
+    if places is not None and (few or size > DENSE_LIMIT):
+        wanted = np.intersect1d(places, solid)
+        if wanted.size:
+            rows = np.searchsorted(solid, wanted)
+            whole[wanted] = sampled_variance(part, rows, least_residual=least)
+        return whole[places]
+    require_dense(size)
     if solid.size:
-        part = hidden.covariance if solid.size == hidden.kept.size else hidden.covariance[solid][:, solid]
         whole[solid] = conditional_variance(part.toarray(order="F"))
     return whole if places is None else whole[places]
 
@@ -176,7 +190,7 @@ def _variance(
 def _places(hidden: HiddenNoise, clients: Collection[int]) -> NDArray[np.int64]:
     wanted = np.asarray(list(clients), dtype=np.int64)
     places = np.searchsorted(hidden.kept, wanted)
-    found = (places < hidden.kept.size) & (hidden.kept[np.minimum(places, hidden.kept.size - 1)] == wanted)
+    found = np.isin(wanted, hidden.kept)
     if not np.all(found):
         raise ConfigError(
             f"client {int(wanted[~found][0])} is not among the honest clients that uploaded", field="clients"

@@ -94,6 +94,8 @@ class Plan:
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
             )
         Corruption(colluders=self.colluders, revealed=self.revealed)
+        if self.colluders and not 0.0 < self.delta < 1.0:
+            raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
         if self.participations < 1:
             raise ConfigError(f"must be at least 1, not {self.participations}", field="participations")
         if self.unit == "record" and self.learning_rate is None:
@@ -142,9 +144,11 @@ class Plan:
 
         On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
         delta pays for the rounds in which it fails. Where everyone is a neighbour, or where the colluders
-        may sit in one group, all of them are assumed to be neighbours and nothing can fail.
+        may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
+        where no noise is shared.
         """
-        everywhere = self.graph in ("complete", "coalition") or self.colluders == 0
+        shared = self.method == "niss" and self.colluders > 0
+        everywhere = self.graph in ("complete", "coalition") or not shared
         failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.participations
         return Corruption(colluders=self.colluders, revealed=self.revealed, failure=failure)
 
@@ -188,7 +192,7 @@ class Plan:
     def _round_mu_of(self, epsilon: float) -> float:
         if self.mechanism == "classical":
             sigma = gaussian_sigma(
-                epsilon, self.delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
+                epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
             )
             return 1.0 / (sigma * math.sqrt(self.participations))
         return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)

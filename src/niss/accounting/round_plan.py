@@ -78,8 +78,9 @@ class RoundPlan:
         if method != "niss":
             return self.own_variance
         if self.plan.distortion != "additive" and np.any(self.tau2 > 0.0):
-            # Against colluders a multiplicative distortion earns no credit; no worst case is computed for it.
-            if self.scales is None or self.plan.corruption.colluders:
+            # Against colluders or reveals no worst case is computed for a multiplicative distortion.
+            assumed = self.plan.corruption
+            if self.scales is None or assumed.colluders + assumed.revealed:
                 return None
             return effective_variance(
                 self.graph, unit_variance=self.unit_variance, residual_variance=0.0, scales=self.scales
@@ -117,9 +118,11 @@ class RoundPlan:
         )
         residual = self.tau2 * self.unit_variance * regular.in_weight
         fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
+        # Nobody colludes on either side of the comparison: what is measured is the graph.
+        trusting = replace(self, plan=replace(self.plan, colluders=0, revealed=0), found=None).joint_variance
         kept = None
-        if self.joint_variance is not None and fair.min() > 0.0:
-            kept = float(self.joint_variance.min() / fair.min())
+        if trusting is not None and fair.min() > 0.0:
+            kept = float(trusting.min() / fair.min())
         received = self.graph.in_weight / self.graph.out_weight
         return Balance(float(received.min()), float(received.max()), kept)
 
@@ -132,6 +135,14 @@ class RoundPlan:
         if method != "niss":
             return self.own_variance
         return self.unit_variance * (self.graph.out_weight + (1.0 + self.tau2) * self.graph.in_weight)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise in the released sum over what one client puts into it (`p_k clip`): the outsider's number."""
+        plan = self.plan
+        doubled = plan.unit == "record" or plan.relation == "replace-one"
+        moved = float(self.sensitivity.max()) / (2.0 if doubled else 1.0)
+        return float(np.sqrt(self.aggregate_variance)) / moved if moved else 0.0
 
     @property
     def joint_mu(self) -> FloatArray:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from niss.accounting.ledger import Ledger
+from niss.accounting.outsider import OutsiderClaim
 from niss.accounting.plan import Plan
 from niss.mechanism import gdp_epsilon
 
@@ -25,6 +26,14 @@ _RELATIONS = {
     "zero-out": "replaced by an update of zero; that the client took part is not hidden",
     "replace-one": "replaced by any other; that the client took part is not hidden",
 }
+
+
+NOT_PROTECTED = (
+    "that a client took part, and when",
+    "what follows about a client from everybody else's data",
+    "the sum of the updates itself, and the model made of it",
+    "anything a client sends outside this protocol",
+)
 
 
 @dataclass(frozen=True)
@@ -51,25 +60,32 @@ class Statement:
     epsilon_marginal: float | None
     budget_epsilon: float | None
     heuristic: bool
+    colluders: int
     adversary: str
     words: str
+    paper: str
+    not_protected: tuple[str, ...]
     caveats: tuple[str, ...]
     clients: tuple[ClientStatement, ...]
+    epsilon_outsider: float | None = None
+    outsider: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, ready for `json.dumps`."""
         return asdict(self)
 
 
-def make_statement(plan: Plan, ledger: Ledger, *, notes: tuple[str, ...] = ()) -> Statement:
+def make_statement(
+    plan: Plan, ledger: Ledger, *, notes: tuple[str, ...] = (), outsider: OutsiderClaim | None = None
+) -> Statement:
     """The statement for what `ledger` says was spent under `plan`."""
     clients = tuple(_client(plan, ledger, number) for number in range(ledger.participations.size))
     taken = [client for client in clients if client.participations]
-    joint = None if plan.heuristic else _worst([client.epsilon_joint for client in taken])
-    marginal = _worst([client.epsilon_marginal for client in taken])
+    joint = None if plan.heuristic else worst_epsilon([client.epsilon_joint for client in taken])
+    marginal = worst_epsilon([client.epsilon_marginal for client in taken])
     budget = None
     if ledger.budget is not None:
-        budget = max(gdp_epsilon(float(mu), plan.delta) for mu in np.unique(ledger.budget))
+        budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
     adversary = _adversary(plan)
     return Statement(
         method=plan.method,
@@ -80,11 +96,22 @@ def make_statement(plan: Plan, ledger: Ledger, *, notes: tuple[str, ...] = ()) -
         epsilon_marginal=marginal,
         budget_epsilon=budget,
         heuristic=plan.heuristic,
+        colluders=plan.colluders if plan.method == "niss" else 0,
         adversary=adversary,
         words=_words(plan, ledger, joint, marginal, adversary),
+        paper=_paper(plan, marginal),
+        not_protected=NOT_PROTECTED if plan.private else (),
         caveats=_caveats(plan) + notes,
         clients=clients,
+        epsilon_outsider=_outsider_epsilon(outsider, joint),
+        outsider=None if outsider is None else f"Seeing only the released models: {outsider.words}",
     )
+
+
+def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> float | None:
+    """The joint claim holds against an outsider too: the smaller one counts."""
+    known = [value for value in (joint, outsider.epsilon if outsider else None) if value is not None]
+    return min(known) if known else None
 
 
 def _client(plan: Plan, ledger: Ledger, number: int) -> ClientStatement:
@@ -95,19 +122,19 @@ def _client(plan: Plan, ledger: Ledger, number: int) -> ClientStatement:
         client=number,
         participations=int(ledger.participations[number]),
         mu_joint=joint if private and math.isfinite(joint) else None,
-        epsilon_joint=_epsilon(joint, plan) if private and not plan.heuristic else None,
+        epsilon_joint=_epsilon(joint, plan.gaussian_delta) if private and not plan.heuristic else None,
         mu_marginal=marginal if private and math.isfinite(marginal) else None,
-        epsilon_marginal=_epsilon(marginal, plan) if private else None,
+        epsilon_marginal=_epsilon(marginal, plan.delta) if private else None,
     )
 
 
-def _epsilon(mu: float, plan: Plan) -> float | None:
+def _epsilon(mu: float, delta: float) -> float | None:
     if not math.isfinite(mu):
         return None
-    return gdp_epsilon(mu, plan.delta) if mu > 0.0 else 0.0
+    return gdp_epsilon(mu, delta) if mu > 0.0 else 0.0
 
 
-def _worst(values: list[float | None]) -> float | None:
+def worst_epsilon(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None
 
@@ -117,10 +144,18 @@ def _adversary(plan: Plan) -> str:
         return "anyone who sees the released models; the server sees every bare update and is trusted"
     if plan.method == "fedavg":
         return "none: the server sees every bare update"
-    return (
-        "a server that sees every upload, knows the share graph and may know all other clients' data; "
-        "no client colludes with it"
-    )
+    return server_adversary(plan.colluders if plan.method == "niss" else 0)
+
+
+def server_adversary(colluders: int, *, revealed: int = 0) -> str:
+    """The server of the joint view, in words."""
+    server = "a server that sees every upload, knows the share graph and may know all other clients' data"
+    if colluders == 0:
+        helpers = "no client colludes with it"
+    else:
+        helpers = f"up to {colluders} participants of a round, fixed before its graph was drawn, tell it all they know"
+    given = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
+    return f"{server}; {helpers}{given}"
 
 
 def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | None, adversary: str) -> str:
@@ -135,7 +170,7 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
         "One upload alone carries no noise."
         if marginal is None
         else "Looked at alone (the paper's view), the uploads of a client would give epsilon = "
-        f"{_rounded_up(marginal)} {over}."
+        f"{rounded_up(marginal)} {over}."
     )
     if plan.heuristic:
         return (
@@ -145,12 +180,24 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
     if joint is None:
         return f"No guarantee in the joint view. {_why_none(plan)} {alone}"
     return (
-        f"({_rounded_up(joint)}, {plan.delta:g})-differential privacy for every client {over}, hiding {hidden}, "
+        f"({rounded_up(joint)}, {plan.delta:g})-differential privacy for every client {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
     )
 
 
-def _rounded_up(epsilon: float) -> str:
+def _paper(plan: Plan, marginal: float | None) -> str:
+    """The paper's own numbers, labelled as what they are: one upload alone, and its Theorem 3."""
+    if plan.method != "niss":
+        return ""
+    share = "epsilon = " + rounded_up(marginal) if marginal is not None else "no number"
+    return (
+        f"The paper counts one upload alone ({share}, composed over the participations) and asks of tau^2 only "
+        "max(2 rho - 1, 0) against a share rho of colluders (its Theorem 3): nothing at all below one half. "
+        "Neither holds against a server that combines the uploads."
+    )
+
+
+def rounded_up(epsilon: float) -> str:
     """Two digits, never below the number itself (a rounding error of 1e-8 apart)."""
     return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
@@ -177,7 +224,13 @@ def _caveats(plan: Plan) -> tuple[str, ...]:
         "they do not protect the data that was simulated with.",
     ]
     if plan.method == "niss":
-        caveats.append("Clients that collude with the server are not counted here.")
+        if plan.colluders == 0:
+            caveats.append("Clients that collude with the server are not counted here.")
+        if plan.corruption.failure:
+            caveats.append(
+                f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours of a "
+                "client collude than the accountant assumes."
+            )
         if plan.graph == "random":
             caveats.append(
                 "In a random list clients receive unequal numbers of shares: the worst-off client decides the epsilon, "

@@ -1,4 +1,5 @@
-"""The command line: `niss run`, `niss compare`, `niss data`, `niss report`.
+"""The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
+`niss data`, `niss report`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 other failure, 2 bad settings
 or arguments, 3 data missing or damaged, 4 a privacy rule refused the work, 5 run folder unusable,
@@ -11,7 +12,7 @@ import sys
 
 import typer
 
-from niss.cli import data, reports, simulate
+from niss.cli import account, data, plan, reports, simulate
 from niss.cli.terminal import print_error
 from niss.errors import NissError
 
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 app.command("run", epilog=simulate.RUN_EXAMPLES)(simulate.run_command)
 app.command("compare", epilog=simulate.COMPARE_EXAMPLES)(simulate.compare_command)
+app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
+app.command("account", epilog=account.EXAMPLES)(account.account_command)
 app.command("report")(reports.report_command)
 app.add_typer(data.app, name="data")
 

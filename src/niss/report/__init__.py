@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from niss.report.figures import save_png
 from niss.report.page import write_report
+from niss.report.plan_chart import plan_figure
 from niss.report.source import read_report_input
 from niss.report.table import summary_rows
 
-__all__ = ["read_report_input", "save_png", "summary_rows", "write_report"]
+__all__ = ["plan_figure", "read_report_input", "save_png", "summary_rows", "write_report"]

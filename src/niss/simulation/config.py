@@ -73,6 +73,7 @@ class PrivacyConfig(_Section):
     delta: Probability = 1e-5
     scope: Literal["training", "round"] = "training"
     participations: Count | None = None
+    colluders: Annotated[int, Field(ge=0)] = 0
     mechanism: Literal["analytic", "classical"] = "analytic"
     allow_invalid: bool = False
 
@@ -135,6 +136,11 @@ class Config(_Section):
                 raise ValueError(f"methods: two are called {title!r}; give each its own label")
             if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
                 raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
+        if privacy.colluders > training.participants - 2:
+            raise ValueError(
+                f"privacy.colluders: {privacy.colluders} of {training.participants} participants leave nobody "
+                "to share noise with; assume fewer, or let more take part"
+            )
         for method in self.methods:
             if isinstance(method.tau2, tuple) and len(method.tau2) != clients:
                 raise ValueError(f"methods.tau2: {len(method.tau2)} values for {clients} clients")
@@ -180,7 +186,33 @@ class Config(_Section):
             groups=method.groups,
             distortion=method.distortion,
             tau2=None if method.tau2 == "calibrated" else method.tau2,
+            colluders=self.privacy.colluders,
         )
+
+    def with_plan(self, plan: Plan) -> Config:
+        """These settings with the protection of `plan`, for example the planner's, as their one method."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        privacy = {
+            "unit": plan.unit,
+            "relation": plan.relation,
+            "clip": plan.clip,
+            "epsilon": plan.epsilon,
+            "delta": plan.delta,
+            "participations": plan.participations,
+            "mechanism": plan.mechanism,
+            "allow_invalid": plan.allow_invalid,
+            "colluders": plan.colluders,
+        }
+        method = {
+            "name": plan.method,
+            "kappa": plan.kappa,
+            "neighbours": plan.neighbours,
+            "graph": plan.graph,
+            "groups": plan.groups,
+            "distortion": plan.distortion,
+            "tau2": "calibrated" if plan.tau2 is None else plan.tau2,
+        }
+        return make_config({**values, "privacy": privacy, "methods": [method]})
 
 
 def load_config(path: str | Path) -> Config:

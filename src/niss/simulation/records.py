@@ -2,6 +2,7 @@
 
 manifest.json           settings, versions, seeds, data checksums; written first
 metrics.jsonl           one line a round, flushed; the same bytes on every repetition
+ledger.jsonl            what each round cost each participant; a hash chain, flushed before the round is summed
 timing.jsonl            seconds a round (kept apart: never the same twice)
 checkpoint.safetensors  weights and ledger after the last whole round, replaced atomically
 model.safetensors       the final model, by parameter name
@@ -33,6 +34,7 @@ from niss.errors import RunFolderError
 
 MANIFEST = "manifest.json"
 METRICS = "metrics.jsonl"
+LEDGER = "ledger.jsonl"
 TIMING = "timing.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"

@@ -50,6 +50,8 @@ class RoundOutcome:
     aggregate_variance_predicted: float
     joint_mu: float
     marginal_mu: float
+    noise_multiplier: float
+    worst_of_search: int | None
     balance: Balance | None
     evaluation: Evaluation | None
 
@@ -101,6 +103,7 @@ def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: 
     add_server_noise(total, round_plan, stream.child("noise"))
     moved = weights + torch.from_numpy(total).to(weights.dtype)
 
+    worst = round_plan.worst
     return RoundOutcome(
         weights=moved,
         participants=participants.size,
@@ -110,6 +113,8 @@ def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: 
         aggregate_variance_predicted=round_plan.aggregate_variance,
         joint_mu=float(round_plan.joint_mu.max()),
         marginal_mu=float(round_plan.marginal_mu.max()),
+        noise_multiplier=round_plan.noise_multiplier,
+        worst_of_search=None if worst is None or worst.exact else worst.examined,
         balance=round_plan.balance(),
         evaluation=_evaluate(federation, moved, number),
     )

@@ -19,10 +19,11 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from niss.accounting import Ledger, Statement, make_statement
+from niss.accounting import Ledger, OutsiderClaim, Statement, make_statement, outsider_epsilon
 from niss.errors import ConfigError, RunFolderError
 from niss.randomness import SimStream
 from niss.simulation.config import Config, MethodConfig, make_config
+from niss.simulation.ledger_record import recorded
 from niss.simulation.materials import Datasets, Materials, ModelSource, fit_to_datasets, gather, make_manifest
 from niss.simulation.records import (
     MANIFEST,
@@ -197,18 +198,22 @@ def _play(
         stream=SimStream(config.seed),
     )
     weights, ledger = state.weights, state.ledger
-    for number in range(state.rounds, config.rounds):
-        began = time.perf_counter()
-        outcome = play_round(federation, weights, ledger, number)
-        weights = outcome.weights
-        metrics.append(_metrics_line(number, outcome))
-        seconds = time.perf_counter() - began
-        if folder is not None:
-            folder.append_round(metrics[-1], seconds)
-            folder.save_checkpoint(Checkpoint(number + 1, weights, ledger))
-        if progress is not None:
-            accuracy = metrics[-1]["accuracy"]
-            progress(RoundEvent(method.title, *place, number + 1, config.rounds, accuracy, seconds))
+    if state.rounds < config.rounds:
+        path = None if folder is None else folder.path
+        run_name = f"{config.name}/{method.title}"
+        with recorded(ledger, path, plan, run=run_name, rounds=state.rounds) as ledger:
+            for number in range(state.rounds, config.rounds):
+                began = time.perf_counter()
+                outcome = play_round(federation, weights, ledger, number)
+                weights = outcome.weights
+                metrics.append(_metrics_line(number, outcome))
+                seconds = time.perf_counter() - began
+                if folder is not None:
+                    folder.append_round(metrics[-1], seconds)
+                    folder.save_checkpoint(Checkpoint(number + 1, weights, ledger))
+                if progress is not None:
+                    accuracy = metrics[-1]["accuracy"]
+                    progress(RoundEvent(method.title, *place, number + 1, config.rounds, accuracy, seconds))
     return _conclude(method, federation, weights, ledger, metrics, folder)
 
 
@@ -220,7 +225,8 @@ def _conclude(
     metrics: list[dict[str, Any]],
     folder: RunFolder | None,
 ) -> RunResult:
-    statement = make_statement(federation.plan, ledger, notes=_notes(metrics))
+    outsider = _outsider(federation, metrics)
+    statement = make_statement(federation.plan, ledger, notes=_notes(metrics), outsider=outsider)
     federation.layout.load(federation.module, weights)
     state_dict = {name: tensor.detach().clone() for name, tensor in federation.module.state_dict().items()}
     is_niss = method.name == "niss"
@@ -238,6 +244,7 @@ def _conclude(
         ),
         "epsilon_joint": statement.epsilon_joint,
         "epsilon_marginal": statement.epsilon_marginal,
+        "epsilon_outsider": statement.epsilon_outsider,
         "adversary": statement.adversary,
         "guarantee": statement.words,
     }
@@ -248,11 +255,33 @@ def _conclude(
     return RunResult(summary, metrics, statement, state_dict, None if folder is None else folder.path)
 
 
+def _outsider(federation: Federation, metrics: list[dict[str, Any]]) -> OutsiderClaim | None:
+    """What someone learns who sees the released models and nothing else."""
+    config, plan = federation.config, federation.plan
+    if not plan.private or plan.heuristic:
+        return None
+    # Without a budget nothing caps how often a client is drawn, except that cohorts are dealt out in turn.
+    capped = plan.calibrated or config.training.sampling == "shuffled"
+    return outsider_epsilon(
+        noise_multipliers=[line["noise_multiplier"] for line in metrics],
+        sampling=config.training.sampling,
+        clients=config.data.clients,
+        participants=config.training.participants,
+        delta=plan.delta,
+        participations=min(config.participations, len(metrics)) if capped else None,
+    )
+
+
 def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
     """What happened in the rounds that a reader of the statement must know."""
     notes = []
     if zeroed := sum(line["zeroed_updates"] for line in metrics):
         notes.append(f"{zeroed} updates were NaN or infinite and were replaced by zero.")
+    if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
+        notes.append(
+            f"The worst case over colluders is the worst of a search (at least {min(searched)} sets a round), "
+            "not of all sets."
+        )
     if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
         least = min(balance["least_received"] for balance in unequal)
         most = max(balance["most_received"] for balance in unequal)
@@ -276,6 +305,8 @@ def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
         "aggregate_variance_predicted": outcome.aggregate_variance_predicted,
         "mu_joint": outcome.joint_mu,
         "mu_marginal": outcome.marginal_mu,
+        "noise_multiplier": outcome.noise_multiplier,
+        "worst_of_search": outcome.worst_of_search,
         "balance": None if outcome.balance is None else asdict(outcome.balance),
     }
 

@@ -1,0 +1,215 @@
+"""Plans that assume colluders and reveals: what the rounds add, promise, and pay from delta."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.accounting import Plan, RoundPlan, effective_variance
+from niss.accounting.collusion import Corruption
+from niss.errors import ConfigError, PrivacyError
+from niss.mechanism import gaussian_sigma, gdp_delta, gdp_mu
+
+TARGET: dict[str, Any] = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5, "neighbours": 4}
+UNEQUAL = tuple(np.linspace(2.0, 4.0, 12))
+
+
+def _round(size: int = 12, **settings: Any) -> RoundPlan:
+    plan = Plan(**(TARGET | settings))
+    return plan.for_round(range(size), weights=1 / size, records=10, beacon=b"beacon")
+
+
+def _in_its_worst_case(shared: RoundPlan) -> float:
+    """The ratio at the set the round names, from the matrix itself; reveals are extra colluders there."""
+    assert shared.worst is not None
+    value = effective_variance(
+        shared.graph,
+        unit_variance=shared.unit_variance,
+        residual_variance=shared.tau2 * shared.unit_variance * shared.graph.in_weight,
+        colluders=shared.worst.colluders,
+        clients=[shared.worst.client],
+    )
+    return float(value[0] / shared.own_variance[shared.worst.client])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"colluders": 2},
+        {"colluders": 2, "kappa": 4.0, "participations": 9},
+        {"colluders": 1, "revealed": 1},
+        {"revealed": 2},
+        {"colluders": 3, "graph": "complete"},
+        {"colluders": 2, "epsilon": UNEQUAL},
+        {"colluders": 2, "graph": "complete", "epsilon": UNEQUAL},
+        {"colluders": 13, "size": 61},
+    ],
+)
+def test_calibrated_rounds_keep_the_target_in_the_worst_case(settings: dict[str, Any]) -> None:
+    shared = _round(**settings)
+    np.testing.assert_allclose(shared.joint_mu, shared.plan.round_mu(shared.participants), rtol=1e-9)
+    assert shared.plan.calibrated
+    assert shared.found is shared.worst
+    assert _in_its_worst_case(shared) == pytest.approx(1.0, abs=1e-8)
+
+
+def test_colluders_cost_noise_and_more_of_them_more() -> None:
+    spent = [_round(colluders=count, graph="complete").aggregate_variance for count in (0, 2, 4, 8)]
+    assert spent == sorted(spent)
+    assert spent[-1] > 1.5 * spent[0]
+    assert _round(colluders=2, revealed=2, graph="complete").aggregate_variance == pytest.approx(spent[2])
+
+
+def test_a_sparse_graph_pays_for_its_bound_from_delta() -> None:
+    plan = Plan(**TARGET, colluders=3, revealed=1, participations=5)
+    assert plan.corruption == Corruption(colluders=3, revealed=1, failure=0.1 * 1e-5 / 5)
+    assert plan.gaussian_delta == pytest.approx(0.9e-5, rel=1e-12)
+    whole = float(plan.budget(1)[0])
+    assert whole == pytest.approx(gdp_mu(3.0, 0.9e-5), rel=1e-12)
+    assert gdp_delta(3.0, whole) + 5 * plan.corruption.failure == pytest.approx(1e-5, rel=1e-9)
+
+
+def test_the_classical_mechanism_pays_too() -> None:
+    plan = Plan(epsilon=0.5, mechanism="classical", colluders=2)
+    sigma = gaussian_sigma(0.5, plan.gaussian_delta, 1.0, mechanism="classical")
+    assert plan.gaussian_delta < plan.delta
+    assert plan.round_mu(np.array([0]))[0] == pytest.approx(1.0 / sigma, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"graph": "complete", "colluders": 3},
+        {"graph": "coalition", "groups": ((0, 1, 2), (3, 4, 5)), "colluders": 1},
+        {"graph": "regular", "revealed": 2},
+        {"method": "dp-fedavg", "colluders": 3},
+        {"method": "central-dp", "colluders": 3},
+        {},
+    ],
+)
+def test_where_no_bound_can_fail_nothing_is_paid(settings: dict[str, Any]) -> None:
+    plan = Plan(**(TARGET | settings))
+    assert plan.corruption.failure == 0.0
+    assert plan.gaussian_delta == plan.delta
+    assert plan.budget(1)[0] == gdp_mu(3.0, 1e-5)
+
+
+def test_a_given_tau2_charges_the_worst_ratio_to_everyone() -> None:
+    shared = _round(colluders=2, tau2=0.2, epsilon=UNEQUAL)
+    assert not shared.plan.calibrated
+    assert shared.found is None
+    assert shared.worst is not None
+    assert shared.worst.ratio == pytest.approx(_in_its_worst_case(shared), rel=1e-9)
+    assert shared.joint_variance is not None
+    np.testing.assert_allclose(shared.joint_variance, shared.worst.ratio * shared.own_variance, rtol=1e-12)
+    np.testing.assert_allclose(shared.joint_mu, shared.sensitivity / np.sqrt(shared.joint_variance))
+    trusting = replace(shared, plan=replace(shared.plan, colluders=0))
+    assert trusting.joint_variance is not None
+    assert np.all(shared.joint_variance < trusting.joint_variance)
+
+
+def test_a_given_tau2_per_client_follows_the_participants() -> None:
+    tau2 = tuple(np.linspace(0.1, 0.6, 12))
+    shared = _round(colluders=1, tau2=tau2)
+    assert shared.worst is not None
+    assert shared.worst.ratio == pytest.approx(_in_its_worst_case(shared), rel=1e-9)
+
+
+@pytest.mark.parametrize(("size", "colluders"), [(12, 2), (60, 10)])
+@pytest.mark.parametrize("graph", ["regular", "complete"])
+@pytest.mark.parametrize("distortion", ["additive", "scalar"])
+def test_without_distortion_there_is_no_guarantee(
+    size: int, colluders: int, graph: str, distortion: str
+) -> None:
+    shared = _round(size, colluders=colluders, tau2=0.0, graph=graph, distortion=distortion)
+    assert np.all(np.isinf(shared.joint_mu))
+
+
+@pytest.mark.parametrize("assumed", [{"colluders": 2}, {"revealed": 2}, {"colluders": 1, "revealed": 1}])
+@pytest.mark.parametrize("distortion", ["scalar", "coordinate"])
+def test_no_worst_case_is_invented_for_multiplicative_distortions(
+    distortion: str, assumed: dict[str, int]
+) -> None:
+    shared = _round(tau2=0.3, distortion=distortion, **assumed)
+    scales = np.random.default_rng(0).normal(1.0, 0.5, shared.graph.senders.size)
+    for drawn in (shared, shared.with_scales(scales)):
+        assert drawn.worst is None
+        assert drawn.joint_variance is None
+        assert np.all(np.isinf(drawn.joint_mu))
+    trusting = _round(tau2=0.3, distortion=distortion).with_scales(scales)
+    assert trusting.joint_variance is not None
+    assert np.all(trusting.joint_variance > 0.0)
+
+
+def test_colluders_of_a_coalition_count_in_each_group() -> None:
+    """Two groups of six with two colluders each cost what one round of six with two colluders costs."""
+    groups = (tuple(range(6)), tuple(range(6, 12)))
+    both = _round(graph="coalition", groups=groups, colluders=2, neighbours=5)
+    plan = both.plan
+    single = plan.for_round(range(6), weights=1 / 12, records=10, beacon=b"beacon")
+    alone = replace(plan, graph="complete").for_round(range(6), weights=1 / 12, records=10, beacon=b"b")
+    assert both.tau2[0] == pytest.approx(single.tau2[0], rel=1e-8)
+    assert both.tau2[0] == pytest.approx(alone.tau2[0], rel=1e-8)
+    whole = replace(plan, graph="complete").for_round(range(12), weights=1 / 12, records=10, beacon=b"b")
+    assert both.tau2[0] > 1.2 * whole.tau2[0]
+    # Two in each group at once are no worse than two in one of them.
+    values = effective_variance(
+        both.graph,
+        unit_variance=both.unit_variance,
+        residual_variance=both.tau2 * both.unit_variance * both.graph.in_weight,
+        colluders=[0, 1, 6, 7],
+    )
+    assert np.all(values >= both.own_variance[[2, 3, 4, 5, 8, 9, 10, 11]] * (1.0 - 1e-8))
+
+
+def test_a_group_of_colluders_around_one_client_leaves_it_its_own_noise() -> None:
+    shared = _round(6, graph="coalition", groups=((0, 1, 2), (3, 4, 5)), colluders=2, neighbours=2)
+    np.testing.assert_allclose(shared.tau2 * shared.plan.kappa, 1.0, rtol=1e-8)
+    np.testing.assert_allclose(shared.joint_mu, shared.plan.round_mu(shared.participants), rtol=1e-9)
+
+
+def test_the_balance_compares_graphs_and_not_assumptions() -> None:
+    """What a random list costs is the same number whoever is assumed to collude."""
+    settings: dict[str, Any] = {"graph": "random", "tau2": 0.3, "neighbours": 3}
+    trusting = _round(**settings).balance()
+    wary = _round(**settings, colluders=2).balance()
+    assert trusting is not None
+    assert wary is not None
+    assert (trusting.least_received, trusting.most_received) == (wary.least_received, wary.most_received)
+    assert trusting.kept is not None
+    assert wary.kept == pytest.approx(trusting.kept, rel=1e-9)
+    assert trusting.kept < 0.9
+
+
+@pytest.mark.parametrize("assumed", [{"colluders": 11}, {"revealed": 11}, {"colluders": 6, "revealed": 5}])
+@pytest.mark.parametrize("tau2", [None, 0.3])
+def test_two_honest_participants_must_be_left(assumed: dict[str, int], tau2: float | None) -> None:
+    with pytest.raises(PrivacyError, match="leave nobody") as caught:
+        _ = _round(**assumed, tau2=tau2).joint_mu
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"colluders": -1}, "colluders"),
+        ({"colluders": 0.2}, "colluders"),
+        ({"revealed": -1}, "revealed"),
+        ({"colluders": 1, "delta": 0.0}, "delta"),
+        ({"colluders": 1, "delta": 20.0}, "delta"),
+    ],
+)
+def test_bad_assumptions_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Plan(**settings)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "central-dp"])
+def test_methods_that_share_no_noise_have_nothing_to_lose_to_colluders(method: str) -> None:
+    shared, plain = _round(method=method, colluders=11), _round(method=method)
+    assert shared.worst is None
+    np.testing.assert_array_equal(shared.joint_mu, plain.joint_mu)

@@ -1,0 +1,188 @@
+"""The planner: theory's tables, promises that are kept, and refusals that say what binds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import niss
+from niss.accounting import Group, Planned, make_plan, plan_coalitions
+from niss.simulation import make_config
+
+
+def planned(**changes: object) -> Planned:
+    return make_plan(**{"participants": 30, "neighbours": 29, **changes})  # type: ignore[arg-type]
+
+
+def test_the_papers_setting_needs_a_tau2_of_two_over_m() -> None:
+    assert planned(kappa=1.0).tau2 == pytest.approx(0.061, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("collusion", "kappa", "ratio"),
+    [
+        (0.0, 1.0, (1.84, 2.0)),
+        (0.0, 2.0, 1.33),
+        (0.0, 4.0, 1.14),
+        (0.0, 10.0, 1.05),
+        (0.0, 100.0, 1.005),
+        (0.2, 1.0, (2.7, 3.3)),
+        (0.2, 2.0, 1.8),
+        (0.2, 4.0, 1.48),
+        (0.2, 10.0, 1.33),
+        (0.2, 100.0, 1.26),
+        (0.5, 1.0, (5.6, 46.0)),
+        (0.5, 2.0, (3.5, 4.0)),
+        (0.5, 4.0, 2.65),
+        (0.5, 10.0, 2.2),
+        (0.5, 100.0, 2.02),
+    ],
+)
+def test_the_dense_table_of_the_theory(
+    collusion: float, kappa: float, ratio: float | tuple[float, float]
+) -> None:
+    """Aggregate noise in units of a trusted server's, complete graph, to 2 %."""
+    plan = planned(participants=300, neighbours=299, collusion=collusion, kappa=kappa)
+    low, high = ratio if isinstance(ratio, tuple) else (ratio, ratio)
+    assert 0.98 * low <= plan.aggregate_variance_ratio_to_central <= 1.02 * high
+    assert plan.aggregate_variance_ratio_to_central >= plan.aggregate_variance_ratio_ideal * (1 - 1e-9)
+    assert plan.effective_variance_ratio == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_plan_on_the_command_line_of_the_docs() -> None:
+    plan = planned(clip=3.0, epsilon=8.0, participations=30, collusion=0.2, dropout=0.05)
+    values = plan.to_json()
+    json.dumps(values)
+    for field in (
+        "sigma",
+        "tau2",
+        "kappa",
+        "neighbours",
+        "epsilon_joint",
+        "effective_variance_ratio",
+        "aggregate_variance_ratio_to_central",
+        "aggregate_variance_ratio_to_local",
+    ):
+        assert isinstance(values[field], float), field
+    assert values["epsilon_joint"] == pytest.approx(8.0, abs=1e-6)
+    assert values["aggregate_variance_ratio_to_local"] == pytest.approx(
+        values["aggregate_variance_ratio_to_central"] / (0.95 * 30)
+    )
+    assert values["plan"]["colluders"] == 6
+
+
+def test_sigma_is_the_noise_a_client_would_need_alone() -> None:
+    plan = planned(clip=3.0, epsilon=8.0, participations=30)
+    assert plan.sigma == pytest.approx(3.0 / 30 / (niss.gdp_mu(8.0, 1e-5) / np.sqrt(30)))
+
+
+def test_the_chosen_kappa_is_the_cheapest() -> None:
+    chosen = planned(collusion=0.2, dropout=0.05)
+    for kappa in (0.5, 0.8, 1.25, 2.0, 4.0):
+        other = planned(collusion=0.2, dropout=0.05, kappa=kappa)
+        assert chosen.aggregate_variance_ratio_to_central <= 1.01 * other.aggregate_variance_ratio_to_central
+
+
+def test_without_dropouts_the_plan_is_within_a_few_percent_of_the_ideal() -> None:
+    for collusion in (0.0, 0.2, 0.5):
+        plan = planned(participants=100, neighbours=99, collusion=collusion)
+        assert plan.aggregate_variance_ratio_to_central < 1.04 * plan.aggregate_variance_ratio_ideal
+
+
+def test_repair_is_cheaper_than_tolerating_where_many_drop() -> None:
+    tolerant = planned(participants=60, neighbours=59, dropout=0.1)
+    repairing = planned(participants=60, neighbours=59, dropout=0.1, mode="repair")
+    assert repairing.dropout_part == 0.0
+    assert repairing.plan.revealed > 0
+    assert repairing.aggregate_variance_ratio_to_central < 0.2 * tolerant.aggregate_variance_ratio_to_central
+
+
+@pytest.mark.parametrize("field", ["collusion", "dropout"])
+def test_more_trouble_never_costs_less(field: str) -> None:
+    costs = [planned(**{field: value}).aggregate_variance_ratio_to_central for value in (0.0, 0.1, 0.2, 0.4)]
+    # The cheapest kappa is taken from a grid, and to within a percent.
+    assert all(later >= 0.985 * earlier for earlier, later in itertools.pairwise(costs))
+    assert costs[-1] > costs[0]
+
+
+def test_fewer_neighbours_never_cost_less() -> None:
+    costs = [
+        make_plan(participants=40, neighbours=v, collusion=0.1, kappa=4.0).aggregate_variance_ratio_to_central
+        for v in (39.0, 12.0, 6.0)
+    ]
+    assert costs == sorted(costs)
+
+
+def test_asked_what_a_tau2_promises() -> None:
+    calibrated = planned(kappa=1.0, epsilon=8.0)
+    asked = planned(kappa=1.0, epsilon=8.0, tau2=calibrated.tau2)
+    assert asked.epsilon_joint == pytest.approx(8.0, rel=1e-6)
+    assert planned(kappa=1.0, epsilon=8.0, tau2=0.3).epsilon_joint < 8.0
+    assert planned(kappa=1.0, epsilon=8.0, tau2=0.01).epsilon_joint > 8.0
+    nothing = planned(kappa=1.0, epsilon=8.0, tau2=0.0)
+    assert nothing.epsilon_joint is None
+    assert nothing.epsilon_marginal < 8.0
+
+
+def test_the_simulator_takes_the_plan_as_it_is() -> None:
+    plan = make_plan(
+        participants=20, neighbours=6, clip=1.0, epsilon=5.0, participations=4, collusion=0.1
+    ).plan
+    config = make_config({"data": {"clients": 40}, "training": {"participants": 20}}).with_plan(plan)
+    assert config.plan(config.methods[0]) == plan
+    drawn = config.plan(config.methods[0]).for_round(range(20), weights=0.05, records=1, beacon=b"round")
+    mu = float(drawn.joint_mu.max()) * 2.0
+    assert niss.gdp_epsilon(mu, plan.gaussian_delta) <= 5.0 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"participants": 1}, niss.ConfigError, "participants"),
+        ({"epsilon": 0.0}, niss.ConfigError, "epsilon"),
+        ({"collusion": 1.0}, niss.ConfigError, "collusion"),
+        ({"dropout": -0.1}, niss.ConfigError, "dropout"),
+        ({"mode": "pray"}, niss.ConfigError, "tolerate, repair"),
+        ({"kappa": 0.0}, niss.ConfigError, "kappa"),
+        ({"delta": 0.0}, niss.ConfigError, "delta"),
+        ({"participations": 0}, niss.ConfigError, "participations"),
+        ({"neighbours": 0.5}, niss.ConfigError, "neighbours"),
+        ({"collusion": 0.97}, niss.PrivacyError, "infeasible: 30 colluders"),
+        ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, niss.PrivacyError, "revealed edges"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        planned(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_plan_without_gain_says_so() -> None:
+    plan = planned(dropout=0.6, kappa=4.0)
+    assert plan.aggregate_variance_ratio_to_local >= 1.0
+    assert any("No gain over DP-FedAvg" in note for note in plan.notes)
+
+
+def test_coalitions_pay_where_strangers_collude() -> None:
+    groups = [Group(30), Group(30)]
+    trusting = plan_coalitions(groups, flat_collusion=0.1)
+    fearful = plan_coalitions(groups, flat_collusion=0.8)
+    assert fearful.gain > 1.0 > trusting.gain
+    assert fearful.aggregate_variance_ratio_to_central == pytest.approx(
+        sum(group.aggregate_variance_ratio_to_central for group in fearful.groups)
+    )
+    json.dumps(fearful.to_json())
+
+
+def test_each_group_answers_for_its_own_colluders() -> None:
+    plan = plan_coalitions([Group(20), Group(20, collusion=0.3)], flat_collusion=0.5)
+    trusted, mixed = plan.groups
+    assert (trusted.plan.colluders, mixed.plan.colluders) == (0, 6)
+    assert mixed.aggregate_variance_ratio_to_central > trusted.aggregate_variance_ratio_to_central
+    with pytest.raises(niss.ConfigError, match="group 0 has 1"):
+        plan_coalitions([Group(1), Group(20)], flat_collusion=0.0)

@@ -1,0 +1,84 @@
+"""`niss plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NISS = Path(sys.executable).with_name("niss")
+PAPER = [
+    *(
+        "plan",
+        "--participants",
+        "30",
+        "--neighbours",
+        "29",
+        "--clip",
+        "3",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-5",
+    ),
+    *("--rounds", "100", "--participations", "30", "--collusion", "0.2", "--dropout", "0.05"),
+]
+
+
+def niss(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(NISS), *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_plan_as_text_and_as_json_agree() -> None:
+    text, data = niss(*PAPER), niss(*PAPER, "--json")
+    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
+    plan = json.loads(data.stdout)
+    assert plan["rounds"] == 100
+    assert f"{plan['kappa']:.3g}" in text.stdout
+    assert f"{plan['tau2']:.4g}" in text.stdout
+    assert "epsilon 8.00" in text.stdout
+    assert "6 static colluders of 30" in text.stdout
+
+
+def test_what_a_tau2_promises() -> None:
+    assert "no guarantee" in niss("plan", "--participants", "30", "--tau2", "0").stdout
+    asked = json.loads(niss("plan", "--participants", "30", "--tau2", "0.3", "--json").stdout)
+    assert asked["tau2"] == 0.3
+    assert asked["epsilon_joint"] < 3.0
+
+
+def test_coalitions_show_their_gain() -> None:
+    done = niss("plan", "--group", "20:0", "--group", "20:0.1", "--collusion", "0.8")
+    assert done.returncode == 0, done.stderr
+    assert "group 1" in done.stdout
+    assert "less noise" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_trade_off_is_drawn(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"plan.{suffix}"
+    done = niss(*PAPER, "--plot", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "--participants"),
+        (["--participants", "10", "--collusion", "0.95"], 4, "infeasible"),
+        (["--participants", "10", "--rounds", "3", "--participations", "5"], 2, "--participations"),
+        (["--group", "ten"], 2, "SIZE:COLLUSION"),
+        (["--participants", "10", "--plot", "plan.docx"], 2, ".png or .svg"),
+        (["--participants", "10", "--epsilon", "0"], 2, "epsilon"),
+    ],
+)
+def test_wrong_input_is_refused(arguments: list[str], code: int, message: str) -> None:
+    done = niss("plan", *arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
