@@ -163,6 +163,21 @@ def test_a_spent_budget_keeps_clients_out(datasets, held_out, linear):
         play(longer, datasets, held_out, linear)
 
 
+def test_a_target_per_round_is_no_budget_for_the_training(datasets, held_out, linear):
+    """Every client takes part in all three rounds, and the total is composed, not refused."""
+    config = small_config(
+        rounds=3,
+        training={"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        privacy={"epsilon": 5.0, "clip": 1.0, "scope": "round"},
+    )
+    statement = play(config, datasets, held_out, linear).statement
+    assert {client.participations for client in statement.clients} == {3}
+    assert statement.budget_epsilon is None
+    three = niss.gdp_epsilon(math.sqrt(3) * gdp_mu(5.0, 1e-5), 1e-5)
+    assert statement.epsilon_joint == pytest.approx(three, rel=0.02)
+    assert statement.epsilon_joint <= three * (1 + 1e-9)
+
+
 def test_declared_sizes_weight_the_clients_and_are_capped():
     from niss.simulation.participants import aggregation_weights
 

@@ -79,7 +79,9 @@ def make_statement(
     plan: Plan, ledger: Ledger, *, notes: tuple[str, ...] = (), outsider: OutsiderClaim | None = None
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`."""
-    clients = tuple(_client(plan, ledger, number) for number in range(ledger.participations.size))
+    rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
+    delta = plan.delta - rounds * plan.corruption.failure
+    clients = tuple(_client(plan, ledger, number, delta) for number in range(ledger.participations.size))
     taken = [client for client in clients if client.participations]
     joint = None if plan.heuristic else worst_epsilon([client.epsilon_joint for client in taken])
     marginal = worst_epsilon([client.epsilon_marginal for client in taken])
@@ -114,7 +116,7 @@ def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> fl
     return min(known) if known else None
 
 
-def _client(plan: Plan, ledger: Ledger, number: int) -> ClientStatement:
+def _client(plan: Plan, ledger: Ledger, number: int, delta: float) -> ClientStatement:
     joint = math.sqrt(ledger.joint_squared[number])
     marginal = math.sqrt(ledger.marginal_squared[number])
     private = plan.private
@@ -122,7 +124,7 @@ def _client(plan: Plan, ledger: Ledger, number: int) -> ClientStatement:
         client=number,
         participations=int(ledger.participations[number]),
         mu_joint=joint if private and math.isfinite(joint) else None,
-        epsilon_joint=_epsilon(joint, plan.gaussian_delta) if private and not plan.heuristic else None,
+        epsilon_joint=_epsilon(joint, delta) if private and not plan.heuristic else None,
         mu_marginal=marginal if private and math.isfinite(marginal) else None,
         epsilon_marginal=_epsilon(marginal, plan.delta) if private else None,
     )

@@ -157,10 +157,13 @@ class Config(_Section):
 
     @property
     def participations(self) -> int:
-        """The most rounds one client can take part in, over which its target is composed."""
-        if self.privacy.scope == "round":
-            return 1
-        if self.privacy.participations is not None:
+        """The rounds over which a client's target is composed."""
+        return 1 if self.privacy.scope == "round" else self.most_participations
+
+    @property
+    def most_participations(self) -> int:
+        """The most rounds one client can take part in."""
+        if self.privacy.scope == "training" and self.privacy.participations is not None:
             return self.privacy.participations
         if self.training.sampling == "shuffled":
             cohorts = self.data.clients // self.training.participants

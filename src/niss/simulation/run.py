@@ -182,7 +182,9 @@ def _play(
 ) -> RunResult:
     """Play the rounds that are still missing, then write down what came of it."""
     plan = config.plan(method)
-    budget = plan.budget(config.data.clients) if plan.calibrated else None
+    # A target per round promises nothing about the whole training, so it is no budget.
+    filtered = plan.calibrated and config.privacy.scope == "training"
+    budget = plan.budget(config.data.clients) if filtered else None
     state = Checkpoint(0, materials.start, Ledger.empty(config.data.clients, budget))
     metrics: list[dict[str, Any]] = []
     if folder is not None:
@@ -261,14 +263,15 @@ def _outsider(federation: Federation, metrics: list[dict[str, Any]]) -> Outsider
     if not plan.private or plan.heuristic:
         return None
     # Without a budget nothing caps how often a client is drawn, except that cohorts are dealt out in turn.
-    capped = plan.calibrated or config.training.sampling == "shuffled"
+    shuffled = config.training.sampling == "shuffled"
+    capped = shuffled or (plan.calibrated and config.privacy.scope == "training")
     return outsider_epsilon(
         noise_multipliers=[line["noise_multiplier"] for line in metrics],
         sampling=config.training.sampling,
         clients=config.data.clients,
         participants=config.training.participants,
         delta=plan.delta,
-        participations=min(config.participations, len(metrics)) if capped else None,
+        participations=min(config.most_participations, len(metrics)) if capped else None,
     )
 
 
