@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
 from niss.accounting import calibrate_tau2, collusion
-from niss.accounting.collusion import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
+from niss.accounting.collusion import calibrate_for, worst_case
+from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 
@@ -142,10 +143,12 @@ def test_bad_corruption_is_refused_by_name(settings: dict[str, Any], field: str)
 )
 def test_enumeration_equals_brute_force_over_sets_and_clients(kind: str, corruption: Corruption) -> None:
     graph = _graph(kind, 8, 2)
+    # Neighbours that are no uniform sample of the others may all be the colluding ones.
+    failure = corruption.failure if kind in ("regular", "random") else 0.0
     limits = []
     for client in range(8):
         near = graph.neighbours(client).size
-        tails = [_tail(q, 7, corruption.colluders, near) <= corruption.failure for q in range(near)]
+        tails = [_tail(q, 7, corruption.colluders, near) <= failure for q in range(near)]
         limits.append((tails.index(True) if True in tails else near) + corruption.revealed)
     removed = corruption.colluders + corruption.revealed
     for tau2 in (0.05, 0.5):
@@ -167,7 +170,7 @@ def test_complete_rounds_take_the_shortcut_and_agree_with_enumeration(
     arguments = _arguments(graph, tau2)
     short = worst_case(graph, Corruption(colluders=3, revealed=1), **arguments)
     assert (short.exact, short.examined) == (True, 1)
-    monkeypatch.setattr(collusion._Search, "all_alike", lambda _: False)
+    monkeypatch.setattr(collusion.Search, "all_alike", lambda _: False)
     tried = worst_case(graph, Corruption(colluders=3, revealed=1), **arguments)
     assert tried.examined == comb(10, 4)
     assert short.ratio == pytest.approx(tried.ratio, rel=1e-9)
@@ -382,3 +385,13 @@ def test_aggregate_noise_of_the_sparse_row(rho: float, expected: dict[int, float
     for kappa, aggregate in expected.items():
         tau2 = calibrate_tau2(graph, unit_variance=kappa / 20, target_variance=1.0, colluders=colluders)
         assert 1_000 * tau2 * kappa == pytest.approx(aggregate, rel=0.10)
+
+
+def test_dropped_clients_beyond_the_revealed_edges_count_too() -> None:
+    """A repair may declare many clients dropped while no single client reveals more than its cap."""
+    graph = ShareGraph.regular(60, degree=4, beacon=b"repair")
+    arguments = _arguments(graph, 0.05)
+    few = worst_case(graph, Corruption(revealed=2), **arguments)
+    many = worst_case(graph, Corruption(revealed=2, dropped=15), **arguments)
+    assert many.ratio < few.ratio
+    assert Corruption(colluders=3, revealed=2, dropped=15).removed == 18

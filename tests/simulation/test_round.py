@@ -113,6 +113,14 @@ def test_scalar_distortion_is_charged_for_the_factors_really_drawn(datasets, hel
     assert drawn.epsilon_joint > fresh.epsilon_joint
 
 
+def test_a_distortion_per_coordinate_is_charged_for_its_worst_coordinate(datasets, held_out, linear):
+    def epsilon(distortion):
+        method = {"name": "niss", "tau2": 0.5, "distortion": distortion, "neighbours": 3}
+        return play(small_config(methods=[method]), datasets, held_out, linear).statement.epsilon_joint
+
+    assert epsilon("coordinate") > epsilon("additive")
+
+
 def test_clients_may_ask_for_different_epsilons(datasets, held_out, linear):
     epsilons = [20.0 + number for number in range(12)]
     config = small_config(privacy={"epsilon": epsilons, "clip": 1.0})

@@ -1,7 +1,8 @@
 """What each client is promised: the joint view, the ledger, the plan and the statement."""
 
 from niss.accounting.coalitions import CoalitionPlan, Group, plan_coalitions
-from niss.accounting.collusion import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
+from niss.accounting.collusion import calibrate_for, worst_case
+from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.accounting.dp_events import client_dp_event, to_dp_event
 from niss.accounting.graph_statement import statement
 from niss.accounting.joint import calibrate_tau2, effective_variance

@@ -51,6 +51,21 @@ def conditional_variance(covariance: FloatArray) -> FloatArray:
     return result
 
 
+def least_conditional_variance(covariances: FloatArray) -> FloatArray:
+    """For a stack of matrices (B x n x n): the least conditional variance of each entry over the stack."""
+    scale = np.sqrt(np.einsum("bii->bi", covariances))
+    if not np.any(scale == 0.0):
+        correlations = covariances / scale[:, :, None] / scale[:, None, :]
+        try:
+            factors = np.linalg.cholesky(correlations)
+        except np.linalg.LinAlgError:
+            factors = None
+        if factors is not None and np.min(np.einsum("bii->bi", factors)) ** 2 > _WELL_CONDITIONED:
+            inverses = np.linalg.inv(factors)
+            return np.asarray(np.min(scale**2 / np.einsum("bij,bij->bj", inverses, inverses), axis=0))
+    return np.asarray(np.min([conditional_variance(one) for one in covariances], axis=0))
+
+
 def sampled_variance(covariance: csr_array, places: IntArray, *, least_residual: float) -> FloatArray:
     """The same for a few entries of a large sparse matrix, rounded to the safe side.
 

@@ -21,8 +21,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from niss.accounting.inverse import DENSE_LIMIT, conditional_variance, require_dense, sampled_variance
-from niss.accounting.view import HiddenNoise, client_mask, hidden_noise, per_client
+from niss.accounting.inverse import (
+    DENSE_LIMIT,
+    conditional_variance,
+    least_conditional_variance,
+    require_dense,
+    sampled_variance,
+)
+from niss.accounting.view import (
+    HiddenNoise,
+    client_mask,
+    hidden_noise,
+    hidden_noise_by_coordinate,
+    per_client,
+)
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 
@@ -32,6 +44,8 @@ FloatArray = NDArray[np.float64]
 _NO_NOISE = -700.0
 # Solving for a few clients of a larger graph beats inverting the whole matrix.
 _FEW, _SMALL = 16, 200
+# Factors per coordinate: small graphs are treated many coordinates at a time.
+_STACKED, _BLOCK = 100, 256
 
 
 def effective_variance(
@@ -83,6 +97,22 @@ def effective_variance(
 
     if factors is None or factors.ndim == 1:
         return variance(factors)
+    if clients is None and graph.size <= _STACKED:
+        blocks = np.array_split(factors, -(-factors.shape[1] // _BLOCK), axis=1)
+        stacks = (
+            hidden_noise_by_coordinate(
+                graph,
+                unit_variance=unit_variance,
+                residual=residual,
+                colluders=colluders,
+                dropped=dropped,
+                revealed=revealed,
+                scales=block,
+            )
+            for block in blocks
+        )
+        least: FloatArray = np.min([least_conditional_variance(stack) for stack in stacks], axis=0)
+        return least
     worst: FloatArray = np.min([variance(column) for column in factors.T], axis=0)
     return worst
 

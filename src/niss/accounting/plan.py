@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.collusion import Corruption, calibrate_for
+from niss.accounting.collusion import calibrate_for
+from niss.accounting.corruption import Corruption
 from niss.accounting.round_plan import RoundPlan
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
@@ -48,6 +49,8 @@ class Plan:
     colluders       most participants of a round that tell the server all they know, fixed before the
                     beacon; in a coalition graph, most in each group
     revealed        most edges of a client that may be given to the server to repair dropouts
+    dropped         most clients that may be declared dropped in a repaired round
+    attempts        most times a round may be tried again; each attempt may fail its collusion bound
     """
 
     method: str = "niss"
@@ -68,6 +71,8 @@ class Plan:
     tau2: float | tuple[float, ...] | None = None
     colluders: int = 0
     revealed: int = 0
+    dropped: int = 0
+    attempts: int = 1
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -93,7 +98,9 @@ class Plan:
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
             )
-        Corruption(colluders=self.colluders, revealed=self.revealed)
+        Corruption(colluders=self.colluders, revealed=self.revealed, dropped=self.dropped)
+        if self.attempts < 1:
+            raise ConfigError(f"must be at least 1, not {self.attempts}", field="attempts")
         if self.colluders and not 0.0 < self.delta < 1.0:
             raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
         if self.participations < 1:
@@ -149,13 +156,15 @@ class Plan:
         """
         shared = self.method == "niss" and self.colluders > 0
         everywhere = self.graph in ("complete", "coalition") or not shared
-        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.participations
-        return Corruption(colluders=self.colluders, revealed=self.revealed, failure=failure)
+        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / (self.participations * self.attempts)
+        return Corruption(
+            colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
+        )
 
     @property
     def gaussian_delta(self) -> float:
         """What is left of delta for the noise, once the failures of the collusion bound are paid for."""
-        return self.delta - self.participations * self.corruption.failure
+        return self.delta - self.participations * self.attempts * self.corruption.failure
 
     def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
         """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm."""

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from niss.accounting.collusion import Corruption, WorstCase, calibrate_for, worst_case
+from niss.accounting.collusion import calibrate_for, worst_case
+from niss.accounting.corruption import Corruption, WorstCase
 from niss.accounting.plan import Plan
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
@@ -114,7 +115,10 @@ def make_plan(
     colluders = math.ceil(collusion * participants - 1e-9)
     sent = float(neighbours) if neighbours is not None else _enough_neighbours(participants)
     complete = sent >= participants - 1
-    revealed = _reveal_cap(dropout, 2 * sent, participants, delta) if mode == "repair" else 0
+    revealed = dropped = 0
+    if mode == "repair":
+        revealed = _most_of(min(math.ceil(2 * sent), participants - 1), dropout, delta)
+        dropped = _most_of(participants, dropout, delta)
     draft = Plan(
         clip=clip,
         epsilon=epsilon,
@@ -127,6 +131,7 @@ def make_plan(
         tau2=tau2,
         colluders=colluders,
         revealed=revealed,
+        dropped=dropped,
     )
     _require_room(draft, participants)
     graph = _typical_graph(draft, participants)
@@ -289,12 +294,11 @@ def _enough_neighbours(participants: int) -> float:
     return float(min(participants - 1, max(30, math.ceil(4.0 * math.log2(participants)))))
 
 
-def _reveal_cap(dropout: float, degree: float, participants: int, delta: float) -> int:
-    """Edges a client may have to reveal: a quantile of its dropped neighbours, one round in a million over it."""
+def _most_of(count: int, dropout: float, delta: float) -> int:
+    """The most of `count` clients that drop out, but for one round in a million; beyond it a repair is refused."""
     from scipy.stats import binom
 
-    linked = min(math.ceil(degree), participants - 1)
-    return int(binom.isf(min(1e-6, delta), linked, dropout)) if dropout else 0
+    return int(binom.isf(min(1e-6, delta), count, dropout)) if dropout else 0
 
 
 def _joint_epsilon(mu: float, ratio: float, delta: float) -> float | None:
@@ -308,11 +312,11 @@ def _what_binds(lost: float, residual: float, plan: Plan, found: WorstCase) -> s
 
 
 def _require_room(plan: Plan, participants: int) -> None:
-    known = plan.colluders + plan.revealed
+    known = plan.corruption.removed
     if known > participants - 2:
         parts = f"{plan.colluders} colluders"
         if plan.revealed:
-            parts += f" and {plan.revealed} revealed edges"
+            parts += f" and {plan.dropped} dropped clients with revealed edges"
         raise PrivacyError(
             f"infeasible: {parts} of {participants} participants leave nobody to share noise with",
             hint="the collusion (or, in repair, the dropout rate) binds: lower it, or let more clients take part",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting.collusion import WorstCase, worst_case
+from niss.accounting.collusion import worst_case
+from niss.accounting.corruption import WorstCase
 from niss.accounting.joint import effective_variance
 from niss.graph import ShareGraph
 from niss.mechanism import aggregate_variance
@@ -80,7 +81,7 @@ class RoundPlan:
         if self.plan.distortion != "additive" and np.any(self.tau2 > 0.0):
             # Against colluders or reveals no worst case is computed for a multiplicative distortion.
             assumed = self.plan.corruption
-            if self.scales is None or assumed.colluders + assumed.revealed:
+            if self.scales is None or assumed.removed:
                 return None
             return effective_variance(
                 self.graph, unit_variance=self.unit_variance, residual_variance=0.0, scales=self.scales
@@ -97,7 +98,7 @@ class RoundPlan:
         The worst ratio of effective to wanted variance found at any client is charged to every client.
         """
         assumed = self.plan.corruption
-        if self.plan.method != "niss" or assumed.colluders + assumed.revealed == 0:
+        if self.plan.method != "niss" or assumed.removed == 0:
             return None
         if self.found is not None or self.plan.distortion != "additive":
             return self.found

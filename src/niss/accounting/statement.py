@@ -80,7 +80,7 @@ def make_statement(
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`."""
     rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
-    delta = plan.delta - rounds * plan.corruption.failure
+    delta = plan.delta - rounds * plan.attempts * plan.corruption.failure
     clients = tuple(_client(plan, ledger, number, delta) for number in range(ledger.participations.size))
     taken = [client for client in clients if client.participations]
     joint = None if plan.heuristic else worst_epsilon([client.epsilon_joint for client in taken])
@@ -208,7 +208,7 @@ def _why_none(plan: Plan) -> str:
     tau2 = plan.tau2 if isinstance(plan.tau2, tuple) else (plan.tau2,)
     if any(value != 0.0 for value in tau2):
         if plan.distortion == "coordinate":
-            return "For a distortion per coordinate no joint-view bound is computed."
+            return "For a distortion per coordinate in a round this large no joint-view bound is computed."
         if plan.distortion == "scalar":
             return "For a scalar distortion there is no bound without the factors that were drawn."
         return "The uploads of some group of clients carry too little noise of their own, so their sum lays them open."
@@ -232,6 +232,10 @@ def _caveats(plan: Plan) -> tuple[str, ...]:
             caveats.append(
                 f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours of a "
                 "client collude than the accountant assumes."
+            )
+        if plan.colluders and plan.neighbours < 4 and plan.graph == "regular":
+            caveats.append(
+                "On a graph this sparse the search may miss worse colluders; send at least 4 shares."
             )
         if plan.graph == "random":
             caveats.append(

@@ -66,6 +66,32 @@ def hidden_noise(
     return HiddenNoise(kept, csr_array(whole[kept][:, kept]), exposed[kept])
 
 
+def hidden_noise_by_coordinate(
+    graph: ShareGraph,
+    *,
+    unit_variance: float,
+    residual: FloatArray,
+    colluders: Collection[int],
+    dropped: Collection[int],
+    revealed: Collection[tuple[int, int]],
+    scales: FloatArray,
+) -> FloatArray:
+    """The same covariance for many coordinates at once: scales (edges x B) give B dense matrices."""
+    gone = client_mask(colluders, graph.size, "colluders")
+    known = gone[graph.senders] | gone[graph.receivers] | _known_edges(graph, revealed)
+    senders, receivers, factors = graph.senders[~known], graph.receivers[~known], scales[~known]
+    weights = (unit_variance * graph.weights[~known])[:, None]
+    matrices = np.zeros((graph.size, graph.size, scales.shape[1]))
+    np.add.at(matrices, (senders, receivers), -weights * factors)
+    matrices += matrices.transpose(1, 0, 2)
+    everyone = np.arange(graph.size)
+    matrices[everyone, everyone] += residual[:, None]
+    np.add.at(matrices, (senders, senders), np.broadcast_to(weights, factors.shape))
+    np.add.at(matrices, (receivers, receivers), weights * factors**2)
+    kept = np.flatnonzero(~gone & ~client_mask(dropped, graph.size, "dropped"))
+    return np.ascontiguousarray(matrices[np.ix_(kept, kept)].transpose(2, 0, 1))
+
+
 def per_client(values: ArrayLike, size: int, field: str) -> FloatArray:
     """One finite, non-negative number per client, from one number or from one per client."""
     array = np.asarray(values, dtype=np.float64)

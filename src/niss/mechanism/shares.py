@@ -73,12 +73,14 @@ def add_shares(
     tau2: ArrayLike,
     distortion: str,
     stream: SimStream,
-) -> FloatArray | None:
+    keep_factors: bool = False,
+) -> NDArray[np.floating[Any]] | None:
     """Add a round's simulated shares and their distortion to `uploads` (m x h), in place.
 
     Streams edge by edge: memory beyond `uploads` is a few h-vectors, never v x h. Every edge draws
     from its own named child of `stream`, so the shares do not depend on the order of the edges.
-    Returns the drawn factors `s_e` for the `scalar` distortion, which the joint view conditions on.
+    Returns the drawn factors, which the joint view conditions on: one `s_e` per edge for the `scalar`
+    distortion; for `coordinate`, edges x h of them, kept only if `keep_factors` asks for that much memory.
     """
     if uploads.ndim != 2 or len(uploads) != edges.size:
         raise ConfigError(
@@ -97,7 +99,10 @@ def add_shares(
     dtype = uploads.dtype
     share = np.empty(coordinates, dtype=dtype)
     factor = np.empty(coordinates, dtype=dtype)
-    scales = np.ones(edges.senders.size)
+    kept = distortion == "coordinate" and keep_factors
+    scales = np.ones(
+        (edges.senders.size, coordinates) if kept else edges.senders.size, dtype=dtype if kept else float
+    )
     for index, (sender, receiver, weight) in enumerate(
         zip(edges.senders, edges.receivers, edges.weights, strict=True)
     ):
@@ -116,13 +121,15 @@ def add_shares(
             distorting.standard_normal(out=factor, dtype=dtype.type)
             factor *= dtype.type(tau[receiver])
             factor += dtype.type(1.0)
+            if kept:
+                scales[index] = factor
             share *= factor
         uploads[receiver] -= share
     if distortion == "additive":
         residual = tau * np.sqrt(unit_variance * edges.in_weight)
         for client in np.flatnonzero(residual):
             add_gaussian(uploads[client], float(residual[client]), stream.child("residual", int(client)))
-    return scales if distortion == "scalar" else None
+    return scales if kept or distortion == "scalar" else None
 
 
 def add_gaussian(vector: NDArray[np.floating[Any]], deviation: float, stream: SimStream) -> None:

@@ -31,9 +31,16 @@ def add_client_noise(uploads: Uploads, plan: RoundPlan, stream: SimStream) -> Ro
             tau2=plan.tau2,
             distortion=plan.plan.distortion,
             stream=stream,
+            keep_factors=_affordable(plan, uploads.shape[1]),
         )
-        return plan.with_scales(scales)
+        return plan.with_scales(None if scales is None else scales.astype(np.float64))
     return plan
+
+
+def _affordable(plan: RoundPlan, coordinates: int) -> bool:
+    """Whether a distortion per coordinate can be accounted for: one matrix of the cohort per coordinate."""
+    clients, edges = plan.participants.size, plan.graph.senders.size
+    return clients <= 40 and edges * coordinates <= 2e7
 
 
 def add_server_noise(total: NDArray[np.float64], plan: RoundPlan, stream: SimStream) -> None:

@@ -1,0 +1,226 @@
+"""The search for the worst client and its worst colluders on one graph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags_array, eye_array
+from scipy.sparse.linalg import cg
+
+from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
+from niss.accounting.joint import effective_variance
+from niss.accounting.view import hidden_noise
+from niss.errors import PrivacyError
+from niss.graph import ShareGraph
+from niss.randomness import SimStream
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Rounds of up to this many clients are searched against every client, larger ones against a few.
+_EVERYONE = 60
+_SUSPECTS = 6
+_GREEDY_STEPS = 5
+_RANDOM_SETS = 2
+# The worst few sets found, if of up to this many colluders, are improved by exchanging one at a time.
+_EXCHANGED = 12
+_EXCHANGED_SETS, _EXCHANGE_ROUNDS, _CANDIDATES = 3, 3, 4
+# Added to the diagonal, as a share of its mean, so that a group without fresh noise can be searched too.
+_SOFTENING = 1e-9
+
+
+class Search:
+    """Looking for the worst client and its worst colluders on one graph."""
+
+    def __init__(
+        self,
+        graph: ShareGraph,
+        corruption: Corruption,
+        unit_variance: float,
+        residual: FloatArray,
+        target: FloatArray,
+    ) -> None:
+        self.graph, self.unit, self.residual, self.target = graph, unit_variance, residual, target
+        links = csr_array(
+            (unit_variance * graph.weights, (graph.senders, graph.receivers)), shape=(graph.size,) * 2
+        )
+        self.links = csr_array(links + links.T)
+        self.corruption = corruption
+        # Only where the draw treats all clients alike are a client's neighbours a uniform sample.
+        degrees = np.bincount(graph.senders, minlength=graph.size)
+        drawn_alike = graph.kind == "random" or (graph.kind == "regular" and np.ptp(degrees) == 0)
+        self.failure = corruption.failure if drawn_alike else 0.0
+        self.examined = 0
+
+    def neighbours(self, client: int) -> IntArray:
+        linked: IntArray = self.links.indices[self.links.indptr[client] : self.links.indptr[client + 1]]
+        return linked.astype(np.int64)
+
+    def limit(self, client: int) -> int:
+        """How many of the client's neighbours may be known to the server."""
+        degree = self.neighbours(client).size
+        colluding = colluding_neighbours(self.graph.size, degree, self.corruption.colluders, self.failure)
+        return min(degree, colluding + self.corruption.revealed)
+
+    def all_alike(self) -> bool:
+        """On a complete graph of equal clients every set of the same size is as bad as any other."""
+        complete = self.links.nnz == self.graph.size * (self.graph.size - 1)
+        alike = all(np.ptp(values) <= 1e-12 * values.max() for values in (self.residual, self.target))
+        return complete and alike and bool(np.ptp(self.links.data) <= 1e-12 * self.links.data.max())
+
+    def evaluate_all(self, colluders: tuple[int, ...], *, exact: bool) -> WorstCase:
+        """The worst of all honest clients with one set of colluders."""
+        self.examined += 1
+        honest = np.setdiff1d(np.arange(self.graph.size), colluders)
+        variance = effective_variance(
+            self.graph, unit_variance=self.unit, residual_variance=self.residual, colluders=colluders
+        )
+        ratios = variance / self.target[honest]
+        worst = int(ratios.argmin())
+        return WorstCase(float(ratios[worst]), int(honest[worst]), colluders, exact, self.examined)
+
+    def enumerate(self, removed: int) -> WorstCase:
+        """Every set of that size; a client counts only where its neighbours keep to the bound."""
+        limits = np.array([self.limit(client) for client in range(self.graph.size)])
+        dense = self.links.toarray() > 0.0
+        worst: WorstCase | None = None
+        for colluders in itertools.combinations(range(self.graph.size), removed):
+            honest = np.setdiff1d(np.arange(self.graph.size), colluders)
+            admissible = dense[honest][:, list(colluders)].sum(axis=1) <= limits[honest]
+            if not admissible.any():
+                continue
+            self.examined += 1
+            variance = effective_variance(
+                self.graph, unit_variance=self.unit, residual_variance=self.residual, colluders=colluders
+            )
+            ratios = np.where(admissible, variance / self.target[honest], np.inf)
+            place = int(ratios.argmin())
+            if worst is None or ratios[place] < worst.ratio:
+                worst = WorstCase(float(ratios[place]), int(honest[place]), colluders, True, 0)
+        if worst is None:
+            raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
+        return WorstCase(worst.ratio, worst.client, worst.colluders, True, self.examined)
+
+    def guided(self, removed: int) -> WorstCase:
+        """Greedy and random sets against the clients that look weakest."""
+        stream = SimStream(int.from_bytes(self.graph.digest()[:7], "little")).child("worst case")
+        found = []
+        for client in self._suspects(stream):
+            sets = self._sets_against(client, removed, stream.child("sets", client))
+            found.append(min((self._case(client, colluders) for colluders in sets), key=by_ratio))
+        if removed <= _EXCHANGED:
+            found += [self._exchanged(start) for start in sorted(found, key=by_ratio)[:_EXCHANGED_SETS]]
+        return replace(min(found, key=by_ratio), examined=self.examined)
+
+    def _suspects(self, stream: SimStream) -> list[int]:
+        """Clients whose own links leave the least once the heaviest allowed ones are known, and a few others."""
+        left = np.empty(self.graph.size)
+        for client in range(self.graph.size):
+            weights = np.sort(self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]])
+            left[client] = weights[: weights.size - self.limit(client)].sum() + self.residual[client]
+        weakest = np.argsort(left / self.target, kind="stable")[:_SUSPECTS]
+        if self.graph.size <= _EVERYONE:
+            return list(range(self.graph.size))
+        others = stream.child("others").generator().permutation(self.graph.size)[:2]
+        return list(dict.fromkeys([*weakest.tolist(), *others.tolist()]))
+
+    def _sets_against(self, client: int, removed: int, stream: SimStream) -> Iterator[tuple[int, ...]]:
+        yield self._greedy(client, removed)
+        near = self.neighbours(client)
+        heaviest = near[
+            np.argsort(-self._weights_to(client), kind="stable")[: min(self.limit(client), removed)]
+        ]
+        far = np.setdiff1d(np.arange(self.graph.size), [*near.tolist(), client])
+        for number in range(_RANDOM_SETS):
+            rest = stream.child(number).generator().permutation(far)[: removed - heaviest.size]
+            yield tuple(sorted([*heaviest.tolist(), *rest.tolist()]))
+
+    def _greedy(self, client: int, removed: int) -> tuple[int, ...]:
+        """Take out, in a few steps, the clients whose links and noise carry most of the victim's protection.
+
+        The effective variance is the least energy `u^T Sigma u` with u_client = 1, so at the minimum u the
+        energy on a client's links and residual is what removing it gains, to first order.
+        """
+        chosen: list[int] = []
+        near = set(self.neighbours(client).tolist())
+        allowance = self.limit(client)
+        for step in range(_GREEDY_STEPS):
+            energy = self._energy(client, tuple(chosen))
+            wanted = math.ceil(removed * (step + 1) / _GREEDY_STEPS) - len(chosen)
+            for candidate in np.argsort(-energy, kind="stable").tolist():
+                if wanted == 0 or energy[candidate] < 0.0:
+                    break
+                if candidate in near:
+                    if allowance == 0:
+                        continue
+                    allowance -= 1
+                chosen.append(candidate)
+                wanted -= 1
+        return tuple(sorted(chosen))
+
+    def _exchanged(self, start: WorstCase) -> WorstCase:
+        """One colluder out, another in, as long as that makes it worse."""
+        best, client = start, start.client
+        near, limit = set(self.neighbours(client).tolist()), self.limit(client)
+        for _ in range(_EXCHANGE_ROUNDS):
+            before = best
+            for leaving in before.colluders:
+                staying = [colluder for colluder in best.colluders if colluder != leaving]
+                energy = self._energy(client, tuple(staying))
+                if len(near.intersection(staying)) >= limit:
+                    energy[list(near)] = -1.0
+                for candidate in np.argsort(-energy, kind="stable")[:_CANDIDATES].tolist():
+                    if energy[candidate] >= 0.0:
+                        best = min(
+                            best, self._case(client, tuple(sorted([*staying, candidate]))), key=by_ratio
+                        )
+            if best is before:
+                break
+        return best
+
+    def _energy(self, client: int, chosen: tuple[int, ...]) -> FloatArray:
+        """What each further client carries of the victim's protection; -1 for those already out."""
+        potential = self._potential(client, chosen)
+        flow = self.links @ potential**2 - 2.0 * potential * (self.links @ potential)
+        energy: FloatArray = flow + potential**2 * (self.links.sum(axis=1) + self.residual)
+        np.maximum(energy, 0.0, out=energy)
+        energy[[client, *chosen]] = -1.0
+        return energy
+
+    def _potential(self, client: int, colluders: tuple[int, ...]) -> FloatArray:
+        """Sigma_H^-1 e_client scaled to 1 at the client; 0 at colluders."""
+        hidden = hidden_noise(
+            self.graph, unit_variance=self.unit, residual=self.residual, colluders=colluders
+        )
+        unit = (hidden.kept == client).astype(np.float64)
+        diagonal = hidden.covariance.diagonal()
+        softened = hidden.covariance + _SOFTENING * (float(diagonal.mean()) or 1.0) * eye_array(unit.size)
+        jacobi = diags_array(1.0 / softened.diagonal())
+        solution, _ = cg(softened, unit, rtol=1e-6, maxiter=500, M=jacobi)
+        potential = np.zeros(self.graph.size)
+        potential[hidden.kept] = solution / solution[unit > 0.0]
+        return potential
+
+    def _case(self, client: int, colluders: tuple[int, ...]) -> WorstCase:
+        self.examined += 1
+        variance = effective_variance(
+            self.graph,
+            unit_variance=self.unit,
+            residual_variance=self.residual,
+            colluders=colluders,
+            clients=[client],
+        )
+        return WorstCase(float(variance[0] / self.target[client]), client, colluders, False, 0)
+
+    def _weights_to(self, client: int) -> FloatArray:
+        weights: FloatArray = self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]]
+        return weights
+
+
+def by_ratio(case: WorstCase) -> float:
+    return case.ratio
