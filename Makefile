@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Many small steps: one thread per process is fastest, and does not collapse on a busy machine.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all fuzz lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,11 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+# A million damaged messages each against the wire format and the protocol's machines.
+fuzz: .venv/.installed-dev
+	$(BIN)/python tests/fuzz/fuzz_wire.py --count 1000000 --seed 1
+	$(BIN)/python tests/fuzz/fuzz_machines.py --count 1000000 --seed 1
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

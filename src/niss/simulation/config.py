@@ -74,6 +74,8 @@ class PrivacyConfig(_Section):
     scope: Literal["training", "round"] = "training"
     participations: Count | None = None
     colluders: Annotated[int, Field(ge=0)] = 0
+    revealed: Annotated[int, Field(ge=0)] = 0
+    dropped: Annotated[int, Field(ge=0)] = 0
     mechanism: Literal["analytic", "classical"] = "analytic"
     allow_invalid: bool = False
 
@@ -96,6 +98,15 @@ class MethodConfig(_Section):
         return self.label or self.name
 
 
+class ProtocolConfig(_Section):
+    """How the real protocol is run when `exchange = "protocol"`."""
+
+    mode: Literal["tolerate", "repair"] = "tolerate"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    grid_bits: Annotated[int, Field(ge=1, le=60)] = 24
+    modulus_bits: Literal[32, 64] = 64
+
+
 class Config(_Section):
     """A whole simulation: data, model, training, privacy and one or more methods."""
 
@@ -103,10 +114,12 @@ class Config(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     rounds: Count = 30
     evaluate_every: Count = 1
+    exchange: Literal["simulated", "protocol"] = "simulated"
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    protocol: ProtocolConfig = ProtocolConfig()
     methods: Annotated[tuple[MethodConfig, ...], Field(min_length=1)] = (MethodConfig(),)
 
     @model_validator(mode="after")
@@ -136,6 +149,14 @@ class Config(_Section):
                 raise ValueError(f"methods: two are called {title!r}; give each its own label")
             if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
                 raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
+        if self.exchange == "simulated" and self.protocol.dropout:
+            raise ValueError(
+                "protocol.dropout: only the real protocol drops clients; set exchange = 'protocol'"
+            )
+        if self.exchange == "protocol" and (privacy.unit != "client" or training.weights != "equal"):
+            raise ValueError(
+                "exchange: the protocol hides whole clients of equal weight; use unit = 'client'"
+            )
         if privacy.colluders > training.participants - 2:
             raise ValueError(
                 f"privacy.colluders: {privacy.colluders} of {training.participants} participants leave nobody "
@@ -190,6 +211,8 @@ class Config(_Section):
             distortion=method.distortion,
             tau2=None if method.tau2 == "calibrated" else method.tau2,
             colluders=self.privacy.colluders,
+            revealed=self.privacy.revealed,
+            dropped=self.privacy.dropped,
         )
 
     def with_plan(self, plan: Plan) -> Config:
@@ -205,6 +228,8 @@ class Config(_Section):
             "mechanism": plan.mechanism,
             "allow_invalid": plan.allow_invalid,
             "colluders": plan.colluders,
+            "revealed": plan.revealed,
+            "dropped": plan.dropped,
         }
         method = {
             "name": plan.method,
@@ -316,6 +341,7 @@ def _nearest(location: tuple[int | str, ...]) -> str:
             "model": ModelConfig,
             "training": TrainingConfig,
             "privacy": PrivacyConfig,
+            "protocol": ProtocolConfig,
             "methods": MethodConfig,
         }.get(part, section)
     names = sorted(section.model_fields)

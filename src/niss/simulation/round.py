@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from niss.accounting import Balance, Ledger, Plan
+from niss.accounting import Balance, Ledger, Plan, RoundPlan
 from niss.errors import PrivacyError
 from niss.learning import Evaluation, FlatLayout, LocalTraining, clipped_gradient_step, evaluate, train_client
 from niss.mechanism import clip_elements, clip_l2, require_finite
 from niss.randomness import SimStream
 from niss.simulation.clients import Clients
 from niss.simulation.config import Config
+from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.methods import add_client_noise, add_server_noise
 from niss.simulation.participants import aggregation_weights, choose_participants
 
@@ -36,6 +37,7 @@ class Federation:
     module: nn.Module
     layout: FlatLayout
     stream: SimStream
+    exchange: ProtocolExchange | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class RoundOutcome:
     weights: Tensor
     participants: int
     zeroed_updates: int
+    dropped: int
     tau2: float
     aggregate_variance: float
     aggregate_variance_predicted: float
@@ -92,32 +95,82 @@ def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: 
         zeroed += not finite
 
     # 4. Noise: each client adds its shares, the negatives of its neighbours' and its distortion.
-    exact = uploads.sum(axis=0, dtype=np.float64)
-    round_plan = add_client_noise(uploads, round_plan, stream.child("noise"))
+    #    The round is charged to each client's ledger before its upload leaves, and the server sums the
+    #    uploads, in which the shared noises cancel.
+    summed = _exchange(federation, uploads, round_plan, ledger, number, stream)
 
-    # 5. The round is charged to each client's ledger before its upload leaves.
-    ledger.charge(participants, round_plan.joint_mu, round_plan.marginal_mu)
+    # 5. The model moves by what came out.
+    moved = weights + torch.from_numpy(summed.total).to(weights.dtype)
 
-    # 6. The server sums the uploads; the shared noises cancel, and the model moves.
-    total = uploads.sum(axis=0, dtype=np.float64)
-    add_server_noise(total, round_plan, stream.child("noise"))
-    moved = weights + torch.from_numpy(total).to(weights.dtype)
-
-    worst = round_plan.worst
+    worst = summed.plan.worst
     return RoundOutcome(
         weights=moved,
         participants=participants.size,
         zeroed_updates=zeroed,
         tau2=float(round_plan.tau2.mean()),
-        aggregate_variance=float(np.mean((total - exact) ** 2)),
-        aggregate_variance_predicted=round_plan.aggregate_variance,
-        joint_mu=float(round_plan.joint_mu.max()),
+        dropped=summed.dropped,
+        aggregate_variance=summed.noise_variance,
+        aggregate_variance_predicted=summed.predicted_variance,
+        joint_mu=summed.joint_mu,
         marginal_mu=float(round_plan.marginal_mu.max()),
         noise_multiplier=round_plan.noise_multiplier,
         worst_of_search=None if worst is None or worst.exact else worst.examined,
-        balance=round_plan.balance(),
+        balance=summed.plan.balance(),
         evaluation=_evaluate(federation, moved, number),
     )
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """What the server holds at the end of a round, and how it came about."""
+
+    total: NDArray[np.float64]
+    plan: RoundPlan
+    noise_variance: float
+    predicted_variance: float
+    joint_mu: float
+    dropped: int = 0
+
+
+def _exchange(
+    federation: Federation,
+    uploads: NDArray[np.floating[Any]],
+    plan: RoundPlan,
+    ledger: Ledger,
+    number: int,
+    stream: SimStream,
+) -> _Summed:
+    """Hide the contributions `p_k x_k`, charge the round, sum: simulated noise, or the real protocol."""
+    members = plan.participants
+    if federation.exchange is None:
+        exact = uploads.sum(axis=0, dtype=np.float64)
+        plan = add_client_noise(uploads, plan, stream.child("noise"))
+        ledger.charge(members, plan.joint_mu, plan.marginal_mu)
+        total = uploads.sum(axis=0, dtype=np.float64)
+        add_server_noise(total, plan, stream.child("noise"))
+        noise = float(np.mean((total - exact) ** 2))
+        return _Summed(total, plan, noise, plan.aggregate_variance, float(plan.joint_mu.max()))
+    absent = _absent(members.size, federation.config.protocol.dropout, stream.child("dropout"))
+    exchanged = federation.exchange.play(
+        number,
+        members,
+        lambda seat: uploads[seat] * members.size,
+        charge=lambda mu: ledger.charge(members, np.full(members.size, mu), plan.marginal_mu),
+        absent=absent,
+    )
+    survivors = list(exchanged.outcome.survivors)
+    total = exchanged.outcome.total
+    noise = float(np.mean((total - uploads[survivors].sum(axis=0, dtype=np.float64)) ** 2))
+    # Those who are left stand for all: dividing by their number instead is post-processing.
+    whole = total * (members.size / max(len(survivors), 1))
+    return _Summed(whole, plan, noise, exchanged.predicted_variance, exchanged.mu, len(absent))
+
+
+def _absent(size: int, share: float, stream: SimStream) -> list[int]:
+    """The seats that drop out of a round, each with that probability; one always stays."""
+    drawn = stream.generator().random(size) < share
+    drawn[0] &= not drawn.all()
+    return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
 def _local_update(

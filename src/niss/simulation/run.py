@@ -19,10 +19,11 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from niss.accounting import Ledger, OutsiderClaim, Statement, make_statement, outsider_epsilon
+from niss.accounting import Ledger, OutsiderClaim, Plan, Statement, make_statement, outsider_epsilon
 from niss.errors import ConfigError, RunFolderError
 from niss.randomness import SimStream
 from niss.simulation.config import Config, MethodConfig, make_config
+from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.ledger_record import recorded
 from niss.simulation.materials import Datasets, Materials, ModelSource, fit_to_datasets, gather, make_manifest
 from niss.simulation.records import (
@@ -198,6 +199,7 @@ def _play(
         module=copy.deepcopy(materials.module),
         layout=materials.layout,
         stream=SimStream(config.seed),
+        exchange=_protocol(config, plan, materials.layout.size),
     )
     weights, ledger = state.weights, state.ledger
     if state.rounds < config.rounds:
@@ -217,6 +219,21 @@ def _play(
                     accuracy = metrics[-1]["accuracy"]
                     progress(RoundEvent(method.title, *place, number + 1, config.rounds, accuracy, seconds))
     return _conclude(method, federation, weights, ledger, metrics, folder)
+
+
+def _protocol(config: Config, plan: Plan, coordinates: int) -> ProtocolExchange | None:
+    """The parties of the real protocol, where it is asked for and shares are exchanged at all."""
+    if config.exchange != "protocol" or plan.method != "niss":
+        return None
+    settings = config.protocol
+    return ProtocolExchange(
+        plan,
+        rounds=config.rounds,
+        coordinates=coordinates,
+        mode=settings.mode,
+        grid_bits=settings.grid_bits,
+        modulus_bits=settings.modulus_bits,
+    )
 
 
 def _conclude(
@@ -278,6 +295,10 @@ def _outsider(federation: Federation, metrics: list[dict[str, Any]]) -> Outsider
 def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
     """What happened in the rounds that a reader of the statement must know."""
     notes = []
+    if dropped := sum(line["dropped"] for line in metrics):
+        notes.append(
+            f"{dropped} uploads never arrived; every round is charged as if the server had lied about it."
+        )
     if zeroed := sum(line["zeroed_updates"] for line in metrics):
         notes.append(f"{zeroed} updates were NaN or infinite and were replaced by zero.")
     if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
@@ -303,6 +324,7 @@ def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
         "loss": None if evaluation is None else evaluation.loss,
         "participants": outcome.participants,
         "zeroed_updates": outcome.zeroed_updates,
+        "dropped": outcome.dropped,
         "tau2": outcome.tau2,
         "aggregate_variance": outcome.aggregate_variance,
         "aggregate_variance_predicted": outcome.aggregate_variance_predicted,

@@ -36,7 +36,9 @@ class SimStream:
         try:
             number = operator.index(seed)
         except TypeError:
-            raise ConfigError(f"must be a whole number, not {seed!r}", field="seed") from None
+            # Bytes may be the seed of a `SecretStream` gone astray: name their type alone.
+            given = type(seed).__name__ if isinstance(seed, bytes | bytearray | memoryview) else repr(seed)
+            raise ConfigError(f"must be a whole number, not {given}", field="seed") from None
         if not 0 <= number < 2**63:
             raise ConfigError(f"must be between 0 and 2^63 - 1, not {number}", field="seed")
         self._key = hashlib.blake2b(number.to_bytes(8, "little"), key=_DOMAIN, digest_size=32).digest()

@@ -1,0 +1,93 @@
+"""A client's own view of a proposed round: what would it cost me in the worst case?
+
+The protocol asks before anything is uploaded. The answer holds for the graph that was drawn, the colluders this client
+assumes, the edges a repair may reveal, and a server that lies about who dropped out: it can make the neighbours reveal
+every edge of a client whose upload it holds, but then nobody gives a piece of that client's self-mask, which must be
+strong enough alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from niss.accounting.collusion import worst_case
+from niss.accounting.corruption import Corruption, colluding_neighbours
+from niss.accounting.ledger_file import LedgerFile
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.protocol.agreement import Agreed
+
+RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
+
+
+def make_assessor(*, relation: str = "zero-out", failure: float = 0.0) -> Callable[[Agreed, int], float]:
+    """A function (round, colluders) -> mu; `failure` is the collusion bound's, charged to delta elsewhere."""
+    if relation not in RELATIONS:
+        raise ConfigError(
+            f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
+        )
+
+    known: dict[tuple[bytes, int], float] = {}
+
+    def assess(agreed: Agreed, colluders: int) -> float:
+        key = agreed.digest, colluders
+        if key not in known:
+            known.clear()
+            known[key] = _worst_mu(agreed, colluders, RELATIONS[relation], failure)
+        return known[key]
+
+    return assess
+
+
+def _worst_mu(agreed: Agreed, colluders: int, doubling: float, failure: float) -> float:
+    terms = agreed.terms
+    size = len(agreed.participants)
+    if colluders > size - 2:
+        raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
+    repairing = terms.mode == "repair"
+    if repairing:
+        _check_quorum(agreed, colluders, failure)
+    found = worst_case(
+        agreed.graph,
+        Corruption(
+            colluders=colluders,
+            revealed=terms.revealed if repairing else 0,
+            dropped=terms.dropped if repairing else 0,
+            failure=failure,
+        ),
+        unit_variance=terms.unit_variance,
+        residual_variance=terms.residual_variance,
+        target_variance=1.0,
+    )
+    variance = found.ratio
+    if repairing:
+        variance = min(variance, terms.residual_variance + terms.self_variance)
+    return doubling * terms.clip / size / math.sqrt(variance) if variance > 0.0 else math.inf
+
+
+def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
+    """The quorum and the threshold must hold against as many colluding neighbours as this client assumes."""
+    size = len(agreed.participants)
+    for seat in range(size):
+        degree = len(agreed.neighbours(seat))
+        feared = colluding_neighbours(size, degree, colluders, failure)
+        if agreed.terms.colluding_neighbours < feared or feared >= degree:
+            raise RemoteProtocolError(
+                f"{feared} of the {degree} neighbours of a client may collude, the quorum allows for "
+                f"{agreed.terms.colluding_neighbours}",
+                hint="more neighbours, or fewer colluders to be assumed",
+            )
+
+
+def charge_to(ledger: LedgerFile, client: str) -> Callable[[Agreed, float], None]:
+    """A function that charges one client's durable ledger, or refuses."""
+
+    def charge(agreed: Agreed, mu: float) -> None:
+        terms = agreed.terms
+        alone = (
+            terms.clip / len(agreed.participants) / math.sqrt(2.0 * terms.unit_variance * terms.neighbours)
+        )
+        basis = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
+        ledger.charge(terms.round, terms.attempt, {client: (mu, alone)}, basis)
+
+    return charge

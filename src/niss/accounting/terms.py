@@ -1,0 +1,90 @@
+"""From a plan to the terms of a protocol round.
+
+The terms are committed to before the beacon, and so before the graph, is known. The residual noise is therefore taken
+with a margin over what several random graphs need; each client still checks the graph that is drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+
+from niss.accounting.collusion import calibrate_for
+from niss.accounting.corruption import colluding_neighbours
+from niss.accounting.plan import Plan
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
+from niss.protocol.messages import MODES, Terms
+
+_GRAPHS = 3
+_MARGIN = 1.03
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
+def make_terms(
+    plan: Plan,
+    *,
+    participants: int,
+    coordinates: int,
+    run: bytes,
+    number: int,
+    attempt: int = 0,
+    mode: str = "tolerate",
+    grid_bits: int = 24,
+    modulus_bits: int = 64,
+) -> Terms:
+    """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants."""
+    if plan.method != "niss" or plan.unit != "client" or isinstance(plan.epsilon, tuple):
+        raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
+    if mode not in MODES:
+        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    own = _own_variance(plan, participants)
+    unit = plan.kappa * own / plan.neighbours
+    residual = _residual(plan, participants, unit, own)
+    linked = min(participants - 1, 2 * math.ceil(plan.neighbours))
+    return Terms(
+        run=run,
+        round=number,
+        attempt=attempt,
+        mode=mode,
+        coordinates=coordinates,
+        grid_bits=grid_bits,
+        modulus_bits=modulus_bits,
+        clip=plan.clip,
+        neighbours=plan.neighbours,
+        unit_variance=unit,
+        residual_variance=residual,
+        self_variance=max(own - residual, 0.0) if mode == "repair" else 0.0,
+        colluding_neighbours=colluding_neighbours(
+            participants, linked, plan.colluders, plan.corruption.failure
+        ),
+        revealed=plan.revealed if mode == "repair" else 0,
+        dropped=plan.dropped if mode == "repair" else 0,
+        threshold_share=0.5,
+    )
+
+
+def _own_variance(plan: Plan, participants: int) -> float:
+    drawn = plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST)
+    return float(drawn[0]) ** 2
+
+
+def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
+    """eta^2: the given tau^2, or the most that a few random graphs need, with a margin."""
+    if plan.tau2 is not None:
+        if isinstance(plan.tau2, tuple):
+            raise ConfigError("the protocol takes one tau2 for all", field="tau2")
+        return plan.tau2 * unit * plan.neighbours
+    if plan.neighbours >= participants - 1:
+        graph = ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
+        tau2, _ = calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)
+        return tau2 * unit * plan.neighbours * (1.0 + 1e-9)
+    needed = []
+    for number in range(_GRAPHS):
+        beacon = hashlib.sha256(b"niss.terms" + bytes([number])).digest()
+        graph = ShareGraph.regular(participants, degree=plan.neighbours, beacon=beacon)
+        tau2, _ = calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)
+        needed.append(tau2)
+    return _MARGIN * max(needed) * unit * plan.neighbours

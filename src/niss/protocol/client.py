@@ -1,0 +1,326 @@
+"""The client's side of a round. It trusts nobody: every claim is checked, everything given away is remembered.
+
+Guarantees, as long as the driver keeps what `persist` is given and `charge` is durable:
+- nothing is uploaded before its worst case is charged, and no attempt of a round is answered twice;
+- a client signs one survivor set a round, and gives for each neighbour the edge or the piece, never both;
+- the seeds of a round follow from one-time keys that are erased when the client is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.mechanism import clip_l2
+from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
+from niss.protocol.beacon import verify_beacon
+from niss.protocol.directory import check_prekey, published
+from niss.protocol.keys import Identity, verify
+from niss.protocol.memory import CurrentRound, Memory, dump, restore
+from niss.protocol.messages import (
+    MODES,
+    Prekey,
+    Reveal,
+    RevealedEdge,
+    RevealedPiece,
+    RevealRequest,
+    RoundOpen,
+    SealedPiece,
+    SurvivorClaim,
+    Upload,
+    Verdict,
+)
+from niss.protocol.noise import check_neighbours, edge_seed, masked_upload, open_piece, self_mask_pieces
+from niss.protocol.packing import pack
+from niss.protocol.prekeys import PrekeyStore
+from niss.protocol.secret import Entropy, SecretBytes
+from niss.protocol.table import client_step
+from niss.protocol.wire import decode, encode, signed_part
+
+Said = TypeVar("Said", Upload, Verdict, Reveal)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client insists on, whatever the server proposes.
+
+    participants    fewest participants of a round
+    colluders       how many of them it assumes to help the server
+    attempts        how often a round may be tried
+    mu              most it spends on one round
+    clip            largest clip it accepts
+    modes           how dropouts may be handled
+    server, holder  identities of the server and of the beacon's holder
+    anchor          the end of the beacon chain
+    trusted         identities it shares noise with; None: anyone with a valid signature
+    """
+
+    participants: int
+    colluders: int
+    mu: float
+    clip: float
+    server: bytes
+    holder: bytes
+    anchor: bytes
+    attempts: int = 1
+    modes: tuple[str, ...] = MODES
+    trusted: frozenset[bytes] | None = None
+
+
+class Client:
+    """One client of a run, over all its rounds."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        policy: Policy,
+        *,
+        assess: Callable[[Agreed, int], float],
+        charge: Callable[[Agreed, float], None],
+        persist: Callable[[bytes], None],
+        kept: bytes | None = None,
+    ) -> None:
+        self._identity, self.policy = identity, policy
+        self._assess, self._charge, self._persist = assess, charge, persist
+        self._memory, self._prekeys = Memory(), PrekeyStore()
+        if kept is not None:
+            kept = SecretBytes(kept)  # Not left for a traceback to show.
+            self._memory, stored = restore(kept)
+            self._prekeys = PrekeyStore.from_bytes(stored)
+
+    @property
+    def public(self) -> bytes:
+        return self._identity.public
+
+    def enrol(self, count: int, entropy: Entropy) -> tuple[Prekey, ...]:
+        """Fresh signed prekeys to hand to the tracker or the server."""
+        fresh = self._prekeys.batch(count, self._identity, entropy)
+        self._remember()
+        return published(fresh)
+
+    def upload(self, opened: RoundOpen, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
+        """Answer a round: check everything, charge its worst case, then hide the update and send it."""
+        agreed, seat = self._check_round(opened)
+        terms = agreed.terms
+        if update.shape != (terms.coordinates,):
+            raise LocalProtocolError(f"an update of shape {update.shape} for {terms.coordinates} coordinates")
+        size = len(agreed.participants)
+        steps = agreed.grid.quantise(clip_l2(update.astype(np.float64), terms.clip) / size)
+        mu = self._assess(agreed, self.policy.colluders)
+        if not mu <= self.policy.mu:
+            raise RemoteProtocolError(
+                f"these terms would cost mu = {mu:.4g} in the worst case, more than this client's {self.policy.mu:.4g}",
+                hint="more residual noise, more participants, or a larger allowance of this client",
+            )
+        following = client_step(self._memory.state, "RoundOpen")
+        own = agreed.participants[seat].prekey.number
+        private = self._prekeys.private(own)
+        check_neighbours(agreed, seat, private)
+        self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
+        self._memory.beacon[terms.run.hex()] = opened.beacon.index
+        self._forget_prekey()
+        self._memory.state = following
+        self._memory.current = CurrentRound(encode(opened), seat, own)
+        fresh = self._prekeys.batch(1, self._identity, entropy)
+        self._remember()
+        self._charge(agreed, mu)
+        commitment: bytes = b""
+        pieces: tuple[SealedPiece, ...] = ()
+        mask: SecretBytes | None = None
+        if terms.mode == "repair":
+            commitment, pieces, mask = self_mask_pieces(agreed, seat, private, entropy)
+        vector = masked_upload(agreed, seat, private, steps, mask, entropy)
+        message = Upload(
+            agreed.digest, seat, pack(vector, terms.modulus_bits), published(fresh), commitment, pieces
+        )
+        return self._signed("upload", message)
+
+    def judge(self, claim: SurvivorClaim) -> Verdict:
+        """Agree to a survivor set that has this client in it and stays within what it may have to reveal."""
+        agreed, current = self._current(claim.context)
+        verify(self.policy.server, "claim", signed_part(claim), claim.signature)
+        following = client_step(self._memory.state, "SurvivorClaim")
+        self._check_survivors(agreed, current.seat, claim.survivors)
+        judged = survivors_hash(agreed.digest, claim.survivors)
+        if current.verdict not in (None, judged):
+            raise RemoteProtocolError("another survivor set was agreed to in this round")
+        current.verdict = judged
+        self._memory.state = following
+        self._remember()
+        return self._signed("verdict", Verdict(agreed.digest, current.seat, current.verdict))
+
+    def reveal(self, request: RevealRequest) -> Reveal:
+        """Give edges of dropped neighbours and pieces of surviving ones, each against a quorum of verdicts."""
+        agreed, current = self._current(request.context)
+        verify(self.policy.server, "request", signed_part(request), request.signature)
+        following = client_step(self._memory.state, "RevealRequest")
+        agreed_set = survivors_hash(agreed.digest, request.survivors)
+        if agreed_set != current.verdict:
+            raise RemoteProtocolError("asked to reveal for another survivor set than the one agreed to")
+        signers = self._signers(agreed, request, agreed_set)
+        private = self._prekeys.private(current.prekey)
+        sealed = {piece.seat: piece for piece in request.pieces}
+        edges, pieces = self._choose(agreed, current, set(request.survivors), signers, set(sealed))
+        self._memory.state = following
+        self._remember()
+        # Only now that it is remembered what is given are the secrets themselves derived.
+        message = Reveal(
+            agreed.digest,
+            current.seat,
+            tuple(
+                edge for other in edges for edge in self._edges_with(agreed, current.seat, other, private)
+            ),
+            tuple(
+                piece
+                for other in pieces
+                for piece in self._piece_of(agreed, current.seat, sealed[other], private)
+            ),
+        )
+        return self._signed("reveal", message)
+
+    def _choose(
+        self, agreed: Agreed, current: CurrentRound, survivors: set[int], signers: set[int], sealed: set[int]
+    ) -> tuple[list[int], list[int]]:
+        """The neighbours whose edges, and those whose pieces, are given: where a quorum agrees on which."""
+        edges, pieces = [], []
+        for other in agreed.neighbours(current.seat):
+            if len(signers & set(agreed.neighbours(other))) < agreed.quorum(other):
+                continue
+            if other not in survivors:
+                self._give(current, other, "edge")
+                edges.append(other)
+            elif other in sealed:
+                self._give(current, other, "piece")
+                pieces.append(other)
+        return edges, pieces
+
+    def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
+        """Everything a lying server, tracker or relay could have got wrong."""
+        policy, terms = self.policy, opened.terms
+        verify(policy.server, "open", signed_part(opened), opened.signature)
+        if self._memory.answered(terms.run, terms.round, terms.attempt):
+            raise RemoteProtocolError(f"round {terms.round}, attempt {terms.attempt} was answered before")
+        if terms.attempt >= policy.attempts:
+            raise RemoteProtocolError(f"attempt {terms.attempt} of a round, only {policy.attempts} allowed")
+        if terms.mode not in policy.modes:
+            raise RemoteProtocolError(f"mode {terms.mode!r} is not accepted by this client")
+        if terms.clip > policy.clip:
+            raise RemoteProtocolError(f"a clip of {terms.clip:g}, at most {policy.clip:g} accepted")
+        size = len(opened.participants)
+        if size < policy.participants:
+            raise RemoteProtocolError(
+                f"{size} participants, at least {policy.participants} wanted against {policy.colluders} colluders"
+            )
+        seat = self._find_seat(opened)
+        commitment = participants_hash(opened.participants) + terms_hash(terms)
+        seen = self._memory.beacon.get(terms.run.hex(), 0)
+        verify_beacon(opened.beacon, commitment, anchor=policy.anchor, holder=policy.holder, after=seen)
+        agreed = agree(opened)
+        try:
+            agreed.check_fits()
+        except ConfigError as error:
+            raise RemoteProtocolError(
+                f"the sum would not fit the grid: {error.message}", hint=error.hint
+            ) from None
+        return agreed, seat
+
+    def _find_seat(self, opened: RoundOpen) -> int:
+        identities = [one.identity for one in opened.participants]
+        if len(set(identities)) != len(identities):
+            raise RemoteProtocolError("a participant is listed twice")
+        if self.public not in identities:
+            raise RemoteProtocolError("this client is not among the participants")
+        for one in opened.participants:
+            check_prekey(one.prekey, one.identity)
+            if self.policy.trusted is not None and one.identity not in self.policy.trusted:
+                raise RemoteProtocolError("a participant is not among the identities this client trusts")
+        seat = identities.index(self.public)
+        number, current = opened.participants[seat].prekey.number, self._memory.current
+        if number not in self._prekeys or (current is not None and current.prekey == number):
+            raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
+        return seat
+
+    def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> None:
+        size, terms = len(agreed.participants), agreed.terms
+        if list(survivors) != sorted(set(survivors)) or not all(0 <= one < size for one in survivors):
+            raise RemoteProtocolError("the survivor set is not a list of seats")
+        if seat not in survivors:
+            raise RemoteProtocolError("the server says this client dropped out, though it uploaded")
+        lost = set(range(size)) - set(survivors)
+        if len(lost) > terms.dropped:
+            raise RemoteProtocolError(f"{len(lost)} clients dropped, at most {terms.dropped} can be repaired")
+        mine = len(lost & set(agreed.neighbours(seat)))
+        if mine > terms.revealed:
+            raise RemoteProtocolError(f"{mine} edges to reveal, at most {terms.revealed} agreed to")
+
+    def _signers(self, agreed: Agreed, request: RevealRequest, agreed_set: bytes) -> set[int]:
+        """The seats whose valid, identical verdicts the request carries."""
+        signers = set()
+        for verdict in request.verdicts:
+            if verdict.context != agreed.digest or verdict.survivors_hash != agreed_set:
+                raise RemoteProtocolError("a verdict of another round or another survivor set")
+            if not 0 <= verdict.seat < len(agreed.participants):
+                raise RemoteProtocolError("a verdict from no seat of this round")
+            identity = agreed.participants[verdict.seat].identity
+            verify(identity, "verdict", signed_part(verdict), verdict.signature)
+            signers.add(verdict.seat)
+        return signers
+
+    def _edges_with(self, agreed: Agreed, seat: int, other: int, private: SecretBytes) -> list[RevealedEdge]:
+        pairs = [(seat, other), (other, seat)]
+        return [
+            RevealedEdge(sender, receiver, bytes(edge_seed(agreed, private, seat, sender, receiver)))
+            for sender, receiver in pairs
+            if agreed.steps_between(sender, receiver)
+        ]
+
+    def _piece_of(
+        self, agreed: Agreed, seat: int, sealed: SealedPiece, private: SecretBytes
+    ) -> list[RevealedPiece]:
+        """The piece, or none where it does not open: a liar among the neighbours may not silence this client."""
+        try:
+            piece = open_piece(agreed, sealed, sealed.seat, seat, private)
+        except RemoteProtocolError:
+            return []
+        return [RevealedPiece(sealed.seat, piece.index, bytes(piece.value))]
+
+    def _give(self, current: CurrentRound, other: int, what: str) -> None:
+        if current.given.setdefault(other, what) != what:
+            raise LocalProtocolError(f"the other side of the bargain with seat {other} was given already")
+
+    def _current(self, context: bytes) -> tuple[Agreed, CurrentRound]:
+        current = self._memory.current
+        if current is None:
+            raise RemoteProtocolError("no round is under way for this client")
+        opened = decode(current.opened)
+        if not isinstance(opened, RoundOpen):
+            raise LocalProtocolError("this client's memory is damaged: it holds no round")
+        agreed = agree(opened)
+        if agreed.digest != context:
+            raise RemoteProtocolError("a message of another round than the one under way")
+        if agreed.terms.mode != "repair":
+            # Nothing was charged for reveals.
+            raise RemoteProtocolError(f"a repair in a round of mode {agreed.terms.mode!r}")
+        return agreed, current
+
+    def close_round(self) -> None:
+        """The repair window is over: erase the round's prekey, so that its seeds cannot be derived again."""
+        self._forget_prekey()
+        self._memory.current = None
+        self._remember()
+
+    def _forget_prekey(self) -> None:
+        current = self._memory.current
+        if current is not None and current.prekey in self._prekeys:
+            self._prekeys.erase(current.prekey)
+
+    def _remember(self) -> None:
+        self._persist(dump(self._memory, self._prekeys.to_bytes()))
+
+    def _signed(self, purpose: str, message: Said) -> Said:
+        return replace(message, signature=self._identity.sign(purpose, signed_part(message)))

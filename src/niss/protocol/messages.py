@@ -1,0 +1,177 @@
+"""What the parties of a round say to each other: frozen, without behaviour.
+
+A round, in order (`tolerate` ends after the uploads, `repair` goes on):
+
+    server -> client   RoundOpen      who takes part, on which terms, with which beacon
+    client -> server   Upload         the noisy update; in repair also sealed pieces of its self-mask seed
+    server -> client   SurvivorClaim  whose uploads arrived
+    client -> server   Verdict        a signature under that claim: one for each client and round, ever
+    server -> client   RevealRequest  the quorum of verdicts, and the pieces meant for this client
+    client -> server   Reveal         for each neighbour either the seeds of the shared edge or its piece
+
+Every message of a client is signed by its identity, every message of the server by the server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODES = ("tolerate", "repair")
+
+
+@dataclass(frozen=True)
+class Prekey:
+    """A one-time X25519 key, signed by the identity it belongs to."""
+
+    number: int
+    public: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A seat in the round: an identity and the prekey it will use up."""
+
+    identity: bytes
+    prekey: Prekey
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all participants of a round must agree on; bound into every seed.
+
+    Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units. `revealed` and
+    `dropped` cap what a repair may give away, `colluding_neighbours` is the assumption behind its quorum, and
+    `threshold` the number of pieces that rebuild a self-mask's seed.
+    """
+
+    run: bytes
+    round: int
+    attempt: int
+    mode: str
+    coordinates: int
+    grid_bits: int
+    modulus_bits: int
+    clip: float
+    neighbours: float
+    unit_variance: float
+    residual_variance: float
+    self_variance: float
+    colluding_neighbours: int
+    revealed: int
+    dropped: int
+    threshold_share: float
+
+
+@dataclass(frozen=True)
+class Beacon:
+    """One link of a hash chain: `value` hashed `index` times gives the anchor committed to at the start.
+
+    The tracker signs it together with the participants, so it has seen the list before it let the value go.
+    """
+
+    index: int
+    value: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class RoundOpen:
+    """The server opens a round."""
+
+    terms: Terms
+    participants: tuple[Participant, ...]
+    beacon: Beacon
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class SealedPiece:
+    """A piece of a self-mask's seed, sealed to the neighbour in that seat."""
+
+    seat: int
+    ciphertext: bytes
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's contribution: `vector` holds grid steps modulo 2^modulus_bits, packed."""
+
+    context: bytes
+    seat: int
+    vector: bytes
+    fresh_prekeys: tuple[Prekey, ...]
+    commitment: bytes
+    pieces: tuple[SealedPiece, ...]
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class SurvivorClaim:
+    """The server says whose uploads arrived; everyone else counts as dropped."""
+
+    context: bytes
+    survivors: tuple[int, ...]
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A client agrees to a survivor set, once a round."""
+
+    context: bytes
+    seat: int
+    survivors_hash: bytes
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class RevealRequest:
+    """What a client needs to see before it reveals anything: verdicts, and the pieces it is to open."""
+
+    context: bytes
+    survivors: tuple[int, ...]
+    verdicts: tuple[Verdict, ...]
+    pieces: tuple[SealedPiece, ...]
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class RevealedEdge:
+    """The seed of the share that `sender` gave `receiver` in this round; one of them dropped out."""
+
+    sender: int
+    receiver: int
+    seed: bytes
+
+
+@dataclass(frozen=True)
+class RevealedPiece:
+    """A piece of the self-mask seed of the client in `seat`, who survived."""
+
+    seat: int
+    index: int
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """For each neighbour of the client in `seat`: the edge, or the piece, never both."""
+
+    context: bytes
+    seat: int
+    edges: tuple[RevealedEdge, ...]
+    pieces: tuple[RevealedPiece, ...]
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client will not go on, and says why in words that hold no secret."""
+
+    context: bytes
+    reason: str
+    signature: bytes = b""
+
+
+Message = RoundOpen | Upload | SurvivorClaim | Verdict | RevealRequest | Reveal | Refusal

@@ -1,0 +1,85 @@
+"""Vectors of residues modulo 2^bits as bytes, with not a bit to spare.
+
+The values lie one after another, lowest bit first, and the last byte is filled up with zeros: for 32 and 64 bits
+that is a plain little-endian array. Every vector has exactly one packed form, and only that is unpacked.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+
+NARROWEST, WIDEST = 16, 64
+_PLAIN = {16: "<u2", 32: "<u4", 64: "<u8"}
+
+
+def packed_size(count: int, modulus_bits: int) -> int:
+    """How many bytes `count` values take."""
+    if type(modulus_bits) is not int or not NARROWEST <= modulus_bits <= WIDEST:
+        raise LocalProtocolError(f"modulus_bits: must be a whole number from {NARROWEST} to {WIDEST}")
+    if type(count) is not int or count < 0:
+        raise LocalProtocolError("count: must be a whole number that is not negative")
+    return (count * modulus_bits + 7) // 8
+
+
+def pack(values: NDArray[np.uint64] | NDArray[np.int64], modulus_bits: int) -> bytes:
+    """The values modulo 2^modulus_bits (negative ones wrap around, as in two's complement), packed."""
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype not in (np.uint64, np.int64):
+        raise LocalProtocolError("values: must be a one-dimensional array of uint64 or int64")
+    size = packed_size(values.size, modulus_bits)
+    residues = values.astype(np.uint64)  # wraps negative numbers modulo 2^64
+    if modulus_bits in _PLAIN:
+        return residues.astype(_PLAIN[modulus_bits]).tobytes()  # keeps the low bits
+    residues &= np.uint64((1 << modulus_bits) - 1)
+    period, width = _block(modulus_bits)
+    blocks = -(-residues.size // period)
+    columns: NDArray[np.uint64] = np.zeros((blocks, period), dtype=np.uint64)
+    columns.reshape(-1)[: residues.size] = residues
+    words: NDArray[np.uint64] = np.zeros((blocks, width), dtype=np.uint64)
+    for column in range(period):
+        word, shift = divmod(column * modulus_bits, 64)
+        words[:, word] |= columns[:, column] << np.uint64(shift)
+        if shift + modulus_bits > 64:
+            words[:, word + 1] |= columns[:, column] >> np.uint64(64 - shift)
+    return words.astype("<u8").tobytes()[:size]
+
+
+def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
+    """The `count` values that were packed, in an array of their own; refuses what `pack` cannot have made."""
+    size = packed_size(count, modulus_bits)
+    if len(data) != size:
+        raise RemoteProtocolError(
+            f"vector: {len(data)} bytes, but {count} values of {modulus_bits} bits take {size}"
+        )
+    if count == 0:
+        return np.zeros(0, dtype=np.uint64)
+    spare = 8 * size - count * modulus_bits
+    if data[-1] >> (8 - spare):
+        raise RemoteProtocolError("vector: the bits after the last value must be zero")
+    if modulus_bits in _PLAIN:
+        plain: NDArray[Any] = np.frombuffer(data, dtype=_PLAIN[modulus_bits])
+        return plain.astype(np.uint64)
+    period, width = _block(modulus_bits)
+    blocks = -(-count // period)
+    padded = np.zeros(blocks * width * 8, dtype=np.uint8)
+    padded[:size] = np.frombuffer(data, dtype=np.uint8)
+    words = padded.view("<u8").astype(np.uint64, copy=False).reshape(blocks, width)
+    columns: NDArray[np.uint64] = np.empty((blocks, period), dtype=np.uint64)
+    for column in range(period):
+        word, shift = divmod(column * modulus_bits, 64)
+        columns[:, column] = words[:, word] >> np.uint64(shift)
+        if shift + modulus_bits > 64:
+            columns[:, column] |= words[:, word + 1] << np.uint64(64 - shift)
+    columns &= np.uint64((1 << modulus_bits) - 1)
+    return columns.reshape(-1)[:count].copy()
+
+
+def _block(modulus_bits: int) -> tuple[int, int]:
+    """The fewest values that fill whole 64-bit words, and how many words those are."""
+    common = gcd(modulus_bits, 64)
+    return 64 // common, modulus_bits // common

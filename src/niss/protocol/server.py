@@ -1,0 +1,271 @@
+"""The server's side of a round: open, collect, repair, sum. It holds no secret and can be restarted freely.
+
+Whatever happens, a round ends with the exact sum of the survivors' uploads or with a noisy one that says so; the
+server never waits for anyone, the driver decides when a stage is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.agreement import Agreed, agree, survivors_hash
+from niss.protocol.directory import check_prekey
+from niss.protocol.keys import Identity, verify
+from niss.protocol.messages import (
+    Beacon,
+    Participant,
+    Reveal,
+    RevealRequest,
+    RoundOpen,
+    SealedPiece,
+    SurvivorClaim,
+    Terms,
+    Upload,
+    Verdict,
+)
+from niss.protocol.packing import unpack
+from niss.protocol.secret import SecretBytes
+from niss.protocol.shamir import Piece, check_commitment, combine
+from niss.protocol.table import ServerState, server_step
+from niss.protocol.wire import signed_part
+from niss.randomness import SecretStream
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a round: `total` is the sum of the survivors' parts `p_k x_k` and residual noises, as floats.
+
+    `uncancelled` shares, sent to or by dropped clients, and `masked` clients, whose self-masks could not be
+    rebuilt, leave `extra_variance` more noise in it.
+    """
+
+    total: NDArray[np.float64]
+    survivors: tuple[int, ...]
+    dropped: tuple[int, ...]
+    uncancelled: int
+    masked: tuple[int, ...]
+    extra_variance: float
+    problems: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing but the intended noise is left."""
+        return self.uncancelled == 0 and not self.masked
+
+
+@dataclass
+class _Round:
+    agreed: Agreed
+    uploads: dict[int, Upload] = field(default_factory=dict)
+    survivors: tuple[int, ...] = ()
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    reveals: dict[int, Reveal] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+class Server:
+    """The server of a run, round after round."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._round: _Round | None = None
+        self.state = ServerState.IDLE
+
+    @property
+    def public(self) -> bytes:
+        return self._identity.public
+
+    def open_round(self, terms: Terms, participants: tuple[Participant, ...], beacon: Beacon) -> RoundOpen:
+        """Open a round; the message goes to every participant."""
+        following = server_step(self.state, "open round")
+        for one in participants:
+            check_prekey(one.prekey, one.identity)
+        opened = RoundOpen(terms, participants, beacon)
+        opened = replace(opened, signature=self._identity.sign("open", signed_part(opened)))
+        agreed = agree(opened)
+        agreed.check_fits()
+        self._round, self.state = _Round(agreed), following
+        return opened
+
+    def take_upload(self, upload: Upload) -> None:
+        """Keep a client's upload; forged, malformed and second uploads are refused, late ones discarded."""
+        current = self._current(upload.context)
+        following = server_step(self.state, "Upload")
+        self._check_sender(current, upload.seat, "upload", signed_part(upload), upload.signature)
+        agreed, terms = current.agreed, current.agreed.terms
+        if upload.seat in current.uploads:
+            if current.uploads[upload.seat] != upload:
+                current.problems.append(f"seat {upload.seat} uploaded twice; the first upload counts")
+            return
+        unpack(upload.vector, terms.coordinates, terms.modulus_bits)
+        for prekey in upload.fresh_prekeys:
+            check_prekey(prekey, agreed.participants[upload.seat].identity)
+        if terms.mode == "repair" and [piece.seat for piece in upload.pieces] != agreed.neighbours(
+            upload.seat
+        ):
+            raise RemoteProtocolError(f"seat {upload.seat} sent no piece for some neighbour")
+        current.uploads[upload.seat] = upload
+        self.state = following
+
+    def claim_survivors(self) -> SurvivorClaim:
+        """End the uploads and ask everyone to agree on who survived."""
+        current = self._current()
+        following = server_step(self.state, "claim survivors")
+        current.survivors = tuple(sorted(current.uploads))
+        claim = SurvivorClaim(current.agreed.digest, current.survivors)
+        self.state = following
+        return replace(claim, signature=self._identity.sign("claim", signed_part(claim)))
+
+    def take_verdict(self, verdict: Verdict) -> None:
+        """Keep a client's agreement."""
+        current = self._current(verdict.context)
+        following = server_step(self.state, "Verdict")
+        self._check_sender(current, verdict.seat, "verdict", signed_part(verdict), verdict.signature)
+        if verdict.survivors_hash != survivors_hash(current.agreed.digest, current.survivors):
+            raise RemoteProtocolError(f"seat {verdict.seat} agreed to another survivor set")
+        current.verdicts[verdict.seat] = verdict
+        self.state = following
+
+    def request_reveals(self) -> dict[int, RevealRequest]:
+        """One request for each survivor that gave its verdict, with the pieces it is to open."""
+        current = self._current()
+        following = server_step(self.state, "request reveals")
+        agreed = current.agreed
+        verdicts = tuple(current.verdicts[seat] for seat in sorted(current.verdicts))
+        requests = {}
+        for seat in current.verdicts:
+            pieces = tuple(
+                SealedPiece(other, piece.ciphertext)
+                for other in agreed.neighbours(seat)
+                if other in current.uploads
+                for piece in current.uploads[other].pieces
+                if piece.seat == seat
+            )
+            request = RevealRequest(agreed.digest, current.survivors, verdicts, pieces)
+            requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
+        self.state = following
+        return requests
+
+    def take_reveal(self, reveal: Reveal) -> None:
+        """Keep what a client reveals."""
+        current = self._current(reveal.context)
+        following = server_step(self.state, "Reveal")
+        self._check_sender(current, reveal.seat, "reveal", signed_part(reveal), reveal.signature)
+        current.reveals[reveal.seat] = reveal
+        self.state = following
+
+    def finish(self) -> Outcome:
+        """Sum what arrived, take out what was revealed, and say what is left."""
+        current = self._current()
+        following = server_step(self.state, "finish")
+        agreed, terms = current.agreed, current.agreed.terms
+        survivors = current.survivors or tuple(sorted(current.uploads))
+        total = np.zeros(terms.coordinates, dtype=np.uint64)
+        for seat in survivors:
+            total += unpack(current.uploads[seat].vector, terms.coordinates, terms.modulus_bits)
+        dropped = tuple(seat for seat in range(len(agreed.participants)) if seat not in set(survivors))
+        uncancelled, extra = self._take_out_edges(current, total, set(survivors), set(dropped))
+        masked: tuple[int, ...] = ()
+        if terms.mode == "repair":
+            masked = self._take_out_masks(current, total, survivors)
+            extra += len(masked) * terms.self_variance
+        self.state = following
+        return Outcome(
+            agreed.grid.to_float(_signed(total, terms.modulus_bits)),
+            survivors,
+            dropped,
+            uncancelled,
+            masked,
+            extra,
+            tuple(current.problems),
+        )
+
+    def _take_out_edges(
+        self, current: _Round, total: NDArray[np.uint64], survivors: set[int], dropped: set[int]
+    ) -> tuple[int, float]:
+        """Subtract the revealed shares of dropped clients; count those that stay, and their variance."""
+        agreed = current.agreed
+        known = {
+            (edge.sender, edge.receiver): edge.seed
+            for seat in sorted(current.reveals)
+            for edge in current.reveals[seat].edges
+            if seat in (edge.sender, edge.receiver)
+        }
+        uncancelled, extra = 0, 0.0
+        for sender, receiver, weight in zip(
+            agreed.graph.senders.tolist(),
+            agreed.graph.receivers.tolist(),
+            agreed.graph.weights.tolist(),
+            strict=True,
+        ):
+            if not (
+                (sender in survivors and receiver in dropped) or (sender in dropped and receiver in survivors)
+            ):
+                continue
+            seed = known.get((sender, receiver))
+            if seed is None:
+                uncancelled += 1
+                extra += weight * agreed.terms.unit_variance
+                continue
+            sign = -1 if sender in survivors else 1
+            SecretStream(seed).add_gaussian(total, agreed.steps_between(sender, receiver), sign=sign)
+        return uncancelled, extra
+
+    def _take_out_masks(
+        self, current: _Round, total: NDArray[np.uint64], survivors: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Rebuild and subtract the self-masks of the survivors; returns those that could not be rebuilt."""
+        agreed = current.agreed
+        steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
+        left = []
+        for seat in survivors:
+            pieces = [
+                Piece(piece.index, SecretBytes(piece.value))
+                for giver in sorted(current.reveals)
+                for piece in current.reveals[giver].pieces
+                if piece.seat == seat and giver in agreed.neighbours(seat)
+            ]
+            seed = _rebuild(pieces, agreed.threshold(seat), current.uploads[seat].commitment, agreed.digest)
+            if seed is None:
+                left.append(seat)
+                continue
+            SecretStream(seed).add_gaussian(total, steps, sign=-1)
+        return tuple(left)
+
+    def _check_sender(
+        self, current: _Round, seat: int, purpose: str, signed: bytes, signature: bytes
+    ) -> None:
+        if not 0 <= seat < len(current.agreed.participants):
+            raise RemoteProtocolError("a message from no seat of this round")
+        verify(current.agreed.participants[seat].identity, purpose, signed, signature)
+
+    def _current(self, context: bytes | None = None) -> _Round:
+        if self._round is None:
+            raise LocalProtocolError("no round was opened")
+        if context is not None and context != self._round.agreed.digest:
+            raise RemoteProtocolError("a message of another round")
+        return self._round
+
+
+def _rebuild(pieces: list[Piece], threshold: int, commitment: bytes, context: bytes) -> SecretBytes | None:
+    """The seed that fits its commitment, from the first `threshold` pieces or, if some lie, from others."""
+    if len(pieces) < threshold:
+        return None
+    for start in range(len(pieces) - threshold + 1):
+        try:
+            seed = combine(pieces[start : start + threshold], threshold)
+            check_commitment(commitment, seed, context)
+        except RemoteProtocolError:
+            continue
+        return seed
+    return None
+
+
+def _signed(total: NDArray[np.uint64], modulus_bits: int) -> NDArray[np.int64]:
+    """The representative of each residue nearest to zero."""
+    shift = np.uint64(64 - modulus_bits)
+    return (total << shift).view(np.int64) >> np.int64(64 - modulus_bits)

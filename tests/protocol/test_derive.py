@@ -1,0 +1,182 @@
+"""Both ends derive the same seed; any difference in what names it gives another."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.derive import RoundContext, derive_seed, expand, pair_secret
+from niss.protocol.encoding import length_prefixed
+from niss.protocol.prekeys import x25519_public
+from niss.protocol.secret import SecretBytes
+from support.fixed_entropy import FixedEntropy, context
+
+ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))
+ALICE_PUBLIC, BOB_PUBLIC = x25519_public(ALICE), x25519_public(BOB)
+A, B = bytes([1]) * 32, bytes([2]) * 32
+SHARED = SecretBytes(range(32))
+GOLDEN_PAIR = "c36d448d1d5dd4f7168ba302c636cbae3723269e0f74594149e2993036a0b86f"
+GOLDEN_SEED = "1d7e7db96e6473e3c3cfda1dd37ada680244b8b3a34d1d8eb9a112f3adb7edb2"
+GOLDEN_DIGEST = "fa79489b44fb4f85ce580600608e53ce8ef614f37072c1600bd38c570537b1d1"
+
+
+def test_both_ends_agree_on_the_pair_secret() -> None:
+    assert pair_secret(ALICE, BOB_PUBLIC) == pair_secret(BOB, ALICE_PUBLIC)
+
+
+def test_the_pair_secret_is_the_hashed_agreement_and_never_changes() -> None:
+    agreed = X25519PrivateKey.from_private_bytes(ALICE).exchange(
+        X25519PublicKey.from_public_bytes(BOB_PUBLIC)
+    )
+    low, high = min(ALICE_PUBLIC, BOB_PUBLIC), max(ALICE_PUBLIC, BOB_PUBLIC)
+    by_hand = hashlib.sha256(length_prefixed(b"niss.pair.v1", agreed, low, high)).digest()
+    assert pair_secret(ALICE, BOB_PUBLIC) == by_hand
+    assert by_hand.hex() == GOLDEN_PAIR
+
+
+def _by_hand(info: bytes) -> bytes:
+    """HKDF-SHA256 as RFC 5869 writes it, for one block and no salt."""
+    extracted = hmac.digest(bytes(32), bytes(SHARED), "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def test_a_seed_is_hkdf_over_everything_that_names_it_and_never_changes() -> None:
+    round_ = context()
+    fields = [b"niss.seed.v1", b"run 1", (7).to_bytes(8, "big"), bytes(8), b"beacon output"]
+    fields += [round_.participants_hash, round_.graph_hash, A, B, b"share"]
+    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    seed = derive_seed(SHARED, round_, A, B, "share")
+    assert bytes(seed) == _by_hand(info)
+    assert seed.hex() == GOLDEN_SEED
+    assert len(seed) == 32
+
+
+def test_a_context_is_encoded_as_ever() -> None:
+    assert context().digest() == hashlib.sha256(context().encode()).digest()
+    assert context().digest().hex() == GOLDEN_DIGEST
+
+
+CHANGES = (
+    {"run": b"run 2"},
+    {"round": 8},
+    {"attempt": 1},
+    {"beacon": b"beacon outpuu"},
+    {"participants_hash": bytes(32)},
+    {"graph_hash": bytes(32)},
+)
+
+
+def test_everything_is_bound() -> None:
+    seeds = [derive_seed(SHARED, context(), A, B, "share")]
+    seeds += [derive_seed(SHARED, context(**change), A, B, "share") for change in CHANGES]
+    seeds.append(derive_seed(SHARED, context(), B, A, "share"))
+    seeds.append(derive_seed(SHARED, context(), A, bytes(32), "share"))
+    seeds.append(derive_seed(SHARED, context(), bytes(32), B, "share"))
+    seeds.append(derive_seed(SHARED, context(), A, B, "mask"))
+    seeds.append(derive_seed(SecretBytes(bytes(32)), context(), A, B, "share"))
+    seeds.append(expand(b"niss.seal.v1", SHARED, context(), A, B, "share"))
+    assert len({bytes(seed) for seed in seeds}) == len(seeds)
+
+
+def test_every_field_of_a_context_is_in_its_digest() -> None:
+    digests = [context().digest(), *(context(**change).digest() for change in CHANGES)]
+    assert len(set(digests)) == len(digests)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=4), st.lists(st.binary(max_size=6), max_size=4))
+def test_different_fields_encode_differently(one: list[bytes], other: list[bytes]) -> None:
+    assert (length_prefixed(*one) == length_prefixed(*other)) == (one == other)
+
+
+@given(st.binary(min_size=1, max_size=9), st.binary(min_size=1, max_size=9))
+def test_bytes_cannot_move_between_run_and_beacon(run: bytes, beacon: bytes) -> None:
+    whole = context(run=run, beacon=beacon)
+    moved = replace(whole, run=run + beacon[:1], beacon=beacon[1:] or b"x")
+    assert whole.encode() != moved.encode()
+
+
+@given(one=st.binary(min_size=32, max_size=32), other=st.binary(min_size=32, max_size=32))
+def test_both_ends_derive_the_same_seed(one: bytes, other: bytes) -> None:
+    public, other_public = x25519_public(SecretBytes(one)), x25519_public(SecretBytes(other))
+    if public == other_public:
+        return
+    here = derive_seed(pair_secret(one, other_public), context(), A, B, "share")
+    there = derive_seed(pair_secret(other, public), context(), A, B, "share")
+    assert here == there
+
+
+# Points of small order on Curve25519 and on its twist, and other spellings of them.
+DEGENERATE = [
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+]
+
+
+@pytest.mark.parametrize("public", DEGENERATE)
+def test_all_zero_agreements_are_refused(public: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="degenerate"):
+        pair_secret(ALICE, bytes.fromhex(public))
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_keys_of_other_lengths_are_refused(length: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        pair_secret(ALICE, bytes(length))
+    with pytest.raises(LocalProtocolError):
+        pair_secret(SecretBytes(length), BOB_PUBLIC)
+
+
+def test_our_own_prekey_sent_back_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="own prekey"):
+        pair_secret(ALICE, ALICE_PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run", b""),
+        ("run", bytes(256)),
+        ("run", "text"),
+        ("beacon", b""),
+        ("round", -1),
+        ("round", 2**64),
+        ("round", True),
+        ("round", 1.0),
+        ("attempt", None),
+        ("participants_hash", bytes(31)),
+        ("graph_hash", bytearray(32)),
+    ],
+)
+def test_malformed_contexts_are_refused_by_field(field: str, value: object) -> None:
+    with pytest.raises(LocalProtocolError, match=f"^{field}: "):
+        context(**{field: value})
+
+
+def test_malformed_ends_and_secrets_are_refused() -> None:
+    for sender, receiver in ((A, A), (A, B[:31]), (bytearray(A), B)):
+        with pytest.raises(LocalProtocolError):
+            derive_seed(SHARED, context(), sender, receiver, "share")
+    for shared in (b"", bytes(31), bytes(33)):
+        with pytest.raises(LocalProtocolError, match="pair_secret"):
+            derive_seed(shared, context(), A, B, "share")
+    with pytest.raises(LocalProtocolError, match="purpose"):
+        derive_seed(SHARED, context(), A, B, "")
+
+
+def test_a_context_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        context().round = 9  # type: ignore[misc]
+    assert isinstance(hash(context()), int)
+    assert RoundContext.__slots__

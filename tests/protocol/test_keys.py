@@ -1,0 +1,223 @@
+"""Identities sign for one purpose; prekeys are signed, used once and really erased."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.encoding import length_prefixed
+from niss.protocol.keys import Identity, check_public, fingerprint, verify
+from niss.protocol.prekeys import PrekeyStore, SignedPrekey
+from support.fixed_entropy import FixedEntropy
+
+# RFC 8032, section 7.1, test 1.
+RFC_SECRET = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+RFC_PUBLIC = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
+
+PREKEY = (
+    "000000000000000076dc740bcedde75b71d37674980293b22ff0d48b6eed96ae9647dbe8c9a7fa420337a81326374a37"
+    "1f7219b7d26b5aa90148f001eb822e71f0f7223bb38d9a3f4f28334667d14927b01ecbf1189bbeebbba03211727c5775"
+    "4f52fbf967f3b405"
+)
+
+NORTH, SOUTH = Identity.generate(FixedEntropy("north")), Identity.generate(FixedEntropy("south"))
+
+
+def test_an_identity_is_an_ed25519_key() -> None:
+    identity = Identity(RFC_SECRET)
+    assert identity.public == RFC_PUBLIC
+    assert identity.secret_bytes() == RFC_SECRET
+
+
+def test_what_is_signed_never_changes() -> None:
+    signature = Identity(RFC_SECRET).sign("upload", b"message")
+    signed = length_prefixed(b"niss.signature.v1", b"upload", b"message")
+    Ed25519PublicKey.from_public_bytes(RFC_PUBLIC).verify(signature, signed)
+    assert signed == b"\0\0\0\x11niss.signature.v1\0\0\0\x06upload\0\0\0\x07message"
+
+
+def test_fingerprints_never_change() -> None:
+    assert fingerprint(RFC_PUBLIC) == "2974-7ae6-0e93-c946-3d46-dc59-7aa7-e905"
+
+
+@given(purpose=st.text("abc/", min_size=1, max_size=8), message=st.binary(max_size=50))
+def test_signatures_verify_for_their_purpose_message_and_signer_only(purpose: str, message: bytes) -> None:
+    signature = NORTH.sign(purpose, message)
+    verify(NORTH.public, purpose, message, signature)
+    for public, other_purpose, other_message in (
+        (SOUTH.public, purpose, message),
+        (NORTH.public, purpose + "a", message),
+        (NORTH.public, purpose, message + b"a"),
+    ):
+        with pytest.raises(RemoteProtocolError, match="signature"):
+            verify(public, other_purpose, other_message, signature)
+
+
+@given(bit=st.integers(0, 64 * 8 - 1))
+def test_any_flipped_bit_of_a_signature_is_refused(bit: int) -> None:
+    signature = bytearray(NORTH.sign("upload", b"message"))
+    signature[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(RemoteProtocolError):
+        verify(NORTH.public, "upload", b"message", bytes(signature))
+
+
+@pytest.mark.parametrize("length", [0, 63, 65])
+def test_a_signature_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        verify(NORTH.public, "upload", b"message", bytes(length))
+
+
+def test_characters_cannot_move_between_purpose_and_message() -> None:
+    with pytest.raises(RemoteProtocolError):
+        verify(NORTH.public, "a", b"bc", NORTH.sign("ab", b"c"))
+
+
+@pytest.mark.parametrize("purpose", ["", "x" * 65, "gr\u00fcn", "a\n", b"upload"])
+def test_a_purpose_is_a_short_text(purpose: str) -> None:
+    with pytest.raises(LocalProtocolError, match="purpose"):
+        NORTH.sign(purpose, b"")
+
+
+def _degenerate_keys() -> list[bytes]:
+    """All spellings of the eight points whose order divides 8, from the equation of the curve."""
+    prime = 2**255 - 19
+    d = -121665 * pow(121666, -1, prime) % prime
+    root = pow(2, (prime - 1) // 4, prime)
+
+    def square_root(square: int) -> int | None:
+        candidate = pow(square, (prime + 3) // 8, prime)
+        return next((r for r in (candidate, candidate * root % prime) if r * r % prime == square), None)
+
+    # Doubling a point of order 8 gives y = 0: d y^4 + 2 y^2 - 1 = 0.
+    half = square_root((1 + d) % prime)
+    assert half is not None
+    squares = [(sign * half - 1) * pow(d, -1, prime) % prime for sign in (1, -1)]
+    roots = [y for y in map(square_root, squares) if y is not None]
+    eighth = [y for root in roots for y in (root, prime - root)]
+    assert len(eighth) == 2
+    ys = [0, 1, prime - 1, prime, prime + 1, *eighth]
+    return [(y | sign << 255).to_bytes(32, "little") for y in ys for sign in (0, 1)]
+
+
+@pytest.mark.parametrize("public", _degenerate_keys(), ids=bytes.hex)
+def test_keys_under_which_anyone_can_sign_are_refused(public: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="degenerate"):
+        check_public(public)
+    # S = 0 and R = A is such a signature for every eighth message or more.
+    with pytest.raises(RemoteProtocolError, match="degenerate"):
+        verify(public, "upload", b"", public + bytes(32))
+
+
+def test_secrets_and_publics_of_other_lengths_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="32 bytes"):
+        Identity(bytes(31))
+    with pytest.raises(RemoteProtocolError, match="32 bytes"):
+        verify(bytes(31), "upload", b"", bytes(64))
+
+
+@pytest.mark.parametrize("entropy", [lambda n: bytes(n - 1), bytearray, str])
+def test_a_broken_source_of_entropy_is_refused(entropy: object) -> None:
+    with pytest.raises(LocalProtocolError, match="entropy"):
+        Identity.generate(entropy)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_signed_numbered_and_verifies() -> None:
+    store, entropy = PrekeyStore(), FixedEntropy()
+    batch = store.batch(3, NORTH, entropy) + store.batch(2, NORTH, entropy)
+    assert [prekey.id for prekey in batch] == [0, 1, 2, 3, 4]
+    assert len({prekey.public for prekey in batch}) == 5
+    assert dict(store.fingerprints) == {prekey.id: fingerprint(prekey.public) for prekey in batch}
+    for prekey in batch:
+        prekey.verify(NORTH.public)
+        assert SignedPrekey.decode(prekey.encode()) == prekey
+        with pytest.raises(RemoteProtocolError):
+            prekey.verify(SOUTH.public)
+        with pytest.raises(RemoteProtocolError):
+            SignedPrekey(prekey.id + 1, prekey.public, prekey.signature).verify(NORTH.public)
+
+
+def test_prekeys_never_change() -> None:
+    (prekey,) = PrekeyStore().batch(1, Identity(RFC_SECRET), FixedEntropy("prekey"))
+    assert prekey.encode().hex() == PREKEY
+
+
+@given(bit=st.integers(0, 104 * 8 - 1))
+def test_any_flipped_bit_of_a_prekey_is_refused(bit: int) -> None:
+    (prekey,) = PrekeyStore().batch(1, NORTH, FixedEntropy())
+    encoded = bytearray(prekey.encode())
+    encoded[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(RemoteProtocolError):
+        SignedPrekey.decode(bytes(encoded)).verify(NORTH.public)
+
+
+@pytest.mark.parametrize(
+    ("id", "public", "signature"),
+    [
+        (-1, bytes(32), bytes(64)),
+        (2**64, bytes(32), bytes(64)),
+        (True, bytes(32), bytes(64)),
+        (0, bytes(31), bytes(64)),
+        (0, bytes(32), bytes(65)),
+    ],
+)
+def test_malformed_prekeys_are_refused(id: int, public: bytes, signature: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        SignedPrekey(id, public, signature)
+    with pytest.raises(RemoteProtocolError):
+        SignedPrekey.decode(bytes(103))
+
+
+def test_an_erased_prekey_is_gone_from_the_stores_bytes() -> None:
+    store = PrekeyStore()
+    store.batch(3, NORTH, FixedEntropy())
+    gone = bytes(store.private(1))
+    assert gone in bytes(store.to_bytes())
+    store.erase(1)
+    assert gone not in bytes(store.to_bytes())
+    assert 1 not in store
+    assert len(store) == 2
+    for unknown in (1, 3, -1):
+        with pytest.raises(LocalProtocolError, match="erased"):
+            store.private(unknown)
+        with pytest.raises(LocalProtocolError, match="erased"):
+            store.erase(unknown)
+
+
+@given(count=st.integers(1, 6), erased=st.sets(st.integers(0, 5)))
+def test_a_store_survives_its_bytes_and_never_gives_a_number_twice(count: int, erased: set[int]) -> None:
+    store, entropy = PrekeyStore(), FixedEntropy()
+    store.batch(count, NORTH, entropy)
+    for number in erased & set(range(count)):
+        store.erase(number)
+    again = PrekeyStore.from_bytes(store.to_bytes())
+    assert again.to_bytes() == store.to_bytes()
+    assert again.fingerprints == store.fingerprints
+    assert again.batch(1, NORTH, entropy)[0].id == count
+
+
+def test_damaged_stores_are_refused() -> None:
+    store = PrekeyStore()
+    store.batch(2, NORTH, FixedEntropy())
+    whole = bytes(store.to_bytes())
+    first = len(whole) - 80
+    swapped = whole[:first] + whole[first + 40 :] + whole[first : first + 40]
+    beyond = whole[: first + 40] + (2).to_bytes(8, "big") + whole[first + 48 :]
+    for damaged in (b"", whole[:20], whole[:-1], whole + b"x", b"X" + whole[1:], swapped, beyond):
+        with pytest.raises(LocalProtocolError):
+            PrekeyStore.from_bytes(damaged)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**16 + 1, True, 1.5])
+def test_a_batch_has_a_sensible_size(count: int) -> None:
+    with pytest.raises(LocalProtocolError, match="batch"):
+        PrekeyStore().batch(count, NORTH, FixedEntropy())
+
+
+def test_a_batch_that_fails_leaves_the_store_as_it_was() -> None:
+    store = PrekeyStore()
+    with pytest.raises(LocalProtocolError):
+        store.batch(2, NORTH, lambda count: bytes(count - 1))
+    assert store.to_bytes() == PrekeyStore().to_bytes()

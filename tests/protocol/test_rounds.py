@@ -1,0 +1,250 @@
+"""Whole rounds: exact sums, dropouts tolerated and repaired, lies refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.agreement import agree
+from niss.protocol.messages import RevealRequest
+from support.protocol_round import Federation, carried, resigned
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_without_drops_and_distortion_the_sum_is_exact_to_the_last_bit(seed: int) -> None:
+    federation = Federation(3 + seed % 6, f"exact {seed}")
+    outcome, exact = federation.play(federation.terms(neighbours=float(1 + seed % 4)))
+    assert outcome.exact
+    np.testing.assert_array_equal(outcome.total, exact)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_smaller_modulus_sums_alike(bits: int) -> None:
+    federation = Federation(5)
+    outcome, exact = federation.play(federation.terms(modulus_bits=bits))
+    np.testing.assert_array_equal(outcome.total, exact)
+
+
+def test_every_upload_is_hidden_though_the_sum_is_bare() -> None:
+    federation = Federation(6)
+    opened = federation.open(federation.terms(coordinates=2000))
+    updates = federation.updates(2000)
+    from niss.protocol.packing import unpack
+
+    for seat, client in enumerate(federation.clients):
+        upload = client.upload(opened, updates[seat], federation.entropy)
+        steps = unpack(upload.vector, 2000, 64).view(np.int64) / 2.0**20
+        # Two times three unit shares of variance 0.5; false-alarm rate far below 1e-6 at +-25 %.
+        assert 0.75 * 3.0 < np.var(steps) < 1.25 * 3.0
+
+
+def test_residual_noise_is_left_as_planned() -> None:
+    federation = Federation(8)
+    outcome, exact = federation.play(federation.terms(coordinates=20_000, residual_variance=0.01))
+    noise = outcome.total - exact
+    assert outcome.exact
+    # 20,000 normal draws: 6 standard deviations of the sample variance are 6 % of it.
+    assert abs(np.var(noise) / 0.08 - 1.0) < 0.06
+
+
+def test_tolerating_a_drop_leaves_its_shares_and_says_so() -> None:
+    federation = Federation(8)
+    outcome, exact = federation.play(federation.terms(coordinates=20_000), absent=(2,))
+    assert (outcome.dropped, outcome.exact) == ((2,), False)
+    assert outcome.uncancelled == 6
+    assert outcome.extra_variance == pytest.approx(6 * 0.5)
+    assert abs(np.var(outcome.total - exact) / outcome.extra_variance - 1.0) < 0.07
+
+
+@pytest.mark.parametrize("absent", [(), (0,), (1, 5), (2, 3, 4)])
+def test_a_repaired_round_is_exact(absent: tuple[int, ...]) -> None:
+    federation = Federation(9, f"repair {absent}")
+    terms = federation.terms(mode="repair", neighbours=4.0, revealed=6, dropped=3)
+    outcome, exact = federation.play(terms, absent=absent)
+    assert outcome.exact, outcome
+    np.testing.assert_array_equal(outcome.total, exact)
+
+
+def test_too_few_pieces_leave_the_round_noisy_and_reported() -> None:
+    federation = Federation(8)
+    terms = federation.terms(mode="repair", coordinates=5_000, neighbours=7.0, threshold_share=0.9)
+    opened = federation.open(terms)
+    federation.upload(opened, federation.updates(5_000))
+    federation.repair(silent=(0, 1))
+    outcome = federation.server.finish()
+    assert not outcome.exact
+    assert outcome.masked
+    assert outcome.extra_variance == pytest.approx(len(outcome.masked) * 1.0)
+
+
+def test_no_attempt_is_answered_twice_not_even_after_a_restart() -> None:
+    federation = Federation(4)
+    opened = federation.open()
+    update = federation.updates()[0]
+    seat = federation.seats[0]
+    seat.client.upload(opened, update, federation.entropy)
+    with pytest.raises(RemoteProtocolError, match="answered before"):
+        seat.client.upload(opened, update, federation.entropy)
+    with pytest.raises(RemoteProtocolError, match="answered before"):
+        seat.restart().upload(opened, update, federation.entropy)
+    assert len(seat.charges) == 1
+
+
+def test_a_refused_charge_means_no_upload_and_no_second_try() -> None:
+    federation = Federation(4)
+    opened = federation.open()
+    seat = federation.seats[0]
+
+    def refuse(_agreed: object, _mu: float) -> None:
+        raise LocalProtocolError("the budget is spent")
+
+    seat._charge = refuse  # type: ignore[method-assign, assignment]
+    client = seat.start(seat.kept[-1])
+    with pytest.raises(LocalProtocolError, match="budget is spent"):
+        client.upload(opened, federation.updates()[0], federation.entropy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip": 11.0}, "clip of 11"),
+        ({"attempt": 3}, "only 3 allowed"),
+    ],
+)
+def test_terms_below_the_clients_own_are_refused(change: dict[str, float], message: str) -> None:
+    federation = Federation(4)
+    opened = federation.open(federation.terms(**change))
+    with pytest.raises(RemoteProtocolError, match=message):
+        federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
+    assert federation.seats[0].charges == []
+
+
+def test_small_rounds_strangers_and_dear_rounds_are_refused() -> None:
+    federation = Federation(4, participants=5)
+    with pytest.raises(RemoteProtocolError, match="at least 5"):
+        federation.clients[0].upload(federation.open(), federation.updates()[0], federation.entropy)
+    federation = Federation(4, trusted=frozenset())
+    with pytest.raises(RemoteProtocolError, match="trusts"):
+        federation.clients[0].upload(federation.open(), federation.updates()[0], federation.entropy)
+    federation = Federation(4, mu=0.1)
+    with pytest.raises(RemoteProtocolError, match=r"mu = 0\.5"):
+        federation.clients[0].upload(federation.open(), federation.updates()[0], federation.entropy)
+    federation = Federation(4, modes=("tolerate",))
+    opened = federation.open(federation.terms(mode="repair"))
+    with pytest.raises(RemoteProtocolError, match="repair"):
+        federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
+
+
+def test_a_relay_that_swaps_keys_is_found_out() -> None:
+    federation = Federation(4)
+    opened = federation.open()
+    stranger = Federation(4, "stranger").prekeys[0][0]
+    swapped = tuple(
+        replace(one, prekey=stranger) if seat == 1 else one for seat, one in enumerate(opened.participants)
+    )
+    lie = resigned(federation.server, replace(opened, participants=swapped), "open")
+    with pytest.raises(RemoteProtocolError):
+        federation.clients[0].upload(lie, federation.updates()[0], federation.entropy)
+
+
+def test_a_beacon_of_another_list_or_an_old_one_is_refused() -> None:
+    federation = Federation(4)
+    first, second = federation.open(), None
+    fewer = replace(first, participants=first.participants[:3])
+    with pytest.raises(RemoteProtocolError):
+        federation.clients[0].upload(
+            resigned(federation.server, fewer, "open"), federation.updates()[0], federation.entropy
+        )
+    federation.clients[0].upload(first, federation.updates()[0], federation.entropy)
+    federation.server.finish()
+    second = federation.open(federation.terms(round=2))
+    replayed = resigned(federation.server, replace(second, beacon=first.beacon), "open")
+    with pytest.raises(RemoteProtocolError, match="does not come after"):
+        federation.clients[0].upload(replayed, federation.updates()[0], federation.entropy)
+
+
+def test_forged_and_tampered_uploads_are_refused() -> None:
+    federation = Federation(4)
+    opened = federation.open()
+    upload = federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
+    for lie in (
+        replace(upload, seat=1),
+        replace(upload, vector=bytes(len(upload.vector))),
+        replace(upload, signature=bytes(64)),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            federation.server.take_upload(lie)
+    federation.server.take_upload(upload)
+    federation.server.take_upload(upload)
+    assert federation.server.finish().survivors == (0,)
+
+
+def test_a_late_upload_of_a_client_declared_dropped_is_discarded() -> None:
+    federation = Federation(6)
+    terms = federation.terms(mode="repair", neighbours=5.0)
+    opened = federation.open(terms)
+    updates = federation.updates()
+    federation.upload(opened, updates, absent=(3,))
+    late = federation.clients[3].upload(opened, updates[3], federation.entropy)
+    claim = carried(federation.server.claim_survivors())
+    with pytest.raises(RemoteProtocolError, match="does not follow"):
+        federation.server.take_upload(late)
+    with pytest.raises(RemoteProtocolError, match="though it uploaded"):
+        federation.clients[3].judge(claim)
+
+
+def test_a_client_agrees_to_one_survivor_set_only() -> None:
+    federation = Federation(6)
+    opened = federation.open(federation.terms(mode="repair", neighbours=5.0))
+    federation.upload(opened, federation.updates())
+    claim = carried(federation.server.claim_survivors())
+    verdict = federation.clients[0].judge(claim)
+    assert federation.seats[0].restart().judge(claim) == verdict
+    other = resigned(federation.server, replace(claim, survivors=(0, 1, 2, 3, 4)), "claim")
+    with pytest.raises(RemoteProtocolError, match="another survivor set"):
+        federation.seats[0].restart().judge(other)
+
+
+def test_reveals_stay_within_the_caps() -> None:
+    federation = Federation(8)
+    opened = federation.open(federation.terms(mode="repair", neighbours=7.0, revealed=1, dropped=1))
+    federation.upload(opened, federation.updates(), absent=(6, 7))
+    claim = carried(federation.server.claim_survivors())
+    with pytest.raises(RemoteProtocolError, match="at most 1"):
+        federation.clients[0].judge(claim)
+
+
+def test_contradictory_claims_cannot_both_gather_a_quorum() -> None:
+    """Three clients are told that seat 5 lives, two that it dropped: only one of the two stories goes through."""
+    federation = Federation(6)
+    opened = federation.open(federation.terms(mode="repair", neighbours=5.0))
+    federation.upload(opened, federation.updates())
+    truth = carried(federation.server.claim_survivors())
+    lie = resigned(federation.server, replace(truth, survivors=(0, 1, 2, 3, 4)), "claim")
+    for seat in (0, 1, 2):
+        federation.server.take_verdict(federation.clients[seat].judge(truth))
+    lied_to = tuple(federation.clients[seat].judge(lie) for seat in (3, 4))
+    for seat, request in federation.server.request_reveals().items():
+        reveal = federation.clients[seat].reveal(carried(request))
+        assert reveal.edges == ()
+    for seat in (3, 4):
+        request = RevealRequest(truth.context, lie.survivors, lied_to, ())
+        reveal = federation.clients[seat].reveal(resigned(federation.server, request, "request"))
+        assert reveal.edges == ()
+        assert reveal.pieces == ()
+    agreed = agree(opened)
+    assert 2 * agreed.quorum(5) > len(agreed.neighbours(5))
+
+
+def test_prekeys_are_erased_when_the_round_is_over() -> None:
+    federation = Federation(4)
+    opened = federation.open()
+    client = federation.clients[0]
+    client.upload(opened, federation.updates()[0], federation.entropy)
+    number = opened.participants[0].prekey.number
+    assert number in client._prekeys
+    client.close_round()
+    assert number not in client._prekeys

@@ -1,0 +1,49 @@
+"""The table is the protocol: what is not in it is refused, and the documentation is drawn from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.table import (
+    CLIENT_TABLE,
+    SERVER_TABLE,
+    ClientState,
+    ServerState,
+    client_step,
+    server_step,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    for table, states in ((CLIENT_TABLE, ClientState), (SERVER_TABLE, ServerState)):
+        assert {state for state, _ in table} == set(states)
+        assert set(table.values()) | {next(iter(table))[0]} == set(states)
+
+
+@pytest.mark.parametrize("state", ClientState)
+def test_what_is_not_in_the_clients_table_is_the_servers_fault(state: ClientState) -> None:
+    for message in ("RoundOpen", "SurvivorClaim", "RevealRequest", "Nonsense"):
+        if (state, message) in CLIENT_TABLE:
+            assert client_step(state, message) is CLIENT_TABLE[state, message]
+        else:
+            with pytest.raises(RemoteProtocolError):
+                client_step(state, message)
+
+
+def test_a_driver_out_of_turn_and_a_client_out_of_turn_are_different_faults() -> None:
+    with pytest.raises(LocalProtocolError):
+        server_step(ServerState.IDLE, "finish")
+    with pytest.raises(RemoteProtocolError):
+        server_step(ServerState.IDLE, "Upload")
+
+
+def test_the_drawing_in_the_docs_is_up_to_date() -> None:
+    done = subprocess.run([sys.executable, ROOT / "tools" / "draw_protocol.py", "--check"], check=False)
+    assert done.returncode == 0, "run: python tools/draw_protocol.py"

@@ -1,0 +1,201 @@
+"""The wire format: one encoding a message, nothing else accepted, no memory on a liar's word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.messages import Message, RevealedEdge, Upload
+from niss.protocol.packing import pack
+from niss.protocol.wire import GROUPS, SIGNING_DOMAIN, Limits, decode, encode, signed_part, size_report
+from support.protocol_messages import example_prekey, examples, filler, messages
+
+GOLDEN = Path(__file__).with_name("golden_wire.txt")
+NAMES = sorted(examples())
+CONTEXT = filler("context", 32)
+HEAD = b"NISS\x01"
+
+
+def refused(data: bytes, match: str, limits: Limits | None = None) -> None:
+    with pytest.raises(RemoteProtocolError, match=match):
+        decode(data, limits=limits or Limits())
+
+
+def ours(message: Any, match: str) -> None:
+    with pytest.raises(LocalProtocolError, match=match):
+        encode(message)
+
+
+@settings(max_examples=300)
+@given(messages())
+def test_every_message_comes_back(message: Message) -> None:
+    data = encode(message)
+    assert decode(data) == message
+    assert encode(decode(data)) == data
+
+
+@settings(max_examples=300)
+@given(messages(), messages())
+def test_different_messages_have_different_encodings(one: Message, two: Message) -> None:
+    assert (encode(one) == encode(two)) == (one == two)
+    unsigned = replace(one, signature=b"") == replace(two, signature=b"")
+    assert (signed_part(one) == signed_part(two)) == (unsigned and type(one) is type(two))
+
+
+@settings(max_examples=200)
+@given(messages(), st.data())
+def test_a_changed_byte_is_refused_or_another_message(message: Message, data: st.DataObject) -> None:
+    damaged = bytearray(encode(message))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        other = decode(bytes(damaged))
+    except RemoteProtocolError:
+        return
+    assert other != message
+    assert encode(other) == bytes(damaged)
+
+
+@settings(max_examples=100)
+@given(messages())
+def test_sizes_add_up(message: Message) -> None:
+    sizes = size_report(message)
+    assert tuple(sizes) == GROUPS
+    assert sum(sizes.values()) == len(encode(message))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_format_has_not_changed(name: str) -> None:
+    golden = dict(line.split() for line in GOLDEN.read_text().splitlines())
+    assert encode(examples()[name]).hex() == golden[name]
+    assert decode(bytes.fromhex(golden[name])) == examples()[name]
+    assert sorted(golden) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cut_anywhere_it_is_refused(name: str) -> None:
+    data = encode(examples()[name])
+    for length in range(len(data)):
+        refused(data[:length], "magic" if length < 6 else "ends too early")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_may_follow(name: str) -> None:
+    data = encode(examples()[name])
+    refused(data + b"\0", f"{name}: 1 bytes too many")
+    refused(data + data, f"{name}: {len(data)} bytes too many")
+
+
+def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
+    data = encode(examples()["Verdict"])
+    refused(data[:4] + b"\x02" + data[5:], "wire version 2, this side speaks version 1")
+    refused(data[:4] + b"\x00" + data[5:], "wire version 0")
+    for tag in (0, 8, 255):
+        refused(data[:5] + bytes([tag]) + data[6:], f"no message of type {tag}")
+    refused(b"SSIN" + data[4:], "magic")
+    refused(b"", "magic")
+    with pytest.raises(LocalProtocolError):
+        decode(bytearray(data))  # type: ignore[arg-type]
+
+
+def claim(body: bytes) -> bytes:
+    """A survivor claim with this for its survivors and its signature."""
+    return HEAD + b"\x03" + CONTEXT + body
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (b"\x02\x01\x01\x00", "SurvivorClaim.survivors: must be in rising order"),
+        (b"\x02\x02\x01\x00", "SurvivorClaim.survivors: must be in rising order"),
+        (b"\x01\x81\x00\x00", r"SurvivorClaim.survivors\[0\]: a number not in its shortest form"),
+        (b"\x81\x00\x01\x00", "SurvivorClaim.survivors: a number not in its shortest form"),
+        (b"\x01" + b"\xff" * 9 + b"\x02\x00", r"survivors\[0\]: a number too large"),
+        (b"\x01" + b"\x80" * 10 + b"\x01\x00", r"survivors\[0\]: a number too long"),
+        (b"\x01\x90\x4e\x00", r"survivors\[0\]: must lie between 0 and 9999"),
+        (b"\x00\x01\x07", "SurvivorClaim.signature: must be 64 bytes, or empty"),
+    ],
+)
+def test_what_is_not_canonical_is_refused(body: bytes, match: str) -> None:
+    refused(claim(body), match)
+
+
+def test_the_largest_number_is_read() -> None:
+    upload = replace(examples()["Upload"], fresh_prekeys=(example_prekey(2**64 - 1),))
+    assert decode(encode(upload)) == upload
+
+
+@pytest.mark.parametrize(
+    "word", ["0000000000000080", "000000000000f07f", "000000000000f87f", "00000000000000c0"]
+)
+def test_floats_that_are_not_finite_or_negative_are_refused(word: str) -> None:
+    data = encode(examples()["RoundOpen"])
+    place = data.index(bytes.fromhex("000000000000f83f"))  # clip = 1.5
+    refused(data[:place] + bytes.fromhex(word) + data[place + 8 :], "RoundOpen.terms.clip: must be finite")
+
+
+def test_an_unknown_mode_a_listed_twice_and_bad_text_are_refused() -> None:
+    opened = examples()["RoundOpen"]
+    data = encode(opened)
+    place = data.index(filler("run", 16)) + 18
+    assert data[place] == 1
+    refused(data[:place] + b"\x02" + data[place + 1 :], "terms.mode: must be one of tolerate, repair")
+    twice = data.replace(filler("identity 1", 32), filler("identity 2", 32))
+    refused(twice, "RoundOpen.participants: must all differ")
+    refused(HEAD + b"\x07" + CONTEXT + b"\x02\xc0\x80\x00", "Refusal.reason: must be text in UTF-8")
+
+
+def test_edges_keep_their_order_and_touch_their_seat() -> None:
+    reveal = examples()["Reveal"]
+    first, second = reveal.edges
+    for edges in ((second, first), (first, first), (RevealedEdge(0, 1, bytes(32)),)):
+        ours(replace(reveal, edges=edges), "Reveal: edges must")
+    ours(
+        replace(reveal, edges=(RevealedEdge(2, 2, bytes(32)),)),
+        r"edges\[0\]: sender and receiver must differ",
+    )
+
+
+def test_only_messages_are_encoded() -> None:
+    for thing in (None, example_prekey(1), b"bytes"):
+        ours(thing, "message: must be one of the messages")
+        with pytest.raises(LocalProtocolError):
+            signed_part(thing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_signed_part_leaves_out_the_signature_alone(name: str) -> None:
+    message = examples()[name]
+    part = signed_part(message)
+    assert part == signed_part(replace(message, signature=b""))
+    assert part == SIGNING_DOMAIN + encode(message)[:-65] + b"\x00"
+    refused(part, "magic")  # what is signed is never itself a message
+
+
+def test_an_upload_costs_hardly_more_than_its_floats() -> None:
+    """200,000 parameters and 4 prekeys: at most 1.01 times what plain float32 would take."""
+    steps = np.arange(200_000, dtype=np.int64) * 7_919 - 10**9
+    prekeys = tuple(example_prekey(number) for number in range(1_000, 1_004))
+    upload = Upload(CONTEXT, 999, pack(steps, 32), prekeys, b"", (), bytes(64))
+    size = len(encode(upload))
+    assert size <= 1.01 * 4 * 200_000
+    assert size_report(upload) == {
+        "vector": 800_003,
+        "prekeys": 1 + 4 * (2 + 32 + 65),
+        "pieces": 1,
+        "signature": 65,
+        "rest": 6 + 32 + 2 + 1,
+    }
+
+
+def test_small_messages_are_small() -> None:
+    sizes = {name: len(encode(message)) for name, message in examples().items()}
+    assert sizes["Verdict"] == 6 + 32 + 1 + 32 + 65
+    assert sizes["SurvivorClaim"] == 6 + 32 + 1 + 6 + 65
+    assert size_report(examples()["RoundOpen"])["prekeys"] == 3 * (1 + 32 + 65)

@@ -1,0 +1,193 @@
+"""What the wire refuses: too much, malformed fields of our own, and memory on a liar's word."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.protocol.messages import (
+    Message,
+    Prekey,
+    Reveal,
+    RevealedEdge,
+    RevealedPiece,
+    RevealRequest,
+    SealedPiece,
+    SurvivorClaim,
+    Upload,
+    Verdict,
+)
+from niss.protocol.wire import Limits, decode, encode
+from support.protocol_messages import example_prekey, examples, filler
+
+NAMES = sorted(examples())
+CONTEXT = filler("context", 32)
+HEAD = b"NISS\x01"
+GENEROUS = Limits(*[2**40] * 7)
+
+
+def refused(data: bytes, match: str, limits: Limits | None = None) -> None:
+    with pytest.raises(RemoteProtocolError, match=match):
+        decode(data, limits=limits or Limits())
+
+
+def ours(message: Any, match: str) -> None:
+    with pytest.raises(LocalProtocolError, match=match):
+        encode(message)
+
+
+@pytest.mark.parametrize(
+    ("limits", "name", "match"),
+    [
+        (Limits(max_participants=2), "RoundOpen", "RoundOpen.terms.colluding_neighbours"),
+        (Limits(max_participants=4), "SurvivorClaim", r"survivors\[2\]"),
+        (Limits(max_participants=3), "SurvivorClaim", "survivors: must hold at most 3 items"),
+        (Limits(max_coordinates=199_999), "RoundOpen", "terms.coordinates"),
+        (Limits(max_coordinates=2), "Upload", "Upload.vector: must hold between 0 and 16 bytes"),
+        (Limits(max_message_bytes=50), "Verdict", "message: larger than 50 bytes"),
+        (Limits(max_pieces=1), "RevealRequest", "RevealRequest.pieces"),
+        (Limits(max_piece_bytes=48), "Upload", r"Upload.pieces\[0\].ciphertext"),
+        (Limits(max_reason_bytes=5), "Refusal", "Refusal.reason"),
+    ],
+)
+def test_limits_hold_on_both_sides(limits: Limits, name: str, match: str) -> None:
+    message = examples()[name]
+    refused(encode(message), match, limits)
+    with pytest.raises(LocalProtocolError, match=match):
+        encode(message, limits=limits)
+
+
+def test_prekeys_are_limited_and_limits_make_sense() -> None:
+    upload = replace(examples()["Upload"], fresh_prekeys=tuple(example_prekey(number) for number in range(3)))
+    refused(encode(upload), "fresh_prekeys: must hold at most 2 items", Limits(max_prekeys=2))
+    for value in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="max_pieces"):
+            Limits(max_pieces=value)  # type: ignore[arg-type]
+
+
+HUGE = b"\xff\xff\xff\x7f"  # 268,435,455
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + b"\x03" + CONTEXT + HUGE,
+        HEAD + b"\x02" + CONTEXT + b"\x00" + HUGE,
+        HEAD + b"\x02" + CONTEXT + b"\x00\x00" + HUGE,
+        HEAD + b"\x05" + CONTEXT + b"\x00" + HUGE,
+        HEAD + b"\x06" + CONTEXT + b"\x00" + HUGE,
+        HEAD + b"\x07" + CONTEXT + HUGE,
+        HEAD + b"\x07" + CONTEXT + b"\xff" * 9 + b"\x01",
+    ],
+)
+def test_claimed_lengths_take_no_memory(data: bytes) -> None:
+    for limits in (Limits(), GENEROUS):
+        tracemalloc.start()
+        refused(data, "must hold|ends too early", limits)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 100_000
+
+
+N = 16_000  # seats of two bytes each, too large for the small numbers Python keeps anyway
+CROWDS: dict[str, Message] = {
+    "survivors": SurvivorClaim(CONTEXT, tuple(range(N))),
+    "sealed pieces": RevealRequest(CONTEXT, (), (), tuple(SealedPiece(seat, b"x") for seat in range(N))),
+    "verdicts": RevealRequest(CONTEXT, (), tuple(Verdict(CONTEXT, seat, CONTEXT) for seat in range(N)), ()),
+    "edges": Reveal(CONTEXT, 0, tuple(RevealedEdge(0, seat, CONTEXT) for seat in range(1, N)), ()),
+    "pieces": Reveal(CONTEXT, 0, (), tuple(RevealedPiece(seat, seat, b"x") for seat in range(N))),
+    "prekeys": Upload(CONTEXT, 0, b"", tuple(Prekey(seat, CONTEXT, b"") for seat in range(N)), b"", ()),
+}
+
+
+def peak_of_decoding(message: Message) -> float:
+    """Most memory held while decoding, for each byte of the encoding."""
+    data = encode(message, limits=GENEROUS)
+    tracemalloc.start()
+    try:
+        assert decode(data, limits=GENEROUS) == message
+        return tracemalloc.get_traced_memory()[1] / len(data)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", sorted(CROWDS))
+def test_memory_is_bounded_by_the_size_of_the_message(name: str) -> None:
+    """Measured: 34 at worst, for one-byte sealed pieces; the rest is room for other versions of Python."""
+    assert peak_of_decoding(CROWDS[name]) < 50
+
+
+def test_a_vector_is_held_once() -> None:
+    assert peak_of_decoding(Upload(CONTEXT, 0, bytes(4_000_000), (), b"", ())) < 1.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refusals_quote_nothing(name: str) -> None:
+    """No run of four bytes of the payload, as text, hex or repr, shows up in what is said about it."""
+    marker = b"SECRET"
+    data = encode(examples()[name])
+    said = []
+    for place in range(6, len(data) - 6, 3):
+        try:
+            decode(data[:place] + marker + data[place + 6 :])
+        except RemoteProtocolError as error:
+            said.append(f"{error} {error.__cause__}")
+    assert said
+    assert not [line for line in said if "SECR" in line or marker.hex()[:8] in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("Verdict", {"context": bytes(31)}, "Verdict.context: must be 32 bytes"),
+        ("Verdict", {"context": bytearray(32)}, "Verdict.context: must be 32 bytes"),
+        ("Verdict", {"survivors_hash": bytes(33)}, "Verdict.survivors_hash: must be 32 bytes"),
+        ("Verdict", {"signature": bytes(63)}, "Verdict.signature: must be 64 bytes, or empty"),
+        ("Verdict", {"signature": None}, "Verdict.signature: must be bytes"),
+        ("Verdict", {"seat": -1}, "Verdict.seat: must lie between"),
+        ("Verdict", {"seat": True}, "Verdict.seat: must be a whole number"),
+        ("Verdict", {"seat": np.int64(1)}, "Verdict.seat: must be a whole number"),
+        ("SurvivorClaim", {"survivors": [1, 2]}, "SurvivorClaim.survivors: must be a tuple"),
+        ("SurvivorClaim", {"survivors": (2, 2)}, "SurvivorClaim.survivors: must be in rising order"),
+        ("Upload", {"commitment": bytes(16)}, "Upload.commitment: must be 32 bytes, or empty"),
+        ("Upload", {"vector": "no bytes"}, "Upload.vector: must be bytes"),
+        ("Upload", {"pieces": (SealedPiece(1, b""),)}, r"Upload.pieces\[0\].ciphertext"),
+        (
+            "Upload",
+            {"pieces": (SealedPiece(2, b"x"), SealedPiece(1, b"x"))},
+            "Upload.pieces: must be in rising",
+        ),
+        ("Upload", {"fresh_prekeys": (Prekey(1, bytes(31), b""),)}, r"fresh_prekeys\[0\].public: must be 32"),
+        ("Upload", {"fresh_prekeys": (Prekey(-1, bytes(32), b""),)}, r"fresh_prekeys\[0\].number"),
+        ("Upload", {"fresh_prekeys": (None,)}, r"fresh_prekeys\[0\]: must be a Prekey"),
+        ("Refusal", {"reason": "x" * 501}, "Refusal.reason: must hold"),
+        ("Refusal", {"reason": "\ud800"}, "Refusal.reason: must be text that UTF-8 can hold"),
+        ("Refusal", {"reason": b"bytes"}, "Refusal.reason: must be text"),
+    ],
+)
+def test_what_would_be_refused_is_not_sent(name: str, change: dict[str, Any], match: str) -> None:
+    ours(replace(examples()[name], **change), match)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"mode": "ignore"}, "mode: must be one of"),
+        ({"mode": 1}, "mode: must be one of"),
+        ({"run": b""}, "run: must hold"),
+        ({"modulus_bits": 15}, "modulus_bits: must lie between 16 and 64"),
+        ({"coordinates": 0}, "coordinates: must lie"),
+        ({"clip": float("nan")}, "clip: must be finite"),
+        ({"clip": float("inf")}, "clip: must be finite"),
+        ({"clip": -0.0}, "clip: must be finite and not negative"),
+        ({"clip": 1}, "clip: must be a float"),
+    ],
+)
+def test_terms_are_checked_before_they_are_sent(change: dict[str, Any], match: str) -> None:
+    opened = examples()["RoundOpen"]
+    ours(replace(opened, terms=replace(opened.terms, **change)), f"RoundOpen.terms.{match}")

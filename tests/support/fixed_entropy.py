@@ -1,0 +1,34 @@
+"""Entropy that is the same every time, for tests of formats and round trips."""
+
+from __future__ import annotations
+
+import hashlib
+
+from niss.protocol.derive import RoundContext
+
+
+class FixedEntropy:
+    """SHAKE-256 of a label, read on and on; two of the same label give the same bytes."""
+
+    def __init__(self, label: str = "test") -> None:
+        self._label = label.encode()
+        self._read = 0
+
+    def __call__(self, count: int) -> bytes:
+        end = self._read + count
+        drawn = hashlib.shake_256(self._label).digest(end)[self._read :]
+        self._read = end
+        return drawn
+
+
+def context(**changes: object) -> RoundContext:
+    """A round, with some fields changed."""
+    fields: dict[str, object] = {
+        "run": b"run 1",
+        "round": 7,
+        "attempt": 0,
+        "beacon": b"beacon output",
+        "participants_hash": bytes(range(32)),
+        "graph_hash": bytes(range(32, 64)),
+    }
+    return RoundContext(**{**fields, **changes})  # type: ignore[arg-type]

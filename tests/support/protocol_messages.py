@@ -1,0 +1,192 @@
+"""Messages of the protocol: one fixed example of each kind, and strategies that draw them all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from niss.protocol.messages import (
+    MODES,
+    Beacon,
+    Message,
+    Participant,
+    Prekey,
+    Refusal,
+    Reveal,
+    RevealedEdge,
+    RevealedPiece,
+    RevealRequest,
+    RoundOpen,
+    SealedPiece,
+    SurvivorClaim,
+    Terms,
+    Upload,
+    Verdict,
+)
+
+
+def filler(name: str, length: int) -> bytes:
+    """Bytes that depend on a name alone."""
+    return hashlib.shake_256(name.encode()).digest(length)
+
+
+def example_prekey(number: int) -> Prekey:
+    """A prekey whose bytes follow from its number."""
+    return Prekey(number, filler(f"prekey {number}", 32), filler(f"prekey signature {number}", 64))
+
+
+def example_terms() -> Terms:
+    """Terms in which every field differs from its neighbours."""
+    return Terms(
+        run=filler("run", 16),
+        round=7,
+        attempt=1,
+        mode="repair",
+        coordinates=200_000,
+        grid_bits=20,
+        modulus_bits=32,
+        clip=1.5,
+        neighbours=10.0,
+        unit_variance=0.25,
+        residual_variance=0.0625,
+        self_variance=2.0,
+        colluding_neighbours=3,
+        revealed=2,
+        dropped=4,
+        threshold_share=0.5,
+    )
+
+
+def examples() -> dict[str, Message]:
+    """One message of each kind, always the same."""
+    context, signature = filler("context", 32), filler("signature", 64)
+    verdicts = tuple(
+        Verdict(context, seat, filler("survivors", 32), filler(f"verdict {seat}", 64)) for seat in (0, 2)
+    )
+    everyone = tuple(Participant(filler(f"identity {seat}", 32), example_prekey(seat)) for seat in range(3))
+    beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
+    sealed = (SealedPiece(0, filler("sealed 0", 49)), SealedPiece(2, filler("sealed 2", 49)))
+    return {
+        "RoundOpen": RoundOpen(example_terms(), everyone, beacon, signature),
+        "Upload": Upload(
+            context,
+            1,
+            filler("vector", 24),
+            (example_prekey(5),),
+            filler("commitment", 32),
+            sealed,
+            signature,
+        ),
+        "SurvivorClaim": SurvivorClaim(context, (0, 2, 129, 300), signature),
+        "Verdict": Verdict(context, 2, filler("survivors", 32), signature),
+        "RevealRequest": RevealRequest(context, (0, 2), verdicts, sealed, signature),
+        "Reveal": Reveal(
+            context,
+            2,
+            (RevealedEdge(2, 1, filler("edge 2 1", 32)), RevealedEdge(1, 2, filler("edge 1 2", 32))),
+            (RevealedPiece(0, 3, filler("piece 0", 33)),),
+            signature,
+        ),
+        "Refusal": Refusal(context, "too few participants: 3 \N{LESS-THAN OR EQUAL TO} 5", signature),
+    }
+
+
+_seats = st.integers(0, 400)
+_hashes = st.binary(min_size=32, max_size=32)
+_signatures = st.just(b"") | st.binary(min_size=64, max_size=64)
+_uint32 = st.integers(0, 2**32 - 1)
+_reals = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False).map(abs)
+_prekeys = st.builds(Prekey, number=st.integers(0, 2**64 - 1), public=_hashes, signature=_signatures)
+_participants = st.builds(Participant, identity=_hashes, prekey=_prekeys)
+_survivors = st.lists(_seats, unique=True, max_size=12).map(lambda seats: tuple(sorted(seats)))
+_sealed = st.builds(SealedPiece, seat=_seats, ciphertext=st.binary(min_size=1, max_size=80))
+_verdicts = st.builds(Verdict, context=_hashes, seat=_seats, survivors_hash=_hashes, signature=_signatures)
+
+
+def _rising(items: st.SearchStrategy[Any], key: Callable[[Any], Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(items, unique_by=key, max_size=4).map(lambda found: tuple(sorted(found, key=key)))
+
+
+def terms() -> st.SearchStrategy[Terms]:
+    """Any terms that may be on the wire."""
+    return st.builds(
+        Terms,
+        run=st.binary(min_size=1, max_size=64),
+        round=_uint32,
+        attempt=_uint32,
+        mode=st.sampled_from(MODES),
+        coordinates=st.integers(1, 2**24),
+        grid_bits=st.integers(0, 64),
+        modulus_bits=st.integers(16, 64),
+        clip=_reals,
+        neighbours=_reals,
+        unit_variance=_reals,
+        residual_variance=_reals,
+        self_variance=_reals,
+        colluding_neighbours=_seats,
+        revealed=_seats,
+        dropped=_seats,
+        threshold_share=_reals,
+    )
+
+
+def round_opens() -> st.SearchStrategy[RoundOpen]:
+    """Any opening of a round."""
+    return st.builds(
+        RoundOpen,
+        terms=terms(),
+        participants=st.lists(_participants, unique_by=lambda one: one.identity, max_size=4).map(tuple),
+        beacon=st.builds(Beacon, index=_uint32, value=_hashes, signature=_signatures),
+        signature=_signatures,
+    )
+
+
+def uploads() -> st.SearchStrategy[Upload]:
+    """Any upload, though a short one."""
+    return st.builds(
+        Upload,
+        context=_hashes,
+        seat=_seats,
+        vector=st.binary(max_size=300),
+        fresh_prekeys=_rising(_prekeys, lambda prekey: prekey.number),
+        commitment=st.just(b"") | _hashes,
+        pieces=_rising(_sealed, lambda piece: piece.seat),
+        signature=_signatures,
+    )
+
+
+def reveal_requests() -> st.SearchStrategy[RevealRequest]:
+    """Any request to reveal."""
+    return st.builds(
+        RevealRequest,
+        context=_hashes,
+        survivors=_survivors,
+        verdicts=_rising(_verdicts, lambda verdict: verdict.seat),
+        pieces=_rising(_sealed, lambda piece: piece.seat),
+        signature=_signatures,
+    )
+
+
+@st.composite
+def reveals(draw: st.DrawFn) -> Reveal:
+    """Any reveal: edges neighbour by neighbour, the share given before the share received."""
+    seat = draw(_seats)
+    edges = []
+    for other in sorted(draw(st.sets(_seats.filter(lambda one: one != seat), max_size=3))):
+        for sender, receiver in draw(st.sampled_from([[(0, 1)], [(1, 0)], [(0, 1), (1, 0)]])):
+            ends = (seat, other)
+            edges.append(RevealedEdge(ends[sender], ends[receiver], draw(_hashes)))
+    piece = st.builds(RevealedPiece, seat=_seats, index=_uint32, value=st.binary(min_size=1, max_size=40))
+    pieces = draw(_rising(piece, lambda one: one.seat))
+    return Reveal(draw(_hashes), seat, tuple(edges), pieces, draw(_signatures))
+
+
+def messages() -> st.SearchStrategy[Message]:
+    """Any message of the protocol."""
+    claims = st.builds(SurvivorClaim, context=_hashes, survivors=_survivors, signature=_signatures)
+    reason = st.text(max_size=100).filter(lambda text: len(text.encode("utf-8", "replace")) <= 500)
+    refusals = st.builds(Refusal, context=_hashes, reason=reason, signature=_signatures)
+    return st.one_of(round_opens(), uploads(), claims, _verdicts, reveal_requests(), reveals(), refusals)

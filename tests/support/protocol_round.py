@@ -1,0 +1,171 @@
+"""A small federation of protocol machines, joined by function calls through the wire format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from niss.mechanism import clip_l2
+from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
+from niss.protocol.beacon import BeaconChain
+from niss.protocol.client import Client, Policy
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Participant, Prekey, RoundOpen, Terms
+from niss.protocol.server import Outcome, Server
+from niss.protocol.wire import decode, encode
+
+
+def seeded_entropy(label: str) -> Callable[[int], bytes]:
+    """Deterministic bytes for tests: SHAKE-256 of a label and a counter."""
+    counter = 0
+
+    def draw(count: int) -> bytes:
+        nonlocal counter
+        counter += 1
+        return hashlib.shake_256(f"{label}/{counter}".encode()).digest(count)
+
+    return draw
+
+
+def carried(message: Any) -> Any:
+    """A message as it arrives."""
+    return decode(encode(message))
+
+
+@dataclass
+class Seat:
+    """One client with its identity, its durable storage and what it was charged."""
+
+    identity: Identity
+    policy: Policy
+    kept: list[bytes] = field(default_factory=list)
+    charges: list[tuple[int, int, float]] = field(default_factory=list)
+    client: Client = field(init=False)
+
+    def start(self, kept: bytes | None = None) -> Client:
+        """Start, or restart from what was kept; a crash loses everything else."""
+        self.client = Client(
+            self.identity,
+            self.policy,
+            assess=lambda _agreed, _colluders: 0.5,
+            charge=self._charge,
+            persist=self.kept.append,
+            kept=kept,
+        )
+        return self.client
+
+    def restart(self) -> Client:
+        return self.start(self.kept[-1])
+
+    def _charge(self, agreed: Agreed, mu: float) -> None:
+        self.charges.append((agreed.terms.round, agreed.terms.attempt, mu))
+
+
+class Federation:
+    """`size` clients, a server and a beacon's holder, with seeded entropy."""
+
+    def __init__(self, size: int, label: str = "federation", **policy: Any) -> None:
+        self.entropy = seeded_entropy(label)
+        self.holder = Identity.generate(self.entropy)
+        self.chain = BeaconChain(50, holder=self.holder, entropy=self.entropy)
+        self.server = Server(Identity.generate(self.entropy))
+        settings: dict[str, Any] = {
+            "participants": 2,
+            "colluders": 0,
+            "mu": 1.0,
+            "clip": 10.0,
+            "attempts": 3,
+            "server": self.server.public,
+            "holder": self.holder.public,
+            "anchor": self.chain.anchor,
+        }
+        self.policy = Policy(**{**settings, **policy})
+        self.seats = [Seat(Identity.generate(self.entropy), self.policy) for _ in range(size)]
+        self.prekeys: list[list[Prekey]] = []
+        for seat in self.seats:
+            self.prekeys.append(list(seat.start().enrol(6, self.entropy)))
+
+    @property
+    def clients(self) -> list[Client]:
+        return [seat.client for seat in self.seats]
+
+    def terms(self, **changes: Any) -> Terms:
+        values: dict[str, Any] = {
+            "run": b"run",
+            "round": 1,
+            "attempt": 0,
+            "mode": "tolerate",
+            "coordinates": 16,
+            "grid_bits": 20,
+            "modulus_bits": 64,
+            "clip": 2.0,
+            "neighbours": 3.0,
+            "unit_variance": 0.5,
+            "residual_variance": 0.0,
+            "self_variance": 0.0,
+            "colluding_neighbours": 0,
+            "revealed": 0,
+            "dropped": 0,
+            "threshold_share": 0.5,
+        }
+        if changes.get("mode") == "repair":
+            values |= {"self_variance": 1.0, "revealed": 3, "dropped": 4}
+        return Terms(**{**values, **changes})
+
+    def open(self, terms: Terms | None = None) -> RoundOpen:
+        """Open a round with a fresh prekey of every client."""
+        terms = terms or self.terms()
+        participants = tuple(
+            Participant(seat.client.public, keys.pop(0))
+            for seat, keys in zip(self.seats, self.prekeys, strict=True)
+        )
+        beacon = self.chain.release(participants_hash(participants) + terms_hash(terms))
+        return carried(self.server.open_round(terms, participants, beacon))
+
+    def updates(self, coordinates: int = 16) -> list[np.ndarray]:
+        rows = [np.frombuffer(self.entropy(8 * coordinates), dtype="<u8") for _ in self.seats]
+        return [(row / 2.0**64 - 0.5) for row in rows]
+
+    def upload(self, opened: RoundOpen, updates: list[np.ndarray], absent: tuple[int, ...] = ()) -> None:
+        for seat, client in enumerate(self.clients):
+            if seat not in absent:
+                self.server.take_upload(carried(client.upload(opened, updates[seat], self.entropy)))
+
+    def repair(self, silent: tuple[int, ...] = ()) -> None:
+        """Verdicts and reveals of every survivor that still answers."""
+        claim = carried(self.server.claim_survivors())
+        for seat in claim.survivors:
+            if seat not in silent:
+                self.server.take_verdict(carried(self.clients[seat].judge(claim)))
+        for seat, request in self.server.request_reveals().items():
+            self.server.take_reveal(carried(self.clients[seat].reveal(carried(request))))
+
+    def play(
+        self, terms: Terms | None = None, absent: tuple[int, ...] = (), silent: tuple[int, ...] = ()
+    ) -> tuple[Outcome, np.ndarray]:
+        """A whole round; returns its outcome and the exact sum of the survivors' quantised parts."""
+        opened = self.open(terms)
+        updates = self.updates(opened.terms.coordinates)
+        self.upload(opened, updates, absent)
+        if opened.terms.mode == "repair":
+            self.repair(silent)
+        grid = agree(opened).grid
+        size = len(self.seats)
+        exact = sum(
+            grid.quantise(clip_l2(updates[seat], opened.terms.clip) / size)
+            for seat in range(size)
+            if seat not in absent
+        )
+        return self.server.finish(), grid.to_float(exact)
+
+
+def resigned(server: Server, message: Any, purpose: str) -> Any:
+    """The message signed again by the server: a lie it stands by."""
+    from niss.protocol.wire import signed_part
+
+    bare = replace(message, signature=b"")
+    return carried(replace(bare, signature=server._identity.sign(purpose, signed_part(bare))))

@@ -1,0 +1,190 @@
+"""The table of the normal quantile is what the tool builds, and as exact as the docstrings claim."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from niss.errors import ConfigError, DataError
+from niss.randomness import SecretStream, SimStream, normal_table, sampler_distance
+from niss.randomness.distance import DEVIATE_ERROR
+from niss.randomness.secret import _Work
+
+
+def load_tool() -> ModuleType:
+    path = Path(__file__).parents[1] / "tools" / "build_normal_table.py"
+    spec = importlib.util.spec_from_file_location("build_normal_table", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+ROWS = normal_table.ROWS
+TAIL = 2**44
+
+
+class Words:
+    """A keystream of chosen words."""
+
+    def __init__(self, words: list[int]) -> None:
+        self._words = words
+
+    def words(self, count: int, dtype: str) -> NDArray[Any]:
+        assert count == len(self._words)
+        return np.array(self._words, dtype=dtype)
+
+
+def deviates(words: list[int], extra: list[int]) -> NDArray[np.float64]:
+    """What the stream makes of these keystream words; `extra` for each, used in the tail alone."""
+    stream: Any = SecretStream(bytes(32))
+    stream._keystream = Words(words)
+    stream._tail_keystream = Words([e for w, e in zip(words, extra, strict=True) if abs(w | 1) < TAIL])
+    result: NDArray[np.float64] = stream._deviates(len(words), _Work(len(words)))
+    return result
+
+
+def tail_probability(word: int, extra: int) -> mpmath.mpf:
+    odd = abs(word | 1)
+    scaled = mpmath.mpf(odd) if odd >= TAIL else odd - 1 + mpmath.mpf(2 * extra + 1) / 2**16
+    return scaled / mpmath.mpf(2) ** 64
+
+
+def test_a_sample_of_rows_is_what_the_tool_builds() -> None:
+    table = normal_table.normal_table()
+    assert table.shape == (6, ROWS)
+    assert not table.flags.writeable
+    rows = [0, 1, 63, 64, ROWS - 2, ROWS - 1, *SimStream(1).generator().integers(0, ROWS, 60).tolist()]
+    for row in rows:
+        assert table[:, row].tolist() == tool.coefficients(row)
+
+
+@pytest.mark.slow
+def test_the_whole_table_is_what_the_tool_builds() -> None:
+    assert tool.build() == tool.DEFAULT.read_bytes()
+
+
+def test_a_damaged_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normal_table, "SHA256", "0" * 64)
+    normal_table.normal_table.cache_clear()
+    try:
+        with pytest.raises(DataError, match="damaged"):
+            normal_table.normal_table()
+    finally:
+        normal_table.normal_table.cache_clear()
+
+
+def sample() -> tuple[list[int], list[int]]:
+    """Words of every octave: both ends, and at random; in the tail with all lengths of the extra bits."""
+    rng = SimStream(2).generator()
+    words, extra = [], []
+    for octave in range(1, 63):
+        here = [2**octave, 2 ** (octave + 1) - 1, *rng.integers(2**octave, 2 ** (octave + 1), 60).tolist()]
+        words += here
+        extra += rng.integers(0, 2**16, len(here)).tolist()
+    for word in (0, 2):
+        for length in range(17):
+            here = [2**length - 1, *rng.integers(0, 2**length, 10).tolist()]
+            words += [word] * len(here)
+            extra += here
+    return words, extra
+
+
+def test_deviates_are_exact_to_the_last_places() -> None:
+    """`|z - quantile| <= 3/4 of 2^-51 (1 + z)` and 2e-15, which leaves room for the product with the deviation."""
+    words, extra = sample()
+    found = deviates(words, extra)
+    assert found.min() >= 0.0
+    with mpmath.workdps(40):
+        exact = [tool.quantile(tail_probability(w, e)) for w, e in zip(words, extra, strict=True)]
+        errors = np.array([float(abs(mpmath.mpf(z) - q)) for z, q in zip(found.tolist(), exact, strict=True)])
+    assert errors.max() < 2e-15
+    assert np.max(errors / (DEVIATE_ERROR * (1.0 + found))) < 0.75
+
+
+def test_segments_are_exact_at_both_ends() -> None:
+    """Every seventh segment of the bulk, where an interpolation is worst, against mpmath."""
+    starts = [(64 + part) << (octave - 6) for octave in range(44, 63) for part in range(64)]
+    words = [
+        word for first, next_ in zip(starts[:-1:7], starts[1::7], strict=True) for word in (first, next_ - 1)
+    ]
+    found = deviates(words, [0] * len(words))
+    with mpmath.workdps(40):
+        for word, z in zip(words, found.tolist(), strict=True):
+            error = abs(mpmath.mpf(z) - tool.quantile(tail_probability(word, 0)))
+            assert error < 0.75 * DEVIATE_ERROR * (1.0 + z)
+
+
+def test_the_law_is_symmetric_and_ends_beyond_ten_sigma() -> None:
+    words, extra = sample()
+    # w | 1 of -w is -(w | 1) for odd w
+    odd = [word | 1 for word in words]
+    np.testing.assert_array_equal(deviates([-word for word in odd], extra), -deviates(odd, extra))
+    (end,) = deviates([0], [0])
+    assert 10.21 < end < 10.23
+    assert math.erfc(end / math.sqrt(2.0)) == pytest.approx(2.0**-79, rel=1e-12)
+    (lowest,) = deviates([-(2**63)], [0])
+    assert lowest == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sigma", "claim"), [(1, 1e-13), (4, 1e-13), (5, 1e-13), (6, 1e-13), (7, 1e-12), (8, 2e-9)]
+)
+def test_tail_probabilities(sigma: float, claim: float) -> None:
+    """The probability that the sampler exceeds sigma, by bisection over all its words, against mpmath."""
+
+    def exceeds(position: int) -> bool:
+        """Positions are ordered: 2^16 of them to a word in the tail, one to a word elsewhere."""
+        word, extra = (2 * (position >> 16), position & 0xFFFF) if tail else (2 * position, 0)
+        return bool(deviates([word], [extra])[0] > sigma)
+
+    with mpmath.workdps(40):
+        ideal = mpmath.erfc(sigma / mpmath.sqrt(2)) / 2
+        tail = ideal < mpmath.mpf(2) ** -20
+        low, high = 0, (TAIL // 2 << 16 if tail else 2**62)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if exceeds(middle) else (low, middle)
+        actual = mpmath.mpf(high) / mpmath.mpf(2) ** (79 if tail else 63)
+        assert abs(actual / ideal - 1) < claim
+
+
+def test_the_distance_of_one_draw_and_of_many() -> None:
+    for steps in (0.01, 0.5, 1.0, 4.0, 256.0, 2.0**20, 2.0**40):
+        assert sampler_distance(steps) <= 8.2e-16 * steps + 7e-16
+    assert sampler_distance(256.0, 3e7) < 2e-9
+    assert sampler_distance(256.0, 3e7) < 1e-3 * 3e7 * sampler_distance(256.0)
+    assert sampler_distance(0.0, 1e9) == 0.0
+    assert sampler_distance(2.0**50, 1e12) == 1.0
+    both = sampler_distance([256.0, 500.0], [1e6, 1e7])
+    assert sampler_distance(500.0, 1e7) <= both <= sampler_distance(256.0, 1e6) + sampler_distance(500.0, 1e7)
+    assert sampler_distance([256.0, 256.0], 1e6) == sampler_distance(256.0, 2e6)
+    for bad in ((-1.0, 1), (math.nan, 1), (1.0, -1), ([1.0, 2.0], [1, 2, 3])):
+        with pytest.raises(ConfigError):
+            sampler_distance(*bad)
+
+
+@pytest.mark.parametrize("steps", [0.5, 1.0, 3.0])
+def test_the_cells_of_the_sampler_are_within_the_claimed_distance(steps: float) -> None:
+    """All borders up to 4.5 sigma, their exact probabilities by bisection over the 2^62 words."""
+    total = mpmath.mpf(0)
+    with mpmath.workdps(40):
+        for border in range(int(4.5 * steps)):
+            low, high = 0, 2**62
+            while high - low > 1:
+                middle = (low + high) // 2
+                beyond = np.rint(steps * deviates([2 * middle], [0])[0]) > border
+                low, high = (middle, high) if beyond else (low, middle)
+            ideal = mpmath.erfc((border + mpmath.mpf("0.5")) / steps / mpmath.sqrt(2)) / 2
+            total += 2 * abs(mpmath.mpf(high) / mpmath.mpf(2) ** 63 - ideal)
+    assert 0 < total < sampler_distance(steps)
