@@ -17,6 +17,8 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import Agreed
 
+# Narrower noise, in grid steps, is not counted.
+LEAST_STEPS = 4.0
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 
 
@@ -59,10 +61,23 @@ def _worst_mu(agreed: Agreed, colluders: int, doubling: float, failure: float) -
         residual_variance=terms.residual_variance,
         target_variance=1.0,
     )
-    variance = found.ratio
+    variance = found.ratio if _wide_enough(agreed, terms.unit_variance) else terms.residual_variance
     if repairing:
-        variance = min(variance, terms.residual_variance + terms.self_variance)
+        alone = terms.self_variance if _wide_enough(agreed, terms.self_variance) else 0.0
+        variance = min(variance, terms.residual_variance + alone)
     return doubling * terms.clip / size / math.sqrt(variance) if variance > 0.0 else math.inf
+
+
+def _wide_enough(agreed: Agreed, variance: float) -> bool:
+    """Whether noise may count as Gaussian next to the residual noise, though both are rounded to the grid.
+
+    At 4 grid steps rounding costs less than 1e-40 a share and coordinate (`niss.mechanism.discretisation`); narrower
+    noise gets no credit at all, since a server could choose a grid on which it rounds to nothing. The residual
+    noise alone always counts: the upload is a function of it.
+    """
+    weight = float(agreed.graph.weights.min()) if variance == agreed.terms.unit_variance else 1.0
+    narrowest = min(variance * weight, agreed.terms.residual_variance)
+    return agreed.grid.deviation_steps(narrowest) >= LEAST_STEPS
 
 
 def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
@@ -84,9 +99,8 @@ def charge_to(ledger: LedgerFile, client: str) -> Callable[[Agreed, float], None
 
     def charge(agreed: Agreed, mu: float) -> None:
         terms = agreed.terms
-        alone = (
-            terms.clip / len(agreed.participants) / math.sqrt(2.0 * terms.unit_variance * terms.neighbours)
-        )
+        shared = math.sqrt(2.0 * terms.unit_variance * terms.neighbours)
+        alone = terms.clip / len(agreed.participants) / shared if shared else math.inf
         basis = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
         ledger.charge(terms.round, terms.attempt, {client: (mu, alone)}, basis)
 

@@ -52,8 +52,8 @@ def make_terms(
         coordinates=coordinates,
         grid_bits=grid_bits,
         modulus_bits=modulus_bits,
-        clip=plan.clip,
-        neighbours=plan.neighbours,
+        clip=float(plan.clip),
+        neighbours=float(plan.neighbours),
         unit_variance=unit,
         residual_variance=residual,
         self_variance=max(own - residual, 0.0) if mode == "repair" else 0.0,
@@ -76,7 +76,7 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
     if plan.tau2 is not None:
         if isinstance(plan.tau2, tuple):
             raise ConfigError("the protocol takes one tau2 for all", field="tau2")
-        return plan.tau2 * unit * plan.neighbours
+        return float(plan.tau2 * unit * plan.neighbours)
     if plan.neighbours >= participants - 1:
         graph = ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
         tau2, _ = calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)

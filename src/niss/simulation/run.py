@@ -245,7 +245,13 @@ def _conclude(
     folder: RunFolder | None,
 ) -> RunResult:
     outsider = _outsider(federation, metrics)
-    statement = make_statement(federation.plan, ledger, notes=_notes(metrics), outsider=outsider)
+    notes = _notes(metrics)
+    if federation.exchange is not None:
+        notes += (
+            f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most "
+            f"{federation.exchange.grid_delta:.2g} to delta; the claim is computational, as are the keys behind it.",
+        )
+    statement = make_statement(federation.plan, ledger, notes=notes, outsider=outsider)
     federation.layout.load(federation.module, weights)
     state_dict = {name: tensor.detach().clone() for name, tensor in federation.module.state_dict().items()}
     is_niss = method.name == "niss"
