@@ -6,6 +6,7 @@ import copy
 import hashlib
 import os
 import pickle
+import traceback
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,8 @@ def test_a_wrong_seed_is_refused_and_not_repeated(seed: Any) -> None:
         SecretStream(seed)
     assert caught.value.field == "seed"
     assert "secret that" not in str(caught.value) + repr(caught.value)
+    frame = traceback.TracebackException.from_exception(caught.value, capture_locals=True).stack[-1]
+    assert "secret that" not in str(frame.locals)
 
 
 @pytest.mark.parametrize("seed", [SECRET, bytearray(SECRET), memoryview(SECRET)])

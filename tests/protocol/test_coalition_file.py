@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
@@ -36,6 +36,7 @@ def test_hex_and_base64_are_read(tmp_path: Path) -> None:
     assert coalition.require(SOUTH) == "South"
 
 
+@settings(deadline=None)
 @given(seed=st.binary(min_size=32, max_size=32))
 def test_every_usual_spelling_is_the_same_identity(seed: bytes) -> None:
     public = Identity(seed).public

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
@@ -217,6 +217,7 @@ def test_an_update_through_a_link_keeps_the_link(path: Path, tmp_path: Path) -> 
     assert len(load_keyfile(path).prekeys) == 1
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_flipped_bit_and_any_cut_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
@@ -24,6 +24,7 @@ def sealed(plaintext: bytes = SEED, purpose: str = "seal", label: str = "test") 
     return seal(SHARED, context(), A, B, purpose, plaintext, entropy=FixedEntropy(label))
 
 
+@settings(deadline=None)
 @given(plaintext=st.binary(max_size=200), purpose=st.sampled_from(["seal", "piece"]))
 def test_what_is_sealed_opens(plaintext: bytes, purpose: str) -> None:
     message = sealed(plaintext, purpose)
@@ -38,6 +39,7 @@ def test_the_format_never_changes() -> None:
     assert open_sealed(SHARED, context(), A, B, "seal", bytes.fromhex(GOLDEN)) == SEED
 
 
+@settings(deadline=None)
 @given(bit=st.integers(0, (32 + OVERHEAD_BYTES) * 8 - 1))
 def test_any_flipped_bit_is_refused(bit: int) -> None:
     message = bytearray(sealed())
@@ -46,6 +48,7 @@ def test_any_flipped_bit_is_refused(bit: int) -> None:
         open_sealed(SHARED, context(), A, B, "seal", bytes(message))
 
 
+@settings(deadline=None)
 @given(length=st.integers(0, 32 + OVERHEAD_BYTES - 1))
 def test_anything_cut_off_is_refused(length: int) -> None:
     with pytest.raises(RemoteProtocolError):

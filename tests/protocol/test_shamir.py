@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
@@ -47,6 +47,7 @@ def test_the_modulus_is_the_first_prime_above_all_seeds() -> None:
     assert not any(probably_prime(number) for number in range(2**256, PRIME))
 
 
+@settings(deadline=None)
 @given(data=st.data(), secret=seeds, shares=st.integers(2, 12))
 def test_any_threshold_of_pieces_in_any_order_gives_the_secret(
     data: st.DataObject, secret: bytes, shares: int
@@ -92,6 +93,7 @@ def _by_hand(points: list[tuple[int, int]], place: int) -> int:
     return total % PRIME
 
 
+@settings(deadline=None)
 @given(secret=seeds, other=seeds, threshold=st.integers(2, 6), data=st.data())
 def test_fewer_pieces_fit_every_secret_equally_well(
     secret: bytes, other: bytes, threshold: int, data: st.DataObject
@@ -120,6 +122,7 @@ def test_coefficients_are_drawn_from_all_of_the_field() -> None:
     assert int.from_bytes(second.value, "big") == 2 * (2**512 - 1) % PRIME
 
 
+@settings(deadline=None)
 @given(place=st.integers(0, 4), change=st.integers(1, PRIME - 1))
 def test_surplus_pieces_expose_a_liar(place: int, change: int) -> None:
     made = pieces()
@@ -191,12 +194,14 @@ def test_pieces_of_other_lengths_are_refused(length: int) -> None:
         Piece.decode(bytes(length))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**16 - 1), st.integers(0, PRIME - 1))
 def test_pieces_survive_their_bytes(index: int, value: int) -> None:
     piece = Piece(index, value.to_bytes(33, "big"))
     assert Piece.decode(piece.encode()) == piece
 
 
+@settings(deadline=None)
 @given(seed=seeds, other=seeds, context=st.binary(max_size=8), elsewhere=st.binary(max_size=8))
 def test_a_commitment_is_for_one_seed_and_context(
     seed: bytes, other: bytes, context: bytes, elsewhere: bytes

@@ -44,6 +44,7 @@ class Seat:
     policy: Policy
     kept: list[bytes] = field(default_factory=list)
     charges: list[tuple[int, int, float]] = field(default_factory=list)
+    assess: Callable[[Agreed, int], float] = lambda _agreed, _colluders: 0.5
     client: Client = field(init=False)
 
     def start(self, kept: bytes | None = None) -> Client:
@@ -51,15 +52,18 @@ class Seat:
         self.client = Client(
             self.identity,
             self.policy,
-            assess=lambda _agreed, _colluders: 0.5,
+            assess=self.assess,
             charge=self._charge,
-            persist=self.kept.append,
+            persist=self._persist,
             kept=kept,
         )
         return self.client
 
     def restart(self) -> Client:
         return self.start(self.kept[-1])
+
+    def _persist(self, kept: bytes) -> None:
+        self.kept.append(kept)
 
     def _charge(self, agreed: Agreed, mu: float) -> None:
         self.charges.append((agreed.terms.round, agreed.terms.attempt, mu))
@@ -169,3 +173,17 @@ def resigned(server: Server, message: Any, purpose: str) -> Any:
 
     bare = replace(message, signature=b"")
     return carried(replace(bare, signature=server._identity.sign(purpose, signed_part(bare))))
+
+
+def opened_pieces(federation: Federation, opened: RoundOpen, seat: int, uploads: dict[int, Any]) -> Any:
+    """What a colluder in that seat can open: the pieces sealed to it, by the seat of their owner."""
+    from niss.protocol.noise import open_piece
+
+    agreed = agree(opened)
+    private = federation.clients[seat]._prekeys.private(opened.participants[seat].prekey.number)
+    return {
+        owner: open_piece(agreed, piece, owner, seat, private)
+        for owner, upload in uploads.items()
+        for piece in upload.pieces
+        if piece.seat == seat
+    }

@@ -61,7 +61,8 @@ def _worst_mu(agreed: Agreed, colluders: int, doubling: float, failure: float) -
         residual_variance=terms.residual_variance,
         target_variance=1.0,
     )
-    variance = found.ratio if _wide_enough(agreed, terms.unit_variance) else terms.residual_variance
+    share = float(agreed.graph.weights.min()) * terms.unit_variance
+    variance = found.ratio if _wide_enough(agreed, share) else terms.residual_variance
     if repairing:
         alone = terms.self_variance if _wide_enough(agreed, terms.self_variance) else 0.0
         variance = min(variance, terms.residual_variance + alone)
@@ -75,9 +76,7 @@ def _wide_enough(agreed: Agreed, variance: float) -> bool:
     noise gets no credit at all, since a server could choose a grid on which it rounds to nothing. The residual
     noise alone always counts: the upload is a function of it.
     """
-    weight = float(agreed.graph.weights.min()) if variance == agreed.terms.unit_variance else 1.0
-    narrowest = min(variance * weight, agreed.terms.residual_variance)
-    return agreed.grid.deviation_steps(narrowest) >= LEAST_STEPS
+    return agreed.grid.deviation_steps(min(variance, agreed.terms.residual_variance)) >= LEAST_STEPS
 
 
 def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:

@@ -20,6 +20,10 @@ from niss.protocol.messages import MODES, Terms
 
 _GRAPHS = 3
 _MARGIN = 1.03
+# A hair more than the promise needs, so that no client refuses for the last bit of a float.
+_ROUNDING = 1.0 + 1e-9
+_LOG_STEPS = 8.0
+_BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
 
 
@@ -32,10 +36,14 @@ def make_terms(
     number: int,
     attempt: int = 0,
     mode: str = "tolerate",
-    grid_bits: int = 24,
+    grid_bits: int | None = None,
     modulus_bits: int = 64,
 ) -> Terms:
-    """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants."""
+    """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants.
+
+    The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
+    privacy; much wider, the sampler's tiny distance from the Gaussian would.
+    """
     if plan.method != "niss" or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
     if mode not in MODES:
@@ -50,13 +58,13 @@ def make_terms(
         attempt=attempt,
         mode=mode,
         coordinates=coordinates,
-        grid_bits=grid_bits,
+        grid_bits=_bits(residual) if grid_bits is None else grid_bits,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
         neighbours=float(plan.neighbours),
         unit_variance=unit,
         residual_variance=residual,
-        self_variance=max(own - residual, 0.0) if mode == "repair" else 0.0,
+        self_variance=max(own * _ROUNDING - residual, 0.0) if mode == "repair" else 0.0,
         colluding_neighbours=colluding_neighbours(
             participants, linked, plan.colluders, plan.corruption.failure
         ),
@@ -64,6 +72,12 @@ def make_terms(
         dropped=plan.dropped if mode == "repair" else 0,
         threshold_share=0.5,
     )
+
+
+def _bits(residual: float) -> int:
+    if residual == 0.0:
+        return _BITS_WITHOUT_NOISE
+    return max(1, min(60, math.ceil(_LOG_STEPS - math.log2(math.sqrt(residual)))))
 
 
 def _own_variance(plan: Plan, participants: int) -> float:
@@ -80,7 +94,7 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
     if plan.neighbours >= participants - 1:
         graph = ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
         tau2, _ = calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)
-        return tau2 * unit * plan.neighbours * (1.0 + 1e-9)
+        return tau2 * unit * plan.neighbours * _ROUNDING
     needed = []
     for number in range(_GRAPHS):
         beacon = hashlib.sha256(b"niss.terms" + bytes([number])).digest()

@@ -74,6 +74,10 @@ class Agreed:
         wanted = math.ceil(min(self.terms.threshold_share, 1.0) * degree)
         return min(max(wanted, self.terms.colluding_neighbours + 1, 2), degree)
 
+    def mask_context(self, seat: int) -> bytes:
+        """What the commitment to a self-mask is bound to: the round and its owner."""
+        return self.digest + self.participants[seat].identity
+
     def quorum(self, seat: int) -> int:
         """Verdicts needed from the neighbours of a seat: more than (d + c) / 2 of d, c of whom may collude.
 

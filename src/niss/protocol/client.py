@@ -172,9 +172,7 @@ class Client:
         message = Reveal(
             agreed.digest,
             current.seat,
-            tuple(
-                edge for other in edges for edge in self._edges_with(agreed, current.seat, other, private)
-            ),
+            tuple(edge for other in edges for edge in self._edges_with(agreed, current.seat, other, private)),
             tuple(
                 piece
                 for other in pieces

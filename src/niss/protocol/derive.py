@@ -98,6 +98,7 @@ def derive_seed(
     shared: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str
 ) -> SecretBytes:
     """The 32-byte seed of what `sender` shares with `receiver`; the way back has another one."""
+    shared = SecretBytes(shared)
     return expand(_SEED_TAG, shared, context, sender, receiver, purpose)
 
 

@@ -75,7 +75,7 @@ def self_mask_pieces(
         SealedPiece(other, _seal(agreed, piece, seat, other, private, entropy))
         for other, piece in zip(neighbours, pieces, strict=True)
     )
-    return commit(mask, agreed.digest), sealed, mask
+    return commit(mask, agreed.mask_context(seat)), sealed, mask
 
 
 def open_piece(agreed: Agreed, sealed: SealedPiece, owner: int, seat: int, private: SecretBytes) -> Piece:

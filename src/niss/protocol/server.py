@@ -6,6 +6,7 @@ server never waits for anyone, the driver decides when a stage is over.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +67,10 @@ class _Round:
     reveals: dict[int, Reveal] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
 
 class Server:
     """The server of a run, round after round."""
@@ -99,15 +104,16 @@ class Server:
         agreed, terms = current.agreed, current.agreed.terms
         if upload.seat in current.uploads:
             if current.uploads[upload.seat] != upload:
-                current.problems.append(f"seat {upload.seat} uploaded twice; the first upload counts")
+                current.note(f"seat {upload.seat} uploaded twice; the first upload counts")
             return
         unpack(upload.vector, terms.coordinates, terms.modulus_bits)
         for prekey in upload.fresh_prekeys:
             check_prekey(prekey, agreed.participants[upload.seat].identity)
-        if terms.mode == "repair" and [piece.seat for piece in upload.pieces] != agreed.neighbours(
-            upload.seat
-        ):
-            raise RemoteProtocolError(f"seat {upload.seat} sent no piece for some neighbour")
+        wanted = agreed.neighbours(upload.seat) if terms.mode == "repair" else []
+        if [piece.seat for piece in upload.pieces] != wanted:
+            raise RemoteProtocolError(f"seat {upload.seat} did not send one piece for each neighbour")
+        if bool(upload.commitment) != bool(wanted):
+            raise RemoteProtocolError(f"seat {upload.seat} did not commit to its self-mask")
         current.uploads[upload.seat] = upload
         self.state = following
 
@@ -115,6 +121,8 @@ class Server:
         """End the uploads and ask everyone to agree on who survived."""
         current = self._current()
         following = server_step(self.state, "claim survivors")
+        if current.agreed.terms.mode != "repair":
+            raise LocalProtocolError("a round that tolerates dropouts is not repaired", hint="finish it")
         current.survivors = tuple(sorted(current.uploads))
         claim = SurvivorClaim(current.agreed.digest, current.survivors)
         self.state = following
@@ -155,7 +163,10 @@ class Server:
         current = self._current(reveal.context)
         following = server_step(self.state, "Reveal")
         self._check_sender(current, reveal.seat, "reveal", signed_part(reveal), reveal.signature)
-        current.reveals[reveal.seat] = reveal
+        if reveal.seat not in current.verdicts or reveal.seat not in current.survivors:
+            raise RemoteProtocolError(f"seat {reveal.seat} reveals though it was not asked")
+        if current.reveals.setdefault(reveal.seat, reveal) != reveal:
+            current.note(f"seat {reveal.seat} revealed twice; the first reveal counts")
         self.state = following
 
     def finish(self) -> Outcome:
@@ -223,13 +234,10 @@ class Server:
         steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
         left = []
         for seat in survivors:
-            pieces = [
-                Piece(piece.index, SecretBytes(piece.value))
-                for giver in sorted(current.reveals)
-                for piece in current.reveals[giver].pieces
-                if piece.seat == seat and giver in agreed.neighbours(seat)
-            ]
-            seed = _rebuild(pieces, agreed.threshold(seat), current.uploads[seat].commitment, agreed.digest)
+            pieces = _pieces_of(current, seat)
+            seed = _rebuild(
+                pieces, agreed.threshold(seat), current.uploads[seat].commitment, agreed.mask_context(seat)
+            )
             if seed is None:
                 left.append(seat)
                 continue
@@ -251,18 +259,44 @@ class Server:
         return self._round
 
 
+def _pieces_of(current: _Round, seat: int) -> list[Piece]:
+    """The well-formed pieces of a survivor's self-mask, each from the neighbour it was made for."""
+    pieces = []
+    for index, giver in enumerate(current.agreed.neighbours(seat), start=1):
+        given = current.reveals[giver].pieces if giver in current.reveals else ()
+        for piece in given:
+            if piece.seat != seat:
+                continue
+            try:
+                found = Piece(piece.index, SecretBytes(piece.value))
+            except RemoteProtocolError:
+                found = None
+            if found is None or found.index != index:
+                current.note(f"seat {giver} revealed what is no piece of its own")
+            else:
+                pieces.append(found)
+    return pieces
+
+
 def _rebuild(pieces: list[Piece], threshold: int, commitment: bytes, context: bytes) -> SecretBytes | None:
     """The seed that fits its commitment, from the first `threshold` pieces or, if some lie, from others."""
-    if len(pieces) < threshold:
-        return None
-    for start in range(len(pieces) - threshold + 1):
+    for chosen in _choices(pieces, threshold):
         try:
-            seed = combine(pieces[start : start + threshold], threshold)
+            seed = combine(chosen, threshold)
             check_commitment(commitment, seed, context)
         except RemoteProtocolError:
             continue
         return seed
     return None
+
+
+def _choices(pieces: list[Piece], threshold: int) -> Iterator[list[Piece]]:
+    """Runs of neighbouring pieces, then the first ones with any one of them left out: a few, not all."""
+    spare = len(pieces) - threshold
+    for start in range(spare + 1):
+        yield pieces[start : start + threshold]
+    for left_out in range(1, threshold if spare > 0 else 0):
+        yield pieces[:left_out] + pieces[left_out + 1 : threshold + 1]
 
 
 def _signed(total: NDArray[np.uint64], modulus_bits: int) -> NDArray[np.int64]:

@@ -67,10 +67,10 @@ class SecretStream:
     __slots__ = ("_keystream", "_tail_keystream")
 
     def __init__(self, seed: bytes) -> None:
-        if not isinstance(seed, bytes):
-            raise ConfigError(f"must be {SEED_BYTES} bytes, not {type(seed).__name__}", field="seed")
-        if len(seed) != SEED_BYTES:
-            raise ConfigError(f"must be {SEED_BYTES} bytes long, not {len(seed)}", field="seed")
+        if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+            given = f"{len(seed)} bytes" if isinstance(seed, bytes) else type(seed).__name__
+            del seed  # a report that prints local variables must not show it
+            raise ConfigError(f"must be {SEED_BYTES} bytes, not {given}", field="seed")
         keys = hashlib.blake2b(seed, key=_DOMAIN, digest_size=64).digest()
         self._keystream = _Keystream(keys[:32])
         self._tail_keystream = _Keystream(keys[32:])

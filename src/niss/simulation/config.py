@@ -103,7 +103,7 @@ class ProtocolConfig(_Section):
 
     mode: Literal["tolerate", "repair"] = "tolerate"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    grid_bits: Annotated[int, Field(ge=1, le=60)] = 24
+    grid_bits: Annotated[int, Field(ge=1, le=60)] | None = None
     modulus_bits: Literal[32, 64] = 64
 
 

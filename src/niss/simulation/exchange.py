@@ -63,7 +63,7 @@ class ProtocolExchange:
         rounds: int,
         coordinates: int,
         mode: str = "tolerate",
-        grid_bits: int = 24,
+        grid_bits: int | None = None,
         modulus_bits: int = 64,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:

@@ -1,0 +1,336 @@
+"""Feeds client and server machines with damaged and lying messages: no crash, no forgery, no false exactness.
+
+    python tests/fuzz/fuzz_machines.py --count 1000000 --seed 1 [--workers 2]
+
+Bytes are damaged on their way through `decode`; fields are changed with the old signature (a relay's lie, which must
+be refused) or signed anew by their sender (a lie it stands by, which may be refused or taken, but never crash). Exits
+with 1 if anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `support`, when run as a script
+
+import numpy as np
+
+from fuzz.fuzz_wire import MUTATORS, Specimen
+from niss.accounting.assess import make_assessor
+from niss.errors import ConfigError, PrivacyError, ProtocolError
+from niss.protocol.agreement import agree
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, SurvivorClaim, Upload, Verdict
+from niss.protocol.server import Server
+from niss.protocol.table import ServerState
+from niss.protocol.wire import decode, encode, signed_part
+from support.protocol_round import Federation
+
+INTENDED = (ProtocolError, PrivacyError, ConfigError)
+PURPOSES = {
+    RoundOpen: "open",
+    Upload: "upload",
+    SurvivorClaim: "claim",
+    Verdict: "verdict",
+    RevealRequest: "request",
+    Reveal: "reveal",
+}
+SIZE, ASKED, CHUNK = 5, 1, 500
+
+
+class World:
+    """One repaired round, with a snapshot of the asked client and of the server before each message."""
+
+    def __init__(self, label: str) -> None:
+        self.federation = Federation(SIZE, label, mu=math.inf)
+        for seat in self.federation.seats:
+            seat.assess = make_assessor()
+            seat.restart()
+        self.seat = self.federation.seats[ASKED]
+        self.before: dict[type, Any] = {}
+        self.messages: list[Any] = []
+        server = self.federation.server
+        terms = self.federation.terms(
+            mode="repair", coordinates=2, neighbours=4.0, residual_variance=0.1, revealed=2, dropped=1
+        )
+        opened = self.federation.open(terms)
+        self.opened, self.agreed = opened, agree(opened)
+        self.note(opened, self.seat.kept[-1])
+        updates = self.federation.updates(2)
+        uploads = [
+            client.upload(opened, updates[seat], self.federation.entropy)
+            for seat, client in enumerate(self.federation.clients[:-1])
+        ]
+        self.note(uploads[ASKED], self.server_now())
+        for upload in uploads:
+            server.take_upload(upload)
+        claim = server.claim_survivors()
+        self.note(claim, self.seat.kept[-1])
+        verdicts = [self.federation.clients[seat].judge(claim) for seat in claim.survivors]
+        self.note(verdicts[ASKED], self.server_now())
+        for verdict in verdicts:
+            server.take_verdict(verdict)
+        requests = server.request_reveals()
+        self.note(requests[ASKED], self.seat.kept[-1])
+        reveals = {seat: self.federation.clients[seat].reveal(one) for seat, one in requests.items()}
+        for seat, reveal in reveals.items():
+            if seat != ASKED:
+                server.take_reveal(reveal)
+        self.note(reveals[ASKED], self.server_now())
+        server.take_reveal(reveals[ASKED])
+        self.specimens = [Specimen(message) for message in self.messages]
+
+    def note(self, message: Any, before: Any) -> None:
+        self.messages.append(decode(encode(message)))
+        self.before[type(message)] = before
+
+    def server_now(self) -> tuple[ServerState, Any]:
+        """The server's state, copied as far as messages change it."""
+        server = self.federation.server
+        current = copy.copy(server._round)
+        assert current is not None
+        for name in ("uploads", "verdicts", "reveals", "problems"):
+            setattr(current, name, copy.copy(getattr(current, name)))
+        return server.state, current
+
+    def signed(self, message: Any) -> Any:
+        """The message signed by whoever may send it; None if it cannot even be encoded."""
+        kind = type(message)
+        identity: Identity = self.seat.identity
+        if kind in (RoundOpen, SurvivorClaim, RevealRequest):
+            identity = self.federation.server._identity
+        elif 0 <= message.seat < SIZE:
+            identity = self.federation.seats[message.seat].identity
+        try:
+            encode(message)
+            if kind is RoundOpen:
+                message = self._with_beacon(message)
+            bare = replace(message, signature=b"")
+            return replace(bare, signature=identity.sign(PURPOSES[kind], signed_part(bare)))
+        except INTENDED:
+            return None
+
+    def _with_beacon(self, opened: RoundOpen) -> RoundOpen:
+        """The holder signs whatever terms and list it is shown, with the link of this round."""
+        from niss.protocol.agreement import participants_hash, terms_hash
+        from niss.protocol.beacon import _signed
+
+        commitment = participants_hash(opened.participants) + terms_hash(opened.terms)
+        beacon = self.opened.beacon
+        signature = self.federation.holder.sign("beacon", _signed(beacon.index, beacon.value, commitment))
+        return replace(opened, beacon=replace(beacon, signature=signature))
+
+    def feed(self, message: Any) -> str:
+        """What the machine that gets such messages makes of this one, from its snapshot on."""
+        kind = type(message)
+        if kind not in PURPOSES:
+            return "refused"
+        before = self.before[kind]
+        try:
+            if kind in (RoundOpen, SurvivorClaim, RevealRequest):
+                return self._feed_client(message, before)
+            return self._feed_server(message, before)
+        except INTENDED:
+            return "refused"
+
+    def _feed_client(self, message: Any, before: bytes) -> str:
+        self.seat.kept[:], self.seat.charges[:] = [before], []
+        client = self.seat.start(before)
+        if isinstance(message, RoundOpen):
+            size = min(max(message.terms.coordinates, 0), 1_000)
+            upload = client.upload(message, np.zeros(size), self.federation.entropy)
+            if len(self.seat.charges) != 1 or upload.context != agree(message).digest:
+                return "uploaded without a charge"
+        elif isinstance(message, SurvivorClaim):
+            client.judge(message)
+        else:
+            reveal = client.reveal(message)
+            both = {piece.seat for piece in reveal.pieces} & {
+                end for edge in reveal.edges for end in (edge.sender, edge.receiver)
+            }
+            if both:
+                return "gave both"
+        return "accepted"
+
+    def _feed_server(self, message: Any, before: tuple[ServerState, Any]) -> str:
+        server = Server(self.federation.server._identity)
+        server.state, kept = before
+        server._round = copy.copy(kept)
+        for name in ("uploads", "verdicts", "reveals", "problems"):
+            setattr(server._round, name, copy.copy(getattr(kept, name)))
+        take = {Upload: server.take_upload, Verdict: server.take_verdict, Reveal: server.take_reveal}
+        take[type(message)](message)
+        try:
+            server.finish()
+        except Exception as error:
+            return f"the round cannot be finished any more: {type(error).__name__}"
+        return "accepted"
+
+
+def odd_value(rng: random.Random, value: Any) -> Any:
+    """Another value of about the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice(
+            [0, 1, value + 1, max(0, value - 1), 2**31, 2**32 - 1, 2**64, -1, rng.randrange(12)]
+        )
+    if isinstance(value, float):
+        return rng.choice(
+            [0.0, -1.0, math.inf, math.nan, 5e-324, 1e308, 1e-30, 1e30, value * 2, value / 3, rng.random()]
+        )
+    if isinstance(value, bytes):
+        other = bytearray(value)
+        if other:
+            other[rng.randrange(len(other))] ^= 1 << rng.randrange(8)
+        return rng.choice([bytes(other), bytes(len(value)), value[:-1], value + b"x", b""])
+    if isinstance(value, str):
+        return rng.choice(["tolerate", "repair", "", "other"])
+    return value
+
+
+def change_field(rng: random.Random, message: Any) -> Any:
+    """The message with one field, somewhere inside, changed."""
+    name = rng.choice([field.name for field in fields(message) if field.name != "signature"])
+    value = getattr(message, name)
+    if is_dataclass(value):
+        return replace(message, **{name: change_field(rng, value)})
+    if isinstance(value, tuple):
+        return replace(message, **{name: change_items(rng, value)})
+    return replace(message, **{name: odd_value(rng, value)})
+
+
+def change_items(rng: random.Random, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One item changed, left out, said twice, or the order turned."""
+    if not items:
+        return items
+    place = rng.randrange(len(items))
+    item = items[place]
+    other = change_field(rng, item) if is_dataclass(item) else odd_value(rng, item)
+    return rng.choice(
+        [
+            items[:place] + (other,) + items[place + 1 :],
+            items[:place] + items[place + 1 :],
+            items + (item,),
+            items[::-1],
+            (),
+        ]
+    )
+
+
+def damaged_bytes(world: World, rng: random.Random) -> tuple[str, str]:
+    one, two = rng.choices(world.specimens, k=2)
+    data = one.data
+    for _ in range(rng.choice([1, 1, 2])):
+        data = rng.choice(MUTATORS)(rng, data, one, two)
+    try:
+        message = decode(data)
+    except INTENDED:
+        return "bytes, refused", ""
+    outcome = world.feed(message)
+    known = any(data == specimen.data for specimen in world.specimens)
+    if outcome == "accepted" and not known:
+        return "bytes, accepted", f"forgery accepted: {data.hex()}"
+    return f"bytes, {outcome}", "" if outcome in ("accepted", "refused") else f"{outcome}: {data.hex()}"
+
+
+def relayed_lie(world: World, rng: random.Random) -> tuple[str, str]:
+    original = rng.choice(world.messages)
+    message = change_field(rng, original)
+    if message == original:
+        return "fields, unchanged", ""
+    outcome = world.feed(message)
+    return f"fields, {outcome}", "" if outcome == "refused" else f"{outcome}: {message!r}"
+
+
+def signed_lie(world: World, rng: random.Random) -> tuple[str, str]:
+    message = rng.choice(world.messages)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        message = change_field(rng, message)
+    message = world.signed(message)
+    if message is None:
+        return "signed, cannot be sent", ""
+    outcome = world.feed(message)
+    return f"signed, {outcome}", "" if outcome in ("accepted", "refused") else f"{outcome}: {message!r}"
+
+
+KINDS: list[Callable[[World, random.Random], tuple[str, str]]] = [damaged_bytes, relayed_lie, signed_lie]
+
+
+def run_chunk(seed: int, chunk: int, count: int) -> tuple[Counter[str], list[str], float]:
+    """Feeds `count` inputs; says what came out, what should not have, and how long the slowest took."""
+    rng = random.Random(f"fuzz_machines {seed} {chunk}")
+    world = World(f"fuzz {seed} {chunk}")
+    for message in world.messages:
+        assert world.feed(message) == "accepted", type(message).__name__
+    counts: Counter[str] = Counter()
+    findings: list[str] = []
+    slowest = 0.0
+    for _ in range(count):
+        kind = rng.choice(KINDS)
+        started = time.perf_counter()
+        try:
+            outcome, finding = kind(world, rng)
+        except BaseException as error:
+            outcome, finding = "crash", f"{kind.__name__}: {type(error).__name__}: {error}"
+        slowest = max(slowest, time.perf_counter() - started)
+        counts[outcome] += 1
+        if finding:
+            findings.append(finding)
+    return counts, findings, slowest
+
+
+def _job(chunk: tuple[int, int], seed: int) -> tuple[Counter[str], list[str], float]:
+    return run_chunk(seed, *chunk)
+
+
+def main() -> int:
+    """Runs the chunks, over all cores, and reports as it goes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after about this long")
+    options = parser.parse_args()
+    chunks = [(place, min(CHUNK, options.count - place)) for place in range(0, options.count, CHUNK)]
+    counts: Counter[str] = Counter()
+    findings: list[str] = []
+    slowest, started = 0.0, time.perf_counter()
+    with multiprocessing.Pool(options.workers) as pool:
+        for part, found, slow in pool.imap_unordered(partial(_job, seed=options.seed), chunks):
+            counts += part
+            findings += found
+            slowest = max(slowest, slow)
+            passed = time.perf_counter() - started
+            sys.stdout.write(
+                f"{counts.total():>10,} fed, {counts.total() / passed:,.0f} a second, {len(findings)} findings\n"
+            )
+            sys.stdout.flush()
+            if passed > options.seconds:
+                pool.terminate()
+                break
+    for kind, number in sorted(counts.items()):
+        sys.stdout.write(f"{number:>10,} {kind}\n")
+    sys.stdout.write(f"slowest input: {1e3 * slowest:.1f} ms\n")
+    for finding in findings[:20]:
+        sys.stdout.write(f"FOUND {finding[:1000]}\n")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

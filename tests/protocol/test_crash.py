@@ -1,0 +1,258 @@
+"""A client that crashes between any two steps and starts again from what it had kept: nothing is done twice.
+
+Every call of `persist` and `charge`, and every message that leaves the client, is a place to crash: before it took
+effect, or right after. Whoever restarts is then asked everything again, truthfully and with lies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.errors import ConfigError, PrivacyError, ProtocolError
+from niss.mechanism import clip_l2
+from niss.protocol import client as client_module
+from niss.protocol import noise as noise_module
+from niss.protocol.agreement import Agreed, agree, survivors_hash
+from niss.protocol.messages import RoundOpen
+from niss.protocol.server import Outcome
+from support.protocol_round import Federation, carried, resigned
+
+VICTIM, ABSENT, SIZE, COORDINATES = 2, 4, 6, 3
+# Of each kind, how often it happens to the victim in `play` below when nothing goes wrong.
+POINTS = {"persist": 9, "charge": 3, "message": 9}
+
+
+class Crash(Exception):
+    """The power went off."""
+
+
+@dataclass
+class Tripwire:
+    """Crashes at the n-th event of one kind, before or after it took effect."""
+
+    kind: str
+    at: int
+    after: bool
+    seen: Counter[str] = field(default_factory=Counter)
+    crashed: int = 0
+
+    def pass_by(self, kind: str, effect: Callable[[], None]) -> None:
+        self.seen[kind] += 1
+        struck = kind == self.kind and self.seen[kind] == self.at
+        if struck and not self.after:
+            self.crashed += 1
+            raise Crash
+        effect()
+        if struck:
+            self.crashed += 1
+            raise Crash
+
+
+class Watched:
+    """A federation in which one client crashes once; records all that ever left that client."""
+
+    def __init__(self, wire: Tripwire, monkeypatch: pytest.MonkeyPatch, *, twist: bool = False) -> None:
+        self.wire, self.twist = wire, twist
+        self.federation = Federation(SIZE, "crash")
+        self.seat = self.federation.seats[VICTIM]
+        self.left: dict[str, list[Any]] = defaultdict(list)
+        self.seeds: list[set[bytes]] = []
+        self.noting = False
+        self.parts: dict[tuple[bytes, int], np.ndarray] = {}
+        keep, charge = self.seat._persist, self.seat._charge
+        self.seat._persist = lambda kept: wire.pass_by("persist", lambda: keep(kept))  # type: ignore[method-assign]
+        self.seat._charge = lambda agreed, mu: wire.pass_by(  # type: ignore[method-assign]
+            "charge", lambda: charge(agreed, mu)
+        )
+        self.seat.restart()
+        self._watch_seeds(monkeypatch)
+
+    def _watch_seeds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Notes the seeds that go into each upload the victim works on, finished or not."""
+        masked, derive = client_module.masked_upload, noise_module.derive_seed
+
+        def noted(agreed: Agreed, seat: int, *rest: Any) -> Any:
+            if seat != VICTIM:
+                return masked(agreed, seat, *rest)
+            self.seeds.append(set())
+            self.noting = True
+            try:
+                return masked(agreed, seat, *rest)
+            finally:
+                self.noting = False
+
+        def derived(*arguments: Any) -> Any:
+            seed = derive(*arguments)
+            if self.noting:
+                self.seeds[-1].add(bytes(seed))
+            return seed
+
+        monkeypatch.setattr(client_module, "masked_upload", noted)
+        monkeypatch.setattr(noise_module, "derive_seed", derived)
+
+    def ask(self, kind: str, call: Callable[[Any], Any], times: int = 2) -> Any:
+        """Ask the victim, and after a crash or a lost answer ask the restarted one again."""
+        answer = None
+        for _ in range(times):
+            sent: list[Any] = []
+            try:
+                message = call(self.seat.client)
+                self.wire.pass_by("message", lambda: sent.append(message))  # noqa: B023
+                answer = message
+                break
+            except Crash:
+                self.seat.restart()
+            except (ProtocolError, PrivacyError, ConfigError):
+                break
+            finally:
+                self.left[kind] += sent
+        return answer
+
+    def upload(self, opened: RoundOpen) -> None:
+        updates = self.federation.updates(COORDINATES)
+        agreed = agree(opened)
+        for seat in range(SIZE):
+            if seat == ABSENT:
+                continue
+            update, entropy = updates[seat], self.federation.entropy
+            if seat == VICTIM:
+                upload = self.ask("upload", lambda client: client.upload(opened, update, entropy))  # noqa: B023
+            else:
+                upload = self.federation.clients[seat].upload(opened, update, entropy)
+            if upload is not None:
+                self.federation.server.take_upload(carried(upload))
+                part = agreed.grid.quantise(clip_l2(update, opened.terms.clip) / SIZE)
+                self.parts[agreed.digest, seat] = part
+
+    def repair(self) -> None:
+        server = self.federation.server
+        claim = carried(server.claim_survivors())
+        lie = resigned(
+            server, replace(claim, survivors=tuple(one for one in range(SIZE) if one != 0)), "claim"
+        )
+        for seat in claim.survivors:
+            if seat != VICTIM:
+                server.take_verdict(carried(self.federation.clients[seat].judge(claim)))
+        verdict = self.ask(
+            "verdict", lambda client: client.judge(lie if self.twist and self.wire.crashed else claim)
+        )
+        if verdict is not None and verdict.survivors_hash == survivors_hash(claim.context, claim.survivors):
+            server.take_verdict(carried(verdict))
+        # Asked again with another story, before and after one more restart.
+        self.ask("verdict", lambda client: client.judge(lie))
+        self.seat.restart()
+        self.ask("verdict", lambda client: client.judge(lie))
+        for seat, request in server.request_reveals().items():
+            if seat == VICTIM:
+                reveal = self.ask("reveal", lambda client: client.reveal(carried(request)))  # noqa: B023
+                twisted = resigned(server, replace(request, survivors=lie.survivors, verdicts=()), "request")
+                self.ask("reveal", lambda client: client.reveal(twisted))  # noqa: B023
+                again = self.ask("reveal", lambda client: client.reveal(carried(request)))  # noqa: B023
+                assert reveal is None or again is None or again == reveal
+            else:
+                reveal = self.federation.clients[seat].reveal(carried(request))
+            if reveal is not None:
+                server.take_reveal(carried(reveal))
+
+    def play(self) -> list[tuple[Outcome, np.ndarray]]:
+        """A repaired round, a tolerated attempt and a repeated one, each asked for again after its end."""
+        ends = []
+        plan = [{"mode": "repair", "neighbours": 5.0}, {"round": 2}, {"round": 2, "attempt": 1}]
+        for terms in plan:
+            opened = self.federation.open(self.federation.terms(coordinates=COORDINATES, **terms))
+            agreed = agree(opened)
+            self.upload(opened)
+            if opened.terms.mode == "repair":
+                self.repair()
+            outcome = self.federation.server.finish()
+            steps = sum(self.parts[agreed.digest, seat] for seat in outcome.survivors)
+            ends.append((outcome, agreed.grid.to_float(np.asarray(steps))))
+            replayed, update = opened, self.federation.updates(COORDINATES)[0]
+            self.ask("upload", lambda client: client.upload(replayed, update, self.federation.entropy))  # noqa: B023
+            self.ask("closed", lambda client: client.close_round())
+        return ends
+
+
+def check(watched: Watched, ends: list[tuple[Outcome, np.ndarray]]) -> None:
+    """Never twice, never both, never the same seed; and the server came to its ends, truthfully."""
+    contexts = [upload.context for upload in watched.left["upload"]]
+    assert len(contexts) == len(set(contexts))
+    charged = [when[:2] for when in watched.seat.charges]
+    assert len(charged) == len(set(charged))
+    assert len(contexts) <= len(charged)
+    verdicts: dict[bytes, set[bytes]] = defaultdict(set)
+    for verdict in watched.left["verdict"]:
+        verdicts[verdict.context].add(verdict.survivors_hash)
+    assert all(len(sets) == 1 for sets in verdicts.values())
+    given: dict[tuple[bytes, int], set[str]] = defaultdict(set)
+    for reveal in watched.left["reveal"]:
+        for edge in reveal.edges:
+            other = edge.receiver if edge.sender == VICTIM else edge.sender
+            given[reveal.context, other].add("edge")
+        for piece in reveal.pieces:
+            given[reveal.context, piece.seat].add("piece")
+    assert all(len(what) == 1 for what in given.values())
+    used = [seed for seeds in watched.seeds for seed in seeds]
+    assert used
+    assert len(used) == len(set(used))
+    assert len(ends) == 3
+    for outcome, exact in ends:
+        assert outcome.exact == np.array_equal(outcome.total, exact)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("kind", "at"), [(kind, at) for kind, count in POINTS.items() for at in range(1, count + 1)]
+)
+def test_a_crash_anywhere_gives_nothing_away(
+    kind: str, at: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(Tripwire(kind, at, after), monkeypatch)
+    ends = watched.play()
+    assert watched.wire.crashed == 1
+    check(watched, ends)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", ["persist", "message"])
+def test_a_restarted_client_told_another_story_does_not_sign_it_too(
+    kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The crash hits the verdict: kept or not, sent or not, and the server comes back with a lie."""
+    watched = Watched(Tripwire(kind, 2, after), monkeypatch, twist=True)
+    ends = watched.play()
+    assert watched.wire.crashed == 1
+    check(watched, ends)
+    # Only a verdict that was never kept leaves the client free to agree to something else.
+    assert ends[0][0].survivors == tuple(seat for seat in range(SIZE) if seat != ABSENT)
+
+
+def test_without_a_crash_all_points_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of points above is complete: nothing else is kept, charged or sent in this story."""
+    watched = Watched(Tripwire("none", 0, after=False), monkeypatch)
+    ends = watched.play()
+    check(watched, ends)
+    assert watched.wire.seen == POINTS
+    assert ends[0][0].exact
+    assert len(watched.left["upload"]) == 3
+    assert len(watched.left["reveal"]) == 2
+
+
+def test_the_check_finds_a_client_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that restarts a client from an older memory makes it answer twice, with the same seeds."""
+    watched = Watched(Tripwire("none", 0, after=False), monkeypatch)
+    old = watched.seat.kept[-1]
+    opened = watched.federation.open(watched.federation.terms(coordinates=COORDINATES))
+    for _ in range(2):
+        watched.seat.start(old)
+        update = watched.federation.updates(COORDINATES)[0]
+        watched.ask("upload", lambda client: client.upload(opened, update, watched.federation.entropy))  # noqa: B023
+    with pytest.raises(AssertionError):
+        check(watched, [])
+    assert watched.seeds[0] == watched.seeds[1]

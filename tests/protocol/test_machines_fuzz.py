@@ -1,0 +1,55 @@
+"""A short slice of the fuzzer of the machines in `tests/fuzz`, with a seed of its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from fuzz.fuzz_machines import ASKED, World, relayed_lie, run_chunk, signed_lie
+from niss.protocol.client import Client
+from niss.protocol.messages import Reveal, RevealedPiece, Verdict
+from niss.protocol.server import Server
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_damaged_and_lying_messages_crash_nothing_and_forge_nothing(chunk: int) -> None:
+    counts, findings, _ = run_chunk(seed=30_000, chunk=chunk, count=600)
+    assert findings == []
+    assert counts.total() == 600
+    # The slice means nothing unless every kind of outcome is common.
+    assert counts["bytes, refused"] > 50
+    assert counts["fields, refused"] > 100
+    assert counts["signed, refused"] > 20
+    assert counts["signed, accepted"] > 10
+
+
+def test_the_fuzzer_notices_a_machine_that_checks_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, rng = World("no signatures"), random.Random(1)
+    monkeypatch.setattr("niss.protocol.client.verify", lambda *_: None)
+    monkeypatch.setattr("niss.protocol.server.verify", lambda *_: None)
+    assert any(relayed_lie(world, rng)[1] for _ in range(100))
+
+
+def test_the_fuzzer_notices_a_crash_and_a_round_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("broken")
+    verdict = next(message for message in world.messages if isinstance(message, Verdict))
+    monkeypatch.setattr(Server, "finish", lambda _self: 1 // 0)
+    assert "ZeroDivisionError" in world.feed(verdict)
+    monkeypatch.setattr(Client, "judge", lambda _self, _claim: 1 // 0)
+    monkeypatch.setattr(Client, "upload", lambda *_: 1 // 0)
+    rng = random.Random(2)
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(200):
+            signed_lie(world, rng)
+
+
+@pytest.mark.parametrize(("index", "length"), [(0, 33), (9, 33), (1, 40), (2**32 - 1, 1)])
+def test_a_malformed_piece_does_not_keep_the_round_from_ending(index: int, length: int) -> None:
+    """Found by the fuzzer's forebear: one such piece, signed, and the server could never finish."""
+    world = World("malformed")
+    reveal = next(message for message in world.messages if isinstance(message, Reveal))
+    pieces = (RevealedPiece(0, index, b"\xff" * length), *reveal.pieces[1:])
+    assert reveal.seat == ASKED
+    assert world.feed(world.signed(replace(reveal, pieces=pieces))) == "accepted"

@@ -1,0 +1,244 @@
+"""The machines show no secret: not in reprs, logs, pickles, errors, or the locals of any frame of a traceback."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import pickle
+import pprint
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.errors import LocalProtocolError, NissError
+from niss.protocol import client as client_module
+from niss.protocol import noise as noise_module
+from niss.protocol.client import Client
+from niss.protocol.memory import dump, restore
+from niss.protocol.messages import SealedPiece
+from support.protocol_round import Federation, carried, resigned
+
+ABSENT = 5
+
+
+def forms(secret: bytes) -> list[str]:
+    """How the middle of a secret looks in a text: raw, hexadecimal, base64 at any alignment, as numbers."""
+    part = bytes(secret)[2:-2]
+    shown = [part.hex(), part.hex().upper(), repr(part)[2:-1], part.decode("latin-1"), str(list(part))[1:-1]]
+    for shift in range(3):
+        encoded = base64.b64encode(bytes(secret)[shift : shift + 24]).decode()
+        # The first and last characters depend on what stands before and after.
+        shown += [encoded[4:-4], encoded[4:-4].translate({43: 45, 47: 95})]
+    return shown
+
+
+def assert_hidden(text: str, secrets: list[bytes]) -> None:
+    for secret in secrets:
+        for form in forms(secret):
+            assert form not in text
+
+
+class Story:
+    """A repaired round, with every secret of client 0 that was ever at hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.secrets: list[bytes] = []
+        self._watch(monkeypatch)
+        federation = self.federation = Federation(6, "secrets")
+        self.seat = federation.seats[0]
+        self.secrets.append(bytes(self.seat.identity.secret_bytes()))
+        store = self.seat.client._prekeys
+        self.secrets += [bytes(store.private(number)) for number in store._privates]
+        self.opened = federation.open(federation.terms(mode="repair", neighbours=5.0))
+        updates = federation.updates()
+        self.before = self.seat.kept[-1]
+        federation.upload(self.opened, updates, (ABSENT,))
+        self.uploaded = self.seat.kept[-1]
+        self.claim = carried(federation.server.claim_survivors())
+        for seat in self.claim.survivors:
+            federation.server.take_verdict(federation.clients[seat].judge(self.claim))
+        self.judged = self.seat.kept[-1]
+        self.request = federation.server.request_reveals()[0]
+        self.update = updates[0]
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Notes derived seeds, self-masks and pair secrets as they are made."""
+
+        def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*arguments: Any) -> Any:
+                made = function(*arguments)
+                self.secrets.append(bytes(made))
+                return made
+
+            return wrapped
+
+        for name in ("derive_seed", "pair_secret", "draw"):
+            monkeypatch.setattr(noise_module, name, noting(getattr(noise_module, name)))
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    told = Story(monkeypatch)
+    assert len(told.secrets) > 50
+    yield told
+    # What the fixture noted stays out of the report of a failing test, too.
+    told.secrets.clear()
+
+
+def test_no_repr_or_log_shows_a_secret(story: Story) -> None:
+    client, server = story.seat.client, story.federation.server
+    holders = [client, server, client._memory, client.policy, client._prekeys, story.federation.chain]
+    holders += [server._round, story.seat.kept, story.opened, story.claim, story.request, story.judged]
+    stream = io.StringIO()
+    logger = logging.Logger("test")
+    logger.addHandler(logging.StreamHandler(stream))
+    for holder in holders:
+        logger.error("%s %r", holder, holder)
+        assert_hidden("\n".join([repr(holder), f"{holder}", pprint.pformat(holder)]), story.secrets)
+    assert_hidden(stream.getvalue(), story.secrets)
+
+
+def test_what_can_be_pickled_holds_no_secret(story: Story) -> None:
+    client, server = story.seat.client, story.federation.server
+    for machine in (client, server, client._prekeys, story.federation.chain, story.judged):
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+            pickle.dumps(machine)
+    for message in (client._memory, client.policy, story.opened, story.claim, story.request):
+        assert_hidden(pickle.dumps(message).decode("latin-1"), story.secrets)
+
+
+def failing(given: object, mu: object = None) -> None:  # noqa: ARG001
+    """A driver that cannot keep or charge what it is given."""
+    raise LocalProtocolError("the disk is full")
+
+
+def out_of_entropy(after: int, entropy: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """Gives what it is asked for a few times, then fails."""
+    left = [after]
+
+    def source(count: int) -> bytes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise LocalProtocolError("no entropy left")
+        return entropy(count)
+
+    return source
+
+
+def failures(story: Story) -> list[tuple[str, Callable[[], object]]]:
+    """Calls that fail with secrets at hand."""
+    federation, seat, entropy = story.federation, story.seat, story.federation.entropy
+
+    def start(kept: bytes, **calls: Any) -> Client:
+        given = {"charge": lambda *_: None, "persist": lambda _: None, **calls}
+        return Client(seat.identity, seat.policy, assess=lambda *_: 0.5, kept=kept, **given)
+
+    def persisting(kept: bytes) -> Client:
+        return start(kept, persist=failing)
+
+    def torn(kept: bytes, end: int) -> Callable[[], Client]:
+        return lambda: start(kept[:end])
+
+    def upload_with(source: Callable[[int], bytes]) -> Callable[[], object]:
+        return lambda: start(story.before).upload(story.opened, story.update, source)
+
+    lie = resigned(federation.server, replace(story.claim, survivors=(0, 1, 2, 3, 4, 5)), "claim")
+    other = resigned(federation.server, replace(story.request, survivors=(0, 1)), "request")
+    wrong = story.request.verdicts[1:] + story.request.verdicts[:1]
+    shuffled = replace(story.request, verdicts=wrong)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("again", lambda: start(story.uploaded).upload(story.opened, story.update, entropy)),
+        ("shape", lambda: start(story.before).upload(story.opened, np.zeros(3), entropy)),
+        ("nan", lambda: start(story.before).upload(story.opened, story.update * np.nan, entropy)),
+        ("charge", lambda: start(story.before, charge=failing).upload(story.opened, story.update, entropy)),
+        ("persist upload", lambda: persisting(story.before).upload(story.opened, story.update, entropy)),
+        ("persist verdict", lambda: persisting(story.uploaded).judge(story.claim)),
+        ("persist reveal", lambda: persisting(story.judged).reveal(story.request)),
+        ("persist close", lambda: persisting(story.judged).close_round()),
+        ("enrol", lambda: start(story.before).enrol(2, out_of_entropy(0, entropy))),
+        ("another set", lambda: start(story.judged).judge(lie)),
+        ("another request", lambda: start(story.judged).reveal(other)),
+        ("shuffled", lambda: start(story.judged).reveal(shuffled)),
+        ("too early", lambda: start(story.uploaded).reveal(story.request)),
+        ("torn", torn(story.judged, -1)),
+        ("torn key", torn(story.judged, len(story.judged) - 40)),
+        ("no prekeys", torn(story.judged, 9)),
+        ("version", lambda: start(bytes(story.judged).replace(b'"version":1', b'"version":2'))),
+        ("memory", lambda: start(bytes(story.judged).replace(b'"last":{', b'"past":{'))),
+    ]
+    calls += [(f"entropy {after}", upload_with(out_of_entropy(after, entropy))) for after in (0, 1, 2, 3, 7)]
+    return calls
+
+
+def machine_frames(whole: traceback.TracebackException) -> traceback.StackSummary:
+    """All frames but those of this file that pass plain bytes on; callbacks of a driver stay in."""
+    own = ("start", "<lambda>", "test_")
+    kept = [frame for frame in whole.stack if frame.filename != __file__ or not frame.name.startswith(own)]
+    return traceback.StackSummary.from_list(kept)
+
+
+def test_no_traceback_shows_a_secret_even_with_its_locals(story: Story) -> None:
+    for name, call in failures(story):
+        with pytest.raises(NissError) as caught:
+            call()
+        whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        text = "".join([*machine_frames(whole).format(), *whole.format_exception_only()])
+        assert "self = <niss.protocol" in text or "kept = <" in text, name
+        assert_hidden(text, story.secrets)
+        assert_hidden(str(pickle.dumps(caught.value)), story.secrets)
+
+
+def test_a_piece_that_does_not_open_shows_nothing_of_the_key(story: Story) -> None:
+    sealed = SealedPiece(1, bytes(85))
+    agreed, current = story.seat.client._current(story.claim.context)
+    private = story.seat.client._prekeys.private(current.prekey)
+    with pytest.raises(NissError) as caught:
+        noise_module.open_piece(agreed, sealed, 1, 0, private)
+    whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    text = "".join(traceback.StackSummary.from_list(list(whole.stack)[1:]).format())
+    assert "hidden" in text
+    assert_hidden(text, story.secrets)
+
+
+def test_kept_memory_is_hidden_and_comes_back_whole(story: Story) -> None:
+    memory, prekeys = restore(story.judged)
+    assert "hidden" in repr(dump(memory, prekeys))
+    assert dump(memory, prekeys) == story.judged
+    for damaged in (
+        b"",
+        b"[]",
+        b"{}",
+        b'"text"',
+        b"\xff",
+        b'{"version":1,"memory":[],"prekeys":""}',
+        b"[" * 99_999,
+    ):
+        with pytest.raises(LocalProtocolError):
+            restore(damaged)
+    for change in ((b'"last":{', b'"last":[],"lost":{'), (b'"seat":0', b'"seat":1e999'), (b"uploaded", b"x")):
+        with pytest.raises(LocalProtocolError, match="damaged"):
+            restore(bytes(story.uploaded).replace(*change))
+
+
+def test_the_scan_would_find_what_shows(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept memory as plain bytes, as it once was, is found in the locals of a driver that fails."""
+    for secret in story.secrets[:3]:
+        for text in (
+            repr(b"x" + secret + b"y"),
+            secret.hex(),
+            base64.b64encode(b"ab" + secret + b"c").decode(),
+        ):
+            with pytest.raises(AssertionError):
+                assert_hidden(text, [secret])
+    monkeypatch.setattr(client_module, "dump", lambda *parts: bytes(dump(*parts)))
+    persisting = dict(failures(story))["persist verdict"]
+    with pytest.raises(NissError) as caught:
+        persisting()
+    whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+    with pytest.raises(AssertionError):
+        assert_hidden("".join(machine_frames(whole).format()), story.secrets)
