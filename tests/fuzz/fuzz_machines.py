@@ -222,9 +222,9 @@ def change_items(rng: random.Random, items: tuple[Any, ...]) -> tuple[Any, ...]:
     other = change_field(rng, item) if is_dataclass(item) else odd_value(rng, item)
     return rng.choice(
         [
-            items[:place] + (other,) + items[place + 1 :],
+            (*items[:place], other, *items[place + 1 :]),
             items[:place] + items[place + 1 :],
-            items + (item,),
+            (*items, item),
             items[::-1],
             (),
         ]

@@ -312,7 +312,7 @@ class Rounds(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=25,
+    max_examples=50,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,

@@ -24,7 +24,9 @@ def l2_norm(vector: NDArray[np.floating[Any]]) -> float:
     largest = float(np.max(np.abs(vector)))
     if largest == 0.0 or not math.isfinite(largest):
         return largest
-    return largest * float(np.linalg.norm(vector.astype(np.float64, copy=False) / largest))
+    # Not numpy's norm: its BLAS threads collapse on a busy machine.
+    scaled = vector.astype(np.float64, copy=False) / largest
+    return largest * math.sqrt(float(np.sum(np.square(scaled, out=scaled))))
 
 
 def clip_l2(update: NDArray[Float], bound: float) -> NDArray[Float]:
