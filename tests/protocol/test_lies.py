@@ -223,6 +223,19 @@ def test_a_self_mask_is_never_in_the_hands_of_one_neighbour() -> None:
     np.testing.assert_array_equal(outcome.total, exact)
 
 
+def test_a_client_reveals_no_more_of_its_own_edges_than_agreed() -> None:
+    """Three clients may drop out in all, but only one of them next to any client."""
+    federation = Federation(8)
+    opened = federation.open(federation.terms(mode="repair", neighbours=7.0, revealed=1, dropped=3))
+    federation.upload(opened, federation.updates())
+    context = agree(opened).digest
+    two = resigned(federation.server, SurvivorClaim(context, (0, 1, 2, 3, 4, 5)), "claim")
+    with pytest.raises(RemoteProtocolError, match="2 edges to reveal, at most 1"):
+        federation.clients[0].judge(two)
+    one = resigned(federation.server, SurvivorClaim(context, (0, 1, 2, 3, 4, 5, 6)), "claim")
+    assert federation.clients[0].judge(one).seat == 0
+
+
 def test_verdicts_of_colluders_alone_open_nothing() -> None:
     """Fewer signers than the quorum, valid though they are: nothing is given for that neighbour."""
     federation = Federation(6)

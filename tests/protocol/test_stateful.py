@@ -64,7 +64,9 @@ class Rounds(RuleBasedStateMachine):
 
     def pick(self, items: list[Any], number: int) -> Any:
         """Mostly recent ones; now and then one of an earlier round."""
-        return items[-1 - number % len(items)] if number % 4 == 0 else items[-1 - number % min(len(items), 3)]
+        if number % 2:
+            return items[-1]
+        return items[-1 - number % (min(len(items), 3) if number % 4 else len(items))]
 
     # The server opens rounds, in order or not.
 
@@ -91,6 +93,26 @@ class Rounds(RuleBasedStateMachine):
             self.opened.append(opened)
             agreed = agree(opened)
             self.agreed[agreed.digest] = agreed
+
+    @rule(absent=some_seats, backwards=st.booleans())
+    def go_on(self, absent: set[int], backwards: bool) -> None:
+        """One whole stage as it should be, so that the lies meet rounds of every age."""
+        state = self.federation.server.state
+        if state in (ServerState.IDLE, ServerState.CLOSED):
+            if len(self.opened) < 5:
+                self.open("repair", again=False, degree=self.size)
+        elif state is ServerState.COLLECTING:
+            self.everyone_uploads(set(sorted(absent)[:2]))
+            self.deliver_all(set(), backwards)
+            self.claim()
+        elif state is ServerState.JUDGING and self.claims:
+            self.many_judge(1, set(sorted(absent)[:1]))
+            self.deliver_all(set(), backwards)
+            self.request()
+        elif state is ServerState.REPAIRING and self.requests:
+            self.everyone_reveals(set(sorted(absent)[:1]))
+            self.deliver_all(set(), backwards)
+            self.finish()
 
     # Clients answer.
 
@@ -199,6 +221,15 @@ class Rounds(RuleBasedStateMachine):
         for seat in range(self.size):
             if seat not in silent:
                 self.judge(seat, claim)
+
+    @precondition(lambda self: self.opened)
+    @rule(lost=st.sets(seats, min_size=1, max_size=2), seat=seats, restarted=st.booleans())
+    def lie_to_one(self, lost: set[int], seat: int, restarted: bool) -> None:
+        """Another story of the latest round for a client that may have agreed to one."""
+        self.lie_about_survivors(1, lost)
+        if restarted:
+            self.restart(seat)
+        self.judge(seat % self.size, self.claims.pop())
 
     @precondition(lambda self: self.claims)
     @rule(which=picks, seat=seats)
