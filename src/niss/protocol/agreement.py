@@ -99,7 +99,7 @@ class Agreed:
         )
 
     def _steps(self, weight: float) -> float:
-        return math.sqrt(weight * self.terms.unit_variance) * 2.0**self.terms.grid_bits
+        return self.grid.deviation_steps(weight * self.terms.unit_variance)
 
 
 def agree(opened: RoundOpen) -> Agreed:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.mechanism.grid import centred, residues
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.directory import check_prekey
 from niss.protocol.keys import Identity, verify
@@ -186,7 +187,7 @@ class Server:
             extra += len(masked) * terms.self_variance
         self.state = following
         return Outcome(
-            agreed.grid.to_float(_signed(total, terms.modulus_bits)),
+            agreed.grid.to_float(centred(residues(total.view(np.int64), terms.modulus_bits))),
             survivors,
             dropped,
             uncancelled,
@@ -297,9 +298,3 @@ def _choices(pieces: list[Piece], threshold: int) -> Iterator[list[Piece]]:
         yield pieces[start : start + threshold]
     for left_out in range(1, threshold if spare > 0 else 0):
         yield pieces[:left_out] + pieces[left_out + 1 : threshold + 1]
-
-
-def _signed(total: NDArray[np.uint64], modulus_bits: int) -> NDArray[np.int64]:
-    """The representative of each residue nearest to zero."""
-    shift = np.uint64(64 - modulus_bits)
-    return (total << shift).view(np.int64) >> np.int64(64 - modulus_bits)

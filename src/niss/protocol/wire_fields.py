@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -134,18 +135,18 @@ class Reader:
         return value
 
 
-class Field:
+class Field(ABC):
     """One kind of field; `smallest` is the fewest bytes it can take."""
 
     smallest = 1
 
+    @abstractmethod
     def write(self, out: Writer, value: Any) -> None:
         """Appends the value, or raises a `Fault`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, source: Reader) -> Any:
         """Takes the next value, or raises a `Fault`."""
-        raise NotImplementedError
 
 
 class Uint(Field):
