@@ -52,7 +52,7 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.noise import open_piece
+from niss.protocol.noise import Ties, open_piece
 from niss.protocol.prekeys import PrekeyStore
 from niss.protocol.seal import OVERHEAD_BYTES, seal
 from niss.protocol.server import Server
@@ -238,7 +238,7 @@ class NissRound:
             for one in self.stand_ins
         )
         terms = niss_terms(case, mode)
-        beacon = chain.release(participants_hash(people) + terms_hash(terms))
+        beacon = chain.release(terms.round, terms.attempt, participants_hash(people) + terms_hash(terms))
         self.server = Server(self.server_identity)
         with timed(self.measured.server, "open"):
             self.opened: RoundOpen = self.server.open_round(terms, people, beacon)
@@ -380,7 +380,9 @@ class NissRound:
         place = self.linked[owner].index(seat)
         if owner >= self.case.sampled:
             return self._mask_of(owner)[1][place]
-        return open_piece(self.agreed, self.uploads[owner].pieces[place], owner, seat, self._private(seat))
+        return open_piece(
+            Ties(self.agreed, seat, self._private(seat)), self.uploads[owner].pieces[place], owner
+        )
 
 
 def _linked(agreed: Agreed) -> list[list[int]]:

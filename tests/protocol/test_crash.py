@@ -18,7 +18,7 @@ from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import client as client_module
 from niss.protocol import noise as noise_module
-from niss.protocol.agreement import Agreed, agree, survivors_hash
+from niss.protocol.agreement import agree, survivors_hash
 from niss.protocol.messages import RoundOpen
 from niss.protocol.server import Outcome
 from support.protocol_round import Federation, carried, resigned
@@ -77,13 +77,13 @@ class Watched:
         """Notes the seeds that go into each upload the victim works on, finished or not."""
         masked, derive = client_module.masked_upload, noise_module.derive_seed
 
-        def noted(agreed: Agreed, seat: int, *rest: Any) -> Any:
-            if seat != VICTIM:
-                return masked(agreed, seat, *rest)
+        def noted(ties: noise_module.Ties, *rest: Any) -> Any:
+            if ties.seat != VICTIM:
+                return masked(ties, *rest)
             self.seeds.append(set())
             self.noting = True
             try:
-                return masked(agreed, seat, *rest)
+                return masked(ties, *rest)
             finally:
                 self.noting = False
 

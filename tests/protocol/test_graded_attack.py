@@ -21,7 +21,7 @@ from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.client import Client
 from niss.protocol.messages import RevealRequest, SealedPiece, SurvivorClaim, Verdict
-from niss.protocol.server import _rebuild
+from niss.protocol.rebuild import rebuild
 from niss.protocol.shamir import Piece
 from niss.protocol.table import ClientState
 from niss.protocol.wire import signed_part
@@ -153,7 +153,7 @@ class Scene:
         for seat, upload in self.uploads.items():
             held = list(loot.pieces.get(seat, {}).values())
             threshold = self.agreed.threshold(seat)
-            if _rebuild(held, threshold, upload.commitment, self.agreed.mask_context(seat)) is None:
+            if rebuild(held, threshold, upload.commitment, self.agreed.mask_context(seat)) is None:
                 residual[seat] += terms.self_variance
         return effective_variance(
             self.agreed.graph,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given, settings
@@ -18,9 +20,9 @@ RFC_SECRET = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703b
 RFC_PUBLIC = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
 
 PREKEY = (
-    "000000000000000076dc740bcedde75b71d37674980293b22ff0d48b6eed96ae9647dbe8c9a7fa420337a81326374a37"
-    "1f7219b7d26b5aa90148f001eb822e71f0f7223bb38d9a3f4f28334667d14927b01ecbf1189bbeebbba03211727c5775"
-    "4f52fbf967f3b405"
+    "000000000000000076dc740bcedde75b71d37674980293b22ff0d48b6eed96ae9647dbe8c9a7fa4263423379a11a70ab"
+    "3c6f168e19e656b109c03fd4464c3d2e18a5ab6d549e394134f3821f87fe638d28835a96bc86c68343dd6c4f35e7a121"
+    "0ce1164cd718400d"
 )
 
 NORTH, SOUTH = Identity.generate(FixedEntropy("north")), Identity.generate(FixedEntropy("south"))
@@ -34,9 +36,10 @@ def test_an_identity_is_an_ed25519_key() -> None:
 
 def test_what_is_signed_never_changes() -> None:
     signature = Identity(RFC_SECRET).sign("upload", b"message")
-    signed = length_prefixed(b"niss.signature.v1", b"upload", b"message")
+    digest = hashlib.sha256(b"message").digest()
+    signed = length_prefixed(b"niss.signature.v1", b"upload", digest)
     Ed25519PublicKey.from_public_bytes(RFC_PUBLIC).verify(signature, signed)
-    assert signed == b"\0\0\0\x11niss.signature.v1\0\0\0\x06upload\0\0\0\x07message"
+    assert signed == b"\0\0\0\x11niss.signature.v1\0\0\0\x06upload\0\0\0\x20" + digest
 
 
 def test_fingerprints_never_change() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import agree, participants_hash, survivors_hash, terms_hash
+from niss.protocol.agreement import agree, survivors_hash
 from niss.protocol.messages import (
     Participant,
     Prekey,
@@ -40,7 +40,7 @@ def opened_with(federation: Federation, terms: Terms, prekeys: dict[int, Prekey]
         Participant(seat.client.public, prekeys.get(number) or federation.prekeys[number].pop(0))
         for number, seat in enumerate(federation.seats)
     )
-    beacon = federation.chain.release(participants_hash(participants) + terms_hash(terms))
+    beacon = federation.beacon(participants, terms)
     return carried(federation.server.open_round(terms, participants, beacon))
 
 
@@ -203,7 +203,7 @@ def test_terms_that_cannot_be_carried_out_are_refused_by_both_sides_and_cost_not
     good = federation.open(federation.terms())
     terms = federation.terms(round=2, **change)
     federation.server.finish()
-    beacon = federation.chain.release(participants_hash(good.participants) + terms_hash(terms))
+    beacon = federation.beacon(good.participants, terms)
     with pytest.raises(error):
         federation.server.open_round(terms, good.participants, beacon)
     lie = resigned(federation.server, replace(good, terms=terms, beacon=beacon), "open")

@@ -198,7 +198,7 @@ def test_a_piece_that_does_not_open_shows_nothing_of_the_key(story: Story) -> No
     agreed, current = story.seat.client._current(story.claim.context)
     private = story.seat.client._prekeys.private(current.prekey)
     with pytest.raises(NissError) as caught:
-        noise_module.open_piece(agreed, sealed, 1, 0, private)
+        noise_module.open_piece(noise_module.Ties(agreed, 0, private), sealed, 1)
     whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = "".join(traceback.StackSummary.from_list(list(whole.stack)[1:]).format())
     assert "hidden" in text

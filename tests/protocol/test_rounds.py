@@ -162,7 +162,7 @@ def test_a_beacon_of_another_list_or_an_old_one_is_refused() -> None:
     federation.server.finish()
     second = federation.open(federation.terms(round=2))
     replayed = resigned(federation.server, replace(second, beacon=first.beacon), "open")
-    with pytest.raises(RemoteProtocolError, match="does not come after"):
+    with pytest.raises(RemoteProtocolError, match="this attempt has link"):
         federation.clients[0].upload(replayed, federation.updates()[0], federation.entropy)
 
 

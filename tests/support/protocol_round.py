@@ -11,10 +11,10 @@ import numpy as np
 
 from niss.mechanism import clip_l2
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.beacon import BeaconChain
+from niss.protocol.beacon import BeaconChain, _signed, link_of
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Participant, Prekey, RoundOpen, Terms
+from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
 
@@ -127,8 +127,15 @@ class Federation:
             Participant(seat.client.public, keys.pop(0))
             for seat, keys in zip(self.seats, self.prekeys, strict=True)
         )
-        beacon = self.chain.release(participants_hash(participants) + terms_hash(terms))
+        beacon = self.beacon(participants, terms)
         return carried(self.server.open_round(terms, participants, beacon))
+
+    def beacon(self, participants: tuple[Participant, ...], terms: Terms) -> Beacon:
+        """The link of that attempt, as often as it is asked for: this holder obeys the server."""
+        index = link_of(terms.round, terms.attempt)
+        value = self.chain._links[index]
+        commitment = participants_hash(participants) + terms_hash(terms)
+        return Beacon(index, value, self.holder.sign("beacon", _signed(index, value, commitment)))
 
     def updates(self, coordinates: int = 16) -> list[np.ndarray]:
         rows = [np.frombuffer(self.entropy(8 * coordinates), dtype="<u8") for _ in self.seats]
@@ -177,12 +184,12 @@ def resigned(server: Server, message: Any, purpose: str) -> Any:
 
 def opened_pieces(federation: Federation, opened: RoundOpen, seat: int, uploads: dict[int, Any]) -> Any:
     """What a colluder in that seat can open: the pieces sealed to it, by the seat of their owner."""
-    from niss.protocol.noise import open_piece
+    from niss.protocol.noise import Ties, open_piece
 
     agreed = agree(opened)
     private = federation.clients[seat]._prekeys.private(opened.participants[seat].prekey.number)
     return {
-        owner: open_piece(agreed, piece, owner, seat, private)
+        owner: open_piece(Ties(agreed, seat, private), piece, owner)
         for owner, upload in uploads.items()
         for piece in upload.pieces
         if piece.seat == seat

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array, eye_array
-from scipy.sparse.linalg import cg
+from scipy.linalg import lapack
+from scipy.sparse import csr_array, diags_array
+from scipy.sparse.linalg import LinearOperator, cg
 
 from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.accounting.joint import effective_variance
-from niss.accounting.view import hidden_noise
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
@@ -32,6 +32,8 @@ _EXCHANGED = 12
 _EXCHANGED_SETS, _EXCHANGE_ROUNDS, _CANDIDATES = 3, 3, 4
 # Added to the diagonal, as a share of its mean, so that a group without fresh noise can be searched too.
 _SOFTENING = 1e-9
+# Up to this many clients a dense solve takes less time than building a sparse matrix.
+_DENSE = 250
 
 
 class Search:
@@ -56,6 +58,7 @@ class Search:
         drawn_alike = graph.kind == "random" or (graph.kind == "regular" and np.ptp(degrees) == 0)
         self.failure = corruption.failure if drawn_alike else 0.0
         self.examined = 0
+        self.dense = self.links.toarray() if graph.size <= _DENSE else None
 
     def neighbours(self, client: int) -> IntArray:
         linked: IntArray = self.links.indices[self.links.indptr[client] : self.links.indptr[client + 1]]
@@ -115,7 +118,19 @@ class Search:
             found.append(min((self._case(client, colluders) for colluders in sets), key=by_ratio))
         if removed <= _EXCHANGED:
             found += [self._exchanged(start) for start in sorted(found, key=by_ratio)[:_EXCHANGED_SETS]]
-        return replace(min(found, key=by_ratio), examined=self.examined)
+        return self._confirmed(min(found, key=by_ratio))
+
+    def _confirmed(self, found: WorstCase) -> WorstCase:
+        """The same set with its ratio to full precision: the search follows softened numbers."""
+        variance = effective_variance(
+            self.graph,
+            unit_variance=self.unit,
+            residual_variance=self.residual,
+            colluders=found.colluders,
+            clients=[found.client],
+        )
+        ratio = float(variance[0] / self.target[found.client])
+        return replace(found, ratio=ratio, examined=self.examined)
 
     def _suspects(self, stream: SimStream) -> list[int]:
         """Clients whose own links leave the least once the heaviest allowed ones are known, and a few others."""
@@ -194,28 +209,47 @@ class Search:
 
     def _potential(self, client: int, colluders: tuple[int, ...]) -> FloatArray:
         """Sigma_H^-1 e_client scaled to 1 at the client; 0 at colluders."""
-        hidden = hidden_noise(
-            self.graph, unit_variance=self.unit, residual=self.residual, colluders=colluders
-        )
-        unit = (hidden.kept == client).astype(np.float64)
-        diagonal = hidden.covariance.diagonal()
-        softened = hidden.covariance + _SOFTENING * (float(diagonal.mean()) or 1.0) * eye_array(unit.size)
-        jacobi = diags_array(1.0 / softened.diagonal())
-        solution, _ = cg(softened, unit, rtol=1e-6, maxiter=500, M=jacobi)
-        potential = np.zeros(self.graph.size)
-        potential[hidden.kept] = solution / solution[unit > 0.0]
-        return potential
+        solution = self._solution(client, colluders)
+        return np.asarray(solution / solution[client])
+
+    def _solution(self, client: int, colluders: tuple[int, ...]) -> FloatArray:
+        """Sigma_H^-1 e_client, with a little noise more on the diagonal; 0 at colluders.
+
+        Colluders stay in the matrix as clients without links, so that no index moves.
+        """
+        taken = list(colluders)
+        honest = np.ones(self.graph.size)
+        honest[taken] = 0.0
+        diagonal = honest * (self.links @ honest + self.residual)
+        diagonal += _SOFTENING * (float(diagonal.sum()) / (self.graph.size - len(taken)) or 1.0)
+        unit = np.zeros(self.graph.size)
+        unit[client] = 1.0
+        if self.dense is None:
+            return self._sparse_solution(diagonal, honest, unit)
+        matrix = -self.dense
+        matrix[taken] = 0.0
+        matrix[:, taken] = 0.0
+        np.fill_diagonal(matrix, diagonal)
+        _, solution, failed = lapack.dposv(matrix, unit, lower=1, overwrite_a=1)
+        if failed:
+            raise PrivacyError("the noise covariance of a round has no inverse", hint="more residual noise")
+        return np.asarray(solution, dtype=np.float64).reshape(-1)
+
+    def _sparse_solution(self, diagonal: FloatArray, honest: FloatArray, unit: FloatArray) -> FloatArray:
+        """By conjugate gradients; a search needs no more digits than this."""
+
+        def times(vector: FloatArray) -> FloatArray:
+            return np.asarray(diagonal * vector - honest * (self.links @ (honest * vector)))
+
+        shape = (self.graph.size,) * 2
+        covariance = LinearOperator(shape, matvec=times, dtype=np.float64)
+        solution, _ = cg(covariance, unit, rtol=1e-7, maxiter=500, M=diags_array(1.0 / diagonal))
+        return np.asarray(solution, dtype=np.float64)
 
     def _case(self, client: int, colluders: tuple[int, ...]) -> WorstCase:
         self.examined += 1
-        variance = effective_variance(
-            self.graph,
-            unit_variance=self.unit,
-            residual_variance=self.residual,
-            colluders=colluders,
-            clients=[client],
-        )
-        return WorstCase(float(variance[0] / self.target[client]), client, colluders, False, 0)
+        variance = 1.0 / float(self._solution(client, colluders)[client])
+        return WorstCase(variance / float(self.target[client]), client, colluders, False, 0)
 
     def _weights_to(self, client: int) -> FloatArray:
         weights: FloatArray = self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]]

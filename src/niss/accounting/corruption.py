@@ -59,14 +59,14 @@ def colluding_neighbours(participants: int, neighbours: int, colluders: int, fai
 
     The neighbours are a uniform sample of the other participants, `colluders` of whom collude.
     """
-    from scipy.stats import hypergeom
-
     if not 0 <= neighbours < participants or not 0 <= colluders < participants:
         raise ConfigError("neighbours and colluders must be fewer than the participants", field="neighbours")
     most = min(neighbours, colluders)
     if failure <= 0.0:
         # A probability too small for a float is not yet none.
         return most
+    from scipy.stats import hypergeom
+
     for count in range(most):
         if hypergeom.sf(count, participants - 1, colluders, neighbours) <= failure:
             return count

@@ -187,10 +187,28 @@ class ShareGraph:
 
     def neighbours(self, client: int) -> IntArray:
         """Everyone who shares an edge with `client`, in either direction."""
-        linked = np.concatenate(
-            [self.receivers[self.senders == client], self.senders[self.receivers == client]]
-        )
-        return np.unique(linked)
+        starts, linked = self._adjacency
+        return linked[starts[client] : starts[client + 1]]
+
+    def edges_of(self, client: int) -> IntArray:
+        """The numbers of the edges that touch `client`, ascending."""
+        starts, edges = self._incidence
+        return edges[starts[client] : starts[client + 1]]
+
+    @cached_property
+    def _adjacency(self) -> tuple[IntArray, IntArray]:
+        """All neighbours, client after client, and where those of each begin."""
+        ends = np.concatenate([self.senders, self.receivers]) * self.size
+        codes = np.unique(ends + np.concatenate([self.receivers, self.senders]))
+        return np.searchsorted(codes, np.arange(self.size + 1) * self.size), codes % self.size
+
+    @cached_property
+    def _incidence(self) -> tuple[IntArray, IntArray]:
+        """All edges that touch a client, client after client, and where those of each begin."""
+        ends = np.concatenate([self.senders, self.receivers])
+        order = np.lexsort((np.tile(np.arange(self.senders.size), 2), ends))
+        starts = np.searchsorted(ends[order], np.arange(self.size + 1))
+        return starts, order % max(self.senders.size, 1)
 
     def laplacian(self) -> FloatArray:
         """The weighted Laplacian of the graph, both directions added up (dense, size x size)."""

@@ -13,7 +13,6 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niss.errors import RemoteProtocolError
 from niss.graph import ShareGraph
@@ -48,29 +47,26 @@ class Agreed:
         return Grid(self.terms.grid_bits)
 
     def neighbours(self, seat: int) -> list[int]:
-        return [int(other) for other in self.graph.neighbours(seat)]
+        found: list[int] = self.graph.neighbours(seat).tolist()
+        return found
 
     def edges_of(self, seat: int) -> list[tuple[int, int, float]]:
         """(sender, receiver, deviation in grid steps) of every share that touches this seat."""
-        touching = np.flatnonzero((self.graph.senders == seat) | (self.graph.receivers == seat))
-        return [
-            (
-                int(self.graph.senders[edge]),
-                int(self.graph.receivers[edge]),
-                self._steps(float(self.graph.weights[edge])),
-            )
-            for edge in touching
-        ]
+        graph, touching = self.graph, self.graph.edges_of(seat)
+        ends = zip(graph.senders[touching].tolist(), graph.receivers[touching].tolist(), strict=True)
+        weights = graph.weights[touching].tolist()
+        return [(*pair, self._steps(weight)) for pair, weight in zip(ends, weights, strict=True)]
 
     def steps_between(self, sender: int, receiver: int) -> float:
         """The deviation, in grid steps, of the share from one seat to the other; 0 where there is none."""
-        found = (self.graph.senders == sender) & (self.graph.receivers == receiver)
-        weights: NDArray[np.float64] = self.graph.weights[found]
-        return self._steps(float(weights[0])) if weights.size else 0.0
+        for one, other, steps in self.edges_of(sender):
+            if (one, other) == (sender, receiver):
+                return steps
+        return 0.0
 
     def threshold(self, seat: int) -> int:
         """How many pieces rebuild the self-mask of the client in this seat: more than colluders could hold."""
-        degree = len(self.neighbours(seat))
+        degree = self.graph.neighbours(seat).size
         wanted = math.ceil(min(self.terms.threshold_share, 1.0) * degree)
         return min(max(wanted, self.terms.colluding_neighbours + 1, 2), degree)
 
@@ -83,7 +79,7 @@ class Agreed:
 
         Two contradictory verdicts cannot both gather it, since an honest neighbour signs only one.
         """
-        degree = len(self.neighbours(seat))
+        degree = self.graph.neighbours(seat).size
         return (degree + min(degree, self.terms.colluding_neighbours)) // 2 + 1
 
     def check_fits(self) -> None:

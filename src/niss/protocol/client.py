@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
-from niss.protocol.beacon import verify_beacon
+from niss.protocol.beacon import link_of, verify_beacon
 from niss.protocol.directory import check_prekey, published
 from niss.protocol.keys import Identity, verify
 from niss.protocol.memory import CurrentRound, Memory, dump, restore
@@ -35,7 +35,7 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.noise import check_neighbours, edge_seed, masked_upload, open_piece, self_mask_pieces
+from niss.protocol.noise import Ties, masked_upload, open_piece, self_mask_pieces
 from niss.protocol.packing import pack
 from niss.protocol.prekeys import PrekeyStore
 from niss.protocol.secret import Entropy, SecretBytes
@@ -119,10 +119,10 @@ class Client:
             )
         following = client_step(self._memory.state, "RoundOpen")
         own = agreed.participants[seat].prekey.number
-        private = self._prekeys.private(own)
-        check_neighbours(agreed, seat, private)
+        ties = Ties(agreed, seat, self._prekeys.private(own))
+        ties.check_neighbours()
         self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
-        self._memory.beacon[terms.run.hex()] = opened.beacon.index
+        self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
         self._memory.state = following
         self._memory.current = CurrentRound(encode(opened), seat, own)
@@ -133,8 +133,8 @@ class Client:
         pieces: tuple[SealedPiece, ...] = ()
         mask: SecretBytes | None = None
         if terms.mode == "repair":
-            commitment, pieces, mask = self_mask_pieces(agreed, seat, private, entropy)
-        vector = masked_upload(agreed, seat, private, steps, mask, entropy)
+            commitment, pieces, mask = self_mask_pieces(ties, entropy)
+        vector = masked_upload(ties, steps, mask, entropy)
         message = Upload(
             agreed.digest, seat, pack(vector, terms.modulus_bits), published(fresh), commitment, pieces
         )
@@ -163,7 +163,7 @@ class Client:
         if agreed_set != current.verdict:
             raise RemoteProtocolError("asked to reveal for another survivor set than the one agreed to")
         signers = self._signers(agreed, request, agreed_set)
-        private = self._prekeys.private(current.prekey)
+        ties = Ties(agreed, current.seat, self._prekeys.private(current.prekey))
         sealed = {piece.seat: piece for piece in request.pieces}
         edges, pieces = self._choose(agreed, current, set(request.survivors), signers, set(sealed))
         self._memory.state = following
@@ -172,12 +172,8 @@ class Client:
         message = Reveal(
             agreed.digest,
             current.seat,
-            tuple(edge for other in edges for edge in self._edges_with(agreed, current.seat, other, private)),
-            tuple(
-                piece
-                for other in pieces
-                for piece in self._piece_of(agreed, current.seat, sealed[other], private)
-            ),
+            tuple(edge for other in edges for edge in self._edges_with(ties, other)),
+            tuple(piece for other in pieces for piece in self._piece_of(ties, sealed[other])),
         )
         return self._signed("reveal", message)
 
@@ -216,8 +212,14 @@ class Client:
             )
         seat = self._find_seat(opened)
         commitment = participants_hash(opened.participants) + terms_hash(terms)
-        seen = self._memory.beacon.get(terms.run.hex(), 0)
-        verify_beacon(opened.beacon, commitment, anchor=policy.anchor, holder=policy.holder, after=seen)
+        verify_beacon(
+            opened.beacon,
+            commitment,
+            expected=link_of(terms.round, terms.attempt),
+            anchor=policy.anchor,
+            holder=policy.holder,
+            after=self._memory.beacon.get(policy.anchor.hex(), 0),
+        )
         agreed = agree(opened)
         try:
             agreed.check_fits()
@@ -269,20 +271,18 @@ class Client:
             signers.add(verdict.seat)
         return signers
 
-    def _edges_with(self, agreed: Agreed, seat: int, other: int, private: SecretBytes) -> list[RevealedEdge]:
-        pairs = [(seat, other), (other, seat)]
+    def _edges_with(self, ties: Ties, other: int) -> list[RevealedEdge]:
+        pairs = [(ties.seat, other), (other, ties.seat)]
         return [
-            RevealedEdge(sender, receiver, bytes(edge_seed(agreed, private, seat, sender, receiver)))
+            RevealedEdge(sender, receiver, bytes(ties.edge_seed(sender, receiver)))
             for sender, receiver in pairs
-            if agreed.steps_between(sender, receiver)
+            if ties.agreed.steps_between(sender, receiver)
         ]
 
-    def _piece_of(
-        self, agreed: Agreed, seat: int, sealed: SealedPiece, private: SecretBytes
-    ) -> list[RevealedPiece]:
+    def _piece_of(self, ties: Ties, sealed: SealedPiece) -> list[RevealedPiece]:
         """The piece, or none where it does not open: a liar among the neighbours may not silence this client."""
         try:
-            piece = open_piece(agreed, sealed, sealed.seat, seat, private)
+            piece = open_piece(ties, sealed, sealed.seat)
         except RemoteProtocolError:
             return []
         return [RevealedPiece(sealed.seat, piece.index, bytes(piece.value))]

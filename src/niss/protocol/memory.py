@@ -29,7 +29,7 @@ class CurrentRound:
 
 @dataclass
 class Memory:
-    """`last` maps a run to the last (round, attempt) answered; `beacon` to the last link seen."""
+    """`last` maps a run to the last (round, attempt) answered; `beacon` an anchor to the last link seen."""
 
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
     beacon: dict[str, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Memory:
                 )
             return cls(
                 last={run: (int(when[0]), int(when[1])) for run, when in values["last"].items()},
-                beacon={run: int(index) for run, index in values["beacon"].items()},
+                beacon={anchor: int(index) for anchor, index in values["beacon"].items()},
                 state=ClientState(values["state"]),
                 current=current,
             )

@@ -14,7 +14,7 @@ from niss.protocol.agreement import Agreed
 from niss.protocol.derive import derive_seed, pair_secret
 from niss.protocol.messages import SealedPiece
 from niss.protocol.seal import open_sealed, seal
-from niss.protocol.secret import SecretBytes, draw
+from niss.protocol.secret import Secret, SecretBytes, draw
 from niss.protocol.shamir import Piece, commit, split
 from niss.randomness import SecretStream
 
@@ -22,30 +22,45 @@ Entropy = Callable[[int], bytes]
 Steps = NDArray[np.int64]
 
 
-def edge_seed(agreed: Agreed, private: SecretBytes, seat: int, sender: int, receiver: int) -> SecretBytes:
-    """The seed of the share from `sender` to `receiver`, as the client in `seat` (one of the two) derives it."""
-    other = receiver if seat == sender else sender
-    people = agreed.participants
-    shared = pair_secret(private, people[other].prekey.public)
-    return derive_seed(shared, agreed.context, people[sender].identity, people[receiver].identity, "share")
+class Ties(Secret):
+    """What the client in one seat of a round shares with each other client, agreed on once."""
+
+    __slots__ = ("_private", "_secrets", "agreed", "seat")
+
+    def __init__(self, agreed: Agreed, seat: int, private: SecretBytes) -> None:
+        self.agreed, self.seat, self._private = agreed, seat, private
+        self._secrets: dict[int, SecretBytes] = {}
+
+    def secret(self, other: int) -> SecretBytes:
+        """Refuses a prekey with which no secret can be shared."""
+        if other not in self._secrets:
+            self._secrets[other] = pair_secret(self._private, self.agreed.participants[other].prekey.public)
+        return self._secrets[other]
+
+    def check_neighbours(self) -> None:
+        """Refuse a neighbour's prekey with which no secret can be shared, before anything is charged."""
+        for other in self.agreed.neighbours(self.seat):
+            self.secret(other)
+
+    def edge_seed(self, sender: int, receiver: int) -> SecretBytes:
+        """The seed of the share from `sender` to `receiver`, this client being one of the two."""
+        shared = self.secret(receiver if self.seat == sender else sender)
+        return derive_seed(shared, self.agreed.context, *self.ends(sender, receiver), "share")
+
+    def ends(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
+        people = self.agreed.participants
+        return people[sender].identity, people[receiver].identity
 
 
-def check_neighbours(agreed: Agreed, seat: int, private: SecretBytes) -> None:
-    """Refuse a neighbour's prekey with which no secret can be shared, before anything is charged."""
-    for other in agreed.neighbours(seat):
-        pair_secret(private, agreed.participants[other].prekey.public)
-
-
-def masked_upload(
-    agreed: Agreed, seat: int, private: SecretBytes, steps: Steps, mask: SecretBytes | None, entropy: Entropy
-) -> NDArray[np.uint64]:
+def masked_upload(ties: Ties, steps: Steps, mask: SecretBytes | None, entropy: Entropy) -> NDArray[np.uint64]:
     """`p_k x_k + shares sent - shares received + residual (+ self-mask)`, in grid steps modulo 2^64."""
-    vector = steps.astype(np.int64).view(np.uint64).copy()
+    agreed = ties.agreed
+    vector = steps.astype(np.int64).view(np.uint64)
     seeds = {
-        (sender, receiver): edge_seed(agreed, private, seat, sender, receiver)
-        for sender, receiver, _ in agreed.edges_of(seat)
+        (sender, receiver): ties.edge_seed(sender, receiver)
+        for sender, receiver, _ in agreed.edges_of(ties.seat)
     }
-    add_shares_from(agreed, seat, seeds, vector)
+    add_shares_from(agreed, ties.seat, seeds, vector)
     terms = agreed.terms
     if terms.residual_variance:
         # Never from a seed anyone else could replay.
@@ -64,32 +79,25 @@ def add_shares_from(
         SecretStream(seeds[sender, receiver]).add_gaussian(vector, deviation, sign=sign)
 
 
-def self_mask_pieces(
-    agreed: Agreed, seat: int, private: SecretBytes, entropy: Entropy
-) -> tuple[bytes, tuple[SealedPiece, ...], SecretBytes]:
+def self_mask_pieces(ties: Ties, entropy: Entropy) -> tuple[bytes, tuple[SealedPiece, ...], SecretBytes]:
     """A fresh self-mask seed: its commitment, its pieces sealed to the neighbours, and the seed itself."""
+    agreed, seat = ties.agreed, ties.seat
     mask = draw(entropy, 32)
     neighbours = agreed.neighbours(seat)
     pieces = split(mask, agreed.threshold(seat), len(neighbours), entropy)
     sealed = tuple(
-        SealedPiece(other, _seal(agreed, piece, seat, other, private, entropy))
+        SealedPiece(other, _seal(ties, piece, other, entropy))
         for other, piece in zip(neighbours, pieces, strict=True)
     )
     return commit(mask, agreed.mask_context(seat)), sealed, mask
 
 
-def open_piece(agreed: Agreed, sealed: SealedPiece, owner: int, seat: int, private: SecretBytes) -> Piece:
-    """The piece of the self-mask of `owner` that was sealed to the client in `seat`."""
-    people = agreed.participants
-    shared = pair_secret(private, people[owner].prekey.public)
-    ends = people[owner].identity, people[seat].identity
-    return Piece.decode(open_sealed(shared, agreed.context, *ends, "piece", sealed.ciphertext))
+def open_piece(ties: Ties, sealed: SealedPiece, owner: int) -> Piece:
+    """The piece of the self-mask of `owner` that was sealed to this client."""
+    shared, ends = ties.secret(owner), ties.ends(owner, ties.seat)
+    return Piece.decode(open_sealed(shared, ties.agreed.context, *ends, "piece", sealed.ciphertext))
 
 
-def _seal(
-    agreed: Agreed, piece: Piece, owner: int, seat: int, private: SecretBytes, entropy: Entropy
-) -> bytes:
-    people = agreed.participants
-    shared = pair_secret(private, people[seat].prekey.public)
-    ends = people[owner].identity, people[seat].identity
-    return seal(shared, agreed.context, *ends, "piece", piece.encode(), entropy=entropy)
+def _seal(ties: Ties, piece: Piece, other: int, entropy: Entropy) -> bytes:
+    shared, ends = ties.secret(other), ties.ends(ties.seat, other)
+    return seal(shared, ties.agreed.context, *ends, "piece", piece.encode(), entropy=entropy)

@@ -6,6 +6,7 @@ that is a plain little-endian array. Every vector has exactly one packed form, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import gcd
 from typing import Any
 
@@ -32,10 +33,10 @@ def pack(values: NDArray[np.uint64] | NDArray[np.int64], modulus_bits: int) -> b
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype not in (np.uint64, np.int64):
         raise LocalProtocolError("values: must be a one-dimensional array of uint64 or int64")
     size = packed_size(values.size, modulus_bits)
-    residues = values.astype(np.uint64)  # wraps negative numbers modulo 2^64
+    residues = values.view(np.uint64)  # negative numbers wrap modulo 2^64
     if modulus_bits in _PLAIN:
         return residues.astype(_PLAIN[modulus_bits]).tobytes()  # keeps the low bits
-    residues &= np.uint64((1 << modulus_bits) - 1)
+    residues = residues & np.uint64((1 << modulus_bits) - 1)
     period, width = _block(modulus_bits)
     blocks = -(-residues.size // period)
     columns: NDArray[np.uint64] = np.zeros((blocks, period), dtype=np.uint64)
@@ -49,21 +50,26 @@ def pack(values: NDArray[np.uint64] | NDArray[np.int64], modulus_bits: int) -> b
     return words.astype("<u8").tobytes()[:size]
 
 
-def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
-    """The `count` values that were packed, in an array of their own; refuses what `pack` cannot have made."""
+def check_packed(data: bytes, count: int, modulus_bits: int) -> None:
+    """Refuse what `pack` cannot have made of `count` values."""
     size = packed_size(count, modulus_bits)
     if len(data) != size:
         raise RemoteProtocolError(
             f"vector: {len(data)} bytes, but {count} values of {modulus_bits} bits take {size}"
         )
+    spare = 8 * size - count * modulus_bits
+    if size and data[-1] >> (8 - spare):
+        raise RemoteProtocolError("vector: the bits after the last value must be zero")
+
+
+def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
+    """The `count` values that were packed, in an array of their own; refuses what `pack` cannot have made."""
+    check_packed(data, count, modulus_bits)
     if count == 0:
         return np.zeros(0, dtype=np.uint64)
-    spare = 8 * size - count * modulus_bits
-    if data[-1] >> (8 - spare):
-        raise RemoteProtocolError("vector: the bits after the last value must be zero")
     if modulus_bits in _PLAIN:
-        plain: NDArray[Any] = np.frombuffer(data, dtype=_PLAIN[modulus_bits])
-        return plain.astype(np.uint64)
+        return _plain(data, modulus_bits).astype(np.uint64)
+    size = packed_size(count, modulus_bits)
     period, width = _block(modulus_bits)
     blocks = -(-count // period)
     padded = np.zeros(blocks * width * 8, dtype=np.uint8)
@@ -77,6 +83,22 @@ def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
             columns[:, column] |= words[:, word + 1] << np.uint64(64 - shift)
     columns &= np.uint64((1 << modulus_bits) - 1)
     return columns.reshape(-1)[:count].copy()
+
+
+def sum_packed(vectors: Iterable[bytes], count: int, modulus_bits: int) -> NDArray[np.uint64]:
+    """The sum of packed vectors; only its residue modulo 2^modulus_bits means anything."""
+    total: NDArray[Any] = np.zeros(count, dtype=_PLAIN.get(modulus_bits, "<u8"))
+    for data in vectors:
+        if modulus_bits in _PLAIN:
+            check_packed(data, count, modulus_bits)
+            total += _plain(data, modulus_bits)
+        else:
+            total += unpack(data, count, modulus_bits)
+    return total.astype(np.uint64)
+
+
+def _plain(data: bytes, modulus_bits: int) -> NDArray[Any]:
+    return np.frombuffer(data, dtype=_PLAIN[modulus_bits])
 
 
 def _block(modulus_bits: int) -> tuple[int, int]:

@@ -6,7 +6,6 @@ server never waits for anyone, the driver decides when a stage is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,9 +28,8 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.packing import unpack
-from niss.protocol.secret import SecretBytes
-from niss.protocol.shamir import Piece, check_commitment, combine
+from niss.protocol.packing import check_packed, sum_packed
+from niss.protocol.rebuild import pieces_by_owner, pieces_of, rebuild, signers_for
 from niss.protocol.table import ServerState, server_step
 from niss.protocol.wire import signed_part
 from niss.randomness import SecretStream
@@ -107,7 +105,7 @@ class Server:
             if current.uploads[upload.seat] != upload:
                 current.note(f"seat {upload.seat} uploaded twice; the first upload counts")
             return
-        unpack(upload.vector, terms.coordinates, terms.modulus_bits)
+        check_packed(upload.vector, terms.coordinates, terms.modulus_bits)
         for prekey in upload.fresh_prekeys:
             check_prekey(prekey, agreed.participants[upload.seat].identity)
         wanted = agreed.neighbours(upload.seat) if terms.mode == "repair" else []
@@ -144,17 +142,15 @@ class Server:
         current = self._current()
         following = server_step(self.state, "request reveals")
         agreed = current.agreed
-        verdicts = tuple(current.verdicts[seat] for seat in sorted(current.verdicts))
+        sealed: dict[int, list[SealedPiece]] = {seat: [] for seat in current.verdicts}
+        for owner in sorted(current.uploads):
+            for piece in current.uploads[owner].pieces:
+                if piece.seat in sealed:
+                    sealed[piece.seat].append(SealedPiece(owner, piece.ciphertext))
         requests = {}
         for seat in current.verdicts:
-            pieces = tuple(
-                SealedPiece(other, piece.ciphertext)
-                for other in agreed.neighbours(seat)
-                if other in current.uploads
-                for piece in current.uploads[other].pieces
-                if piece.seat == seat
-            )
-            request = RevealRequest(agreed.digest, current.survivors, verdicts, pieces)
+            verdicts = tuple(current.verdicts[one] for one in signers_for(agreed, seat, current.verdicts))
+            request = RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
             requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
         self.state = following
         return requests
@@ -176,9 +172,8 @@ class Server:
         following = server_step(self.state, "finish")
         agreed, terms = current.agreed, current.agreed.terms
         survivors = current.survivors or tuple(sorted(current.uploads))
-        total = np.zeros(terms.coordinates, dtype=np.uint64)
-        for seat in survivors:
-            total += unpack(current.uploads[seat].vector, terms.coordinates, terms.modulus_bits)
+        vectors = (current.uploads[seat].vector for seat in survivors)
+        total = sum_packed(vectors, terms.coordinates, terms.modulus_bits)
         dropped = tuple(seat for seat in range(len(agreed.participants)) if seat not in set(survivors))
         uncancelled, extra = self._take_out_edges(current, total, set(survivors), set(dropped))
         masked: tuple[int, ...] = ()
@@ -233,10 +228,11 @@ class Server:
         """Rebuild and subtract the self-masks of the survivors; returns those that could not be rebuilt."""
         agreed = current.agreed
         steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
+        given = pieces_by_owner(current.reveals, current.note)
         left = []
         for seat in survivors:
-            pieces = _pieces_of(current, seat)
-            seed = _rebuild(
+            pieces = pieces_of(agreed, seat, given, current.note)
+            seed = rebuild(
                 pieces, agreed.threshold(seat), current.uploads[seat].commitment, agreed.mask_context(seat)
             )
             if seed is None:
@@ -258,43 +254,3 @@ class Server:
         if context is not None and context != self._round.agreed.digest:
             raise RemoteProtocolError("a message of another round")
         return self._round
-
-
-def _pieces_of(current: _Round, seat: int) -> list[Piece]:
-    """The well-formed pieces of a survivor's self-mask, each from the neighbour it was made for."""
-    pieces = []
-    for index, giver in enumerate(current.agreed.neighbours(seat), start=1):
-        given = current.reveals[giver].pieces if giver in current.reveals else ()
-        for piece in given:
-            if piece.seat != seat:
-                continue
-            try:
-                found = Piece(piece.index, SecretBytes(piece.value))
-            except RemoteProtocolError:
-                found = None
-            if found is None or found.index != index:
-                current.note(f"seat {giver} revealed what is no piece of its own")
-            else:
-                pieces.append(found)
-    return pieces
-
-
-def _rebuild(pieces: list[Piece], threshold: int, commitment: bytes, context: bytes) -> SecretBytes | None:
-    """The seed that fits its commitment, from the first `threshold` pieces or, if some lie, from others."""
-    for chosen in _choices(pieces, threshold):
-        try:
-            seed = combine(chosen, threshold)
-            check_commitment(commitment, seed, context)
-        except RemoteProtocolError:
-            continue
-        return seed
-    return None
-
-
-def _choices(pieces: list[Piece], threshold: int) -> Iterator[list[Piece]]:
-    """Runs of neighbouring pieces, then the first ones with any one of them left out: a few, not all."""
-    spare = len(pieces) - threshold
-    for start in range(spare + 1):
-        yield pieces[start : start + threshold]
-    for left_out in range(1, threshold if spare > 0 else 0):
-        yield pieces[:left_out] + pieces[left_out + 1 : threshold + 1]

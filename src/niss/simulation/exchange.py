@@ -70,7 +70,7 @@ class ProtocolExchange:
         self._plan, self._coordinates, self._entropy = plan, coordinates, entropy
         self._mode, self._grid = mode, (grid_bits, modulus_bits)
         self._holder = Identity.generate(entropy)
-        self._chain = BeaconChain(rounds + 1, holder=self._holder, entropy=entropy)
+        self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
         self._server = Server(Identity.generate(entropy))
         self._run = entropy(16)
         self._assess = make_assessor(relation=plan.relation, failure=plan.corruption.failure)
@@ -104,7 +104,9 @@ class ProtocolExchange:
             modulus_bits=self._grid[1],
         )
         self.grid_delta = max(self.grid_delta, _grid_delta(self._plan, terms))
-        beacon = self._chain.release(participants_hash(participants) + terms_hash(terms))
+        beacon = self._chain.release(
+            terms.round, terms.attempt, participants_hash(participants) + terms_hash(terms)
+        )
         opened = self._server.open_round(terms, participants, beacon)
         agreed = agree(opened)
         mu = self._assess(agreed, self._plan.colluders)
