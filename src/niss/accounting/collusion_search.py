@@ -58,7 +58,9 @@ class Search:
         drawn_alike = graph.kind == "random" or (graph.kind == "regular" and np.ptp(degrees) == 0)
         self.failure = corruption.failure if drawn_alike else 0.0
         self.examined = 0
-        self.dense = self.links.toarray() if graph.size <= _DENSE else None
+        self.dense: FloatArray | None = self.links.toarray() if graph.size <= _DENSE else None
+        self.matrix = self.links if self.dense is None else self.dense
+        self.linked: FloatArray = self.matrix.sum(axis=1)
 
     def neighbours(self, client: int) -> IntArray:
         linked: IntArray = self.links.indices[self.links.indptr[client] : self.links.indptr[client + 1]]
@@ -201,8 +203,9 @@ class Search:
     def _energy(self, client: int, chosen: tuple[int, ...]) -> FloatArray:
         """What each further client carries of the victim's protection; -1 for those already out."""
         potential = self._potential(client, chosen)
-        flow = self.links @ potential**2 - 2.0 * potential * (self.links @ potential)
-        energy: FloatArray = flow + potential**2 * (self.links.sum(axis=1) + self.residual)
+        squared = potential**2
+        flow = self.matrix @ squared - 2.0 * potential * (self.matrix @ potential)
+        energy: FloatArray = flow + squared * (self.linked + self.residual)
         np.maximum(energy, 0.0, out=energy)
         energy[[client, *chosen]] = -1.0
         return energy
@@ -220,7 +223,7 @@ class Search:
         taken = list(colluders)
         honest = np.ones(self.graph.size)
         honest[taken] = 0.0
-        diagonal = honest * (self.links @ honest + self.residual)
+        diagonal = honest * (self.matrix @ honest + self.residual)
         diagonal += _SOFTENING * (float(diagonal.sum()) / (self.graph.size - len(taken)) or 1.0)
         unit = np.zeros(self.graph.size)
         unit[client] = 1.0

@@ -17,6 +17,10 @@ from typing import Any
 from niss.errors import ConfigError
 
 UINT64 = (1 << 64) - 1
+_SHORT = tuple(
+    bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80, value >> 7]) for value in range(1 << 14)
+)
+"""The varints of one and two bytes: nearly all there are."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class Writer:
 
     def varint(self, value: int) -> None:
         """Appends a number below 2^64 in its shortest form."""
+        if value < len(_SHORT):
+            self.raw(_SHORT[value])
+            return
         out = bytearray()
         while value > 0x7F:
             out.append(value & 0x7F | 0x80)

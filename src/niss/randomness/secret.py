@@ -133,10 +133,10 @@ class SecretStream:
         np.bitwise_and(uniform.view(np.int64), _PLACE, out=odd)
         place[:] = odd
         table = normal_table()
-        np.take(table[-1], row, out=result, mode="clip")
+        table[-1].take(row, out=result, mode="clip")
         for coefficients in table[-2::-1]:
             np.multiply(result, place, out=result)
-            np.take(coefficients, row, out=term, mode="clip")
+            coefficients.take(row, out=term, mode="clip")
             np.add(result, term, out=result)
         return np.copysign(result, uniform, out=result)
 
