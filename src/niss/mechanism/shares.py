@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
 from niss.randomness import SimStream
+from niss.randomness.normals import normal_blocks
 
 DISTORTIONS = ("scalar", "coordinate", "additive")
 
@@ -77,7 +78,7 @@ def add_shares(
 ) -> NDArray[np.floating[Any]] | None:
     """Add a round's simulated shares and their distortion to `uploads` (m x h), in place.
 
-    Streams edge by edge: memory beyond `uploads` is a few h-vectors, never v x h. Every edge draws
+    Streams edge by edge, block by block: memory beyond `uploads` is a few blocks, never v x h. Every edge draws
     from its own named child of `stream`, so the shares do not depend on the order of the edges.
     Returns the drawn factors, which the joint view conditions on: one `s_e` per edge for the `scalar`
     distortion; for `coordinate`, edges x h of them, kept only if `keep_factors` asks for that much memory.
@@ -97,8 +98,6 @@ def add_shares(
             hint="use one of: " + ", ".join(DISTORTIONS),
         )
     dtype = uploads.dtype
-    share = np.empty(coordinates, dtype=dtype)
-    factor = np.empty(coordinates, dtype=dtype)
     kept = distortion == "coordinate" and keep_factors
     scales = np.ones(
         (edges.senders.size, coordinates) if kept else edges.senders.size, dtype=dtype if kept else float
@@ -107,24 +106,25 @@ def add_shares(
         zip(edges.senders, edges.receivers, edges.weights, strict=True)
     ):
         source = stream.child("share", int(sender), int(receiver))
-        source.generator().standard_normal(out=share, dtype=dtype.type)
-        share *= dtype.type(math.sqrt(weight * unit_variance))
-        uploads[sender] += share
-        if distortion == "additive" or tau[receiver] == 0.0:
-            uploads[receiver] -= share
-            continue
-        distorting = source.child("distortion").generator()
-        if distortion == "scalar":
-            scales[index] = 1.0 + tau[receiver] * distorting.standard_normal()
-            share *= dtype.type(scales[index])
-        else:
-            distorting.standard_normal(out=factor, dtype=dtype.type)
-            factor *= dtype.type(tau[receiver])
-            factor += dtype.type(1.0)
-            if kept:
-                scales[index] = factor
-            share *= factor
-        uploads[receiver] -= share
+        distorting = source.child("distortion")
+        factors = None
+        if distortion == "scalar" and tau[receiver] > 0.0:
+            scales[index] = 1.0 + tau[receiver] * distorting.generator().standard_normal()
+        if distortion == "coordinate" and tau[receiver] > 0.0:
+            factors = normal_blocks(distorting, coordinates, dtype)
+        for place, share in normal_blocks(source, coordinates, dtype):
+            share *= dtype.type(math.sqrt(weight * unit_variance))
+            uploads[sender, place] += share
+            if factors is not None:
+                factor = next(factors)[1]
+                factor *= dtype.type(tau[receiver])
+                factor += dtype.type(1.0)
+                if kept:
+                    scales[index, place] = factor
+                share *= factor
+            elif distortion == "scalar":
+                share *= dtype.type(scales[index])
+            uploads[receiver, place] -= share
     if distortion == "additive":
         residual = tau * np.sqrt(unit_variance * edges.in_weight)
         for client in np.flatnonzero(residual):
@@ -134,9 +134,9 @@ def add_shares(
 
 def add_gaussian(vector: NDArray[np.floating[Any]], deviation: float, stream: SimStream) -> None:
     """Add simulated `N(0, deviation^2 I)` to `vector`, in place."""
-    noise = stream.generator().standard_normal(vector.shape, dtype=vector.dtype.type)
-    noise *= vector.dtype.type(deviation)
-    vector += noise
+    for place, noise in normal_blocks(stream, vector.size, vector.dtype):
+        noise *= vector.dtype.type(deviation)
+        vector[place] += noise
 
 
 def aggregate_variance(edges: Edges, *, unit_variance: float, tau2: ArrayLike) -> float:

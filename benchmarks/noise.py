@@ -1,0 +1,212 @@
+"""What noise costs: nanoseconds for each coordinate of each share, one core, and the memory beside the uploads.
+
+Contestants: the shares of `niss.mechanism.add_shares` with each distortion (the simulator's noise stage), the same
+round the naive way (all shares drawn at once, m x v x h numbers in memory, so a smaller h), bare Gaussians of numpy as
+a yardstick, and the `SecretStream` of the real protocol. With a CUDA device also the fused kernel of the GPU engine
+beside the device's own rate of Gaussians. Interleaved, medians of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import machine, one_line, write_json
+from threadpoolctl import threadpool_limits
+
+from niss.graph import ShareGraph
+from niss.mechanism import add_shares
+from niss.randomness import SecretStream, SimStream
+
+TAU2 = 0.05
+UNIT_VARIANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A round: m clients, v neighbours each (None: complete), h coordinates."""
+
+    clients: int
+    neighbours: int | None
+    coordinates: int
+
+    def graph(self) -> ShareGraph:
+        if self.neighbours is None:
+            return ShareGraph.complete(self.clients)
+        return ShareGraph.regular(self.clients, degree=self.neighbours, beacon=b"benchmark")
+
+    @property
+    def title(self) -> str:
+        shares = "complete" if self.neighbours is None else f"v = {self.neighbours}"
+        return f"m = {self.clients}, {shares}, h = {self.coordinates:,}"
+
+
+def ours(case: Case, distortion: str) -> int:
+    """The noise stage of the simulator; returns how many share coordinates it added."""
+    graph = case.graph()
+    uploads = np.zeros((case.clients, case.coordinates), dtype=np.float32)
+    add_shares(
+        uploads,
+        graph,
+        unit_variance=UNIT_VARIANCE,
+        tau2=TAU2,
+        distortion=distortion,
+        stream=SimStream(1).child("noise"),
+    )
+    return graph.senders.size * case.coordinates
+
+
+def naive(case: Case) -> int:
+    """Every share drawn first, then added: O(m v h) memory."""
+    graph = case.graph()
+    uploads = np.zeros((case.clients, case.coordinates))
+    shares = np.random.default_rng(1).standard_normal((graph.senders.size, case.coordinates))
+    shares *= np.sqrt(UNIT_VARIANCE)
+    np.add.at(uploads, graph.senders, shares)
+    factors = 1.0 + np.sqrt(TAU2) * np.random.default_rng(2).standard_normal(graph.senders.size)
+    np.subtract.at(uploads, graph.receivers, factors[:, None] * shares)
+    return int(shares.size)
+
+
+def bare(case: Case) -> int:
+    """Gaussians alone, added to nothing."""
+    vector = np.empty(case.coordinates, dtype=np.float32)
+    generator = np.random.Generator(np.random.SFC64(1))
+    edges = case.graph().senders.size
+    for _ in range(edges):
+        generator.standard_normal(out=vector, dtype=np.float32)
+    return edges * case.coordinates
+
+
+def secret(case: Case) -> int:
+    """What one client of the protocol adds: its shares, sent and received, on the grid."""
+    vector = np.zeros(case.coordinates, dtype=np.uint64)
+    degree = 2 * (case.clients - 1 if case.neighbours is None else case.neighbours)
+    for number in range(degree):
+        SecretStream(number.to_bytes(32, "little")).add_gaussian(vector, 1000.0)
+    return degree * case.coordinates
+
+
+CONTESTANTS: dict[str, Callable[[Case], int]] = {
+    "additive": lambda case: ours(case, "additive"),
+    "scalar": lambda case: ours(case, "scalar"),
+    "coordinate": lambda case: ours(case, "coordinate"),
+    "naive": naive,
+    "bare": bare,
+    "secret": secret,
+}
+
+
+def measure(case: Case, names: list[str], repeats: int) -> dict[str, dict[str, float]]:
+    """Nanoseconds a share coordinate and peak bytes for each share coordinate, interleaved."""
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks: dict[str, float] = {}
+    for _ in range(repeats):
+        for name in names:
+            start = time.process_time()
+            drawn = CONTESTANTS[name](_fitting(case, name))
+            seconds[name].append((time.process_time() - start) / drawn * 1e9)
+    for name in names:
+        fitted = _fitting(case, name)
+        tracemalloc.start()
+        CONTESTANTS[name](fitted)
+        peaks[name] = tracemalloc.get_traced_memory()[1] / (4 * fitted.clients * fitted.coordinates)
+        tracemalloc.stop()
+    return {
+        name: {"ns": statistics.median(seconds[name]), "memory_in_uploads": peaks[name]} for name in names
+    }
+
+
+def _fitting(case: Case, name: str) -> Case:
+    """The naive way gets fewer coordinates, or it would not fit into memory."""
+    if name != "naive":
+        return case
+    edges = case.graph().senders.size
+    return Case(case.clients, case.neighbours, min(case.coordinates, max(1, 20_000_000 // edges)))
+
+
+def gpu(case: Case, repeats: int) -> dict[str, float] | None:
+    """The fused kernel beside `torch.randn`, in Gaussians a second; None without a device."""
+    if not torch.cuda.is_available():
+        return None
+    from niss.learning.cohort_cuda_noise import add_shares_on_device
+
+    graph = case.graph()
+    uploads = torch.zeros(case.clients, case.coordinates, device="cuda")
+    plain = torch.empty(64 * 1024 * 1024, device="cuda")
+
+    def fused() -> int:
+        add_shares_on_device(
+            uploads, graph, unit_variance=UNIT_VARIANCE, tau2=0.0, distortion="additive", stream=SimStream(1)
+        )
+        return graph.senders.size * case.coordinates
+
+    def raw() -> int:
+        plain.normal_()
+        return plain.numel()
+
+    rates: dict[str, list[float]] = {"fused": [], "raw": []}
+    for _ in range(repeats + 1):
+        for name, work in (("fused", fused), ("raw", raw)):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            drawn = work()
+            torch.cuda.synchronize()
+            rates[name].append(drawn / (time.perf_counter() - start))
+    return {name: statistics.median(values[1:]) for name, values in rates.items()}
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python benchmarks/noise.py --only additive secret --json noise.json",
+    )
+    parser.add_argument("--json", type=Path, help="write all medians there")
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small rounds, as a smoke test")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = parse()
+    where = machine("torch", "cryptography")
+    print(one_line(where))
+    cases = [Case(30, 10, 199_210), Case(30, None, 199_210), Case(30, 10, 1_663_370)]
+    if options.quick:
+        cases = [Case(8, 3, 5_000), Case(8, None, 5_000)]
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        with threadpool_limits(1):
+            found = measure(case, options.only, options.repeats)
+        print(f"\n{case.title}")
+        for name, numbers in found.items():
+            print(
+                f"  {name:<11}{numbers['ns']:7.1f} ns a share coordinate, "
+                f"{numbers['memory_in_uploads']:6.2f} x the uploads at the peak"
+            )
+        device = gpu(case, options.repeats)
+        if device is None:
+            print("  gpu         skipped: no CUDA device")
+        else:
+            ratio = device["raw"] / device["fused"]
+            print(
+                f"  gpu         {device['fused'] / 1e9:.0f} G shares/s, raw {device['raw'] / 1e9:.0f} G/s: {ratio:.2f}x"
+            )
+        rows.append({"case": case.title, "cpu": found, "gpu": device})
+        write_json(options.json, {"machine": where, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
