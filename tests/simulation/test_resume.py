@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 
 import pytest
 
 import niss
 from niss.accounting.ledger_file import LedgerFile
-from niss.simulation import records
+from niss.simulation import method_run, records
 from support.federation import small_config
-
-run_module = import_module("niss.simulation.run")  # the name `niss.simulation.run` is the function
 
 SAME_BYTES = (
     "metrics.jsonl",
@@ -55,8 +52,8 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, material
 
 
 def _kill_at(patch, moment):
-    append, write, conclude = records.RunFolder.append_round, records.write_atomically, run_module._conclude
-    charge = LedgerFile._append
+    append, write = records.RunFolder.append_round, records.write_atomically
+    charge, conclude = LedgerFile._append, method_run.MethodRun.conclude
 
     def dying_charge(self, line):
         if moment == "inside charge" and len(self.entries) == 2:
@@ -87,7 +84,7 @@ def _kill_at(patch, moment):
     patch.setattr(LedgerFile, "_append", dying_charge)
     patch.setattr(records.RunFolder, "append_round", dying_append)
     patch.setattr(records, "write_atomically", dying_write)
-    patch.setattr(run_module, "_conclude", dying_conclude)
+    patch.setattr(method_run.MethodRun, "conclude", dying_conclude)
 
 
 def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path, monkeypatch, materials):
@@ -109,7 +106,7 @@ def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, m
     )
     whole = niss.compare(config, out=tmp_path / "whole", **materials)
     calls = 0
-    original = run_module.play_round
+    original = method_run.play_round
 
     def dying(*arguments):
         nonlocal calls
@@ -119,7 +116,7 @@ def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, m
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "play_round", dying)
+        patch.setattr(method_run, "play_round", dying)
         with pytest.raises(Killed):
             niss.compare(config, out=tmp_path / "cut", **materials)
     resumed = niss.resume(tmp_path / "cut", **materials)

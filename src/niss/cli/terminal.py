@@ -15,7 +15,7 @@ from rich.table import Table
 from niss.errors import NissError
 
 if TYPE_CHECKING:
-    from niss.simulation import RoundEvent
+    from niss.simulation import RoundEvent, TrainingEvent
 
 
 def messages() -> Console:
@@ -62,7 +62,7 @@ class RoundProgress:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("round {task.fields[round]}/{task.total:.0f}"),
             TextColumn("accuracy {task.fields[accuracy]}"),
             TimeRemainingColumn(),
             TextColumn("left"),
@@ -87,12 +87,26 @@ class RoundProgress:
         accuracy = "-" if event.accuracy is None else f"{100 * event.accuracy:.1f} %"
         title = f"{event.label} ({event.method_number}/{event.methods})" if event.methods > 1 else event.label
         if self._live:
-            if event.label not in self._tasks:
-                task = self._bar.add_task(title, total=event.rounds, completed=event.round - 1, accuracy="-")
-                self._tasks[event.label] = task
-            self._bar.update(self._tasks[event.label], completed=event.round, accuracy=accuracy)
+            task = self._task(event.label, event.round, event.rounds)
+            self._bar.update(
+                task, completed=event.round, round=event.round, accuracy=accuracy, description=title
+            )
         elif event.round == event.rounds or event.round % max(1, event.rounds // 10) == 0:
             left = event.seconds * (event.rounds - event.round)
             self._console.print(
                 f"{title}: round {event.round}/{event.rounds}, accuracy {accuracy}, {left:.0f} s left"
             )
+
+    def training(self, event: TrainingEvent) -> None:
+        """Move the bars within a round, as clients are done."""
+        if self._live:
+            for label in event.labels:
+                task = self._task(label, event.round, event.rounds)
+                self._bar.update(task, completed=event.round - 1 + event.done / event.clients)
+
+    def _task(self, label: str, number: int, rounds: int) -> TaskID:
+        if label not in self._tasks:
+            self._tasks[label] = self._bar.add_task(
+                label, total=rounds, completed=number - 1, round=number - 1, accuracy="-"
+            )
+        return self._tasks[label]

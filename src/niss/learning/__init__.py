@@ -1,10 +1,12 @@
 """Learning, apart from privacy and aggregation: models, their vectors, local training, evaluation.
 
-This is the reference: plain code, one client at a time. Faster engines are proven equal to it.
+`train_client` and `clipped_gradient_step` are the reference: plain code, one client at a time. A cohort trains
+many clients at once, and tests prove it equal.
 """
 
 from __future__ import annotations
 
+from niss.learning.cohort import Cohort, Job, open_cohort
 from niss.learning.evaluate import Evaluation, evaluate
 from niss.learning.flat import FlatLayout
 from niss.learning.images import to_tensor
@@ -15,14 +17,17 @@ from niss.learning.seeding import seeded_torch
 
 __all__ = [
     "Cnn",
+    "Cohort",
     "Evaluation",
     "FlatLayout",
+    "Job",
     "LocalTraining",
     "Mlp",
     "batch_order",
     "build_model",
     "clipped_gradient_step",
     "evaluate",
+    "open_cohort",
     "seeded_torch",
     "to_tensor",
     "train_client",

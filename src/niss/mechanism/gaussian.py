@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from niss.errors import ConfigError, PrivacyError
 
@@ -49,6 +50,7 @@ def gdp_delta(epsilon: float, mu: float) -> float:
     return -math.exp(upper) * math.expm1(lower - upper)
 
 
+@lru_cache(maxsize=65_536)
 def gdp_epsilon(mu: float, delta: float) -> float:
     """The smallest epsilon for which mu-GDP implies (epsilon, delta)-DP; infinite for infinite mu."""
     _require_delta(delta)
@@ -64,6 +66,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     return _bisect(lambda epsilon: gdp_delta(epsilon, mu) <= delta, low=0.0, high=high)
 
 
+@lru_cache(maxsize=65_536)
 def gdp_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded to the safe side."""
     _require_positive(epsilon, "epsilon")

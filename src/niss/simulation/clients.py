@@ -21,11 +21,11 @@ Examples = tuple[Tensor, Tensor]
 
 
 class Clients:
-    """`clients[k]` is the (inputs, labels) of client k; `sizes` are their numbers of examples."""
+    """`samples(k)` are the rows of `inputs` and `labels` that client k has; `sizes` are their numbers."""
 
     def __init__(self, inputs: Tensor, labels: Tensor, owned: Sequence[NDArray[np.int64]]) -> None:
-        self._inputs = inputs
-        self._labels = labels
+        self.inputs = inputs
+        self.labels = labels
         self._owned = [torch.from_numpy(np.ascontiguousarray(indices)) for indices in owned]
         self.sizes: NDArray[np.int64] = np.array([len(indices) for indices in owned], dtype=np.int64)
 
@@ -64,9 +64,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self._owned)
 
-    def __getitem__(self, client: int) -> Examples:
-        indices = self._owned[client]
-        return self._inputs[indices], self._labels[indices]
+    def samples(self, client: int) -> Tensor:
+        """The rows of this client's examples, in its own order."""
+        return self._owned[client]
 
 
 def examples(pair: tuple[Any, Any], field: str) -> Examples:

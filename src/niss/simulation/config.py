@@ -60,6 +60,10 @@ class TrainingConfig(_Section):
     weight_decay: NotNegative = 0.0
     weights: Literal["equal", "declared"] = "equal"
     size_cap: Count | None = None
+    engine: Literal["cohort", "plain"] = "cohort"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: Count | None = None
+    tf32: bool = False
     threads: Count = 1
 
 

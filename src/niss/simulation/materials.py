@@ -99,7 +99,7 @@ def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
     return with_overrides(config, {"data.clients": len(datasets), "training.participants": participants})
 
 
-def make_manifest(kind: str, config: Config, materials: Materials) -> dict[str, Any]:
+def make_manifest(kind: str, config: Config, materials: Materials, engine: str) -> dict[str, Any]:
     return {
         "kind": kind,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,6 +109,7 @@ def make_manifest(kind: str, config: Config, materials: Materials) -> dict[str, 
         "model": type(materials.module).__name__,
         "model_parameters": materials.layout.size,
         "precision": str(materials.start.dtype).removeprefix("torch."),
+        "engine": engine,
         "versions": {
             "niss": __version__,
             "python": platform.python_version(),

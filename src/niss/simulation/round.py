@@ -6,17 +6,18 @@ the server sums the uploads, and what was shared cancels.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from niss.accounting import Balance, Ledger, Plan, RoundPlan
 from niss.errors import PrivacyError
-from niss.learning import Evaluation, FlatLayout, LocalTraining, clipped_gradient_step, evaluate, train_client
+from niss.learning import Evaluation, FlatLayout, Job
 from niss.mechanism import clip_elements, clip_l2, require_finite
 from niss.randomness import SimStream
 from niss.simulation.clients import Clients
@@ -24,6 +25,9 @@ from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.methods import add_client_noise, add_server_noise
 from niss.simulation.participants import aggregation_weights, choose_participants
+from niss.simulation.training import Trainer
+
+Updates = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Federation:
     plan: Plan
     clients: Clients
     test: tuple[Tensor, Tensor]
-    module: nn.Module
     layout: FlatLayout
+    trainer: Trainer
     stream: SimStream
     exchange: ProtocolExchange | None = None
 
@@ -59,8 +63,14 @@ class RoundOutcome:
     evaluation: Evaluation | None
 
 
-def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> RoundOutcome:
-    """Play round `number` (from 0): global weights in, global weights out; the ledger is charged."""
+def play_round(
+    federation: Federation, weights: Tensor, ledger: Ledger, number: int
+) -> Generator[list[Job], Updates, RoundOutcome]:
+    """Play round `number` (from 0): global weights in, global weights out; the ledger is charged.
+
+    In the middle it hands out what its clients have to train and waits for their updates, so that the
+    clients of several methods can be trained as one cohort.
+    """
     config, plan = federation.config, federation.plan
     stream = federation.stream.child("round", number)
 
@@ -87,11 +97,14 @@ def play_round(federation: Federation, weights: Tensor, ledger: Ledger, number: 
     round_plan = plan.for_round(participants, weights=share, records=sizes, beacon=beacon)
 
     # 3. Every client trains on its own data and bounds what it may reveal.
-    uploads = np.empty((participants.size, federation.layout.size), dtype=weights.numpy().dtype)
+    uploads = yield [
+        Job(weights, federation.clients.samples(int(client)), stream.child("client", int(client)))
+        for client in participants
+    ]
     zeroed = 0
-    for seat, client in enumerate(participants):
-        update, finite = _local_update(federation, weights, int(client), stream)
-        uploads[seat] = share[seat] * update
+    for seat, update in enumerate(uploads):
+        bounded, finite = _bounded(plan, update)
+        np.multiply(bounded, share[seat], out=update, casting="same_kind")
         zeroed += not finite
 
     # 4. Noise: each client adds its shares, the negatives of its neighbours' and its distortion.
@@ -173,39 +186,8 @@ def _absent(size: int, share: float, stream: SimStream) -> list[int]:
     return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
-def _local_update(
-    federation: Federation, weights: Tensor, client: int, stream: SimStream
-) -> tuple[NDArray[np.floating[Any]], bool]:
+def _bounded(plan: Plan, update: Updates) -> tuple[Updates, bool]:
     """The clipped update of one client; zero, and False, where its training diverged."""
-    plan, training = federation.plan, federation.config.training
-    images, labels = federation.clients[client]
-    if plan.unit == "record":
-        update = clipped_gradient_step(
-            federation.module,
-            federation.layout,
-            weights,
-            images,
-            labels,
-            clip=plan.clip,
-            learning_rate=training.learning_rate,
-        ).numpy()
-    else:
-        settings = LocalTraining(
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            learning_rate=training.learning_rate,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
-        update = train_client(
-            federation.module,
-            federation.layout,
-            weights,
-            images,
-            labels,
-            settings,
-            stream=stream.child("client", client),
-        ).numpy()
     try:
         if not plan.private or plan.unit == "record":
             require_finite(update)
@@ -219,5 +201,4 @@ def _evaluate(federation: Federation, weights: Tensor, number: int) -> Evaluatio
     config = federation.config
     if (number + 1) % config.evaluate_every and number + 1 != config.rounds:
         return None
-    federation.layout.load(federation.module, weights)
-    return evaluate(federation.module, *federation.test)
+    return federation.trainer.evaluate(weights, *federation.test)

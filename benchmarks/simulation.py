@@ -1,0 +1,729 @@
+"""How fast a round is simulated: NISS beside a plain PyTorch loop, JAX, fedjax, Flower and pfl-research, in one run.
+
+The work is a round of the paper: every client takes some epochs of SGD in batches of 10 from the same start, and the
+updates are averaged. Every contestant does it through its public API, with the same model, data, start and number of
+steps; each has a process of its own (and may have more), is warmed up (compiled, started) before it is timed, and takes
+turns with the others. Whether all did the same work shows in the length of the mean update.
+
+The data are synthetic: ten blurred prototypes with noise, in the shape of MNIST. Contestants that are not installed
+are named and skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH, LEARNING_RATE, CLASSES, SIDE = 10, 0.01, 10, 28
+NEEDED = {
+    "jax": ("jax",),
+    "jax-vmap": ("jax",),
+    "fedjax": ("jax", "fedjax"),
+    "flower": ("flwr", "ray"),
+    "pfl": ("pfl",),
+}
+HOW_TO_GET = {
+    "jax": "pip install jax",
+    "fedjax": "pip install fedjax",
+    "flwr": "pip install 'flwr[simulation]'",
+    "ray": "pip install 'flwr[simulation]'",
+    "pfl": "pip install pfl",
+}
+TWO_ROUNDS = ("flower", "pfl")
+"""Those that play two rounds and are timed on the second: their CPU time is not comparable."""
+CORES = len(os.sched_getaffinity(0))
+Array = np.ndarray[Any, Any]
+Result = tuple[float, float]
+"""Seconds of one round, and the length of the mean update."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One round: `clients` with `samples` each, `epochs` local epochs."""
+
+    model: str
+    clients: int
+    samples: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        return self.clients * self.epochs * -(-self.samples // BATCH)
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}: {self.clients} clients x {self.samples} samples x {self.epochs} epochs"
+
+
+CASES = {
+    "mlp": (Case("mlp", 30, 600, 5), Case("mlp", 10, 100, 1)),
+    "cnn": (Case("cnn", 6, 200, 2), Case("cnn", 2, 30, 1)),
+}
+"""For each model the measured case and the smoke test. The CNN's full round takes minutes one after another: fewer
+clients and samples, the same steps."""
+PAPER_CNN = Case("cnn", 30, 600, 5)
+
+
+@cache
+def make_data(case: Case) -> tuple[Array, Array]:
+    """[clients, samples, 1, 28, 28] float32 and [clients, samples] int64, the same in every process."""
+    draw = np.random.default_rng(7)
+    prototypes = draw.random((CLASSES, 1, SIDE, SIDE), dtype=np.float32)
+    for axis in (2, 3):
+        prototypes = (prototypes + np.roll(prototypes, 1, axis) + np.roll(prototypes, 2, axis)) / 3
+    labels = draw.integers(0, CLASSES, (case.clients, case.samples))
+    noise = draw.standard_normal((case.clients, case.samples, 1, SIDE, SIDE), dtype=np.float32)
+    return prototypes[labels] + np.float32(0.3) * noise, labels
+
+
+def batches(case: Case, client: int) -> list[Array]:
+    """Which samples of a client make each step: a new permutation each epoch, in pieces of ten."""
+    draw = np.random.default_rng(client)
+    orders = [draw.permutation(case.samples) for _ in range(case.epochs)]
+    return [order[start : start + BATCH] for order in orders for start in range(0, case.samples, BATCH)]
+
+
+def make_module(case: Case) -> Any:
+    from niss.learning import build_model
+    from niss.randomness import SimStream
+
+    return build_model(case.model, image_shape=(1, SIDE, SIDE), classes=CLASSES, stream=SimStream(1))
+
+
+@contextmanager
+def timed(into: list[float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    into.append(time.perf_counter() - start)
+
+
+# The contestants: each prepares itself and returns a function that plays one round
+
+
+def niss(case: Case) -> Callable[[], Result]:
+    """The cohort engine."""
+    import torch
+
+    from niss.learning import FlatLayout, LocalTraining
+    from niss.learning.cohort import Cohort, Job
+    from niss.randomness import SimStream
+
+    images, labels = (torch.from_numpy(part).flatten(0, 1) for part in make_data(case))
+    module = make_module(case)
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+    own = torch.arange(len(labels)).view(case.clients, case.samples)
+    jobs = [Job(start, own[client], SimStream(client)) for client in range(case.clients)]
+    settings = LocalTraining(case.epochs, BATCH, LEARNING_RATE)
+    cohort = Cohort(module, layout, images, labels)
+    cohort.start()
+
+    def play() -> Result:
+        seconds: list[float] = []
+        with timed(seconds):
+            mean = cohort.train(jobs, settings).mean(axis=0)
+        return seconds[0], float(np.linalg.norm(mean))
+
+    return play
+
+
+def train_plainly(case: Case, client: int) -> Array:
+    """PyTorch as in a tutorial: one client, its update as a vector."""
+    import torch
+    from torch import nn
+    from torch.nn.utils import parameters_to_vector
+
+    module = make_module(case)
+    start = parameters_to_vector(module.parameters()).detach().clone()
+    images, labels = (torch.from_numpy(part[client]) for part in make_data(case))
+    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+    loss_of = nn.CrossEntropyLoss()
+    for batch in batches(case, client):
+        optimizer.zero_grad()
+        loss_of(module(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    update: Array = (parameters_to_vector(module.parameters()).detach() - start).numpy()
+    return update
+
+
+def plain(case: Case) -> Callable[[], Result]:
+    """The baseline: one client after another, one thread."""
+
+    def play() -> Result:
+        seconds: list[float] = []
+        with timed(seconds):
+            total = sum(train_plainly(case, client) for client in range(case.clients))
+        return seconds[0], float(np.linalg.norm(total)) / case.clients
+
+    return play
+
+
+def two_processes(case: Case) -> Callable[[], Result]:
+    """The baseline in as many processes as there are cores."""
+    pool = ProcessPoolExecutor(
+        CORES, mp_context=get_context("spawn"), initializer=make_data, initargs=(case,)
+    )
+
+    def play() -> Result:
+        seconds: list[float] = []
+        with timed(seconds):
+            total = sum(pool.map(train_plainly, [case] * case.clients, range(case.clients)))
+        return seconds[0], float(np.linalg.norm(total)) / case.clients
+
+    return play
+
+
+def jax_parameters(case: Case) -> dict[str, Array]:
+    """The start as JAX likes it: inputs first, images with channels last; kernels as [5 * 5 * in, out]."""
+    parts = [part.detach().numpy() for part in make_module(case).parameters()]
+    result = {}
+    for number, part in enumerate(parts):
+        if part.ndim == 4:
+            part = part.transpose(1, 2, 3, 0).reshape(-1, part.shape[0])
+        elif part.ndim == 2 and case.model == "cnn" and number == 4:
+            pooled = SIDE // 4
+            part = part.reshape(-1, 64, pooled, pooled).transpose(2, 3, 1, 0).reshape(-1, part.shape[0])
+        elif part.ndim == 2:
+            part = part.T
+        result[f"{number:02d}"] = np.ascontiguousarray(part)
+    return result
+
+
+def jax_loss(case: Case) -> Callable[[Any, Any, Any], Any]:
+    """Mean cross-entropy; convolutions as patches and a product, the fastest way for XLA on a CPU."""
+    import jax
+    import jax.numpy as jnp
+
+    def convolve(images: Any, kernel: Any, offset: Any) -> Any:
+        patches = jax.lax.conv_general_dilated_patches(
+            images, (5, 5), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        raw = patches @ kernel + offset
+        n, height, width, channels = raw.shape
+        return jax.nn.relu(raw.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4)))
+
+    def loss(weights: Any, images: Any, labels: Any) -> Any:
+        parts = [weights[name] for name in sorted(weights)]
+        flow = images.reshape(-1, SIDE, SIDE, 1)
+        while case.model == "cnn" and len(parts) > 4:
+            flow, parts = convolve(flow, *parts[:2]), parts[2:]
+        flow = flow.reshape(len(images), -1)
+        while len(parts) > 2:
+            flow, parts = jax.nn.relu(flow @ parts[0] + parts[1]), parts[2:]
+        chances = jax.nn.log_softmax(flow @ parts[0] + parts[1])
+        return -jnp.take_along_axis(chances, labels[:, None], 1).mean()
+
+    return loss
+
+
+def jax_round(case: Case, stacked: bool) -> Callable[[], Result]:
+    """One compiled function: scan over steps, inside vmap or map over clients; on all cores, as XLA likes."""
+    import jax
+    import jax.numpy as jnp
+
+    images, labels = (jnp.asarray(part) for part in make_data(case))
+    start = {name: jnp.asarray(part) for name, part in jax_parameters(case).items()}
+    gradient = jax.grad(jax_loss(case))
+
+    def one_client(images: Any, labels: Any, rows: Any) -> Any:
+        def step(weights: Any, batch: Any) -> Any:
+            slopes = gradient(weights, images[batch], labels[batch])
+            return jax.tree_util.tree_map(lambda w, g: w - LEARNING_RATE * g, weights, slopes), None
+
+        end, _ = jax.lax.scan(step, start, rows)
+        return jax.tree_util.tree_map(lambda a, b: a - b, end, start)
+
+    @jax.jit
+    def everyone(rows: Any) -> Any:
+        if stacked:
+            updates = jax.vmap(one_client)(images, labels, rows)
+        else:
+            updates = jax.lax.map(lambda own: one_client(*own), (images, labels, rows))
+        return jax.tree_util.tree_map(lambda part: part.mean(0), updates)
+
+    def play() -> Result:
+        seconds: list[float] = []
+        with timed(seconds):
+            rows = np.stack([np.stack(batches(case, client)) for client in range(case.clients)])
+            mean = jax.block_until_ready(everyone(rows))
+        return seconds[0], float(np.sqrt(sum(float((part**2).sum()) for part in mean.values())))
+
+    return play
+
+
+def fedjax(case: Case) -> Callable[[], Result]:
+    """Its federated averaging with its own batches."""
+    import jax
+
+    for name in (
+        "tree_map",
+        "tree_leaves",
+        "tree_multimap",
+        "tree_structure",
+        "tree_flatten",
+        "tree_unflatten",
+    ):
+        # fedjax 0.0.17 was written for a jax that had these at the top.
+        if not hasattr(jax, name) and hasattr(jax.tree_util, name):
+            setattr(jax, name, getattr(jax.tree_util, name))
+    import fedjax as library
+
+    gradient = jax.grad(jax_loss(case))
+    algorithm = library.algorithms.fed_avg.federated_averaging(
+        lambda weights, batch, _: gradient(weights, batch["x"], batch["y"]),
+        library.optimizers.sgd(LEARNING_RATE),
+        library.optimizers.sgd(1.0),
+        library.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=case.epochs, drop_remainder=False),
+    )
+    start = jax_parameters(case)
+    clients = [
+        (number, library.ClientDataset({"x": images, "y": labels}), jax.random.PRNGKey(number))
+        for number, (images, labels) in enumerate(zip(*make_data(case), strict=True))
+    ]
+
+    def play() -> Result:
+        seconds: list[float] = []
+        with timed(seconds):
+            state, _ = algorithm.apply(algorithm.init(start), clients)
+            end = jax.block_until_ready(state.params)
+        squares = sum(float(((end[name] - start[name]) ** 2).sum()) for name in start)
+        return seconds[0], squares**0.5
+
+    return play
+
+
+def flower(case: Case) -> Callable[[], Result]:
+    """Its simulation runtime on Ray, one core a client; the second of two rounds is timed."""
+    import torch
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        module = make_module(case)
+        module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        client = int(context.node_config["partition-id"])
+        images, labels = (torch.from_numpy(part[client]) for part in make_data(case))
+        optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+        for batch in batches(case, client):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(module.state_dict()),
+                "metrics": MetricRecord({"num-examples": case.samples}),
+            }
+        )
+        return Message(content=content, reply_to=message)
+
+    def play() -> Result:
+        moments: list[float] = []
+        weights: list[Array] = []
+        server = ServerApp()
+
+        def after(_: int, arrays: ArrayRecord) -> None:
+            moments.append(time.perf_counter())
+            weights.append(np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
+
+        @server.main()
+        def main(grid: Grid, _: Context) -> None:
+            strategy = FedAvg(
+                fraction_evaluate=0.0, min_train_nodes=case.clients, min_available_nodes=case.clients
+            )
+            arrays = ArrayRecord(make_module(case).state_dict())
+            strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_fn=after)
+
+        config = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": CORES}}
+        run_simulation(server, app, num_supernodes=case.clients, backend_config=config)
+        return moments[2] - moments[1], float(np.linalg.norm(weights[1] - weights[0]))
+
+    return play
+
+
+def pfl(case: Case) -> Callable[[], Result]:
+    """pfl-research: its simulated backend and federated averaging; the second of two rounds is timed."""
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+    from torch import nn
+    from torch.nn.utils import parameters_to_vector
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_module(case)
+
+        def forward(self, images: Any) -> Any:
+            return self.inner(images)
+
+        def loss(self, images: Any, labels: Any, eval: bool = False) -> Any:
+            self.eval() if eval else self.train()
+            return nn.functional.cross_entropy(self(images), labels)
+
+        def metrics(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {}
+
+    images, labels = (torch.from_numpy(part) for part in make_data(case))
+    data = FederatedDataset(
+        lambda user: Dataset(raw_data=[images[user], labels[user]], user_id=user),
+        get_user_sampler("minimize_reuse", list(range(case.clients))),
+    )
+
+    def play() -> Result:
+        module = WithLoss()
+        start = parameters_to_vector(module.parameters()).detach().clone()
+        moments: list[float] = []
+        lengths: list[float] = []
+
+        class Clock(TrainingProcessCallback):  # type: ignore[misc,type-arg]
+            def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
+                moments.append(time.perf_counter())
+                lengths.append(float((parameters_to_vector(module.parameters()).detach() - start).norm()))
+                return False, Metrics()
+
+        model = PyTorchModel(
+            model=module,
+            local_optimizer_create=torch.optim.SGD,
+            central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        )
+        FederatedAveraging().run(
+            NNAlgorithmParams(
+                central_num_iterations=2,
+                evaluation_frequency=1000,
+                train_cohort_size=case.clients,
+                val_cohort_size=None,
+            ),
+            SimulatedBackend(training_data=data, val_data=data),
+            model,
+            NNTrainHyperParams(
+                local_num_epochs=case.epochs, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH
+            ),
+            callbacks=[Clock()],
+            send_metrics_to_platform=False,
+        )
+        return moments[1] - moments[0], lengths[0]
+
+    return play
+
+
+CONTESTANTS: dict[str, Callable[[Case], Callable[[], Result]]] = {
+    "plain": plain,
+    "niss": niss,
+    "two-processes": two_processes,
+    "jax": lambda case: jax_round(case, stacked=False),
+    "jax-vmap": lambda case: jax_round(case, stacked=True),
+    "fedjax": fedjax,
+    "pfl": pfl,
+    "flower": flower,
+}
+
+
+# Taking turns
+
+
+class Seat:
+    """A contestant in its own process: it prepares itself, then plays a round whenever asked."""
+
+    def __init__(self, name: str, case: Case) -> None:
+        self.name = name
+        self.failure = ""
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self.update_norm = float("nan")
+        self.log = Path(tempfile.gettempdir()) / f"niss-benchmark-{os.getpid()}-{name}-{case.model}.log"
+        threads = {} if "jax" in name else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # Imported, not run as a script: Ray's processes must find the functions of this file by name.
+        paths = {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), os.getenv("PYTHONPATH"))))
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    "import simulation; simulation.main()",
+                    "--serve",
+                    name,
+                    json.dumps(asdict(case)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ
+                | paths
+                | threads
+                | {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+            )
+
+    def play(self, *, counts: bool) -> None:
+        """One round; a warm-up does not count."""
+        if self.failure:
+            return
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        before = self.cpu()
+        try:
+            print("round", file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self.failure = self.last_words()
+            return
+        seconds, self.update_norm = json.loads(answer)
+        if not self.update_norm > 0.0:
+            self.failure = f"returned no update: {self.last_words()}"
+            return
+        if counts:
+            self.seconds.append(seconds)
+            self.cpu_seconds.append(self.cpu() - before)
+
+    def last_words(self) -> str:
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:200] if lines else "ended without a word"
+
+    def cpu(self) -> float:
+        """CPU seconds of this process and its living children so far: what a busy machine changes least."""
+        return sum(_cpu_seconds(process) for process in _family(self.process.pid))
+
+    def memory(self) -> int:
+        """Bytes of this process and its children; what they share is counted once."""
+        return sum(_proportional_bytes(process) for process in _family(self.process.pid))
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.unlink(missing_ok=True)
+
+
+def serve(name: str, case: Case) -> None:
+    """The other end of a seat."""
+    import torch
+
+    torch.set_num_threads(1)
+    answers = sys.stdout
+    with redirect_stdout(sys.stderr):
+        play = CONTESTANTS[name](case)
+        for _ in sys.stdin:
+            print(json.dumps(play()), file=answers, flush=True)
+    os._exit(0)
+
+
+def _family(process: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{process}/task").iterdir()
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return [process, *(member for child in children for member in _family(child))]
+
+
+def _cpu_seconds(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _proportional_bytes(process: int) -> int:
+    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def missing(name: str) -> str:
+    """Why a contestant cannot take part; empty where it can."""
+    for package in NEEDED.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed ({HOW_TO_GET[package]})"
+    return ""
+
+
+@contextmanager
+def busy_core(wanted: bool) -> Iterator[None]:
+    """Another process that keeps one core busy meanwhile."""
+    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if wanted else None
+    try:
+        yield
+    finally:
+        if spinner is not None:
+            spinner.kill()
+            spinner.wait()
+
+
+def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> dict[str, Any]:
+    """All contestants on one case, in turns."""
+    skipped = {name: reason for name in names if (reason := missing(name))}
+    seats = [Seat(name, case) for name in names if name not in skipped]
+    memory = 0
+    try:
+        for seat in seats:
+            note(f"{case.title}: {seat.name} warms up")
+            seat.play(counts=False)
+            if seat.name == "niss" and not seat.failure:
+                memory = seat.memory()
+        with busy_core(busy):
+            for turn in range(repeats):
+                for seat in seats:
+                    note(f"{case.title}: turn {turn + 1} of {repeats}, {seat.name}")
+                    seat.play(counts=True)
+    finally:
+        for seat in seats:
+            seat.close()
+    base = next((seat.seconds for seat in seats if seat.name == "plain"), [])
+    results = {}
+    for seat in seats:
+        if seat.failure or not seat.seconds:
+            skipped[seat.name] = seat.failure or "did not finish"
+            continue
+        middle = statistics.median(seat.seconds)
+        results[seat.name] = {
+            "seconds": middle,
+            "all_seconds": seat.seconds,
+            "cpu_seconds": None if seat.name in TWO_ROUNDS else statistics.median(seat.cpu_seconds),
+            "milliseconds_per_step": 1e3 * middle / case.steps,
+            "ratio_to_plain": paired_ratio(base, seat.seconds),
+            "update_norm": seat.update_norm,
+        }
+    return {
+        "case": asdict(case) | {"steps": case.steps, "batch_size": BATCH},
+        "busy_core": busy,
+        "contestants": results,
+        "skipped": skipped,
+        "niss_memory_bytes": memory or None,
+    }
+
+
+def paired_ratio(base: list[float], seconds: list[float]) -> float | None:
+    """The median over the turns of how many times as long the baseline took in the same turn.
+
+    Turn by turn, because the machine may be shared: its load drifts, and neighbours in time meet the same.
+    """
+    return statistics.median(a / b for a, b in zip(base, seconds, strict=True)) if base else None
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next(
+            (
+                line.partition(":")[2].strip()
+                for line in info.read_text().splitlines()
+                if "model name" in line
+            ),
+            cpu,
+        )
+    versions = {}
+    for package in ("numpy", "torch", "jax", "fedjax", "flwr", "ray", "pfl"):
+        if importlib.util.find_spec(package) is not None:
+            versions[package] = version(package)
+    return {
+        "cpu": cpu,
+        "cores": CORES,
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def show(measured: dict[str, Any]) -> None:
+    case = Case(**{name: measured["case"][name] for name in ("model", "clients", "samples", "epochs")})
+    print(f"\n{case.title}, {case.steps} steps" + (", one core kept busy" if measured["busy_core"] else ""))
+    print(f"{'':16}{'s/round':>10}{'ms/step':>10}{'x plain':>10}{'CPU s':>10}{'|update|':>10}")
+    for name, row in sorted(measured["contestants"].items(), key=lambda item: item[1]["seconds"]):
+        ratio = "-" if row["ratio_to_plain"] is None else f"{row['ratio_to_plain']:.2f}"
+        cpu = "-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.2f}"
+        print(
+            f"{name:16}{row['seconds']:>10.3f}{row['milliseconds_per_step']:>10.3f}{ratio:>10}{cpu:>10}"
+            f"{row['update_norm']:>10.4f}"
+        )
+    for name, reason in measured["skipped"].items():
+        print(f"{name:16}  skipped: {reason}")
+    if measured["niss_memory_bytes"]:
+        print(f"memory of niss, all its processes: {measured['niss_memory_bytes'] / 2**20:.0f} MiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", default="mlp,cnn", help="mlp, cnn or both, with a comma")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=", ".join(CONTESTANTS)
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a smoke test: small work, one repeat")
+    parser.add_argument(
+        "--full-cnn", action="store_true", help="the paper's whole round of the CNN, minutes each"
+    )
+    parser.add_argument("--busy", action="store_true", help="another process keeps one core busy")
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.serve[0], Case(**json.loads(given.serve[1])))
+        return
+    report: dict[str, Any] = {"machine": machine(), "models": {}}
+    for model in given.models.split(","):
+        if model not in CASES:
+            parser.error(f"--models: no model is called {model!r}; use {' or '.join(CASES)}")
+        case = PAPER_CNN if model == "cnn" and given.full_cnn else CASES[model][given.quick]
+        repeats = 1 if given.quick else given.repeats
+        report["models"][model] = measure(case, given.only or list(CONTESTANTS), repeats, busy=given.busy)
+        show(report["models"][model])
+        if given.json:
+            given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Many clients of an MLP at once: batched products, a backward pass by hand, updates in place.
+
+For layer l of every client, with a_0 the inputs and z_l = a_{l-1} W_l^T + b_l, a_l = relu(z_l):
+
+    delta_L = (softmax(z_L) - onehot(y)) * weight,   delta_{l-1} = (delta_l W_l) * [a_{l-1} > 0],
+    grad W_l = delta_l^T a_{l-1},                    grad b_l = sum over the batch of delta_l,
+
+`weight` being one over the size of the batch. Clients never meet in any of these: one that diverges
+leaves the others alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from niss.learning.flat import FlatLayout
+from niss.learning.local import LocalTraining
+from niss.learning.steps_schedule import Schedule, make_schedule
+from niss.learning.steps_sgd import step_by_product, velocity_like
+from niss.randomness import SimStream
+
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One linear layer of every client in the group, and what flows through it."""
+
+    weights: Tensor  # [clients, out, in]
+    biases: Tensor  # [clients, 1, out]
+    weights_velocity: Tensor | None
+    biases_velocity: Tensor | None
+    output: Tensor  # [clients, batch, out]
+    delta: Tensor  # [clients, batch, out]
+
+    def first(self, clients: int) -> _Layer:
+        """Views of the first so many clients."""
+        return _Layer(
+            *(None if part is None else part[:clients] for part in vars(self).values())  # type: ignore[arg-type]
+        )
+
+
+@torch.no_grad()
+def train_mlps(
+    layout: FlatLayout,
+    inputs: Tensor,
+    labels: Tensor,
+    starts: Sequence[Tensor],
+    samples: Sequence[Tensor],
+    streams: Sequence[SimStream],
+    settings: LocalTraining,
+    *,
+    out: Tensor,
+) -> None:
+    """Row g of `out` becomes what `train_client` returns for client g; clients in falling order of size.
+
+    `inputs` is [all samples, features]; `layout` is weight, bias, weight, bias and so on.
+    """
+    schedule = make_schedule(samples, streams, settings, layout.dtype)
+    everyone = _layers(layout, starts, schedule.rows.shape[2], settings)
+    _run(everyone, schedule, inputs, labels, settings)
+    for client, start in enumerate(starts):
+        parts = list(layout.split(out[client]).values())
+        for weights, biases, layer in zip(parts[::2], parts[1::2], everyone, strict=True):
+            weights.copy_(layer.weights[client])
+            biases.copy_(layer.biases[client, 0])
+        out[client].sub_(start)
+
+
+def _layers(
+    layout: FlatLayout, starts: Sequence[Tensor], width: int, settings: LocalTraining
+) -> list[_Layer]:
+    parts = [list(layout.split(start).values()) for start in starts]
+    layers = []
+    for number in range(0, len(layout.names), 2):
+        weights = torch.stack([own[number] for own in parts])
+        biases = torch.stack([own[number + 1] for own in parts]).unsqueeze(1)
+        output, delta = (weights.new_empty(len(starts), width, weights.shape[1]) for _ in range(2))
+        layers.append(
+            _Layer(
+                weights,
+                biases,
+                velocity_like(weights, settings),
+                velocity_like(biases, settings),
+                output,
+                delta,
+            )
+        )
+    return layers
+
+
+def _run(
+    everyone: list[_Layer], schedule: Schedule, inputs: Tensor, labels: Tensor, settings: LocalTraining
+) -> None:
+    targets = labels[schedule.rows].unsqueeze(-1)
+    minus_one = everyone[-1].delta.new_full((1, 1, 1), -1.0)
+    clients, width = schedule.rows.shape[1:]
+    batch = inputs.new_empty(clients, width, inputs.shape[1])
+    ones = everyone[0].biases.new_ones(clients, 1, width)
+    working = 0
+    for number, now_working in enumerate(schedule.working):
+        if now_working != working:
+            working = now_working
+            layers = [layer.first(working) for layer in everyone]
+            images = batch[:working]
+            rows_of_batch = images.view(-1, inputs.shape[1])
+            ones_now, minus_now = ones[:working], minus_one.expand(working, width, 1)
+        rows = schedule.rows[number, :working]
+        torch.index_select(inputs, 0, rows.view(-1), out=rows_of_batch)
+        _forward(layers, images)
+        last = layers[-1]
+        torch.softmax(last.output, 2, out=last.delta)
+        last.delta.scatter_add_(2, targets[number, :working], minus_now)
+        last.delta.mul_(schedule.weights[number, :working])
+        _backward(layers, images, ones_now, settings)
+
+
+def _forward(layers: list[_Layer], images: Tensor) -> None:
+    below = images
+    for layer in layers[:-1]:
+        torch.baddbmm(layer.biases, below, layer.weights.transpose(1, 2), out=layer.output)
+        below = functional.relu_(layer.output)
+    last = layers[-1]
+    torch.baddbmm(last.biases, below, last.weights.transpose(1, 2), out=last.output)
+
+
+def _backward(layers: list[_Layer], images: Tensor, ones: Tensor, settings: LocalTraining) -> None:
+    """From the delta of the last layer: every layer steps as soon as the one below has its delta."""
+    for layer, below in zip(reversed(layers[1:]), reversed(layers[:-1]), strict=True):
+        torch.bmm(layer.delta, layer.weights, out=below.delta)
+        _relu_backward(below.delta, below.output, 0, grad_input=below.delta)
+        _step(layer, below.output, ones, settings)
+    _step(layers[0], images, ones, settings)
+
+
+def _step(layer: _Layer, below: Tensor, ones: Tensor, settings: LocalTraining) -> None:
+    step_by_product(layer.weights, layer.weights_velocity, layer.delta.transpose(1, 2), below, settings)
+    step_by_product(layer.biases, layer.biases_velocity, ones, layer.delta, settings)

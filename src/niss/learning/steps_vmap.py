@@ -1,0 +1,116 @@
+"""Many clients of a user's own module at once, by `torch.func`: where that works and is worth it on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from niss.learning.checks import require_logits
+from niss.learning.flat import FlatLayout
+from niss.learning.local import LocalTraining
+from niss.learning.scratch import in_mode
+from niss.learning.steps_schedule import make_schedule
+from niss.learning.steps_sgd import step, velocity_like
+from niss.randomness import SimStream
+
+_WORTHWHILE = (
+    nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.Identity, nn.LayerNorm, nn.RMSNorm, nn.Softplus,
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.ReLU6,
+)  # fmt: skip
+"""Layers of few and small products, where one call for many clients saves time. Convolutions are faster
+one client at a time; Dropout and BatchNorm draw or keep something that stacked clients would share."""
+
+_Parameters = dict[str, Tensor]
+_Gradients = Callable[[_Parameters, Tensor, Tensor, Tensor], _Parameters]
+
+
+def why_not(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> str | None:
+    """None where `train_stacked` equals the plain loop; otherwise one reason, in words."""
+    for part in module.modules():
+        if not list(part.children()) and type(part) not in _WORTHWHILE:
+            return f"{type(part).__name__} gains nothing from stacking on a CPU, or cannot be stacked"
+    if next(module.buffers(), None) is not None:
+        return "the module has buffers"
+    if len(list(module.modules())) < len(list(module.named_modules(remove_duplicate=False))):
+        # functional_call then leaves its tensors behind in the module (torch 2.13).
+        return "a layer has two names"
+    if not all(layout.trainable):
+        return "some parameters are frozen"
+    try:
+        same = _same_gradients(copy.deepcopy(module), layout, inputs, labels)
+    except Exception as problem:  # whatever a user's forward raises under vmap
+        return f"its forward cannot be stacked ({type(problem).__name__})"
+    return None if same else "stacking changes its gradients"
+
+
+def train_stacked(
+    module: nn.Module,
+    layout: FlatLayout,
+    inputs: Tensor,
+    labels: Tensor,
+    starts: Sequence[Tensor],
+    samples: Sequence[Tensor],
+    streams: Sequence[SimStream],
+    settings: LocalTraining,
+    *,
+    out: Tensor,
+) -> None:
+    """Row g of `out` becomes what `train_client` returns for client g; clients in falling order of size."""
+    schedule = make_schedule(samples, streams, settings, layout.dtype)
+    everyone = _stack(layout, starts)
+    velocities = {name: velocity_like(part, settings) for name, part in everyone.items()}
+    with in_mode(module, training=True):
+        gradients = _stacked_gradients(module, int(labels.max()))
+        for number, working in enumerate(schedule.working):
+            rows = schedule.rows[number, :working]
+            weights = {name: part[:working] for name, part in everyone.items()}
+            slopes = gradients(weights, inputs[rows], labels[rows], schedule.weights[number, :working, :, 0])
+            with torch.no_grad():
+                for name, slope in slopes.items():
+                    velocity = velocities[name]
+                    velocity = velocity if velocity is None else velocity[:working]
+                    step(weights[name], velocity, slope, settings)
+    for client, start in enumerate(starts):
+        for name, part in layout.split(out[client]).items():
+            part.copy_(everyone[name][client])
+        out[client].sub_(start)
+
+
+def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> _Parameters:
+    parts = [layout.split(start.detach()) for start in starts]
+    return {name: torch.stack([own[name] for own in parts]) for name in layout.names}
+
+
+def _stacked_gradients(module: nn.Module, highest_label: int) -> _Gradients:
+    def batch_loss(weights: _Parameters, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+        logits = require_logits(
+            functional_call(module, weights, (images,)), rows=len(labels), highest_label=highest_label
+        )
+        return (functional.cross_entropy(logits, labels, reduction="none") * share).sum()
+
+    return vmap(grad(batch_loss))
+
+
+def _same_gradients(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> bool:
+    """Two clients against autograd: on a batch of three, and on one of two, padded, so that mixing shows."""
+    last = len(labels) - 1
+    rows = torch.tensor([[last, 0, last // 2], [0, last, 0]])
+    share = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]], dtype=layout.dtype)
+    start = layout.flatten(module)
+    with in_mode(module, training=True), torch.enable_grad():
+        gradients = _stacked_gradients(module, int(labels.max()))
+        stacked = gradients(_stack(layout, [start, start]), inputs[rows], labels[rows], share)
+        parameters = dict(module.named_parameters())
+        for client, count in enumerate((3, 2)):
+            own = rows[client, :count]
+            loss = functional.cross_entropy(module(inputs[own]), labels[own])
+            expected = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for name, slope in zip(parameters, expected, strict=True):
+                if slope is None or not torch.allclose(stacked[name][client], slope, rtol=1e-3, atol=1e-6):
+                    return False
+    return True

@@ -1,0 +1,143 @@
+"""How fast this machine simulates: the engine beside the plain loop, and what noise costs, in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
+from niss.learning import FlatLayout, Job, LocalTraining, build_model, open_cohort
+from niss.mechanism import add_shares
+from niss.randomness import SecretStream, SimStream
+
+IMAGE = (1, 28, 28)
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Round:
+    """The work that is timed: a round of the paper, unless told otherwise."""
+
+    model: str = "mlp"
+    clients: int = 30
+    samples: int = 600
+    epochs: int = 5
+    batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "samples", "epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", field=name)
+
+    @property
+    def steps(self) -> int:
+        """SGD steps of one client."""
+        return self.epochs * -(-self.samples // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Medians of one run: seconds of a round, how many times as fast as the plain loop, nanoseconds of noise."""
+
+    round: Round
+    engine: str
+    parameters: int
+    seconds: float
+    plain_seconds: float
+    plain_clients: int
+    share_nanoseconds: float
+    secret_nanoseconds: float
+
+    @property
+    def ratio_to_plain(self) -> float:
+        """Plain seconds are those of all clients, from the few that were timed."""
+        return self.plain_seconds / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ratio_to_plain": self.ratio_to_plain}
+
+
+def measure(
+    work: Round,
+    *,
+    device: str = "cpu",
+    tf32: bool = False,
+    repeats: int = 3,
+    plain_clients: int = 3,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Speed:
+    """Time rounds of the engine and, in between, the plain loop on a few of the same clients."""
+    if repeats < 1:
+        raise ConfigError(f"must be at least 1, not {repeats}", field="repeats")
+    stream = SimStream(1)
+    module = build_model(work.model, image_shape=IMAGE, classes=CLASSES, stream=stream.child("model"))
+    layout = FlatLayout.of(module)
+    drawn = stream.child("data").generator()
+    count = work.clients * work.samples
+    inputs = torch.from_numpy(drawn.standard_normal((count, *IMAGE), dtype=np.float32))
+    labels = torch.from_numpy(drawn.integers(0, CLASSES, count))
+    start = layout.flatten(module)
+    jobs = [
+        Job(start, torch.arange(work.samples) + client * work.samples, stream.child("client", client))
+        for client in range(work.clients)
+    ]
+    settings = LocalTraining(epochs=work.epochs, batch_size=work.batch_size, learning_rate=0.01)
+    few = jobs[: min(plain_clients, work.clients)]
+    timed: dict[str, list[float]] = {"engine": [], "plain": []}
+    with (
+        open_cohort(module, layout, inputs, labels, device=device, tf32=tf32) as cohort,
+        open_cohort(module, layout, inputs, labels, plain=True) as plain,
+    ):
+        progress("warming up")
+        cohort.train(jobs, settings)
+        for repeat in range(repeats):
+            progress(f"repeat {repeat + 1} of {repeats}: engine")
+            timed["engine"].append(_seconds(lambda: cohort.train(jobs, settings)))
+            progress(f"repeat {repeat + 1} of {repeats}: plain loop, {len(few)} of {work.clients} clients")
+            timed["plain"].append(_seconds(lambda: plain.train(few, settings)) * work.clients / len(few))
+        engine = cohort.engine
+    progress("noise")
+    return Speed(
+        round=work,
+        engine=engine,
+        parameters=layout.size,
+        seconds=statistics.median(timed["engine"]),
+        plain_seconds=statistics.median(timed["plain"]),
+        plain_clients=len(few),
+        share_nanoseconds=_share_nanoseconds(layout.size, repeats),
+        secret_nanoseconds=_secret_nanoseconds(layout.size, repeats),
+    )
+
+
+def _share_nanoseconds(coordinates: int, repeats: int) -> float:
+    graph = ShareGraph.regular(10, degree=3, beacon=b"speed")
+    uploads = np.zeros((10, coordinates), dtype=np.float32)
+
+    def once() -> None:
+        add_shares(uploads, graph, unit_variance=1e-6, tau2=0.0, distortion="additive", stream=SimStream(1))
+
+    return _median(once, repeats) / (graph.senders.size * coordinates) * 1e9
+
+
+def _secret_nanoseconds(coordinates: int, repeats: int) -> float:
+    vector = np.zeros(coordinates, dtype=np.uint64)
+    return _median(lambda: SecretStream.fresh().add_gaussian(vector, 1000.0), repeats) / coordinates * 1e9
+
+
+def _median(work: Callable[[], object], repeats: int) -> float:
+    work()
+    seconds: Sequence[float] = [_seconds(work) for _ in range(max(3, repeats))]
+    return statistics.median(seconds)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,91 @@
+"""The engine that trains the clients of all methods of a round as one cohort."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from niss.learning import Evaluation, Job, LocalTraining, open_cohort
+from niss.simulation.config import Config
+from niss.simulation.materials import Materials
+
+Updates = NDArray[np.floating[Any]]
+Done = Callable[[int], None]
+
+TOGETHER_BYTES = 512 * 2**20
+"""Methods are trained together as long as their updates fit into this much memory."""
+
+
+class Trainer(AbstractContextManager["Trainer"]):
+    """Trains clients as the config says; owns the worker processes, or the place on the device."""
+
+    def __init__(self, config: Config, materials: Materials) -> None:
+        training = config.training
+        self._config = config
+        self._row_bytes = materials.start.nbytes
+        self._cohort = open_cohort(
+            copy.deepcopy(materials.module),
+            materials.layout,
+            materials.clients.inputs,
+            materials.clients.labels,
+            device=choose_device(training.device),
+            workers=training.workers,
+            tf32=training.tf32,
+            plain=training.engine == "plain",
+        )
+
+    @property
+    def engine(self) -> str:
+        """How the clients are trained, in one line."""
+        return self._cohort.engine
+
+    def train(self, requests: Sequence[Sequence[Job]], done: Done | None = None) -> list[Updates]:
+        """The updates of each request, a row for each of its jobs, all trained as one cohort."""
+        jobs = [job for request in requests for job in request]
+        training, privacy = self._config.training, self._config.privacy
+        if privacy.unit == "record":
+            rows = self._cohort.clipped_steps(
+                jobs, clip=privacy.clip, learning_rate=training.learning_rate, progress=done
+            )
+        else:
+            settings = LocalTraining(
+                epochs=training.epochs,
+                batch_size=training.batch_size,
+                learning_rate=training.learning_rate,
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+            )
+            rows = self._cohort.train(jobs, settings, progress=done)
+        ends = np.cumsum([len(request) for request in requests])
+        return np.split(rows, ends[:-1])
+
+    def together(self) -> int:
+        """How many methods to train at once: what fits into `TOGETHER_BYTES`, and at least one."""
+        return max(1, TOGETHER_BYTES // (self._row_bytes * self._config.training.participants))
+
+    def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
+        """Accuracy and loss of the model with these weights."""
+        return self._cohort.evaluate(weights, inputs, labels)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cohort.close()
+
+
+def choose_device(wanted: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wanted

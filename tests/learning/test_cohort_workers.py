@@ -1,0 +1,261 @@
+"""The worker processes: same results as without them, and nothing left behind however it ends."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from niss.errors import ConfigError, NissError
+from niss.learning import FlatLayout, LocalTraining, build_model
+from niss.learning.cohort import Cohort, Job, WorkerError
+from niss.randomness import SimStream
+
+SIZES = (13, 31, 1, 20, 7, 40, 10)
+WORK = LocalTraining(epochs=2, momentum=0.5)
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+
+
+def federation(name: str = "mlp") -> tuple[nn.Module, FlatLayout, Tensor, Tensor, list[Job]]:
+    module = build_model(name, image_shape=(1, 6, 6), classes=10, stream=SimStream(5))
+    return (module, *prepared(module))
+
+
+def prepared(module: nn.Module) -> tuple[FlatLayout, Tensor, Tensor, list[Job]]:
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+    starts = [start, start * 1.5]
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(sum(SIZES), 1, 6, 6, generator=generator)
+    labels = torch.randint(0, 10, (sum(SIZES),), generator=generator)
+    rows = torch.arange(sum(SIZES)).split(list(SIZES))
+    jobs = [Job(starts[n % 2], own, SimStream(n)) for n, own in enumerate(rows)]
+    return layout, inputs, labels, jobs
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[tuple[Cohort, list[Job]]]:
+    module, layout, inputs, labels, jobs = federation()
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        yield cohort, jobs
+
+
+def worker_ids(cohort: Cohort) -> list[int]:
+    assert cohort._pool is not None
+    return [process.pid for process in cohort._pool._processes]
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    deadline = time.monotonic() + 20.0
+    while any(is_running(process) for process in processes):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.02)
+
+
+def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
+    cohort, jobs = started
+    module, layout, inputs, labels, _ = federation()
+    same_groups = Cohort(module, layout, inputs, labels, workers=2)
+    updates = cohort.train(jobs, WORK)
+    assert np.array_equal(updates, same_groups.train(jobs, WORK))
+    assert same_groups._pool is None
+    alone = Cohort(module, layout, inputs, labels, workers=1)
+    assert np.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
+    clipped = cohort.clipped_steps(jobs, clip=0.1, learning_rate=0.2)
+    assert np.array_equal(clipped, alone.clipped_steps(jobs, clip=0.1, learning_rate=0.2))
+    assert "2 workers" in cohort.engine
+    assert "one process" in alone.engine
+
+
+def test_out_is_filled_and_progress_counts_everyone(started) -> None:
+    cohort, jobs = started
+    done: list[int] = []
+    out = np.full((len(jobs), cohort._layout.size), np.nan, dtype=np.float32)
+    assert cohort.train(jobs, WORK, out=out, progress=done.append) is out
+    assert np.isfinite(out).all()
+    assert sum(done) == len(jobs)
+    assert cohort.train([], WORK).shape == (0, cohort._layout.size)
+
+
+def test_more_starts_than_before_and_jobs_in_any_order(started) -> None:
+    cohort, jobs = started
+    many = [Job(job.start + 0.001 * number, job.samples, job.stream) for number, job in enumerate(jobs * 3)]
+    module, layout, inputs, labels, _ = federation()
+    alone = Cohort(module, layout, inputs, labels, workers=1)
+    assert np.allclose(cohort.train(many[::-1], WORK)[::-1], alone.train(many, WORK), rtol=1e-4, atol=1e-6)
+
+
+def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> None:
+    module, layout, inputs, labels, jobs = federation()
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        first = cohort.train(jobs, WORK)
+        assert cohort._pool is None
+        monkeypatch.setattr("niss.learning.cohort.PATIENCE", 0.0)
+        assert np.array_equal(cohort.train(jobs, WORK), first)
+        processes = worker_ids(cohort)
+        cohort.start()
+        assert worker_ids(cohort) == processes
+        assert np.array_equal(cohort.train(jobs, WORK), first)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_close_ends_every_worker_and_work_can_go_on() -> None:
+    module, layout, inputs, labels, jobs = federation()
+    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    cohort = Cohort(module, layout, inputs, labels, workers=2)
+    cohort.start()
+    processes = worker_ids(cohort)
+    if Path("/dev/shm").exists():
+        assert not [path for path in set(Path("/dev/shm").iterdir()) - before if "niss" in path.name]
+    cohort.close()
+    cohort.close()
+    assert not any(is_running(process) for process in processes)
+    assert np.isfinite(cohort.train(jobs, WORK)).all()
+    del cohort
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+@needs_proc
+def test_a_killed_worker_is_an_error_that_says_so_and_ends_the_others() -> None:
+    module, layout, inputs, labels, jobs = federation()
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        processes = worker_ids(cohort)
+        os.kill(processes[1], signal.SIGKILL)
+        with pytest.raises(
+            WorkerError, match=rf"worker 2 of 2 \(process {processes[1]}\) was killed by SIGKILL"
+        ):
+            cohort.train(jobs, WORK)
+        assert not any(is_running(process) for process in processes)
+        assert np.isfinite(cohort.train(jobs, WORK)).all()
+    assert issubclass(WorkerError, NissError)
+
+
+@needs_proc
+def test_an_interrupt_leaves_no_workers() -> None:
+    module, layout, inputs, labels, jobs = federation()
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        processes = worker_ids(cohort)
+        os.kill(processes[0], signal.SIGINT)  # ignored there
+        with pytest.raises(KeyboardInterrupt):
+            cohort.train(jobs, WORK, progress=interrupt)
+        assert not any(is_running(process) for process in processes)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
+    # A script without `if __name__ == "__main__"`, as users write them.
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time, torch\n"
+        "from niss.learning import FlatLayout, build_model\n"
+        "from niss.learning.cohort import Cohort\n"
+        "from niss.randomness import SimStream\n"
+        "module = build_model('mlp', image_shape=(1, 6, 6), classes=10, stream=SimStream(5))\n"
+        "data = torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64)\n"
+        "cohort = Cohort(module, FlatLayout.of(module), *data, workers=2)\n"
+        "cohort.start()\n"
+        "print(*[process.pid for process in cohort._pool._processes], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        processes = [int(word) for word in parent.stdout.readline().split()]
+        assert len(processes) == 2
+        parent.kill()
+    wait_until_gone(processes)
+
+
+@pytest.mark.slow
+def test_an_error_inside_a_worker_arrives_as_it_was(tmp_path, monkeypatch) -> None:
+    (tmp_path / "picky_layers.py").write_text(
+        "from torch import nn\n"
+        "from niss.errors import ConfigError\n"
+        "class Picky(nn.Linear):\n"
+        "    def forward(self, images):\n"
+        "        if bool((images == 77.0).any()):\n"
+        "            raise ConfigError('77 is not allowed', field='images', hint='use 78')\n"
+        "        return super().forward(images)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    picky = importlib.import_module("picky_layers").Picky
+    module = nn.Sequential(nn.Flatten(), picky(36, 10))
+    layout, inputs, labels, jobs = prepared(module)
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        assert np.isfinite(cohort.train(jobs, WORK)).all()
+    inputs[2] = 77.0
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        with pytest.raises(ConfigError, match="77 is not allowed") as caught:
+            cohort.train(jobs, WORK)
+    assert caught.value.field == "images"
+    assert caught.value.hint == "use 78"
+    assert "picky_layers.py" in caught.value.__notes__[0]
+
+
+def test_what_cannot_be_sent_is_trained_here_and_says_why() -> None:
+    class Local(nn.Linear):
+        pass
+
+    module = nn.Sequential(nn.Flatten(), Local(36, 10))
+    layout, inputs, labels, jobs = prepared(module)
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        assert "one process, because the module cannot be pickled" in cohort.engine
+        cohort.start()
+        assert np.isfinite(cohort.train(jobs, WORK)).all()
+        assert cohort._pool is None
+
+
+@pytest.mark.slow
+def test_what_workers_cannot_import_is_trained_here_and_says_why(tmp_path, monkeypatch) -> None:
+    source = tmp_path / "vanishing_layers.py"
+    source.write_text("from torch import nn\nclass Vanishing(nn.Linear):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    vanishing = importlib.import_module("vanishing_layers").Vanishing
+    source.unlink()
+    module = nn.Sequential(nn.Flatten(), vanishing(36, 10))
+    layout, inputs, labels, jobs = prepared(module)
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        assert "one process, because workers cannot load the module" in cohort.engine
+        assert np.isfinite(cohort.train(jobs, WORK)).all()
+
+
+@pytest.mark.slow
+def test_cnn_in_workers() -> None:
+    module, layout, inputs, labels, jobs = federation("cnn")
+    alone = Cohort(module, layout, inputs, labels, workers=1)
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        updates = cohort.train(jobs, LocalTraining(epochs=1))
+    assert np.array_equal(updates, alone.train(jobs, LocalTraining(epochs=1)))
