@@ -207,3 +207,26 @@ def test_dropout_is_off_without_a_stream_and_reproducible_with_one() -> None:
     assert all(part.training for part in module.modules())
     module.eval()
     assert float((plain - naive_step(module, images, labels, 1.0, 1.0)).abs().max()) <= 1e-12
+
+
+def test_a_layer_with_two_names_is_left_as_it_was() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.again = self.first
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.again(torch.relu(self.first(inputs))))
+            return result
+
+    module = Twice().double()
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+    images, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
+    update = clipped_gradient_step(module, layout, start, images, labels, clip=1e9, learning_rate=1.0)
+    assert isinstance(module.first.weight, nn.Parameter)
+    loss = nn.functional.cross_entropy(module(images), labels)
+    slopes = torch.autograd.grad(loss, list(module.parameters()))
+    torch.testing.assert_close(update, -torch.cat([slope.reshape(-1) for slope in slopes]))

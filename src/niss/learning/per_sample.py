@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import torch
@@ -57,6 +58,9 @@ def clipped_gradient_step(
             field="model",
             hint="use GroupNorm or LayerNorm in place of BatchNorm",
         )
+    if len(list(module.modules())) < len(list(module.named_modules(remove_duplicate=False))):
+        # Under vmap, functional_call leaves its tensors behind in a layer with two names (torch 2.13).
+        module = copy.deepcopy(module)
     layout.load(module, start)
     weights = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
     if not weights:

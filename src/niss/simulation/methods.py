@@ -6,19 +6,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting import RoundPlan
+from niss.graph import ShareGraph
 from niss.mechanism import add_gaussian, add_shares
 from niss.randomness import SimStream
 
 Uploads = NDArray[np.floating[Any]]
 
 
-def add_client_noise(uploads: Uploads, plan: RoundPlan, stream: SimStream) -> RoundPlan:
+class AddShares(Protocol):
+    """`niss.mechanism.add_shares`, or what a device does in its place."""
+
+    def __call__(
+        self,
+        uploads: Uploads,
+        edges: ShareGraph,
+        *,
+        unit_variance: float,
+        tau2: ArrayLike,
+        distortion: str,
+        stream: SimStream,
+        keep_factors: bool = False,
+    ) -> NDArray[np.floating[Any]] | None: ...
+
+
+def add_client_noise(
+    uploads: Uploads, plan: RoundPlan, stream: SimStream, add_shares: AddShares = add_shares
+) -> RoundPlan:
     """Turn `p_k x_k` into what each client uploads, in place; returns the plan with what was drawn."""
     if plan.plan.method == "dp-fedavg":
         for seat, variance in enumerate(plan.own_variance):

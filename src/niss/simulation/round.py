@@ -157,7 +157,7 @@ def _exchange(
     members = plan.participants
     if federation.exchange is None:
         exact = uploads.sum(axis=0, dtype=np.float64)
-        plan = add_client_noise(uploads, plan, stream.child("noise"))
+        plan = add_client_noise(uploads, plan, stream.child("noise"), federation.trainer.add_shares)
         ledger.charge(members, plan.joint_mu, plan.marginal_mu)
         total = uploads.sum(axis=0, dtype=np.float64)
         add_server_noise(total, plan, stream.child("noise"))

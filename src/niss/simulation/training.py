@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.learning import Evaluation, Job, LocalTraining, open_cohort
+from niss.mechanism import add_shares
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
+from niss.simulation.methods import AddShares
 
 Updates = NDArray[np.floating[Any]]
 Done = Callable[[int], None]
@@ -74,6 +76,11 @@ class Trainer(AbstractContextManager["Trainer"]):
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Accuracy and loss of the model with these weights."""
         return self._cohort.evaluate(weights, inputs, labels)
+
+    @property
+    def add_shares(self) -> AddShares:
+        """What adds simulated shares to the uploads: the device where the clients train, or the processor."""
+        return getattr(self._cohort, "add_shares", add_shares)
 
     def __enter__(self) -> Self:
         return self

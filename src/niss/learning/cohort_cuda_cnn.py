@@ -1,0 +1,221 @@
+"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from niss.learning import cohort_cuda_conv_kernels as kernels
+from niss.learning.cohort_cuda_mlp import Layer, LinearSteps, block
+from niss.learning.cohort_cuda_table import DeviceTable
+from niss.learning.flat import FlatLayout
+from niss.learning.local import LocalTraining
+from niss.learning.models import Cnn
+
+_KERNEL, _TAPS, _FIRST, _SECOND = 5, 25, 32, 64
+_MOST_CLASSES = 64
+_PARTS = 4
+
+
+class CnnSteps:
+    """SGD steps of many CNNs; see `PlainSteps` for the meaning of the methods.
+
+    Between `load` and `read` the weights are kept in the order of the kernels: the convolutions as
+    `cohort_cuda_conv_kernels` says, the hidden layer's columns by position, then channel.
+    """
+
+    def __init__(
+        self,
+        layout: FlatLayout,
+        inputs: Tensor,
+        labels: Tensor,
+        table: DeviceTable,
+        settings: LocalTraining,
+        *,
+        precision: str,
+    ) -> None:
+        self._layout = layout
+        self._shared = shared = LinearSteps(table, labels, settings, precision)
+        clients, rows, device = shared.clients, shared.rows, inputs.device
+        _, channels, height, width = inputs.shape
+        self._side: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._data = functional.pad(inputs, (2, 2, 2, 2)).contiguous()
+        self._channels, self._half, self._quarter = (
+            channels,
+            (height // 2, width // 2),
+            (height // 4, width // 4),
+        )
+        self._taps = channels * _TAPS
+        # Measured on an H200: positions of a tile and warps, for the two large products.
+        self._tiles = (256, 8) if precision == "tf32" else (128, 4)
+        self._patch = block(self._taps + 1, 32)
+        area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
+        bordered = (self._half[0] + 4) * (self._half[1] + 4)
+        hidden, classes = layout.shapes[4][0], layout.shapes[6][0]
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((clients, *shape), dtype=dtype, device=device)
+
+        self._conv1 = zeros(self._patch, _FIRST)
+        self._conv2, self._bias2 = zeros(_TAPS, _FIRST, _SECOND), zeros(_SECOND)
+        moving = shared.momentum
+        self._conv1_velocity = zeros(self._patch, _FIRST) if moving else self._conv1
+        self._conv2_velocity = zeros(_TAPS, _FIRST, _SECOND) if moving else self._conv2
+        self._bias2_velocity = zeros(_SECOND) if moving else self._bias2
+        self._hidden = Layer.of(clients, hidden, area_2 * _SECOND, momentum=moving, device=device)
+        self._output = Layer.of(clients, classes, hidden, momentum=moving, device=device)
+        # Borders of two are zero from here on: the kernels write inside them alone.
+        self._pooled1, self._which1 = (
+            zeros(rows, bordered, _FIRST),
+            zeros(rows, area_1, _FIRST, dtype=torch.uint8),
+        )
+        self._pooled2 = zeros(rows, area_2, _SECOND)
+        self._which2 = zeros(rows, area_2, _SECOND, dtype=torch.uint8)
+        self._value3, self._slope3 = zeros(rows, hidden), zeros(rows, hidden)
+        self._grid_slope, self._slope1 = zeros(rows, bordered, _SECOND), zeros(rows, area_1, _FIRST)
+        self._parts1, self._parts2 = (
+            zeros(4 * rows, self._patch, _FIRST),
+            zeros(_PARTS, _TAPS, _FIRST, _SECOND),
+        )
+        self._bias_parts2 = zeros(area_2, _SECOND)
+
+    @staticmethod
+    def fits(module: nn.Module, image_shape: tuple[int, ...]) -> bool:
+        """Whether the tiles of the kernels hold this model and these images."""
+        if type(module) is not Cnn or len(image_shape) != 3:
+            return False
+        channels, height, width = image_shape
+        classes: int = module.state_dict()["layers.9.weight"].shape[0]
+        return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= _MOST_CLASSES
+
+    def load(self, starts: Tensor) -> None:
+        stack = starts.expand(self._shared.clients, -1)
+        sizes = [torch.Size(shape).numel() for shape in self._layout.shapes]
+        first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = (
+            piece.view(len(stack), *shape)
+            for piece, shape in zip(torch.split(stack, sizes, dim=1), self._layout.shapes, strict=True)
+        )
+        self._conv1.zero_()
+        self._conv1[:, : self._taps].copy_(first.flatten(2).transpose(1, 2))
+        self._conv1[:, self._taps].copy_(first_bias)
+        self._conv2.copy_(second.flatten(3).permute(0, 3, 2, 1))
+        self._bias2.copy_(second_bias)
+        by_position = hidden.reshape(*hidden.shape[:2], _SECOND, -1).transpose(2, 3)
+        self._hidden.weight.view(by_position.shape).copy_(by_position)
+        self._hidden.bias.copy_(hidden_bias)
+        self._output.weight.copy_(output)
+        self._output.bias.copy_(output_bias)
+        self._hidden.rest()
+        self._output.rest()
+        if self._shared.momentum:
+            for velocity in (self._conv1_velocity, self._conv2_velocity, self._bias2_velocity):
+                velocity.zero_()
+
+    def read(self) -> Tensor:
+        weight = self._hidden.weight
+        by_channel = weight.view(*weight.shape[:2], -1, _SECOND).transpose(2, 3)
+        pieces = (
+            self._conv1[:, : self._taps].transpose(1, 2), self._conv1[:, self._taps],
+            self._conv2.permute(0, 3, 2, 1), self._bias2,
+            by_channel, self._hidden.bias, self._output.weight, self._output.bias,
+        )  # fmt: skip
+        return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
+
+    def finish(self) -> None:
+        """Nothing is left over after the last step."""
+
+    def enqueue(self, offset: int) -> None:
+        shared = self._shared
+        self._convolutions_forward(offset)
+        shared.forward(self._hidden, self._pooled2, self._value3, block_o=64, block_k=64, num_stages=3)
+        shared.output(self._output, self._value3, self._slope3, offset)
+        height, width = self._quarter
+        shared.backward(
+            self._hidden, self._pooled2, self._slope3, self._slope3, offset,
+            block_o=32, block_i=_SECOND, num_warps=2,
+            unpool=(self._which2, self._grid_slope, self._bias_parts2, width, height),
+        )  # fmt: skip
+        self._convolutions_backward(offset)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Launch on the side stream what may run at the same time as the launches that follow."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self._data.device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _join(self) -> None:
+        if self._side is not None:
+            torch.cuda.current_stream(self._data.device).wait_stream(self._side)
+
+    def _first_geometry(self) -> dict[str, int]:
+        pitch = 2 * self._half[1] + 4
+        plane = pitch * (2 * self._half[0] + 4)
+        return {
+            "TAPS": self._taps, "PATCH": self._patch, "PITCH": pitch, "PLANE": plane,
+            "IMAGE": self._channels * plane,
+            "OUT_WIDTH": self._half[1], "OUT_AREA": self._half[0] * self._half[1],
+        }  # fmt: skip
+
+    def _convolutions_forward(self, offset: int) -> None:
+        shared, table = self._shared, self._shared.table
+        clients, rows = shared.clients, shared.rows
+        area_1, area_2 = self._half[0] * self._half[1], self._quarter[0] * self._quarter[1]
+        block_p = 64
+        block_m, warps = self._tiles
+        kernels.conv1_forward[(-(-rows * area_1 // block_p), clients)](
+            self._data, table.rows, table.counter, offset, self._conv1, self._pooled1, self._which1,
+            clients, rows, **self._first_geometry(), BLOCK_P=block_p, PRECISION=shared.precision,
+        )  # fmt: skip
+        pitch = self._half[1] + 4
+        kernels.conv2_forward[(-(-rows * area_2 * 4 // block_m), clients)](
+            self._pooled1, self._conv2, self._bias2, self._pooled2, self._which2, rows,
+            PITCH=pitch, PLANE=pitch * (self._half[0] + 4), OUT_WIDTH=self._quarter[1], OUT_AREA=area_2,
+            BLOCK_M=block_m, STAGES=3, PRECISION=shared.precision, num_warps=warps,
+        )  # fmt: skip
+
+    def _convolutions_backward(self, offset: int) -> None:
+        shared, table = self._shared, self._shared.table
+        clients, rows = shared.clients, shared.rows
+        area_1 = self._half[0] * self._half[1]
+        pitch = self._half[1] + 4
+        grid = {"PITCH": pitch, "PLANE": pitch * (self._half[0] + 4), "WIDTH": self._half[1], "AREA": area_1}
+        block_m, warps = self._tiles
+        with self._beside():
+            kernels.conv2_gradient[(_KERNEL, clients, _PARTS)](
+                self._pooled1, self._grid_slope, self._parts2, rows, **grid,
+                PARTS=_PARTS, BLOCK_K=32, STAGES=3, PRECISION=shared.precision, num_warps=4,
+            )  # fmt: skip
+        kernels.conv2_input_gradient[(-(-rows * area_1 // block_m), clients)](
+            self._grid_slope, self._conv2, self._slope1, rows, **grid,
+            BLOCK_M=block_m, STAGES=3, PRECISION=shared.precision, num_warps=warps,
+        )  # fmt: skip
+        kernels.conv1_gradient[(4 * rows, clients)](
+            self._data, table.rows, table.counter, offset, self._slope1, self._which1, self._parts1,
+            clients, rows, **self._first_geometry(), BLOCK_P=32, PRECISION=shared.precision,
+            num_warps=1, num_stages=1,
+        )  # fmt: skip
+        self._join()
+        self._move(self._parts2, self._conv2, self._conv2_velocity, offset)
+        self._move(self._bias_parts2, self._bias2, self._bias2_velocity, offset)
+        self._move(self._parts1, self._conv1, self._conv1_velocity, offset)
+
+    def _move(self, parts: Tensor, weight: Tensor, velocity: Tensor, offset: int) -> None:
+        shared, table = self._shared, self._shared.table
+        size = weight[0].numel()
+        count = parts[0].numel() // size
+        block_e = max(64, 4096 // block(count, 1))
+        kernels.sum_and_move[(-(-size // block_e), shared.clients)](
+            parts, table.sizes, table.counter, offset, weight, velocity,
+            shared.clients, count, size, *shared.rule,
+            COUNT=block(count, 1), BLOCK_E=block_e, MOMENTUM=shared.momentum,
+        )  # fmt: skip

@@ -1,0 +1,385 @@
+"""The CUDA cohort against the reference loop, and the noise on the device against its formulas.
+
+Needs a CUDA device. Without pytest, `python tests/learning/test_cohort_cuda.py` runs every test.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+if __name__ == "__main__" and "cryptography" not in sys.modules:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:  # nothing here draws secret noise
+        for missing in ("", ".hazmat", ".hazmat.primitives", ".hazmat.primitives.ciphers"):
+            sys.modules["cryptography" + missing] = ModuleType("cryptography" + missing)
+        ciphers = sys.modules["cryptography.hazmat.primitives.ciphers"]
+        ciphers.Cipher = ciphers.algorithms = ciphers.modes = None  # type: ignore[attr-defined]
+
+from niss.graph import ShareGraph
+from niss.learning import (
+    FlatLayout,
+    LocalTraining,
+    build_model,
+    clipped_gradient_step,
+    evaluate,
+    train_client,
+)
+from niss.learning.cohort_cuda import CudaCohort
+from niss.learning.cohort_cuda_noise import add_shares_on_device
+from niss.learning.cohort_cuda_table import BatchTable
+from niss.learning.local import batch_order
+from niss.randomness import SimStream
+
+try:
+    import pytest
+
+    needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+except ImportError:
+
+    def needs_cuda(test: Callable[[], None]) -> Callable[[], None]:
+        return test
+
+
+@dataclass(frozen=True)
+class Job:
+    start: Tensor
+    samples: Tensor
+    stream: SimStream
+
+
+def images(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(1)
+    centres = torch.rand(10, *shape, generator=source)
+    labels = torch.randint(0, 10, (count,), generator=source)
+    noise = torch.rand(count, *shape, generator=source)
+    return (0.6 * centres[labels] + 0.4 * noise).to(dtype), labels
+
+
+def cohort_data(
+    module: nn.Module, counts: tuple[int, ...], shape: tuple[int, ...], starts: int = 1
+) -> tuple[FlatLayout, Tensor, Tensor, list[Job]]:
+    layout = FlatLayout.of(module)
+    inputs, labels = images(sum(counts), shape, layout.dtype)
+    vectors = [layout.flatten(module) * (1.0 - 0.1 * number) for number in range(starts)]
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(2))
+    jobs = [
+        Job(vectors[number % starts], samples, SimStream(7).child("client", number))
+        for number, samples in enumerate(torch.split(order, list(counts)))
+    ]
+    return layout, inputs, labels, jobs
+
+
+def reference(
+    module: nn.Module,
+    layout: FlatLayout,
+    inputs: Tensor,
+    labels: Tensor,
+    jobs: list[Job],
+    settings: LocalTraining,
+) -> Tensor:
+    return torch.stack(
+        [
+            train_client(
+                module,
+                layout,
+                job.start,
+                inputs[job.samples],
+                labels[job.samples],
+                settings,
+                stream=job.stream,
+            )
+            for job in jobs
+        ]
+    )
+
+
+def relative(found: Tensor, expected: Tensor) -> Tensor:
+    return (found.double() - expected.double()).norm(dim=1) / expected.double().norm(dim=1)
+
+
+SMALL = (1, 8, 8)
+UNEVEN = (23, 7, 40, 16, 3)
+RULES = (
+    LocalTraining(epochs=2, batch_size=5, learning_rate=0.1),
+    LocalTraining(epochs=3, batch_size=8, learning_rate=0.05, momentum=0.9, weight_decay=0.01),
+)
+
+
+def small_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    hidden = (24, 17) if name == "mlp" else None
+    return build_model(name, image_shape=SMALL, classes=10, stream=SimStream(3), hidden=hidden).to(dtype)
+
+
+def test_table_has_the_batches_of_batch_order() -> None:
+    layout, _, _, jobs = cohort_data(small_model("mlp"), UNEVEN, SMALL)
+    assert layout.size
+    settings = RULES[0]
+    table = BatchTable(jobs, settings)
+    ready = list(table.fill())
+    assert ready[-1] == table.steps
+    for client, job in enumerate(jobs):
+        batches = [job.samples[batch] for batch in batch_order(len(job.samples), settings, job.stream)]
+        assert int((table.sizes[:, client] > 0).sum()) == len(batches)
+        for step, batch in enumerate(batches):
+            assert table.sizes[step, client] == len(batch)
+            assert table.rows[step, client, : len(batch)].tolist() == batch.tolist()
+            assert set(table.rows[step, client, len(batch) :].tolist()) <= {int(batch[0])}
+
+
+@needs_cuda
+def test_float64_equals_the_reference_on_uneven_clients() -> None:
+    for name in ("mlp", "cnn"):
+        module = small_model(name, torch.float64)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
+        for settings in RULES:
+            with CudaCohort(module, layout, inputs, labels) as cohort:
+                found = torch.from_numpy(cohort.train(jobs, settings))
+            expected = reference(module, layout, inputs, labels, jobs, settings)
+            assert relative(found, expected).max() < 1e-10, name
+
+
+@needs_cuda
+def test_kernels_are_as_exact_as_float32_and_repeat_to_the_bit() -> None:
+    for name in ("mlp", "cnn"):
+        module = small_model(name)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
+        exact = small_model(name, torch.float64)
+        exact_jobs = [Job(job.start.double(), job.samples, job.stream) for job in jobs]
+        for settings in RULES:
+            expected = reference(exact, FlatLayout.of(exact), inputs.double(), labels, exact_jobs, settings)
+            plain = reference(module, layout, inputs, labels, jobs, settings)
+            with CudaCohort(module, layout, inputs, labels) as cohort:
+                found = torch.from_numpy(cohort.train(jobs, settings))
+                again = torch.from_numpy(cohort.train(jobs, settings))
+                resident = cohort.train_on_device(jobs, settings).cpu()
+            assert torch.equal(found, again)
+            assert torch.equal(found, resident)
+            bound = 4.0 * relative(plain, expected).median() + 1e-6
+            assert relative(found, expected).median() < bound, name
+
+
+@needs_cuda
+def test_paper_models_agree_after_one_epoch() -> None:
+    for name, count in (("mlp", 200), ("cnn", 60)):
+        module = build_model(name, image_shape=(1, 28, 28), classes=10, stream=SimStream(3))
+        layout, inputs, labels, jobs = cohort_data(module, (count,) * 5, (1, 28, 28))
+        settings = LocalTraining(epochs=1)
+        expected = reference(module, layout, inputs, labels, jobs, settings)
+        with CudaCohort(module, layout, inputs, labels) as cohort:
+            found = torch.from_numpy(cohort.train(jobs, settings))
+        assert relative(found, expected).median() < 1e-5, name
+
+
+@needs_cuda
+def test_plain_path_agrees_with_the_kernels() -> None:
+    from niss.learning import cohort_cuda_program
+
+    find_spec = cohort_cuda_program.find_spec
+    for name in ("mlp", "cnn"):
+        module = small_model(name)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+        with CudaCohort(module, layout, inputs, labels) as cohort:
+            fused = torch.from_numpy(cohort.train(jobs, RULES[1]))
+        try:
+            cohort_cuda_program.find_spec = lambda _name: None  # type: ignore[assignment]
+            with CudaCohort(module, layout, inputs, labels) as cohort:
+                assert "Triton is not installed" in cohort.engine
+                plain = torch.from_numpy(cohort.train(jobs, RULES[1]))
+        finally:
+            cohort_cuda_program.find_spec = find_spec
+        assert relative(fused, plain).median() < 1e-5, name
+
+
+@needs_cuda
+def test_a_diverged_client_stays_alone() -> None:
+    for name in ("mlp", "cnn"):
+        module = small_model(name)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+        poisoned = inputs.clone()
+        poisoned[jobs[1].samples] = 1e30
+        with CudaCohort(module, layout, poisoned, labels) as cohort:
+            found = torch.from_numpy(cohort.train(jobs, RULES[0]))
+        expected = reference(module, layout, inputs, labels, jobs, RULES[0])
+        assert not found[1].isfinite().all()
+        others = [0, 2, 3, 4]
+        assert relative(found[others], expected[others]).median() < 1e-5
+
+
+class Mixing(nn.Module):
+    """Subtracts the batch's mean: a padded batch would be another batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        flat = batch.flatten(1)
+        logits: Tensor = self.layer(flat - flat.mean(dim=0))
+        return logits
+
+
+@needs_cuda
+def test_other_modules_are_vmapped_or_looped_and_say_so() -> None:
+    tanh = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10)).double()
+    frozen = small_model("mlp", torch.float64)
+    next(frozen.parameters()).requires_grad_(False)
+    norm = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.Linear(12, 10)).double()
+    cases: tuple[tuple[nn.Module, str], ...] = (
+        (tanh, "vmapped"),
+        (frozen, "vmapped"),
+        (norm, "one client after another"),
+        (Mixing().double(), "one client after another"),
+    )
+    for module, words in cases:
+        layout, inputs, labels, jobs = cohort_data(module, (23, 7, 40), SMALL)
+        settings = LocalTraining(epochs=2, batch_size=5, learning_rate=0.1, momentum=0.5)
+        expected = reference(module, layout, inputs, labels, jobs, settings)
+        with CudaCohort(module, layout, inputs, labels) as cohort:
+            assert words in cohort.engine, cohort.engine
+            found = torch.from_numpy(cohort.train(jobs, settings))
+        assert relative(found, expected).max() < 1e-10, cohort.engine
+
+
+@needs_cuda
+def test_clipped_steps_and_evaluation_equal_the_reference() -> None:
+    for name in ("mlp", "cnn"):
+        module = small_model(name, torch.float64)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+        with CudaCohort(module, layout, inputs, labels) as cohort:
+            found = torch.from_numpy(cohort.clipped_steps(jobs, clip=0.5, learning_rate=0.1))
+            scores = cohort.evaluate(jobs[0].start, inputs, labels)
+        for row, job in zip(found, jobs, strict=True):
+            expected = clipped_gradient_step(
+                module,
+                layout,
+                job.start,
+                inputs[job.samples],
+                labels[job.samples],
+                clip=0.5,
+                learning_rate=0.1,
+            )
+            assert relative(row[None], expected[None]).max() < 1e-10
+        layout.load(module, jobs[0].start)
+        expected_scores = evaluate(module, inputs, labels)
+        assert scores.accuracy == expected_scores.accuracy
+        assert abs(scores.loss - expected_scores.loss) < 1e-12
+
+
+@needs_cuda
+def test_chunks_give_the_same_rows_and_progress() -> None:
+    module = small_model("mlp")
+    layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
+    told: list[int] = []
+    with CudaCohort(module, layout, inputs, labels) as cohort:
+        whole = cohort.train(jobs, RULES[0])
+        cohort._room = lambda _settings: 2  # type: ignore[method-assign]
+        out = np.empty_like(whole)
+        parts = cohort.train(jobs, RULES[0], out=out, progress=told.append)
+    assert parts is out
+    assert np.array_equal(whole, parts)
+    assert told == [2, 2, 1]
+
+
+def moments(uploads: Tensor) -> np.ndarray:
+    return np.cov(uploads.cpu().double().numpy())
+
+
+@needs_cuda
+def test_shares_cancel_and_have_the_stated_covariance() -> None:
+    clients, coordinates = 6, 400_003
+    pairs = [(a, b, 1.0 + 0.1 * a) for a in range(clients) for b in range(clients) if a != b]
+    graph = ShareGraph(clients, pairs)
+    tau2 = np.linspace(0.0, 0.5, clients)
+    weights = np.asarray(graph.weights)
+    for triton in (True, False):
+        for distortion in ("scalar", "coordinate", "additive"):
+            arguments = {
+                "unit_variance": 2.0,
+                "distortion": distortion,
+                "stream": SimStream(5),
+                "triton": triton,
+            }
+            uploads = torch.zeros((clients, coordinates), device="cuda")
+            add_shares_on_device(uploads, graph, tau2=0.0, **arguments)
+            assert float(uploads.sum(dim=0).abs().max()) < 1e-4
+            first = uploads.clone()
+            uploads.zero_()
+            add_shares_on_device(uploads, graph, tau2=0.0, **arguments)
+            assert torch.equal(first, uploads)
+            uploads.zero_()
+            factors = add_shares_on_device(uploads, graph, tau2=tau2, **arguments)
+            expected = np.zeros((clients, clients))
+            for edge, (sender, receiver) in enumerate(zip(graph.senders, graph.receivers, strict=True)):
+                variance = 2.0 * weights[edge]
+                mean, spread = 1.0, tau2[receiver]
+                if distortion == "scalar":
+                    assert factors is not None
+                    mean, spread = factors[edge], 0.0
+                expected[sender, sender] += variance
+                expected[receiver, receiver] += variance * (mean**2 + spread)
+                expected[sender, receiver] -= variance * mean
+                expected[receiver, sender] -= variance * mean
+            scale = np.sqrt(np.outer(expected.diagonal(), expected.diagonal()))
+            # Seven deviations of a sample covariance (kurtosis of the products at most 3.5 here).
+            assert np.abs((moments(uploads) - expected) / scale).max() < 7.0 * 2.0 / np.sqrt(coordinates)
+
+
+@needs_cuda
+def test_shares_are_normal_far_out() -> None:
+    edges = ShareGraph(2, [(0, 1, 1.0)])
+    uploads = torch.zeros((2, 20_000_000), device="cuda")
+    add_shares_on_device(
+        uploads, edges, unit_variance=1.0, tau2=0.0, distortion="scalar", stream=SimStream(6), triton=True
+    )
+    draws = uploads[0].double()
+    for level, probability in ((1.0, 0.3173105), (3.0, 2.699796e-3), (4.5, 6.795346e-6)):
+        found = float((draws.abs() > level).double().mean())
+        deviation = (probability / len(draws)) ** 0.5
+        assert abs(found - probability) < 5.0 * deviation, level
+    assert abs(float(draws.mean())) < 5.0 / len(draws) ** 0.5
+    assert abs(float((draws[:-1] * draws[1:]).mean())) < 5.0 / len(draws) ** 0.5
+
+
+@needs_cuda
+def test_a_cohort_adds_shares_to_uploads_of_the_processor() -> None:
+    graph = ShareGraph.complete(5)
+    uploads = np.zeros((5, 10_001), dtype=np.float32)
+    data = images(20, SMALL, torch.float32)
+    module = small_model("mlp")
+    with CudaCohort(module, FlatLayout.of(module), *data) as cohort:
+        options = {"unit_variance": 1.0, "distortion": "additive", "stream": SimStream(8)}
+        assert cohort.add_shares(uploads, graph, tau2=0.0, **options) is None
+        assert np.abs(uploads.sum(axis=0)).max() < 1e-4
+        assert abs(float(uploads.var()) - 8.0) < 0.3
+        # Factors that are to be kept, and float64, are left to the processor.
+        options["distortion"] = "coordinate"
+        kept = cohort.add_shares(uploads, graph, tau2=0.1, keep_factors=True, **options)
+        assert kept is not None
+        assert kept.shape == (20, 10_001)
+        doubles = np.zeros((5, 100))
+        cohort.add_shares(doubles, graph, tau2=0.0, **options)
+        assert np.abs(doubles.sum(axis=0)).max() < 1e-12
+
+
+if __name__ == "__main__":
+    failed = 0
+    for name, test in sorted(globals().items()):
+        if name.startswith("test_"):
+            try:
+                test()
+                sys.stdout.write(f"passed {name}\n")
+            except Exception as problem:
+                failed += 1
+                import traceback
+
+                traceback.print_exc()
+                sys.stdout.write(f"FAILED {name}: {problem!r}\n")
+    sys.exit(failed > 0)
