@@ -46,6 +46,7 @@ Neighbours = Annotated[float | None, typer.Option(help="Unit shares each client 
 Graph = Annotated[str | None, typer.Option(help="regular, complete or random.")]
 Distortion = Annotated[str | None, typer.Option(help="additive, scalar or coordinate.")]
 Tau2 = Annotated[str | None, typer.Option(help="Distortion of received shares: a number, or 'calibrated'.")]
+Device = Annotated[str | None, typer.Option(help="Where clients train: auto, cpu or cuda.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, e.g. privacy.scope=round."),
@@ -79,6 +80,7 @@ def run_command(
     epsilon: Epsilon = None,
     delta: Delta = None,
     clip: Clip = None,
+    device: Device = None,
     settings: Settings = None,
     out: Out = None,
     resume: Resume = None,
@@ -112,6 +114,7 @@ def compare_command(
     epsilon: Epsilon = None,
     delta: Delta = None,
     clip: Clip = None,
+    device: Device = None,
     settings: Settings = None,
     out: Out = None,
     resume: Resume = None,

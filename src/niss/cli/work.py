@@ -39,6 +39,7 @@ SETTING_FLAGS = {
     "epsilon": "privacy.epsilon",
     "delta": "privacy.delta",
     "clip": "privacy.clip",
+    "device": "training.device",
 }
 METHOD_FLAGS = ("method", "tau2", "kappa", "neighbours", "graph", "distortion")
 DEFAULT_METHODS = "fedavg,central-dp,niss,dp-fedavg"

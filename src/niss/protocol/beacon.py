@@ -75,12 +75,13 @@ def verify_beacon(
         raise RemoteProtocolError(f"beacon link {beacon.index}, but this attempt has link {expected}")
     if not after < beacon.index <= _LONGEST:
         raise RemoteProtocolError(f"beacon link {beacon.index} does not come after link {after}")
+    # First the signature: a server alone cannot make clients walk a long chain.
+    verify(holder, "beacon", _signed(beacon.index, beacon.value, commitment), beacon.signature)
     value = beacon.value
     for _ in range(beacon.index):
         value = _link(value)
     if value != anchor:
         raise RemoteProtocolError("the beacon is not a link of the chain committed to")
-    verify(holder, "beacon", _signed(beacon.index, beacon.value, commitment), beacon.signature)
 
 
 def _signed(index: int, value: bytes, commitment: bytes) -> bytes:
