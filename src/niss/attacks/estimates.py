@@ -1,0 +1,201 @@
+"""From what the adversary sees to its best guess of one client's update.
+
+Write r_j for upload j less everything the adversary knows of it (update, shares of colluders). Then
+
+    r_k = p_k x_k + noise,    r_j = noise,    Cov(noise) = Sigma = sigma^2 L_H + diag(residual),
+
+and the best linear unbiased estimate is w . r / (p_k w_k) with w = Sigma^-1 e_k (Gauss and Markov). Its variance,
+1 / (Sigma^-1)_kk, is the accountant's effective variance: this attack is as good as the joint view allows. Where
+noise cancels (tau = 0) Sigma has a null space, and the sum over it gives the update away exactly.
+
+What a multiplicative distortion leaves of known shares is attacked before that:
+
+- `scalar`: sum_e (1 - s_e) n_e lies in the span of the known n_e and is projected out, at the price of the
+  part of the update that lies in the span too, a relative error of about sqrt(v / h) for v known shares;
+- `coordinate`: its variance tau^2 sum_e n_e,i^2 is known in every coordinate i, and small in some;
+- `additive`: it is fresh noise of even variance, and neither helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.attacks.observation import Observation
+from niss.errors import ConfigError
+
+FloatArray = NDArray[np.float64]
+
+_NULL = 1e-12
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The adversary's guess of x_k, and the variance it expects of each coordinate's error."""
+
+    update: FloatArray
+    variance: FloatArray
+
+    def shrunk(self, signal: float) -> FloatArray:
+        """The update with every coordinate drawn towards 0 by how little it is trusted: signal / (signal + variance).
+
+        `signal` is the expected square of a coordinate of x_k; where the variance is even, only the scale changes.
+        """
+        return np.asarray(self.update * (signal / (signal + self.variance)))
+
+
+def estimate_alone(seen: Observation, victim: int) -> Estimate:
+    """The paper's adversary: looks at the victim's upload alone, less the shares of colluders."""
+    _require_honest(seen, victim)
+    row = _less_known(seen, victim)
+    variance = np.full(row.shape, _marginal_variance(seen, victim))
+    return _scaled(row, variance, seen, victim)
+
+
+def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) -> Estimate:
+    """The best linear estimate from all uploads; with `exploit` off, colluders' shares are only subtracted.
+
+    Updates of others that the adversary does not know are taken to be zero, so that they end up in the
+    estimate as they do in the sum.
+    """
+    _require_honest(seen, victim)
+    honest = seen.honest
+    place = int(np.searchsorted(honest, victim))
+    rows = np.stack([_rest(seen, int(seat), int(seat) == victim, exploit) for seat in honest])
+    residual = _residual(seen, honest, exploit)
+    shared = _honest_laplacian(seen, honest)
+    if residual.ndim == 1:
+        weights = best_weights(shared + np.diag(residual), place)
+        combined = weights @ rows / weights[place]
+        error = np.full(combined.shape, max(0.0, _spread(weights, shared, residual, place)))
+    else:
+        columns = _weights_by_coordinate(shared, residual, place)
+        combined = np.sum(columns * rows, axis=0) / columns[place]
+        error = 1.0 / columns[place]
+    return _scaled(combined, error, seen, victim)
+
+
+def projected_out(vector: FloatArray, shares: list[FloatArray]) -> FloatArray:
+    """`vector` less its part in the span of `shares`."""
+    if not shares:
+        return vector
+    basis, _ = np.linalg.qr(np.stack(shares, axis=1))
+    return np.asarray(vector - basis @ (basis.T @ vector))
+
+
+def _rest(seen: Observation, seat: int, is_victim: bool, exploit: bool) -> FloatArray:
+    row = _less_known(seen, seat)
+    if not is_victim and seat in seen.known_updates:
+        row = row - seen.share[seat] * seen.known_updates[seat]
+    if exploit and _distorts(seen, "scalar"):
+        row = projected_out(row, _received(seen, seat))
+    return row
+
+
+def _less_known(seen: Observation, seat: int) -> FloatArray:
+    """An upload less the shares that a colluder sent to this seat or received from it."""
+    row: FloatArray = seen.uploads[seat].copy()
+    for (sender, receiver), share in seen.known_shares.items():
+        if sender == seat:
+            row -= share
+        elif receiver == seat:
+            row += share
+    return row
+
+
+def _received(seen: Observation, seat: int) -> list[FloatArray]:
+    return [share for (_, receiver), share in seen.known_shares.items() if receiver == seat]
+
+
+def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> FloatArray:
+    """The variance of what only one upload holds: per honest client, for `coordinate` also per coordinate."""
+    plan = seen.plan
+    if plan.plan.method == "dp-fedavg":
+        return np.asarray(plan.own_variance[honest])
+    if plan.plan.method != "niss":
+        return np.zeros(honest.size)
+    tau2 = plan.tau2[honest]
+    everything = tau2 * plan.unit_variance * plan.graph.in_weight[honest]
+    if plan.plan.distortion == "additive" or not exploit:
+        return np.asarray(everything)
+    unknown = tau2 * plan.unit_variance * _in_weight_from_honest(seen, honest)
+    if not _distorts(seen, "coordinate") or not seen.known_shares:
+        return np.asarray(unknown)
+    squares = np.zeros((honest.size, seen.uploads.shape[1]))
+    for place, seat in enumerate(honest):
+        for share in _received(seen, int(seat)):
+            squares[place] += share**2
+    return np.asarray(unknown[:, None] + tau2[:, None] * squares)
+
+
+def _in_weight_from_honest(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
+    graph = seen.plan.graph
+    kept = ~np.isin(graph.senders, seen.colluders)
+    received = np.bincount(graph.receivers[kept], weights=graph.weights[kept], minlength=graph.size)
+    return np.asarray(received[honest], dtype=np.float64)
+
+
+def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
+    graph = seen.plan.graph
+    matrix = np.zeros((graph.size, graph.size))
+    for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
+        if sender in seen.colluders or receiver in seen.colluders:
+            continue
+        matrix[sender, sender] += weight
+        matrix[receiver, receiver] += weight
+        matrix[sender, receiver] -= weight
+        matrix[receiver, sender] -= weight
+    return np.asarray(seen.plan.unit_variance * matrix[np.ix_(honest, honest)])
+
+
+def best_weights(covariance: FloatArray, place: int) -> FloatArray:
+    """Sigma^-1 e_k, or, where noise cancels on a set that holds k, the null vector nearest e_k."""
+    values, vectors = np.linalg.eigh(covariance)
+    none = values <= _NULL * max(values[-1], 1e-300)
+    exposed = vectors[:, none] @ vectors[place, none]
+    if exposed[place] > 1e-9:
+        return np.asarray(exposed)
+    return np.asarray(vectors[:, ~none] @ (vectors[place, ~none] / values[~none]))
+
+
+def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int) -> FloatArray:
+    size, coordinates = residual.shape
+    floor = _NULL * max(float(np.trace(shared)) / size, float(residual.mean()), 1e-300)
+    matrices = np.repeat(shared[None], coordinates, axis=0)
+    matrices[:, np.arange(size), np.arange(size)] += residual.T + floor
+    wanted = np.zeros((coordinates, size, 1))
+    wanted[:, place] = 1.0
+    return np.asarray(np.linalg.solve(matrices, wanted)[:, :, 0].T)
+
+
+def _spread(weights: FloatArray, shared: FloatArray, residual: FloatArray, place: int) -> float:
+    return float(weights @ (shared + np.diag(residual)) @ weights / weights[place] ** 2)
+
+
+def _marginal_variance(seen: Observation, victim: int) -> float:
+    plan, graph = seen.plan, seen.plan.graph
+    if plan.plan.method != "niss":
+        return float(plan.own_variance[victim]) if plan.plan.private else 0.0
+    known = sum(
+        float(weight)
+        for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True)
+        if victim in (sender, receiver) and (int(sender), int(receiver)) in seen.known_shares
+    )
+    return float(plan.marginal_variance[victim] - plan.unit_variance * known)
+
+
+def _distorts(seen: Observation, kind: str) -> bool:
+    plan = seen.plan
+    return plan.plan.method == "niss" and plan.plan.distortion == kind and bool(np.any(plan.tau2 > 0.0))
+
+
+def _scaled(row: FloatArray, variance: FloatArray, seen: Observation, victim: int) -> Estimate:
+    p = float(seen.share[victim])
+    return Estimate(row / p, variance / p**2)
+
+
+def _require_honest(seen: Observation, victim: int) -> None:
+    if not 0 <= victim < seen.size or victim in seen.colluders:
+        raise ConfigError(f"client {victim} is no honest participant of the round", field="victim")

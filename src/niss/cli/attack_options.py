@@ -1,0 +1,33 @@
+"""The flags that `niss attack` commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Image = Annotated[
+    str, typer.Option(metavar="PATH|DATASET:INDEX", help="The private picture: a file, or one of a dataset.")
+]
+Label = Annotated[int | None, typer.Option(help="Class of a picture from a file; default 0.")]
+Clients = Annotated[int, typer.Option(help="Participants of the round, the victim among them.")]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy target; default: that of the plan.")]
+Delta = Annotated[float | None, typer.Option(help="Privacy target; default: that of the plan.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random here.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Restarts = Annotated[int, typer.Option(help="Random starts, tried side by side.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder for attack.json and attack.png; default runs/attack-..."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier attack in that folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Iterations = Annotated[int, typer.Option(help="Most iterations; it stops early when nothing moves any more.")]
+Hidden = Annotated[int, typer.Option(help="Width of the hidden layer of the model.")]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

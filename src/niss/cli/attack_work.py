@@ -1,0 +1,137 @@
+"""What every `niss attack` command does with its experiment: run it, show it, and keep what it has on Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from niss.attacks.drawing import save
+from niss.attacks.findings import Experiment, Findings, prepare_folder, write_findings
+from niss.cli.terminal import messages, print_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[[Findings], "Figure | None"]
+
+
+def execute(
+    experiment: Experiment, draw: Draw, *, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
+) -> None:
+    """Check, run, write `attack.json` and `attack.png`, and print the table; interrupted, as far as it got."""
+    findings = experiment.start()
+    folder = out if out is not None else _free_folder(Path("runs"), f"attack-{findings.attack}")
+    prepare_folder(folder, overwrite=overwrite)
+    try:
+        with AttackProgress(quiet=quiet) as progress:
+            experiment.run(findings, progress)
+    except KeyboardInterrupt:
+        _keep(findings, draw, folder)
+        messages().print(f"interrupted; what was found so far is in {folder}", soft_wrap=True, markup=False)
+        raise
+    written = _keep(findings, draw, folder)
+    if as_json:
+        print_json(findings.to_json())
+    else:
+        print_table(findings)
+    if not quiet:
+        messages().print("written: " + ", ".join(map(str, written)), soft_wrap=True, markup=False)
+
+
+def plain_device(name: str) -> None:
+    """Check `--device` for an attack that is plain arithmetic and runs on the CPU whatever there is."""
+    from niss.attacks.experiments.picture_cases import choose_device
+
+    choose_device(name)
+
+
+def _keep(findings: Findings, draw: Draw, folder: Path) -> list[Path]:
+    written = [write_findings(findings, folder)]
+    try:
+        figure = draw(findings)
+    except (KeyError, IndexError, ValueError):
+        # An interrupted experiment may have too little for its figure.
+        if findings.finished:
+            raise
+        figure = None
+    if figure is not None:
+        written.append(save(figure, folder / "attack.png"))
+    return written
+
+
+def print_table(findings: Findings) -> None:
+    """The rows on stdout, and the result in words."""
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for number, heading in enumerate(findings.columns.values()):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in findings.rows:
+        table.add_row(*(_shown(row.get(key)) for key in findings.columns))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(table)
+    if findings.headline:
+        console.print(findings.headline, soft_wrap=True, markup=False)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            return "∞" if value > 0 else "–"
+        return f"{value:.3g}"
+    return str(value)
+
+
+def _free_folder(parent: Path, name: str) -> Path:
+    """The first of NAME-1, NAME-2, ... that does not exist yet."""
+    return next(path for path in (parent / f"{name}-{number}" for number in count(1)) if not path.exists())
+
+
+class AttackProgress:
+    """A bar per part in a terminal; elsewhere a line when a part begins and ends."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._console = messages()
+        self._quiet = quiet
+        self._live = self._console.is_terminal and not quiet
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._bar.stop()
+
+    def __call__(self, part: str, done: int, total: int, note: str) -> None:
+        if self._quiet:
+            return
+        if self._live:
+            if part not in self._tasks:
+                self._tasks[part] = self._bar.add_task(part, total=total, note="")
+            self._bar.update(self._tasks[part], completed=done, total=total, note=note)
+        elif done == total or done % max(1, total // 4) == 0:
+            self._console.print(f"{part}: {done}/{total} {note}", markup=False)

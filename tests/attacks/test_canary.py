@@ -1,0 +1,110 @@
+"""The canary audit proves no more than is true, and enough to refute what is false."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from niss.accounting import Plan, RoundPlan
+from niss.attacks.canary import CanaryScores, canary_scores, clopper_pearson, epsilon_bound
+from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.randomness import SimStream
+
+CLIENTS = 12
+SHARE = np.full(CLIENTS, 1.0 / CLIENTS)
+PLAN = Plan(neighbours=4.0)
+
+
+def round_of(plan: Plan) -> RoundPlan:
+    return plan.for_round(np.arange(CLIENTS), weights=SHARE, records=np.ones(CLIENTS), beacon=b"audit")
+
+
+def audit(plan: Plan, rounds: int = 20_000, seed: int = 1) -> CanaryScores:
+    return canary_scores(round_of(plan), 0, share=SHARE, dimension=4, rounds=rounds, stream=SimStream(seed))
+
+
+def test_clopper_pearson_are_the_exact_limits() -> None:
+    """At each limit the count seen, or a more extreme one, has just that probability."""
+    for successes, trials in ((0, 50), (3, 50), (49, 50), (50, 50)):
+        low, high = clopper_pearson(successes, trials, 0.01)
+        if successes:
+            assert stats.binom.sf(successes - 1, trials, low) == pytest.approx(0.01)
+        else:
+            assert low == 0.0
+        if successes < trials:
+            assert stats.binom.cdf(successes, trials, high) == pytest.approx(0.01)
+        else:
+            assert high == 1.0
+
+
+def test_scores_are_those_of_the_claimed_mu() -> None:
+    """Shift over spread, 20,000 rounds each way: within 5 %, more than 4 standard deviations (rate below 1e-4)."""
+    scores = audit(PLAN)
+    spread = np.sqrt((scores.without.var() + scores.present.var()) / 2)
+    mu = (scores.present.mean() - scores.without.mean()) / spread
+    assert mu == pytest.approx(float(round_of(PLAN).joint_mu[0]), rel=0.05)
+
+
+def test_the_bound_lies_below_the_joint_claim() -> None:
+    """Fails by chance at rate 1e-6."""
+    plan = round_of(PLAN)
+    bound = epsilon_bound(audit(PLAN), PLAN.delta, 1 - 1e-6)
+    claimed = gdp_epsilon(float(plan.joint_mu[0]), PLAN.delta)
+    assert 0.3 < bound.epsilon < claimed
+    assert bound.counted == 10_000
+    assert bound.true_positive > bound.false_positive
+
+
+def test_at_tau_0_the_bound_lies_above_the_papers_marginal_claim() -> None:
+    """All uploads together separate the canary without a single error."""
+    plan = replace(PLAN, tau2=0.0)
+    bound = epsilon_bound(audit(plan, rounds=4_000), plan.delta, 1 - 1e-6)
+    marginal = gdp_epsilon(float(round_of(plan).marginal_mu[0]), plan.delta)
+    assert (bound.true_positive, bound.false_positive) == (1.0, 0.0)
+    assert bound.epsilon > 1.5 * marginal
+    assert round_of(plan).joint_mu[0] == np.inf
+
+
+def test_the_bound_catches_a_claim_that_is_too_good() -> None:
+    """Rounds that really spend epsilon = 12 are not passed off as 3. Enough rounds to prove more than 3."""
+    lax = replace(PLAN, epsilon=12.0)
+    assert epsilon_bound(audit(lax), PLAN.delta, 0.95).epsilon > 3.0
+
+
+def test_a_threshold_is_not_counted_on_the_rounds_that_chose_it() -> None:
+    """Rounds 0, 2, ... separate perfectly, the others say nothing: nothing is proved."""
+    noise = np.random.default_rng(4).normal(size=2_000)
+    without, present = noise.copy(), noise.copy()
+    present[::2] += 100.0
+    assert epsilon_bound(CanaryScores(without, present), 1e-5, 0.95).epsilon == 0.0
+    assert epsilon_bound(CanaryScores(without, noise + 100.0), 1e-5, 0.95).epsilon > 5.0
+
+
+def test_the_bound_is_honest_about_pure_noise() -> None:
+    """No canary at all: with 95 % confidence nothing is proved; over 40 audits more than 8 failures have rate 5e-5."""
+    generator = np.random.default_rng(2)
+    proved = [
+        epsilon_bound(
+            CanaryScores(generator.normal(size=2_000), generator.normal(size=2_000)), 1e-5, 0.95
+        ).epsilon
+        for _ in range(40)
+    ]
+    assert sum(epsilon > 0.0 for epsilon in proved) <= 8
+
+
+def test_the_bound_never_exceeds_the_truth_of_ideal_scores() -> None:
+    """mu = 1: over 40 audits at 95 % more than 8 failures have rate 5e-5; and most of epsilon is found."""
+    generator = np.random.default_rng(3)
+    truth = gdp_epsilon(1.0, 1e-2)
+    assert gdp_mu(truth, 1e-2) == pytest.approx(1.0)
+    proved = [
+        epsilon_bound(
+            CanaryScores(generator.normal(size=20_000), 1.0 + generator.normal(size=20_000)), 1e-2, 0.95
+        ).epsilon
+        for _ in range(40)
+    ]
+    assert sum(epsilon > truth for epsilon in proved) <= 8
+    assert float(np.median(proved)) > 0.6 * truth

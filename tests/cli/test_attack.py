@@ -1,0 +1,254 @@
+"""`niss attack` as a user meets it: help, refusals, what is written, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niss.attacks.experiments import audit as audit_experiment
+from niss.attacks.experiments import dlg as dlg_experiment
+from niss.errors import ConfigError
+
+with warnings.catch_warnings():
+    # Some releases of typer use names that click has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from click.testing import Result
+    from typer.testing import CliRunner
+
+    from niss.cli.attack import app
+
+COMMANDS = ("dlg", "invert", "joint", "collude", "average", "fake-dropout", "rerun", "audit")
+PNG = b"\x89PNG\r\n"
+
+
+def niss_attack(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), terminal_width=120)
+
+
+def refusal(*arguments: str) -> ConfigError:
+    error = niss_attack(*arguments).exception
+    assert isinstance(error, ConfigError), error
+    return error
+
+
+def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    result = niss_attack(*arguments, "--out", str(tmp_path / "out"), "--json", "--quiet")
+    assert result.exception is None, result.exception
+    printed: dict[str, Any] = json.loads(result.stdout)
+    assert printed == json.loads((tmp_path / "out" / "attack.json").read_text())
+    assert (tmp_path / "out" / "attack.png").read_bytes().startswith(PNG)
+    assert printed["finished"]
+    assert printed["headline"]
+    return printed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_the_flags_and_an_example(command: str) -> None:
+    shown = niss_attack(command, "--help").stdout
+    assert f"niss attack {command} " in shown
+    for flag in ("--out", "--seed", "--device", "--epsilon", "--overwrite", "--json"):
+        assert flag in shown
+
+
+def test_dlg_writes_figure_table_and_json(tmp_path: Path) -> None:
+    result = run(
+        tmp_path, "dlg", "--methods", "fedavg,niss", "--clients", "4", "--iterations", "30", "--restarts", "1"
+    )
+    assert [row["method"] for row in result["rows"]] == ["fedavg", "niss"]
+    for row in result["rows"]:
+        assert {"loss", "mse", "psnr", "ssim", "label_found", "iterations"} <= set(row)
+    assert result["rows"][0]["epsilon_joint"] is None
+    assert result["rows"][1]["epsilon_joint"] == pytest.approx(3.0, abs=0.01)
+    assert result["rows"][0]["psnr"] > result["rows"][1]["psnr"]
+    assert len(result["curves"]["losses"]["fedavg"]) == 30
+
+
+def test_the_papers_setting_from_the_joint_view(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        *("dlg", "--plan", "paper", "--view", "joint", "--methods", "niss", "--clients", "11"),
+        *("--iterations", "5", "--restarts", "1"),
+    )
+    assert result["rows"][0]["noise"] < 1e-9
+    assert result["rows"][0]["epsilon_joint"] is None
+    assert result["rows"][0]["epsilon_marginal"] == pytest.approx(6.86, abs=0.01)
+
+
+def test_joint(tmp_path: Path) -> None:
+    result = run(tmp_path, "joint", "--clients", "5", "--iterations", "20", "--restarts", "1")
+    noise = {row["case"]: row["noise"] for row in result["rows"]}
+    assert noise["τ = 0, all uploads"] < 1e-9
+    assert noise["τ = 0, upload alone"] > 50
+    assert noise["calibrated τ², all uploads"] > 50
+    sweep = result["curves"]["sweep"]
+    assert sweep["measured"] == pytest.approx(sweep["predicted"], rel=0.05)
+
+
+def test_invert(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        *("invert", "--batch", "2", "--steps", "2", "--methods", "fedavg", "--clients", "3"),
+        *("--iterations", "15", "--restarts", "1"),
+    )
+    assert len(result["rows"][0]["labels"]) == 2
+
+
+def test_collude(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        *("collude", "--clients", "8", "--neighbours", "3", "--rho", "0,1", "--points", "2", "--hidden", "4"),
+    )
+    broken = {
+        row["distortion"]: row["fraction"]
+        for row in result["rows"]
+        if row["rho"] == 1.0 and row["tau2"] == 1.0
+    }
+    assert broken["scalar"] > 0.99
+    assert max(broken["coordinate"], broken["additive"]) < 0.05
+    projection = result["curves"]["projection"]
+    assert projection["measured"] == pytest.approx(projection["predicted"], rel=0.2)
+
+
+def test_average(tmp_path: Path) -> None:
+    result = run(tmp_path, "average", "--rounds", "30", "--participations", "3")
+    rows = {row["rounds"]: row for row in result["rows"]}
+    assert rows[30]["error"] == pytest.approx(rows[30]["predicted_error"], rel=0.1)
+    assert rows[30]["error"] < rows[1]["error"] / 4
+    assert (rows[3]["within_budget"], rows[10]["within_budget"]) == (True, False)
+    assert result["curves"]["allowed_rounds"] == 3
+    assert rows[3]["epsilon"] == pytest.approx(3.0, abs=0.01)
+
+
+def test_fake_dropout(tmp_path: Path) -> None:
+    result = run(tmp_path, "fake-dropout", "--clients", "8")
+    left = {(row["story"], row["rule"]): row["left"] for row in result["rows"]}
+    assert left["graded", "off"] < 0.8
+    assert all(value >= 1.0 - 1e-9 for (_, rule), value in left.items() if rule == "on")
+
+
+def test_rerun(tmp_path: Path) -> None:
+    result = run(tmp_path, "rerun", "--clients", "6", "--repeats", "16")
+    first, *others = result["rows"]
+    assert first["refusal"].startswith("refused")
+    assert [row["answers"] for row in others] == [2, 8, 32]
+    assert others[-1]["error"] == pytest.approx(others[-1]["predicted_error"], rel=0.1)
+
+
+def test_audit(tmp_path: Path) -> None:
+    result = run(tmp_path, "audit", "--rounds", "4000")
+    rows = {row["case"]: row for row in result["rows"]}
+    calibrated, bare = rows["niss, calibrated τ²"], rows["niss, τ = 0"]
+    assert 0.0 < calibrated["proved"] < calibrated["joint"]
+    assert bare["joint"] is None
+    assert bare["proved"] > bare["marginal"]
+    assert bare["verdict"] == "the marginal claim is refuted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("dlg", "--methods", "fedavg,sgd"), "--methods"),
+        (("dlg", "--methods", "niss,niss"), "--methods"),
+        (("dlg", "--methods", ","), "--methods"),
+        (("dlg", "--view", "sideways"), "--view"),
+        (("dlg", "--plan", "best"), "--plan"),
+        (("dlg", "--image", "no-such.png"), "--image"),
+        (("dlg", "--iterations", "0"), "--iterations"),
+        (("dlg", "--device", "tpu"), "--device"),
+        (("dlg", "--clients", "2"), "--clients"),
+        (("dlg", "--epsilon", "-1"), "epsilon"),
+        (("dlg", "--tau2", "-1"), "tau2"),
+        (("dlg", "--seed", "-1"), "seed"),
+        (("invert", "--model", "vgg"), "--model"),
+        (("invert", "--steps", "0"), "--steps"),
+        (("invert", "--batch", "0"), "--batch"),
+        (("invert", "--tv", "-1"), "--tv"),
+        (("joint", "--delta", "2"), "delta"),
+        (("collude", "--rho", "0,x"), "--rho"),
+        (("collude", "--rho", "1.5"), "--rho"),
+        (("collude", "--tau2", "0"), "--tau2"),
+        (("collude", "--distortions", "square"), "--distortions"),
+        (("collude", "--neighbours", "29"), "--neighbours"),
+        (("collude", "--device", "tpu"), "--device"),
+        (("average", "--rounds", "0"), "--rounds"),
+        (("fake-dropout", "--threshold-share", "0"), "--threshold-share"),
+        (("fake-dropout", "--clients", "3"), "--clients"),
+        (("rerun", "--repeats", "0"), "--repeats"),
+        (("audit", "--confidence", "1"), "--confidence"),
+        (("audit", "--rounds", "10"), "--rounds"),
+    ],
+)
+def test_bad_settings_are_refused_by_name_before_any_work(
+    arguments: tuple[str, ...], field: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    assert refusal(*arguments, "--out", str(folder)).field == field
+    assert not folder.exists()
+
+
+def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "attack.json").write_text("{}")
+    error = refusal("audit", "--rounds", "200", "--out", str(tmp_path))
+    assert error.field == "--out"
+    assert "--overwrite" in str(error.hint)
+    result = niss_attack("audit", "--rounds", "200", "--out", str(tmp_path), "--overwrite")
+    assert result.exit_code == 0
+    assert json.loads((tmp_path / "attack.json").read_text())["finished"]
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    assert refusal("audit", "--out", str(path)).field == "--out"
+
+
+def test_without_out_a_new_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert niss_attack("audit", "--rounds", "200", "-q").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["attack-audit-1", "attack-audit-2"]
+
+
+def test_the_table_says_what_was_found(tmp_path: Path) -> None:
+    result = niss_attack("audit", "--rounds", "2000", "--out", str(tmp_path / "out"))
+    assert "ε proved" in result.stdout
+    assert "the marginal" in result.stdout
+    assert "written:" in result.stderr
+    assert "2000/2000" in result.stderr
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = dlg_experiment.run_dlg_case, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(dlg_experiment, "run_dlg_case", interrupted)
+    result = niss_attack(
+        *("dlg", "--clients", "4", "--iterations", "5", "--restarts", "1", "--out", str(tmp_path / "out"))
+    )
+    assert result.exit_code == 130
+    kept = json.loads((tmp_path / "out" / "attack.json").read_text())
+    assert not kept["finished"]
+    assert [row["method"] for row in kept["rows"]] == ["fedavg"]
+    assert (tmp_path / "out" / "attack.png").read_bytes().startswith(PNG)
+    assert "interrupted" in result.stderr
+
+
+def test_ctrl_c_before_the_first_result_leaves_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: Any, **_options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit_experiment, "canary_scores", interrupted)
+    assert niss_attack("audit", "--out", str(tmp_path)).exit_code == 130
+    assert json.loads((tmp_path / "attack.json").read_text())["rows"] == []
+    assert not (tmp_path / "attack.png").exists()
