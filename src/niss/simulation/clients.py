@@ -21,11 +21,10 @@ Examples = tuple[Tensor, Tensor]
 
 
 class Clients:
-    """`samples(k)` are the rows of `inputs` and `labels` that client k has; `sizes` are their numbers."""
+    """`samples(k)` are the rows of the data that client k has; `sizes` are their numbers."""
 
     def __init__(self, inputs: Tensor, labels: Tensor, owned: Sequence[NDArray[np.int64]]) -> None:
-        self.inputs = inputs
-        self.labels = labels
+        self._data: Examples | None = (inputs, labels)
         self._owned = [torch.from_numpy(np.ascontiguousarray(indices)) for indices in owned]
         self.sizes: NDArray[np.int64] = np.array([len(indices) for indices in owned], dtype=np.int64)
 
@@ -63,6 +62,13 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._owned)
+
+    def hand_over(self) -> Examples:
+        """The inputs and labels of all clients, once: whoever trains on them need not share the memory."""
+        if self._data is None:
+            raise ValueError("the data of these clients were handed over before")
+        data, self._data = self._data, None
+        return data
 
     def samples(self, client: int) -> Tensor:
         """The rows of this client's examples, in its own order."""

@@ -36,8 +36,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort = open_cohort(
             copy.deepcopy(materials.module),
             materials.layout,
-            materials.clients.inputs,
-            materials.clients.labels,
+            *materials.clients.hand_over(),
             device=choose_device(training.device),
             workers=training.workers,
             tf32=training.tf32,
