@@ -102,14 +102,8 @@ def agree(opened: RoundOpen) -> Agreed:
     """Derive the graph and the context; the same for everyone who was told the same."""
     terms = opened.terms
     listed = participants_hash(opened.participants)
-    seed = hashlib.sha256(b"niss.round-beacon.v1" + opened.beacon.value + listed + terms_hash(terms)).digest()
-    size = len(opened.participants)
-    if size < 2:
-        raise RemoteProtocolError("a round of fewer than two participants")
-    if terms.neighbours >= size - 1:
-        graph = ShareGraph.complete(size, weight=terms.neighbours / (size - 1))
-    else:
-        graph = ShareGraph.regular(size, degree=terms.neighbours, beacon=seed)
+    commitment = listed + terms_hash(terms)
+    graph = draw_graph(len(opened.participants), terms.neighbours, opened.beacon.value, commitment)
     _check_terms(terms, graph)
     return Agreed(
         opened,
@@ -123,6 +117,19 @@ def agree(opened: RoundOpen) -> Agreed:
             graph_hash=hashlib.sha256(graph.digest() + terms_hash(terms)).digest(),
         ),
     )
+
+
+def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -> ShareGraph:
+    """The share graph of a round: it follows from the beacon's value and what it was let out for.
+
+    `commitment` is the hash of the participants, then that of the terms.
+    """
+    if size < 2:
+        raise RemoteProtocolError("a round of fewer than two participants")
+    if neighbours >= size - 1:
+        return ShareGraph.complete(size, weight=neighbours / (size - 1))
+    seed = hashlib.sha256(b"niss.round-beacon.v1" + beacon + commitment).digest()
+    return ShareGraph.regular(size, degree=neighbours, beacon=seed)
 
 
 def _check_terms(terms: Terms, graph: ShareGraph) -> None:

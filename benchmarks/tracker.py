@@ -1,0 +1,349 @@
+"""How many neighbour requests a second one tracker process answers on one core, and how soon.
+
+A real `niss tracker` process, pinned to one core where the machine has two, with all clients registered and seated in
+rounds of up to 10,000. Each request comes from another client, is signed by it, and is answered with its neighbours
+and their signed keys. Requests are sent at fixed times whether or not earlier ones were answered; a latency counts from
+the moment a request was due, so a tracker that falls behind cannot hide it. The requests are signed beforehand.
+
+The store is filled directly, the rounds are opened through the tracker's client. A request does not touch the store
+once its round was asked for; what the store costs shows in `opening a round`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from niss.protocol.agreement import participants_hash
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
+from niss.protocol.prekeys import PrekeyStore
+from niss.tracker.auth import sign_request
+from niss.tracker.client import TrackerClient
+from niss.tracker.limits import LARGEST_ROUND
+from niss.tracker.store import Store, open_store
+from niss.tracker.store_sqlite import SqliteStore
+
+NEIGHBOURS = 10
+CONNECTIONS = 32
+_TTL = 86_400.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One store, one rate."""
+
+    store: str
+    clients: int
+    wanted_rate: float
+    seconds: float
+    answered: int
+    failed: int
+    rate: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    cpu_ms_per_request: float
+    answer_bytes: float
+    open_round_ms: float
+    tracker_megabytes: float
+    load_average: float
+
+
+def make_clients(count: int) -> list[tuple[Identity, bytes]]:
+    """Identities, each with one signed prekey, packed."""
+    made = []
+    for _ in range(count):
+        identity = Identity.generate(os.urandom)
+        made.append((identity, PrekeyStore().batch(1, identity, os.urandom)[0]))
+    return made
+
+
+def fill(store: Store, clients: Sequence[tuple[Identity, Any]]) -> None:
+    expires = time.time() + _TTL
+    for identity, prekey in clients:
+        store.register(identity.public, [prekey], expires=expires, largest=16)
+
+
+@contextmanager
+def redis_process(folder: Path) -> Iterator[str]:
+    """A Redis server that logs every write before it answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command += ["--appendonly", "yes", "--appendfsync", "always"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def prepare(kind: str, url: str, clients: Sequence[tuple[Identity, Any]]) -> None:
+    """Register everyone, without waiting for the disk each time; the tracker itself always waits."""
+    if kind == "sqlite":
+        store: Store = SqliteStore(url.removeprefix("sqlite:///"), durable=False)
+        fill(store, clients)
+    else:
+        import redis
+
+        with redis.Redis.from_url(url) as plain:
+            store = open_store(url)
+            plain.config_set("appendfsync", "no")
+            fill(store, clients)
+            plain.config_set("appendfsync", "always")
+    store.close()
+
+
+@contextmanager
+def tracker_process(folder: Path, url: str, server: Identity) -> Iterator[tuple[int, str]]:
+    """The tracker on the last core there is; its process number and its address."""
+    key = folder / "tracker.key"
+    create_keyfile(key, Identity.generate(os.urandom))
+    program = "import typer; from niss.cli.tracker import tracker_command; typer.run(tracker_command)"
+    flags = ["--server-key", server.public.hex(), "--store", url, "--identity", str(key), "--port", "0"]
+    flags += ["--address-rate", "0", "--identity-rate", "0", "--log-level", "warning"]
+    process = subprocess.Popen([sys.executable, "-c", program, *flags], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(process.pid, {cores[-1]})
+        if len(cores) > 1:
+            os.sched_setaffinity(0, set(cores[:-1]))
+        yield process.pid, told["url"]
+        os.sched_setaffinity(0, set(cores))
+    finally:
+        process.terminate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def open_rounds(
+    url: str, server: Identity, clients: Sequence[tuple[Identity, Any]]
+) -> tuple[list[str], float]:
+    """Seat everyone, each in one round; for each client its path, and the median time to open a round."""
+    paths, times = [], []
+    size = min(LARGEST_ROUND, len(clients))
+    with TrackerClient(url, server, timeout=120) as asking:
+        for place, start in enumerate(range(0, len(clients) - size + 1, size)):
+            run = b"benchmark-%d" % place
+            members = [identity.public for identity, _ in clients[start : start + size]]
+            asking.start_run(run, 1)
+            began = time.perf_counter()
+            shown = asking._ask(
+                "PUT",
+                f"/v1/runs/{run.hex()}/rounds/0/attempts/0/seats",
+                {"members": [one.hex() for one in members]},
+            )
+            listed = bytes.fromhex(shown["participants_hash"])
+            asking.beacon(run, 0, 0, listed + bytes(32), neighbours=NEIGHBOURS)
+            times.append(time.perf_counter() - began)
+            if place == 0:
+                assert participants_hash(asking.participants(run, 0, 0)) == listed
+            paths += [f"/v1/runs/{run.hex()}/rounds/0/attempts/0/neighbours"] * size
+    return paths, statistics.median(times)
+
+
+def signed_requests(
+    url: str, tracker: bytes, clients: Sequence[tuple[Identity, Any]], paths: Sequence[str], count: int
+) -> list[bytes]:
+    host = urlsplit(url).netloc
+    step = max(1, len(paths) // count)
+    requests, now = [], int(time.time()) + 10
+    for number in range(count):
+        which = number * step % len(paths)
+        headers = sign_request(
+            clients[which][0],
+            tracker=tracker,
+            method="GET",
+            target=paths[which],
+            body=b"",
+            time=now,
+            nonce=os.urandom(16),
+        )
+        lines = [f"GET {paths[which]} HTTP/1.1", f"host: {host}", *(f"{k}: {v}" for k, v in headers.items())]
+        requests.append(("\r\n".join(lines) + "\r\n\r\n").encode())
+    return requests
+
+
+async def load(url: str, requests: Sequence[bytes], rate: float) -> tuple[list[float], int, int, float]:
+    """Latencies of all that succeeded, how many failed, bytes received, seconds it took."""
+    parts = urlsplit(url)
+    waiting: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue()
+    latencies: list[float] = []
+    failed = received = 0
+
+    async def worker() -> None:
+        nonlocal failed, received
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
+        while (entry := await waiting.get()) is not None:
+            due, request = entry
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            if head.startswith(b"HTTP/1.1 200"):
+                latencies.append(time.perf_counter() - due)
+                received += length
+            else:
+                failed += 1
+        writer.close()
+
+    workers = [asyncio.create_task(worker()) for _ in range(CONNECTIONS)]
+    began = time.perf_counter() + 0.1
+    for number, request in enumerate(requests):
+        due = began + number / rate
+        pause = due - time.perf_counter()
+        if pause > 0:
+            await asyncio.sleep(pause)
+        waiting.put_nowait((due, request))
+    for _ in workers:
+        waiting.put_nowait(None)
+    await asyncio.gather(*workers)
+    return latencies, failed, received, time.perf_counter() - began
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def megabytes(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> list[Result]:
+    server, clients = Identity.generate(os.urandom), options.made
+    prepare(kind, url, clients)
+    results = []
+    with tracker_process(folder, url, server) as (pid, address):
+        paths, opening = open_rounds(address, server, clients)
+        tracker = TrackerClient(address, server).describe().tracker
+        asyncio.run(load(address, signed_requests(address, tracker, clients, paths, 500), 250))  # Warm up.
+        for rate in options.rate:
+            count = int(rate * options.seconds)
+            requests = signed_requests(address, tracker, clients, paths, count)
+            gc.collect()
+            gc.freeze()  # A collection of the load's own objects would be measured as latency.
+            before = cpu_seconds(pid)
+            latencies, failed, received, seconds = asyncio.run(load(address, requests, rate))
+            used = cpu_seconds(pid) - before
+            ranked = sorted(latencies) or [float("nan")]
+            at = [
+                1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+                for share in (0.5, 0.95, 0.99, 1)
+            ]
+            results.append(
+                Result(
+                    kind,
+                    len(clients),
+                    rate,
+                    seconds,
+                    len(latencies),
+                    failed,
+                    len(latencies) / seconds,
+                    *at,
+                    1000 * used / max(1, count),
+                    received / max(1, len(latencies)),
+                    1000 * opening,
+                    megabytes(pid),
+                    os.getloadavg()[0],
+                )
+            )
+            show(results[-1])
+    return results
+
+
+def show(result: Result) -> None:
+    print(
+        f"{result.store:7}{result.clients:9,} clients  wanted {result.wanted_rate:6.0f}/s  "
+        f"reached {result.rate:6.0f}/s  failed {result.failed}  "
+        f"p50 {result.p50_ms:.1f}  p95 {result.p95_ms:.1f}  p99 {result.p99_ms:.1f}  max {result.max_ms:.1f} ms  "
+        f"cpu {result.cpu_ms_per_request:.2f} ms  opening a round {result.open_round_ms:.0f} ms  "
+        f"{result.tracker_megabytes:.0f} MB  (load of the machine {result.load_average:.1f})",
+        flush=True,
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=100_000)
+    parser.add_argument("--rate", type=float, nargs="+", default=[1000.0])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--store", choices=("sqlite", "redis"), nargs="+", default=["sqlite", "redis"])
+    parser.add_argument("--quick", action="store_true", help="2,000 clients, 3 seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.quick:
+        options.clients, options.seconds = 2000, 3.0
+    return options
+
+
+def main() -> None:
+    options = parse()
+    packages = ("fastapi", "uvicorn", "httptools", "uvloop", "redis", "cryptography")
+    about = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), **versions(packages)}
+    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    options.made = make_clients(options.clients)
+    results: list[Result] = []
+    for kind in options.store:
+        if kind == "redis" and (shutil.which("redis-server") is None or "redis" not in about):
+            print("redis  skipped: apt-get install redis-server, pip install redis")
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            if kind == "redis":
+                with redis_process(folder) as url:
+                    results += measure(kind, url, folder, options)
+            else:
+                results += measure(kind, f"sqlite:///{folder / 'tracker.db'}", folder, options)
+    if options.json is not None:
+        rows = [asdict(result) for result in results]
+        options.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=2) + "\n")
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main()

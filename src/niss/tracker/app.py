@@ -1,0 +1,300 @@
+"""The tracker over HTTP. Every answer that is not 2xx says what was wrong, in which field, and what to do."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.protocol.prekeys import SignedPrekey
+from niss.tracker import schema
+from niss.tracker.auth import PATTERNS, Signed
+from niss.tracker.gate import BODY, CALLER, App, Gate, extra_headers
+from niss.tracker.hot import HotPath
+from niss.tracker.logs import log
+from niss.tracker.metrics import CONTENT_TYPE, Metrics
+from niss.tracker.records import Run, Stock
+from niss.tracker.refusal import Refusal
+from niss.tracker.rounds import RoundView, shown_beacon
+from niss.tracker.service import Tracker
+from niss.version import __version__
+
+_DESCRIPTION = """Who is live, who sits in a round, and the beacon that fixes who shares noise with whom.
+
+Requests under /v1/clients and below a run are signed: four headers, described in the guide to the tracker.
+"""
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schema.ErrorAnswer, "description": why}
+    for status, why in {
+        400: "Not a request of this API.",
+        401: "Not signed, signed wrongly, too old, or a copy.",
+        403: "Signed by someone who may not do this.",
+        404: "Not there.",
+        409: "Contradicts what was done before.",
+        413: "Too large.",
+        422: "A field is missing or wrong.",
+        429: "Too often; see Retry-After.",
+        503: "Not now; see Retry-After.",
+    }.items()
+}
+_SIGNED: dict[str, Any] = {
+    "parameters": [
+        {"name": name, "in": "header", "required": True, "schema": {"type": "string", "pattern": pattern}}
+        for name, pattern in PATTERNS.items()
+    ]
+}
+_ATTEMPT = "/v1/runs/{run}/rounds/{round}/attempts/{attempt}"
+
+
+def make_app(tracker: Tracker, metrics: Metrics | None = None) -> App:
+    """The whole application, behind its gate."""
+    counted = Metrics() if metrics is None else metrics
+    app = FastAPI(
+        title="NISS tracker",
+        version=__version__,
+        description=_DESCRIPTION,
+        responses=_REFUSALS,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    _explain_errors(app, tracker.store.trouble)
+    _about(app, tracker, counted)
+    _clients(app, tracker)
+    _runs(app, tracker)
+    _reading(app, tracker)
+    settings = tracker.settings
+    hot = HotPath(app, tracker)
+    return Gate(hot, metrics=counted, address_rate=settings.address_rate, body_bytes=settings.body_bytes)
+
+
+def _about(app: FastAPI, tracker: Tracker, metrics: Metrics) -> None:
+    @app.get("/healthz", response_model=schema.Health)
+    def health() -> Response:
+        """Whether the tracker can reach its store."""
+        tracker.store.ping()
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    def show_metrics() -> Response:
+        """Counts and latencies, for Prometheus."""
+        text = metrics.text(tracker.store.counts(now=tracker.now()))
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    @app.get("/v1/tracker", response_model=schema.TrackerAnswer)
+    async def describe() -> Response:
+        """Whose signatures to expect, and what a request must look like."""
+        return JSONResponse(
+            {
+                "tracker": tracker.public.hex(),
+                "holder": tracker.holder.public.hex(),
+                "server": tracker.server.hex(),
+                "version": __version__,
+                "time": tracker.now(),
+                "tolerance_seconds": tracker.settings.tolerance,
+                "ttl_seconds": tracker.settings.ttl,
+                "attempts": LINKS_PER_ROUND,
+            }
+        )
+
+
+def _clients(app: FastAPI, tracker: Tracker) -> None:
+    def answer(stock: Stock) -> Response:
+        held, wanted, ttl = stock.held, tracker.members.wanted(stock), tracker.settings.ttl
+        sorted_out = {"accepted": stock.accepted, "known": stock.known, "stale": stock.stale}
+        return JSONResponse({"held": held, "wanted": wanted, **sorted_out, "ttl_seconds": ttl})
+
+    @app.put("/v1/clients/me", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
+    def register(request: Request, body: schema.Registration) -> Response:
+        """Become live, with a batch of one-time keys; again to add some."""
+        caller = tracker.admit(_signed(tracker, request))
+        return answer(tracker.members.register(caller, _prekeys(body.prekeys), body.coalition))
+
+    @app.post("/v1/clients/me/heartbeat", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
+    def heartbeat(request: Request) -> Response:
+        """Stay live."""
+        return answer(tracker.members.heartbeat(tracker.admit(_signed(tracker, request))))
+
+    @app.delete("/v1/clients/me", status_code=204, openapi_extra=_SIGNED)
+    def leave(request: Request) -> Response:
+        """Be forgotten, with all one-time keys."""
+        tracker.members.leave(tracker.admit(_signed(tracker, request)))
+        return Response(status_code=204)
+
+    @app.put("/v1/clients/me/coalition", status_code=204, openapi_extra=_SIGNED)
+    def join(request: Request, body: schema.CoalitionChoice) -> Response:
+        """Belong to a coalition, or to none."""
+        tracker.members.join(tracker.admit(_signed(tracker, request)), body.coalition)
+        return Response(status_code=204)
+
+    @app.post("/v1/clients/{identity}/prekeys", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
+    def deposit(request: Request, identity: schema.IdentityPath, body: schema.Deposit) -> Response:
+        """The server passes on fresh prekeys of a client."""
+        caller = tracker.admit(_signed(tracker, request))
+        return answer(tracker.members.deposit(caller, bytes.fromhex(identity), _prekeys(body.prekeys)))
+
+
+def _runs(app: FastAPI, tracker: Tracker) -> None:
+    def answer(begun: Run) -> Response:
+        return JSONResponse(
+            {
+                "rounds": begun.rounds,
+                "anchor": begun.anchor.hex(),
+                "holder": tracker.holder.public.hex(),
+                "signature": begun.signature.hex(),
+                "highest_link": begun.highest,
+            }
+        )
+
+    @app.put("/v1/runs/{run}", response_model=schema.RunAnswer, openapi_extra=_SIGNED)
+    def start_run(request: Request, run: schema.RunPath, body: schema.RunStart) -> Response:
+        """The server starts a run: the holder commits to its chain."""
+        caller = tracker.admit(_signed(tracker, request))
+        return answer(tracker.rounds.start_run(caller, bytes.fromhex(run), body.rounds))
+
+    @app.get("/v1/runs/{run}", response_model=schema.RunAnswer)
+    def show_run(run: schema.RunPath) -> Response:
+        """What the holder committed to."""
+        return answer(tracker.rounds.run(bytes.fromhex(run)))
+
+    @app.put(_ATTEMPT + "/seats", response_model=schema.ParticipantsAnswer, openapi_extra=_SIGNED)
+    def seat(
+        request: Request,
+        run: schema.RunPath,
+        round_number: schema.RoundPath,
+        attempt: schema.AttemptPath,
+        body: schema.SeatsWanted,
+    ) -> Response:
+        """The server fixes who takes part; one prekey of each is used up."""
+        caller = tracker.admit(_signed(tracker, request))
+        members = None if body.members is None else [bytes.fromhex(one) for one in body.members]
+        view = tracker.rounds.seat(
+            caller,
+            bytes.fromhex(run),
+            round_number,
+            attempt,
+            members=members,
+            count=body.count,
+            coalition=body.coalition,
+            at_least=body.at_least,
+        )
+        return Response(view.list_json, media_type="application/json")
+
+    @app.put(_ATTEMPT + "/beacon", response_model=schema.BeaconAnswer, openapi_extra=_SIGNED)
+    def beacon(
+        request: Request,
+        run: schema.RunPath,
+        round_number: schema.RoundPath,
+        attempt: schema.AttemptPath,
+        body: schema.CommitmentBody,
+    ) -> Response:
+        """The server commits to list and terms, and gets the link of this attempt: once, for this commitment."""
+        caller = tracker.admit(_signed(tracker, request))
+        released = tracker.rounds.beacon(
+            caller,
+            bytes.fromhex(run),
+            round_number,
+            attempt,
+            commitment=bytes.fromhex(body.commitment),
+            neighbours=body.neighbours,
+        )
+        return JSONResponse(shown_beacon(released))
+
+
+def _reading(app: FastAPI, tracker: Tracker) -> None:
+    async def view_for(
+        request: Request, run: str, round_number: int, attempt: int
+    ) -> tuple[RoundView, bytes]:
+        caller = _signed(tracker, request).identity
+        where = (bytes.fromhex(run), round_number, attempt)
+        view = tracker.rounds.final_view(*where)
+        if view is None:
+            view = await run_in_threadpool(tracker.rounds.view, *where)
+        return view, caller
+
+    @app.get(_ATTEMPT + "/participants", response_model=schema.ParticipantsAnswer, openapi_extra=_SIGNED)
+    async def participants(
+        request: Request, run: schema.RunPath, round_number: schema.RoundPath, attempt: schema.AttemptPath
+    ) -> Response:
+        """The whole list, for those who are on it and for the server."""
+        view, caller = await view_for(request, run, round_number, attempt)
+        if not view.has_seat(caller) and caller != tracker.server:
+            raise _not_seated()
+        return Response(view.list_json, media_type="application/json")
+
+    @app.get(_ATTEMPT + "/neighbours", response_model=schema.NeighboursAnswer, openapi_extra=_SIGNED)
+    async def neighbours(
+        request: Request, run: schema.RunPath, round_number: schema.RoundPath, attempt: schema.AttemptPath
+    ) -> Response:
+        """The asking client's neighbours with their signed keys, once the beacon is out."""
+        view, caller = await view_for(request, run, round_number, attempt)
+        if not view.has_seat(caller):
+            raise _not_seated()
+        return Response(view.neighbours_json(caller), media_type="application/json")
+
+
+def _not_seated() -> Refusal:
+    return Refusal(
+        403,
+        "this identity does not sit in this attempt",
+        field="niss-identity",
+        hint="wait for a later round",
+    )
+
+
+def _signed(tracker: Tracker, request: Request) -> Signed:
+    """Who signed this request."""
+    scope = request.scope
+    query: bytes = scope["query_string"]
+    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+    signed = tracker.check(request.headers, method=scope["method"], target=target, body=scope[BODY])
+    scope[CALLER] = signed.identity
+    return signed
+
+
+def _prekeys(given: list[schema.PrekeyBody]) -> list[SignedPrekey]:
+    return [
+        SignedPrekey(one.number, bytes.fromhex(one.public), bytes.fromhex(one.signature)) for one in given
+    ]
+
+
+def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
+    def show(refusal: Refusal) -> Response:
+        return JSONResponse(refusal.body(), refusal.status, headers=extra_headers(refusal))
+
+    @app.exception_handler(Refusal)
+    async def refused(_request: Request, refusal: Refusal) -> Response:
+        return show(refusal)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"]]
+        field = ".".join(place[1:]) or place[0]
+        hint = "see /openapi.json for what this field may be"
+        return show(Refusal(422, str(first["msg"]), field=field, hint=hint))
+
+    @app.exception_handler(HTTPException)
+    async def other(_request: Request, error: HTTPException) -> Response:
+        hint = "see /openapi.json for the paths and methods there are"
+        shown = show(Refusal(error.status_code, str(error.detail), hint=hint))
+        for name, value in (error.headers or {}).items():
+            shown.headers[name] = value
+        return shown
+
+    async def out_of_order(_request: Request, error: Exception) -> Response:
+        log("the store is out of order", level=logging.ERROR, kind=type(error).__name__, reason=str(error))
+        return show(Refusal(503, "the store does not answer", hint="try again", retry_after=1.0))
+
+    for kind in trouble:
+        app.add_exception_handler(kind, out_of_order)
+
+    @app.exception_handler(Exception)
+    async def defect(_request: Request, _error: Exception) -> Response:
+        return show(Refusal(500, "a defect of the tracker; its log says more", hint="please report it"))

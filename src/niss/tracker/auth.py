@@ -1,0 +1,97 @@
+"""Requests signed by an identity: who asks, for what, of which tracker, when, and once.
+
+Signed are the tracker's own key, the method, the path with its query, a hash of the body, the time and a nonce. A copy
+of a request is refused as long as its time is within the tolerance, and for its time afterwards. Reading is signed too,
+but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from niss.errors import RemoteProtocolError
+from niss.protocol.encoding import length_prefixed
+from niss.protocol.keys import Identity, verify
+from niss.tracker.refusal import Refusal
+
+PURPOSE = "tracker-request"
+IDENTITY, TIME, NONCE, SIGNATURE = "niss-identity", "niss-time", "niss-nonce", "niss-signature"
+NONCE_BYTES = 16
+_SHAPES = {
+    IDENTITY: re.compile(r"[0-9a-f]{64}"),
+    TIME: re.compile(r"[0-9]{1,12}"),
+    NONCE: re.compile(r"[0-9a-f]{32}"),
+    SIGNATURE: re.compile(r"[0-9a-f]{128}"),
+}
+PATTERNS = {name: f"^{shape.pattern}$" for name, shape in _SHAPES.items()}
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A request whose signature holds."""
+
+    identity: bytes
+    time: int
+    nonce: bytes
+
+
+def sign_request(
+    identity: Identity, *, tracker: bytes, method: str, target: str, body: bytes, time: int, nonce: bytes
+) -> dict[str, str]:
+    """The headers that make a request this identity's own."""
+    message = _message(tracker, method, target.encode(), body, time, nonce)
+    return {
+        IDENTITY: identity.public.hex(),
+        TIME: str(time),
+        NONCE: nonce.hex(),
+        SIGNATURE: identity.sign(PURPOSE, message).hex(),
+    }
+
+
+def check_request(
+    headers: Mapping[str, str],
+    *,
+    tracker: bytes,
+    method: str,
+    target: bytes,
+    body: bytes,
+    now: float,
+    tolerance: float,
+) -> Signed:
+    """Who signed the request; one that is unsigned, too old or changed on its way is a `Refusal`."""
+    given = {name: headers.get(name, "") for name in _SHAPES}
+    for name, shape in _SHAPES.items():
+        if not shape.fullmatch(given[name]):
+            raise Refusal(
+                401,
+                "is missing or malformed" if given[name] else "is missing: this request must be signed",
+                field=name,
+                hint="use niss.tracker.client, or sign as docs/guides/tracker.md describes",
+            )
+    time, nonce, identity = int(given[TIME]), bytes.fromhex(given[NONCE]), bytes.fromhex(given[IDENTITY])
+    if abs(now - time) > tolerance:
+        raise Refusal(
+            401,
+            f"the request is from {time}, here it is {now:.0f}: more than {tolerance:.0f} s apart",
+            field=TIME,
+            hint="set this machine's clock",
+        )
+    message = _message(tracker, method, target, body, time, nonce)
+    try:
+        verify(identity, PURPOSE, message, bytes.fromhex(given[SIGNATURE]))
+    except RemoteProtocolError as error:
+        raise Refusal(
+            401,
+            error.message,
+            field=SIGNATURE,
+            hint="sign the request as it is sent, for the key that GET /v1/tracker names",
+        ) from None
+    return Signed(identity, time, nonce)
+
+
+def _message(tracker: bytes, method: str, target: bytes, body: bytes, time: int, nonce: bytes) -> bytes:
+    hashed = hashlib.sha256(body).digest()
+    return length_prefixed(tracker, method.encode(), target, hashed, str(time).encode(), nonce)

@@ -1,0 +1,168 @@
+"""What every request passes first: limits of rate and size, then the count and the log line of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from niss.protocol.keys import fingerprint
+from niss.tracker.limits import Buckets
+from niss.tracker.logs import log
+from niss.tracker.metrics import Metrics
+from niss.tracker.refusal import Refusal
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+BODY = "niss.body"
+"""Where the body of a request lies in its scope, whole."""
+CALLER = "niss.caller"
+"""Where the identity that signed it lies, for the log."""
+_BODY_SECONDS = 15.0
+_UNLIMITED = ("/healthz", "/metrics")
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: App, *, metrics: Metrics, address_rate: float, body_bytes: int) -> None:
+        self._app, self._metrics, self._body_bytes = app, metrics, body_bytes
+        self._buckets = Buckets(address_rate)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        failure: BaseException | None = None
+        try:
+            self._check_rate(scope)
+            body = await self._body(scope, receive)
+            scope[BODY] = body
+            await self._app(scope, _once(body, receive), watched)
+        except Refusal as refusal:
+            await answer(refusal, watched)
+        except Exception as error:
+            # Answered with 500 by the application before it raised.
+            failure = error
+        seconds = time.perf_counter() - began
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.answered(_method(scope), route, status, seconds)
+        self._log(scope, route, status, seconds, failure)
+
+    def _check_rate(self, scope: Scope) -> None:
+        client = scope.get("client")
+        if client is None or scope["path"] in _UNLIMITED:
+            return
+        wait = self._buckets.take(client[0], time.monotonic())
+        if wait:
+            raise Refusal(
+                429, "too many requests from this address", hint=f"wait {wait:.1f} s", retry_after=wait
+            )
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body; nothing beyond the limit is read, and a sender that stalls is not waited for."""
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._body_bytes:
+            raise self._too_large()
+        if scope["method"] in ("GET", "HEAD") and announced == b"0":
+            return b""
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                more = True
+                while more:
+                    message = await receive()
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._body_bytes:
+                        raise self._too_large()
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise Refusal(408, "the body did not arrive in time", hint="send it again") from None
+        return b"".join(parts)
+
+    def _too_large(self) -> Refusal:
+        return Refusal(
+            413,
+            f"larger than {self._body_bytes} bytes",
+            field="body",
+            hint="send fewer prekeys or members at once",
+        )
+
+    def _log(
+        self, scope: Scope, route: str, status: int, seconds: float, failure: BaseException | None
+    ) -> None:
+        if failure is not None:
+            level = logging.ERROR
+        else:
+            level = logging.DEBUG if status < 400 and scope["method"] == "GET" else logging.INFO
+        if not logging.getLogger("niss.tracker").isEnabledFor(level):
+            return
+        caller = scope.get(CALLER)
+        log(
+            "request" if failure is None else "defect",
+            level=level,
+            error=failure,
+            method=_method(scope),
+            route=route,
+            status=status,
+            milliseconds=round(1000 * seconds, 2),
+            caller=None if caller is None else fingerprint(caller),
+        )
+
+
+async def answer(refusal: Refusal, send: Send) -> None:
+    """Send a refusal as it stands in the API."""
+    body = json.dumps(refusal.body()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in extra_headers(refusal).items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def extra_headers(refusal: Refusal) -> dict[str, str]:
+    headers = {}
+    if refusal.retry_after is not None:
+        headers["retry-after"] = str(math.ceil(refusal.retry_after))
+    if refusal.status == 401:
+        headers["www-authenticate"] = "niss-signature"
+    if refusal.status in (408, 413):
+        # The rest of the body is still on its way; it is not to be taken for the next request.
+        headers["connection"] = "close"
+    return headers
+
+
+def _method(scope: Scope) -> str:
+    # Anyone may invent methods; they must not become labels.
+    method: str = scope["method"]
+    return method if method in ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH") else "other"
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, and after it whatever really comes: the end of the connection."""
+    given = False
+
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,63 @@
+"""Counters and latencies in Prometheus' text format; nothing here names a client."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from niss.tracker.records import Counts
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """What this process counted since it started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._buckets: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        place = next((at for at, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))
+        with self._lock:
+            self._requests[method, route, status] += 1
+            self._buckets.setdefault(route, [0] * (len(_BOUNDS) + 1))[place] += 1
+            self._sums[route] = self._sums.get(route, 0.0) + seconds
+
+    def text(self, counts: Counts) -> str:
+        """Everything, as Prometheus reads it."""
+        with self._lock:
+            requests, sums = dict(self._requests), dict(self._sums)
+            buckets = {route: list(found) for route, found in self._buckets.items()}
+        lines = [
+            "# HELP niss_tracker_requests_total Requests answered.",
+            "# TYPE niss_tracker_requests_total counter",
+        ]
+        for (method, route, status), count in sorted(requests.items()):
+            labels = f'method="{_label(method)}",route="{_label(route)}",status="{status}"'
+            lines.append(f"niss_tracker_requests_total{{{labels}}} {count}")
+        name = "niss_tracker_request_seconds"
+        lines += [f"# HELP {name} Time to answer.", f"# TYPE {name} histogram"]
+        for route, found in sorted(buckets.items()):
+            below = 0
+            for bound, count in zip((*map(str, _BOUNDS), "+Inf"), found, strict=True):
+                below += count
+                lines.append(f'{name}_bucket{{route="{_label(route)}",le="{bound}"}} {below}')
+            lines.append(f'{name}_sum{{route="{_label(route)}"}} {sums[route]:.6f}')
+            lines.append(f'{name}_count{{route="{_label(route)}"}} {below}')
+        for gauge, meaning, value in (
+            ("clients_registered", "Clients registered, live or not.", counts.registered),
+            ("clients_live", "Clients that can be seated.", counts.live),
+            ("prekeys", "One-time keys in stock.", counts.prekeys),
+            ("runs", "Runs begun.", counts.runs),
+        ):
+            lines += [f"# HELP niss_tracker_{gauge} {meaning}", f"# TYPE niss_tracker_{gauge} gauge"]
+            lines.append(f"niss_tracker_{gauge} {value}")
+        return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,157 @@
+"""The bodies of requests and answers, as OpenAPI shows them. Keys, hashes and signatures are lower-case hex."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.protocol.encoding import LARGEST_UINT64
+from niss.tracker.limits import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN
+
+HexKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+HexSignature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+CoalitionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+RunPath = Annotated[
+    str, Path(pattern=r"^([0-9a-f]{2}){1,64}$", description="The run's name, 1 to 64 bytes in hex.")
+]
+RoundPath = Annotated[int, Path(ge=0, lt=LONGEST_RUN, alias="round", description="Rounds count from 0.")]
+AttemptPath = Annotated[int, Path(ge=0, lt=LINKS_PER_ROUND, description="Attempts count from 0.")]
+IdentityPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="A client's public key.")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PrekeyBody(_Strict):
+    """A one-time X25519 key, signed by its owner."""
+
+    number: Annotated[int, Field(ge=0, le=LARGEST_UINT64)]
+    public: HexKey
+    signature: HexSignature
+
+
+class Registration(_Strict):
+    """The client itself is whoever signs the request."""
+
+    prekeys: Annotated[list[PrekeyBody], Field(max_length=LARGEST_BATCH)]
+    coalition: CoalitionName | None = None
+
+
+class Deposit(_Strict):
+    """Fresh prekeys of a client, passed on by the server."""
+
+    prekeys: Annotated[list[PrekeyBody], Field(min_length=1, max_length=LARGEST_BATCH)]
+
+
+class CoalitionChoice(_Strict):
+    """The one coalition to belong to; null for none."""
+
+    coalition: CoalitionName | None
+
+
+class RunStart(_Strict):
+    """How many rounds the chain is for."""
+
+    rounds: Annotated[int, Field(ge=1, le=LONGEST_RUN)]
+
+
+class SeatsWanted(_Strict):
+    """Either `members`, or a `count` of live clients at random, of one coalition if it is named."""
+
+    members: Annotated[list[HexKey], Field(min_length=2, max_length=LARGEST_ROUND)] | None = None
+    count: Annotated[int, Field(ge=2, le=LARGEST_ROUND)] | None = None
+    coalition: CoalitionName | None = None
+    at_least: Annotated[int, Field(ge=2, le=LARGEST_ROUND)] = 2
+
+
+class CommitmentBody(_Strict):
+    """Hash of the participants, then hash of the terms; and how many neighbours each client has."""
+
+    commitment: HexSignature
+    neighbours: Annotated[float, Field(gt=0, le=LARGEST_ROUND, allow_inf_nan=False)] | None = None
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    field: str | None
+    hint: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+class Health(BaseModel):
+    status: str
+
+
+class TrackerAnswer(BaseModel):
+    """Who this tracker is, and what it expects of requests."""
+
+    tracker: HexKey
+    holder: HexKey
+    server: HexKey
+    version: str
+    time: float
+    tolerance_seconds: float
+    ttl_seconds: float
+    attempts: int
+
+
+class StockAnswer(BaseModel):
+    """One-time keys in stock, how many more are wanted, and what became of those sent."""
+
+    held: int
+    wanted: int
+    accepted: int
+    known: int
+    stale: int
+    ttl_seconds: float
+
+
+class RunAnswer(BaseModel):
+    """What the holder committed to; the signature is under the run's name, its rounds and the anchor."""
+
+    rounds: int
+    anchor: HexKey
+    holder: HexKey
+    signature: HexSignature
+    highest_link: int
+
+
+class BeaconAnswer(BaseModel):
+    index: int
+    value: HexKey
+    signature: HexSignature
+
+
+class SeatAnswer(BaseModel):
+    seat: int
+    identity: HexKey
+    prekey: PrekeyBody
+
+
+class _RoundAnswer(BaseModel):
+    size: int
+    participants_hash: HexKey
+    signature: HexSignature
+    commitment: HexSignature | None
+    beacon: BeaconAnswer | None
+
+
+class ParticipantsAnswer(_RoundAnswer):
+    """Everyone in the attempt, in order; the tracker's signature is under run, link and hash of the list."""
+
+    participants: list[SeatAnswer]
+
+
+class NeighboursAnswer(_RoundAnswer):
+    """Those with whom the asking client shares noise."""
+
+    seat: int
+    neighbours: list[SeatAnswer]

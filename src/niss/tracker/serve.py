@@ -1,0 +1,207 @@
+"""Running the tracker: from settings to a listening process that ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from niss.errors import ConfigError
+from niss.protocol.coalition_file import load_coalition
+from niss.protocol.keyfile import create_keyfile, load_identity
+from niss.protocol.keys import Identity
+from niss.tracker.app import make_app
+from niss.tracker.beacons import BeaconHolder
+from niss.tracker.limits import Settings
+from niss.tracker.logs import log, start_logging
+from niss.tracker.service import Tracker
+from niss.tracker.store import Store, open_store, sqlite_path
+
+_GRACE_SECONDS = 10
+_SWEEP_SECONDS = 3600.0
+_BACKLOG = 2048
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a tracker is to be run, as given on the command line."""
+
+    host: str
+    port: int
+    store: str
+    server: bytes
+    identity: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    external_beacon: str | None = None
+    external_ca: Path | None = None
+    admit: Path | None = None
+    coalitions: dict[str, Path] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    log_level: str = "info"
+
+
+def serve(options: Options) -> None:
+    """Run until SIGTERM or SIGINT; requests under way are answered first.
+
+    Once connections are accepted, one line of JSON on stdout tells the address and the keys.
+    """
+    _check_tls(options)
+    start_logging(options.log_level)
+    identity = find_identity(options)
+    store = open_store(options.store)
+    try:
+        tracker = make_tracker(options, store, identity)
+        config = _config(options, tracker)
+        listening = _listen(options)
+        # What is there now stays; the collector need not look through it again and again.
+        gc.freeze()
+        # uvicorn raises the signal again when it is done; it has been obeyed by then.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        _Server(config, tracker, options).run([listening])
+    finally:
+        store.close()
+    log("stopped")
+
+
+def make_tracker(options: Options, store: Store, identity: Identity) -> Tracker:
+    """The tracker these options describe."""
+    admitted = None if options.admit is None else load_coalition(options.admit)
+    return Tracker(
+        store,
+        identity,
+        server=options.server,
+        settings=options.settings,
+        holder=_external(options, identity),
+        admitted=admitted,
+        coalitions={name: load_coalition(path) for name, path in options.coalitions.items()},
+    )
+
+
+def find_identity(options: Options) -> Identity:
+    """The identity given, or that in the file beside the SQLite store, which is made at the first start."""
+    if options.identity is not None:
+        return load_identity(options.identity)
+    beside = sqlite_path(options.store)
+    if beside is None:
+        raise ConfigError(
+            "is needed with Redis: all trackers on it must have the same identity",
+            field="--identity",
+            hint="make one with `niss keys new --out tracker.key` and give that file to each of them",
+        )
+    path = Path(beside).with_suffix(".key")
+    if path.exists():
+        return load_identity(path)
+    return create_keyfile(path, Identity.generate(os.urandom)).identity
+
+
+def _external(options: Options, identity: Identity) -> BeaconHolder | None:
+    if options.external_beacon is None:
+        return None
+    from niss.tracker.external import ExternalChains
+
+    return ExternalChains(options.external_beacon, identity, ca=options.external_ca)
+
+
+def _check_tls(options: Options) -> None:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        missing = "--tls-cert" if options.tls_cert is None else "--tls-key"
+        raise ConfigError("is missing", field=missing, hint="TLS needs a certificate and its key")
+    for name, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {path}", field=name, hint="give a file in PEM format")
+
+
+def _listen(options: Options) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {options.host}, port {options.port}: {error}",
+            field="--port",
+            hint="another process may have it; --port 0 takes a free one",
+        ) from None
+
+
+def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
+    config = uvicorn.Config(
+        make_app(tracker),
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        timeout_keep_alive=30,
+        limit_concurrency=2000,
+        backlog=_BACKLOG,
+    )
+    try:
+        config.load()
+    except OSError as error:
+        raise ConfigError(
+            f"the certificate or its key cannot be used: {error}", field="--tls-cert", hint="give PEM files"
+        ) from None
+    return config
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it is ready, and erases clients that are long gone."""
+
+    def __init__(self, config: uvicorn.Config, tracker: Tracker, options: Options) -> None:
+        super().__init__(config)
+        self._tracker, self._options = tracker, options
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started:
+            return
+        self._sweeping = asyncio.create_task(self._sweep())
+        host, port = self._address()
+        secure = self._options.tls_cert is not None
+        url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        if not secure and host not in _LOOPBACK:
+            log(
+                "listening without TLS beyond this machine",
+                hint="give --tls-cert and --tls-key, or a proxy does TLS",
+            )
+        keys = {"tracker": self._tracker.public.hex(), "holder": self._tracker.holder.public.hex()}
+        log("ready", url=url)
+        sys.stdout.write(json.dumps({"url": url, **keys}) + "\n")
+        sys.stdout.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeping
+        await super().shutdown(sockets)
+
+    def _address(self) -> tuple[str, int]:
+        name: Any = self.servers[0].sockets[0].getsockname()
+        return str(name[0]), int(name[1])
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            try:
+                log("swept", erased=await asyncio.to_thread(self._tracker.sweep))
+            except Exception as error:
+                log("sweep failed", error=error)

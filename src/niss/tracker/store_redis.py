@@ -1,0 +1,283 @@
+"""The shared store: one Redis server, for several tracker processes.
+
+Seatings and releases are single Lua scripts, stocks are changed in watched transactions: two processes cannot hand out
+one prekey or let out one link for two commitments. Redis must write its log before it answers (`appendfsync always`)
+and must not evict; `connect` refuses one that does otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from niss.errors import ConfigError
+from niss.protocol.prekeys import SignedPrekey
+from niss.tracker.records import (
+    NUMBER_BYTES,
+    Counts,
+    Release,
+    Run,
+    Seating,
+    SeatRequest,
+    Stock,
+    sort_batch,
+)
+from niss.tracker.redis_scripts import RELEASE, SEAT, START
+from niss.tracker.store import (
+    KEPT_LINKS,
+    REMEMBER_LEFT,
+    Store,
+    check_stale,
+    let_out_before,
+    seated_otherwise,
+    stock_full,
+    too_few,
+    unknown_run,
+)
+
+# One hash tag: all keys of a tracker lie in one slot, so that scripts and transactions may touch several.
+_PREFIX = b"niss:{tracker}:"
+_TIMEOUT_SECONDS = 5.0
+_WANTED_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+
+
+class RedisStore(Store):
+    """A store in Redis, shared by any number of tracker processes with one identity."""
+
+    def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
+        self._redis, self.trouble = redis, trouble
+        self._prefix = prefix
+        self._seat, self._release, self._start = (
+            redis.register_script(script) for script in (SEAT, RELEASE, START)
+        )
+
+    @classmethod
+    def connect(cls, url: str) -> RedisStore:
+        """From a URL; refuses a Redis that may forget what it answered."""
+        try:
+            import redis
+        except ImportError:
+            raise ConfigError(
+                "the Redis store needs the package redis",
+                field="--store",
+                hint="pip install 'niss[tracker]' redis",
+            ) from None
+        try:
+            client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_SECONDS)
+            client.ping()
+        except (redis.RedisError, ValueError) as error:
+            raise ConfigError(
+                f"cannot reach Redis: {error}", field="--store", hint="is redis-server running there?"
+            ) from None
+        # A hosted Redis may not tell its settings; the guide says what they must be.
+        with contextlib.suppress(redis.ResponseError):
+            _check_settings(dict(client.config_get(*_WANTED_SETTINGS)))
+        return cls(client, trouble=(redis.RedisError, OSError))
+
+    def _key(self, kind: str, name: bytes = b"") -> bytes:
+        return self._prefix + kind.encode() + b":" + name
+
+    def bind(self, name: str, value: bytes) -> bytes:
+        key = self._key("about", name.encode())
+        self._redis.set(key, value, nx=True)
+        bound: bytes = self._redis.get(key)
+        return bound
+
+    def first_use(self, identity: bytes, nonce: bytes, *, now: float, expires: float) -> bool:
+        left = max(1, int(1000 * (expires - now)))
+        return bool(self._redis.set(self._key("nonce", identity + nonce), b"1", nx=True, px=left))
+
+    def register(
+        self, identity: bytes, prekeys: Sequence[SignedPrekey], *, expires: float, largest: int
+    ) -> Stock:
+        stock = self._put(identity, prekeys, expires, largest, must_exist=False)
+        assert stock is not None
+        return stock
+
+    def deposit(
+        self, identity: bytes, prekeys: Sequence[SignedPrekey], *, expires: float, largest: int
+    ) -> Stock | None:
+        return self._put(identity, prekeys, expires, largest, must_exist=True)
+
+    def _put(
+        self,
+        identity: bytes,
+        prekeys: Sequence[SignedPrekey],
+        expires: float,
+        largest: int,
+        *,
+        must_exist: bool,
+    ) -> Stock | None:
+        held_key, highest_key = self._key("stock", identity), self._key("highest", identity)
+
+        def change(pipe: Any) -> Stock | None:
+            if must_exist and pipe.zscore(self._key("live"), identity) is None:
+                return None
+            stock: list[bytes] = pipe.lrange(held_key, 0, -1)
+            top: bytes | None = pipe.get(highest_key)
+            batch = sort_batch(prekeys, frozenset(stock), -1 if top is None else int.from_bytes(top, "big"))
+            check_stale(batch, len(prekeys))
+            if len(stock) + len(batch.new) > largest:
+                raise stock_full(largest)
+            pipe.multi()
+            if batch.new:
+                pipe.rpush(held_key, *batch.new)
+                pipe.set(highest_key, batch.new[-1][:NUMBER_BYTES])
+                pipe.incrby(self._key("prekeys"), len(batch.new))
+            pipe.zadd(self._key("live"), {identity: expires})
+            return Stock(len(stock) + len(batch.new), len(batch.new), batch.known, batch.stale)
+
+        stock: Stock | None = self._watched(change, held_key, highest_key)
+        return stock
+
+    def _watched(self, change: Callable[[Any], Any], *keys: bytes) -> Any:
+        """Run `change` in a transaction, again if another process touched these keys meanwhile."""
+        return self._redis.transaction(change, *keys, value_from_callable=True)
+
+    def beat(self, identity: bytes, *, expires: float) -> Stock | None:
+        live = self._key("live")
+        # "xx": only those who are there already; one who left stays away.
+        self._redis.zadd(live, {identity: expires}, xx=True)
+        with self._redis.pipeline() as pipe:
+            known, held = pipe.zscore(live, identity).llen(self._key("stock", identity)).execute()
+        return None if known is None else Stock(held)
+
+    def leave(self, identity: bytes, *, now: float) -> bool:  # noqa: ARG002
+        held_key, group_key = self._key("stock", identity), self._key("coalition-of", identity)
+
+        def change(pipe: Any) -> bool:
+            known = pipe.zscore(self._key("live"), identity) is not None
+            group: bytes | None = pipe.get(group_key)
+            held: int = pipe.llen(held_key)
+            pipe.multi()
+            pipe.zrem(self._key("live"), identity)
+            pipe.delete(held_key, group_key)
+            pipe.decrby(self._key("prekeys"), held)
+            # Kept for a while, so that used prekeys do not come back with their owner.
+            pipe.expire(self._key("highest", identity), int(REMEMBER_LEFT))
+            if group is not None:
+                pipe.srem(self._key("coalition", group), identity)
+            return known
+
+        return bool(self._watched(change, held_key, group_key))
+
+    def set_coalition(self, identity: bytes, coalition: str | None) -> bool:
+        group_key = self._key("coalition-of", identity)
+
+        def change(pipe: Any) -> bool:
+            if pipe.zscore(self._key("live"), identity) is None:
+                return False
+            group: bytes | None = pipe.get(group_key)
+            pipe.multi()
+            if group is not None:
+                pipe.srem(self._key("coalition", group), identity)
+            pipe.delete(group_key)
+            if coalition is not None:
+                pipe.set(group_key, coalition.encode())
+                pipe.sadd(self._key("coalition", coalition.encode()), identity)
+            return True
+
+        return bool(self._watched(change, group_key))
+
+    def start_run(self, run: bytes, wanted: Run) -> Run:
+        self._start(
+            keys=[self._key("run", run), self._key("runs")],
+            args=[wanted.rounds, wanted.salt, wanted.anchor, wanted.signature],
+        )
+        begun = self.run(run)
+        assert begun is not None
+        return begun
+
+    def run(self, run: bytes) -> Run | None:
+        names = ("rounds", "salt", "anchor", "signature", "highest")
+        rounds, salt, anchor, signature, highest = self._redis.hmget(self._key("run", run), names)
+        return None if rounds is None else Run(int(rounds), salt, anchor, signature, int(highest))
+
+    def seat(self, run: bytes, link: int, request: SeatRequest, *, now: float) -> Seating:
+        before = self.seating(run, link)
+        candidates = [] if before is not None else self._candidates(request, now)
+        keys = [self._key("run", run), self._key("seatings", run), self._key("live"), self._key("prekeys")]
+        most = len(candidates) if request.members is not None else request.count
+        settings = [link, request.asked, repr(now), request.at_least, most, self._key("stock")]
+        outcome, *rest = self._seat(keys=keys, args=[*settings, *candidates])
+        if outcome == b"seated":
+            seated = _as_seating(rest[0])
+            if seated.asked != request.asked:
+                raise seated_otherwise()
+            return seated
+        if outcome == b"few":
+            raise too_few(int(rest[0]), request.at_least)
+        raise unknown_run() if outcome == b"unknown" else let_out_before(int(rest[0]))
+
+    def _candidates(self, request: SeatRequest, now: float) -> list[bytes]:
+        """Those named, or all that may be live, shuffled; the script checks each, for some may leave meanwhile."""
+        if request.members is not None:
+            return list(request.members)
+        pool: list[bytes]
+        if request.coalition is not None:
+            pool = list(self._redis.smembers(self._key("coalition", request.coalition.encode())))
+        else:
+            pool = self._redis.zrangebyscore(self._key("live"), f"({now!r}", "+inf")
+        secrets.SystemRandom().shuffle(pool)
+        # Spare ones for those without prekeys; a script takes only so many arguments.
+        return pool[: 2 * request.count + 1000]
+
+    def seating(self, run: bytes, link: int) -> Seating | None:
+        record: bytes | None = self._redis.hget(self._key("seatings", run), link)
+        return None if record is None else _as_seating(record)
+
+    def release(self, run: bytes, link: int, wanted: Release) -> Release:
+        keys = [self._key("run", run), self._key("releases", run), self._key("seatings", run)]
+        record = wanted.commitment + json.dumps(wanted.neighbours).encode()
+        outcome, *rest = self._release(keys=keys, args=[link, record, link - KEPT_LINKS])
+        if outcome == b"out":
+            return _as_release(rest[0])
+        raise unknown_run() if outcome == b"unknown" else let_out_before(int(rest[0]))
+
+    def released(self, run: bytes, link: int) -> Release | None:
+        record: bytes | None = self._redis.hget(self._key("releases", run), link)
+        return None if record is None else _as_release(record)
+
+    def counts(self, *, now: float) -> Counts:
+        with self._redis.pipeline() as pipe:
+            pipe.zcard(self._key("live")).zcount(self._key("live"), f"({now!r}", "+inf")
+            registered, live, prekeys, runs = pipe.get(self._key("prekeys")).get(self._key("runs")).execute()
+        return Counts(registered, live, int(prekeys or 0), int(runs or 0))
+
+    def forget(self, *, before: float) -> int:
+        old = self._redis.zrangebyscore(self._key("live"), "-inf", f"({before!r}")
+        for identity in old:
+            self.leave(identity, now=before)
+            self._redis.delete(self._key("highest", identity))
+        return len(old)
+
+    def ping(self) -> None:
+        self._redis.ping()
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+_ASKED_BYTES = 32
+_COMMITMENT_BYTES = 64
+
+
+def _as_seating(record: bytes) -> Seating:
+    return Seating(record[:_ASKED_BYTES], record[_ASKED_BYTES:])
+
+
+def _as_release(record: bytes) -> Release:
+    return Release(record[:_COMMITMENT_BYTES], json.loads(record[_COMMITMENT_BYTES:]))
+
+
+def _check_settings(found: dict[str | None, str | None]) -> None:
+    for name, wanted in _WANTED_SETTINGS.items():
+        if found.get(name) not in (wanted, None):
+            raise ConfigError(
+                f"this Redis has {name} {found[name]}: it could forget that a link was let out",
+                field="--store",
+                hint=f"redis-cli config set {name} {wanted}, and write it into redis.conf",
+            )

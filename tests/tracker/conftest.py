@@ -1,0 +1,53 @@
+"""Stores of both kinds, behind one fixture: whatever is tested with one is tested with the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from niss.tracker.store import Store, open_store
+from tracker.harness import REDIS_MISSING, RedisProcess, redis_server
+
+OpenStore = Callable[[], Store]
+
+
+@pytest.fixture(scope="session")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess | None]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as process:
+        yield process
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    process = request.getfixturevalue("redis_process")
+    if process is None:
+        pytest.skip(REDIS_MISSING)
+    import redis
+
+    with redis.Redis.from_url(process.url) as client:
+        client.flushall()
+    return str(process.url)
+
+
+@pytest.fixture
+def open_again(store_url: str) -> Iterator[OpenStore]:
+    """Opens the store once more, as another process would; all are closed in the end."""
+    opened: list[Store] = []
+
+    def again() -> Store:
+        opened.append(open_store(store_url))
+        return opened[-1]
+
+    yield again
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def store(open_again: OpenStore) -> Store:
+    return open_again()
