@@ -11,11 +11,14 @@ import math
 
 import numpy as np
 
+from niss.accounting.assess import LEAST_STEPS
 from niss.accounting.collusion import calibrate_for
 from niss.accounting.corruption import colluding_neighbours
 from niss.accounting.plan import Plan
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
+from niss.mechanism.discretisation import discretisation_delta
+from niss.mechanism.grid import Grid
 from niss.protocol.messages import MODES, Terms
 
 _GRAPHS = 3
@@ -102,3 +105,29 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
         tau2, _ = calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)
         needed.append(tau2)
     return _MARGIN * max(needed) * unit * plan.neighbours
+
+
+def grid_delta(plan: Plan, terms: Terms) -> float:
+    """What rounding to the grid, and the sampler, add to delta over all participations of a client.
+
+    The bound is `niss.mechanism.discretisation`'s. Noise of only a few grid steps is refused.
+    """
+    if not terms.residual_variance:
+        return 0.0
+    grid = Grid(terms.grid_bits)
+    steps = grid.deviation_steps(terms.residual_variance)
+    if steps < LEAST_STEPS:
+        raise ConfigError(
+            f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
+            field="protocol.grid_bits",
+            hint=f"use more than {terms.grid_bits} bits",
+        )
+    epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
+    each = min(1.0, terms.neighbours)
+    return discretisation_delta(
+        [steps],
+        terms.coordinates,
+        plan.participations,
+        epsilon=float(epsilon),
+        share_steps=[grid.deviation_steps(each * terms.unit_variance)] * math.ceil(2 * terms.neighbours),
+    )

@@ -1,5 +1,6 @@
 """The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
-`niss data`, `niss keys`, `niss tracker`, `niss report`, `niss attack`, `niss bench`.
+`niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss attack`,
+`niss bench`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 other failure, 2 bad settings
 or arguments, 3 data missing or damaged, 4 a privacy rule refused the work, 5 run folder unusable,
@@ -12,7 +13,7 @@ import sys
 
 import typer
 
-from niss.cli import account, attack, bench, data, keys, plan, reports, simulate, tracker
+from niss.cli import account, attack, bench, data, keys, plan, reports, simulate, tracker, up
 from niss.cli.terminal import print_error
 from niss.errors import NissError
 
@@ -30,6 +31,7 @@ app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
 app.command("account", epilog=account.EXAMPLES)(account.account_command)
 app.command("report")(reports.report_command)
 app.command("tracker", epilog=tracker.EXAMPLES)(tracker.tracker_command)
+app.command("up", epilog=up.EXAMPLES)(up.up_command)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench_command)
 app.add_typer(attack.app, name="attack")
 app.add_typer(data.app, name="data")

@@ -18,15 +18,12 @@ from numpy.typing import NDArray
 
 from niss.accounting import Plan
 from niss.accounting.assess import make_assessor
-from niss.accounting.terms import make_terms
-from niss.errors import ConfigError
-from niss.mechanism.discretisation import discretisation_delta
-from niss.mechanism.grid import Grid
+from niss.accounting.terms import grid_delta, make_terms
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.beacon import BeaconChain
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Message, Participant, Prekey, Terms
+from niss.protocol.messages import Message, Participant, Prekey
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
 
@@ -34,8 +31,6 @@ IntArray = NDArray[np.int64]
 
 # Each upload brings one fresh prekey, so a client never has fewer than it was enrolled with.
 _PREKEYS = 2
-# Below this many steps the bound on what rounding costs is no longer negligible.
-_FEWEST_STEPS = 4.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class ProtocolExchange:
             grid_bits=self._grid[0],
             modulus_bits=self._grid[1],
         )
-        self.grid_delta = max(self.grid_delta, _grid_delta(self._plan, terms))
+        self.grid_delta = max(self.grid_delta, grid_delta(self._plan, terms))
         beacon = self._chain.release(
             terms.round, terms.attempt, participants_hash(participants) + terms_hash(terms)
         )
@@ -159,29 +154,6 @@ class ProtocolExchange:
             self._clients[member] = client
             self._prekeys[member] = list(client.enrol(_PREKEYS, self._entropy))
         return self._clients[member]
-
-
-def _grid_delta(plan: Plan, terms: Terms) -> float:
-    """What the grid adds to delta over all participations; noise of only a few grid steps is refused."""
-    if not terms.residual_variance:
-        return 0.0
-    grid = Grid(terms.grid_bits)
-    epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
-    each = min(1.0, terms.neighbours)
-    steps = grid.deviation_steps(terms.residual_variance)
-    if steps < _FEWEST_STEPS:
-        raise ConfigError(
-            f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
-            field="protocol.grid_bits",
-            hint=f"use more than {terms.grid_bits} bits",
-        )
-    return discretisation_delta(
-        [steps],
-        terms.coordinates,
-        plan.participations,
-        epsilon=float(epsilon),
-        share_steps=[grid.deviation_steps(each * terms.unit_variance)] * math.ceil(2 * terms.neighbours),
-    )
 
 
 def _carried(message: Any) -> Any:

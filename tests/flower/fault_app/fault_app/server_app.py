@@ -1,0 +1,62 @@
+"""The server: averages, and writes down the weights after each round."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fault_app import SIZE
+from niss import Plan
+from niss.flower import NissStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    settings = context.run_config
+    rounds, tau2 = int(settings["rounds"]), float(settings["tau2"])
+    repair = settings["mode"] == "repair"
+    plan = Plan(
+        clip=float(settings["clip"]),
+        epsilon=float(settings["epsilon"]),
+        participations=rounds,
+        neighbours=20.0,
+        tau2=None if tau2 < 0.0 else tau2,
+        dropped=2 if repair else 0,
+        revealed=2 if repair else 0,
+    )
+    while len(list(grid.get_node_ids())) < int(settings["min-nodes"]):
+        time.sleep(0.5)
+    report = Path(str(settings["report"]))
+    strategy = NissStrategy(
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2),
+        plan=plan,
+        mode=str(settings["mode"]),
+        key=str(settings["server-key"]) or None,
+        coalition=str(settings["coalition"]) or None,
+        tracker=str(settings["tracker"]) or None,
+        tracker_ca=str(settings["tracker-ca"]) or None,
+        report=report,
+        stage_timeout=float(settings["stage-timeout"]),
+    )
+    weights: dict[int, list[float]] = {}
+
+    def keep(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        weights[server_round] = arrays["weights"].numpy().tolist()
+        return None
+
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord({"weights": Array(np.zeros(SIZE))}),
+        num_rounds=rounds,
+        timeout=float(settings["timeout"]),
+        evaluate_fn=keep,
+    )
+    report.with_name("weights.json").write_text(json.dumps(weights))

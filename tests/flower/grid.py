@@ -1,0 +1,136 @@
+"""A grid in one process: every node is a ClientApp with its own Context, and the relay can be told to misbehave."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.serverapp import Grid
+
+from niss.flower import niss_mod
+
+SHAPES = {"dense": (3, 4), "bias": (4,)}
+FIRST = 2**63 + 11
+"""Node ids are 64 bits wide: one that does not survive a float."""
+
+
+def global_model() -> ArrayRecord:
+    rng = np.random.default_rng(5)
+    return arrays({name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()})
+
+
+def arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
+    from flwr.app import Array
+
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+def step_of(node: int, server_round: int, size: float = 0.02) -> dict[str, np.ndarray]:
+    """The update a node makes in a round, the same whoever asks."""
+    rng = np.random.default_rng([node % 1000, server_round])
+    return {name: (size * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def make_app(mods: list[Any] | None = None, size: float = 0.02) -> ClientApp:
+    """An app that adds `step_of` to the weights it is sent."""
+    app = ClientApp(mods=[niss_mod] if mods is None else mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        assert list(message.content.config_records) == ["config"], "the app must not see the record of NISS"
+        now = message.content["config"]["server-round"]
+        moved = {
+            name: array.numpy() + step_of(context.node_id, now, size)[name]
+            for name, array in message.content["arrays"].items()
+        }
+        metrics = MetricRecord({"num-examples": 10 + context.node_id % 7, "loss": 0.5})
+        return Message(RecordDict({"arrays": arrays(moved), "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        assert "niss" not in message.content
+        metrics = MetricRecord({"num-examples": 1, "node": float(context.node_id % 1000)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class FakeGrid(Grid):
+    """`tamper(message)` may change what is sent, `mangle(reply)` what comes back; None: it is lost."""
+
+    def __init__(self, nodes: int = 6, app: ClientApp | None = None, **node_config: Any) -> None:
+        self.app = make_app() if app is None else app
+        self.apps: dict[int, ClientApp] = {}
+        self.contexts = {
+            FIRST + number: Context(1, FIRST + number, dict(node_config), RecordDict(), {})
+            for number in range(nodes)
+        }
+        self.dead: set[int] = set()
+        self.silent: set[int] = set()
+        self.tamper: Callable[[Message], Message | None] = lambda message: message
+        self.mangle: Callable[[Message], Message | None] = lambda reply: reply
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **named: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.contexts if node not in self.dead]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        assert timeout is not None, "a stage without an end would wait for the dead"
+        replies = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self.sent.append(message)
+            arrived = self.tamper(copy.deepcopy(message))
+            reply = None if arrived is None else self._deliver(arrived)
+            reply = None if reply is None else self.mangle(reply)
+            if reply is not None:
+                self.received.append(reply)
+                replies.append(reply)
+        return replies
+
+    def _deliver(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        if node in self.silent:
+            return None
+        if node in self.dead:
+            reply = Message(Error(3, "Node unavailable"), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = 1  # As the SuperLink reports a node that went away.
+            return reply
+        try:
+            reply = self.apps.get(node, self.app)(message, self.contexts[node])
+        except Exception as error:
+            return Message(Error(2, f"{type(error)}:<{error}>"), reply_to=message)
+        kept = self.contexts[node]
+        kept.state = recorddict_from_proto(
+            recorddict_to_proto(kept.state)
+        )  # As it is saved between messages.
+        return copy.deepcopy(reply)
+
+
+def config() -> ConfigRecord:
+    return ConfigRecord()

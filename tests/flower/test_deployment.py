@@ -1,0 +1,179 @@
+"""Faults on the deployment engine: real processes, real sockets, kill -9. Minutes, so only in `make test-all`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.flower.certificates import make_node_key
+from niss.flower.deployment import Deployment, Settings
+from niss.flower.processes import Processes, marked
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+FAULTY = HERE / "fault_app"
+EXAMPLE = HERE.parents[1] / "examples" / "flower_app"
+
+
+def step(partition: int, server_round: int) -> np.ndarray:
+    sys.path.insert(0, str(FAULTY))
+    try:
+        from fault_app import step as step_of
+    finally:
+        sys.path.remove(str(FAULTY))
+    return step_of(partition, server_round)
+
+
+def wait_until(happens: Any, seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.5)
+
+
+def finished(federation: Deployment, run: str) -> dict[str, Any]:
+    """The report of a run that completed."""
+    wait_until(lambda: federation.status(run).startswith("finished"), seconds=580.0)
+    words = (federation.folder / "logs" / "superlink.log").read_text()[-3000:]
+    assert federation.status(run) == "finished:completed", words
+    report: dict[str, Any] = json.loads(federation.report.read_text())
+    return report
+
+
+def check_sums(federation: Deployment, present: list[set[int]]) -> None:
+    """The weights after each round are the mean over those who were there, to the last digits of the grid."""
+    weights = json.loads((federation.folder / "weights.json").read_text())
+    expected = np.zeros(len(weights["0"]))
+    for number, partitions in enumerate(present, start=1):
+        expected = expected + np.mean([step(one, number) for one in partitions], axis=0)
+        np.testing.assert_allclose(weights[str(number)], expected, rtol=0, atol=1e-5)
+
+
+def caveats(report: dict[str, Any]) -> str:
+    return "\n".join(report["statement"]["caveats"])
+
+
+def nothing_is_left(federation: Deployment) -> bool:
+    return not any(
+        str(federation.home).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*")
+    )
+
+
+def _environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_killed_node_a_restarted_tracker_and_an_unregistered_key(tmp_path):
+    """With TLS, node authentication, a tracker and everything pinned; the sum is repaired."""
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    odd = 1
+    options = {number: {"fault-folder": str(signs)} for number in range(6)}
+    options[odd] |= {"fault": "killed", "fault-round": 2}
+    with Deployment(tmp_path / "up", Settings(nodes=6, node_options=options)) as federation:
+        strange, _ = make_node_key(tmp_path, "strange")
+        stranger = federation.start_node(6, key=strange)
+        run = federation.submit(FAULTY, {"rounds": 3, "timeout": 200.0})
+        wait_until(lambda: (signs / f"round-2-node-{odd}").exists())
+        federation.processes.kill(federation.nodes[odd])
+        assert federation.tracker is not None
+        federation.processes.kill(federation.tracker)
+        federation.start_tracker()
+        report = finished(federation, run)
+        assert not stranger.running, "a node with a key that nobody registered"
+    assert nothing_is_left(federation)
+    everyone = set(range(6))
+    check_sums(federation, [everyone, everyone - {odd}, everyone - {odd}])
+    assert [one["survivors"] for one in report["rounds"]] == [6, 5, 5]
+    assert all(one["exact"] for one in report["rounds"])
+    assert len(report["rounds"][1]["lost"]) == 1
+    assert len(report["members"]) == 6
+    assert "1 uploads were lost" in caveats(report)
+    assert "on trust: the server's key" not in caveats(report)
+
+
+def test_a_stale_context_a_corrupted_reply_a_lying_relay_and_a_node_that_never_answers(tmp_path):
+    """Without pins, so that the Context is all the clients have; two faults in each round are repaired."""
+    faults = {1: ("swapped", 2), 2: ("corrupt", 2), 3: ("stale", 3), 4: ("silent", 3)}
+    options: dict[int, dict[str, Any]] = {
+        number: {"fault": fault, "fault-round": due} for number, (fault, due) in faults.items()
+    }
+    for number in range(8):
+        options.setdefault(number, {})["niss-state"] = None
+    settings = Settings(nodes=8, tls=False, tracker=False, pinned=False, node_options=options)
+    with Deployment(tmp_path / "up", settings) as federation:
+        run = federation.submit(FAULTY, {"rounds": 3, "timeout": 120.0})
+        report = finished(federation, run)
+    assert nothing_is_left(federation)
+    everyone = set(range(8))
+    check_sums(federation, [everyone, everyone - {1, 2}, everyone - {1, 3, 4}])
+    assert [one["survivors"] for one in report["rounds"]] == [8, 6, 5]
+    assert [one["participants"] for one in report["rounds"]] == [8, 8, 7]
+    assert all(one["exact"] for one in report["rounds"])
+    second, third = (" ".join(report["rounds"][number]["lost"].values()) for number in (1, 2))
+    assert "signature for 'open'" in second, "the relay that swapped a key"
+    assert "signature for 'upload'" in second, "the corrupted reply"
+    assert "state is at step" in third, "the stale Context"
+    assert "no answer in time" in third, "the node that never answers"
+    assert "4 uploads were lost or declined" in caveats(report)
+    assert "The server holds the beacon itself" in caveats(report)
+
+
+def test_a_client_whose_budget_is_spent_sits_out_the_next_run(tmp_path):
+    budgets = {
+        number: {"niss-epsilon": 8.0 if number == 0 else 30.0, "niss-delta": 1e-5} for number in range(4)
+    }
+    settings = Settings(nodes=4, tls=False, tracker=False, node_options=budgets)
+    run_config = {"rounds": 1, "mode": "tolerate", "tau2": -1.0, "timeout": 120.0}
+    with Deployment(tmp_path / "up", settings) as federation:
+        first = finished(federation, federation.submit(FAULTY, run_config))
+        second = finished(federation, federation.submit(FAULTY, run_config))
+    assert [one["survivors"] for one in first["rounds"]] == [4]
+    assert [one["survivors"] for one in second["rounds"]] == [3]
+    (why,) = second["rounds"][0]["lost"].values()
+    assert "would overspend its privacy budget" in why
+    assert "1 uploads were lost or declined; in 1 rounds noise was left uncancelled" in caveats(second)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_niss_up_leaves_nothing_behind(tmp_path, number):
+    kept = tmp_path / "up"
+    command = "import typer; from niss.cli.up import up_command; typer.run(up_command)"
+    words = ["--nodes", "2", "--no-tls", "--no-tracker", "--app", str(EXAMPLE), "--keep", str(kept)]
+    started = subprocess.Popen([sys.executable, "-c", command, *words], stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: (kept / "logs" / "node-1.log").exists())
+        time.sleep(3.0)
+        started.send_signal(number)
+        started.wait(60)
+    finally:
+        started.kill()
+    assert started.returncode != 0
+    wait_until(
+        lambda: not any(str(kept).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*")),
+        seconds=5.0,
+    )
+
+
+def test_the_descendants_of_a_process_are_found_even_in_sessions_of_their_own(tmp_path):
+    detached = (
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)\n"
+        "time.sleep(300)\n"
+    )
+    with Processes(tmp_path, os.environ) as processes:
+        one = processes.start("parent", [sys.executable, "-c", detached])
+        wait_until(lambda: len(marked(one.mark)) == 2, seconds=20.0)
+    wait_until(lambda: not marked(one.mark), seconds=5.0)

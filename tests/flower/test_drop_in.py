@@ -1,0 +1,182 @@
+"""The two lines: any averaging strategy around a sum that NISS protects gives what the strategy alone would give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
+
+from flower.grid import FIRST, FakeGrid, global_model, make_app
+from niss.accounting import Plan
+from niss.errors import ConfigError
+from niss.flower import NissMod, NissStrategy
+
+WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=3, neighbours=3)
+PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
+GRID = 2.0**-24
+INNER = [
+    (FedAvg, {}),
+    (FedProx, {"proximal_mu": 0.1}),
+    (FedAdam, {"eta": 0.01}),
+    (flower.FedAvgM, {"server_learning_rate": 0.5, "server_momentum": 0.9}),
+    (flower.FedYogi, {"eta": 0.01}),
+    (flower.FedAdagrad, {"eta": 0.01}),
+]
+
+
+def values(record: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.numpy().ravel() for array in record.values()])
+
+
+@pytest.mark.parametrize("mode", ["tolerate", "repair"])
+@pytest.mark.parametrize(("kind", "options"), INNER)
+def test_without_residual_noise_the_result_is_that_of_the_wrapped_strategy(kind, options, mode):
+    plan = WITHOUT_NOISE if mode == "tolerate" else replace(WITHOUT_NOISE, dropped=1, revealed=2)
+    plain = kind(weighted_by_key="weight", **options)
+    alone = plain.start(FakeGrid(app=_with_equal_weights()), global_model(), num_rounds=3, timeout=1)
+    wrapped = NissStrategy(kind(**options), plan=plan, mode=mode)
+    together = wrapped.start(FakeGrid(), global_model(), num_rounds=3, timeout=1)
+    moved = np.abs(values(alone.arrays) - values(global_model())).max()
+    assert moved > 1e-3
+    # Adam divides by the root of squares as small as tau^2 = 1e-6, which multiplies what the grid cut off.
+    allowed = 6 * GRID + 1e-6 if kind in (FedAvg, FedProx) else 2e-3 * moved
+    np.testing.assert_allclose(values(together.arrays), values(alone.arrays), rtol=0, atol=allowed)
+    assert all(one.exact and one.survivors == 6 for one in wrapped.rounds)
+
+
+def test_one_message_a_round_and_one_enrolment_a_run():
+    grid = FakeGrid()
+    NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE).start(
+        grid, global_model(), num_rounds=3, timeout=1
+    )
+    stages = [message.content["niss"]["stage"] for message in grid.sent]
+    assert stages == ["enrol"] * 6 + ["round"] * 18
+
+
+def test_evaluation_passes_untouched():
+    result = NissStrategy(FedAvg(), plan=PRIVATE).start(FakeGrid(), global_model(), num_rounds=1, timeout=1)
+    nodes = [(FIRST + number) % 1000 for number in range(6)]
+    assert result.evaluate_metrics_clientapp[1]["node"] == pytest.approx(np.mean(nodes))
+
+
+def test_no_bare_update_and_no_number_of_examples_leaves_a_client():
+    grid = FakeGrid()
+    NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE).start(
+        grid, global_model(), num_rounds=1, timeout=1
+    )
+    for reply in grid.received:
+        assert set(reply.content) == {"niss", "niss-upload"}
+        assert set(reply.content["niss"]) == {"step"}
+
+
+def test_metrics_travel_only_where_the_client_says_so_and_the_statement_tells():
+    open_app = make_app([NissMod(clear_metrics=("loss", "num-examples-not-this"))])
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE)
+    result = strategy.start(FakeGrid(app=open_app), global_model(), num_rounds=1, timeout=1)
+    assert result.train_metrics_clientapp[1]["loss"] == 0.5
+    assert any("in the clear" in caveat and "loss" in caveat for caveat in strategy.statement.caveats)
+
+
+def test_the_upload_is_as_small_as_a_plain_one():
+    """32-bit words on the grid: what is more is a few hundred bytes of keys and signatures."""
+    shape = {"layer": (199, 1001)}
+    model = ArrayRecord([np.zeros(shape["layer"], dtype=np.float32)])
+    app = _scaling_app()
+    grid = FakeGrid(app=app)
+    NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE).start(grid, model, num_rounds=1, timeout=1)
+    body = grid.received[-1].content["niss-upload"]["body"].numpy()
+    assert body.size < 1.01 * 4 * 199 * 1001
+
+
+def test_the_noise_is_there_and_as_large_as_reported():
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=replace(PRIVATE, neighbours=5.0))
+    app = _scaling_app()
+    model = ArrayRecord([np.zeros(4000, dtype=np.float64)])
+    result = strategy.start(FakeGrid(app=app), model, num_rounds=1, timeout=1)
+    seen = values(result.arrays).std()
+    assert strategy.rounds[0].deviation == pytest.approx(seen, rel=0.1)
+    spent = float(PRIVATE.round_mu(np.zeros(1, dtype=np.int64))[0])
+    assert strategy.statement.clients[0].mu_joint == pytest.approx(spent, rel=0.05)
+
+
+def test_whole_numbers_are_no_part_of_an_update():
+    model = ArrayRecord([np.ones(3, dtype=np.float32), np.array([7], dtype=np.int64)])
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=WITHOUT_NOISE)
+    result = strategy.start(FakeGrid(app=_scaling_app(1.5)), model, num_rounds=1, timeout=1)
+    floats, counters = (array.numpy() for array in result.arrays.values())
+    np.testing.assert_allclose(floats, 1.5, atol=6 * GRID)
+    assert counters.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: flower.FedMedian(),
+        lambda: flower.FedTrimmedAvg(),
+        lambda: flower.Krum(),
+        lambda: flower.MultiKrum(),
+        lambda: flower.Bulyan(),
+        lambda: flower.QFedAvg(client_learning_rate=0.1),
+        lambda: flower.FedXgbBagging(),
+        lambda: flower.DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 3),
+    ],
+)
+def test_strategies_that_do_not_average_are_refused_with_a_reason(inner):
+    with pytest.raises(ConfigError, match=r"cannot be used: .+") as caught:
+        NissStrategy(inner(), plan=PRIVATE)
+    assert "FedAvg" in caught.value.hint
+
+
+def test_a_plan_the_protocol_cannot_carry_out_is_refused():
+    with pytest.raises(ConfigError, match=r"plan\.distortion"):
+        NissStrategy(FedAvg(), plan=Plan(distortion="scalar", tau2=0.0))
+    with pytest.raises(ConfigError, match="mode"):
+        NissStrategy(FedAvg(), plan=PRIVATE, mode="hope")
+
+
+def _with_equal_weights():
+    """The same updates without NISS, each with the weight 1."""
+    app = make_app(mods=[])
+    inner = app._registered_funcs["train.default"]
+
+    def train(message, context):
+        reply = inner(message, context)
+        reply.content["metrics"] = MetricRecord({"weight": 1})
+        return reply
+
+    def evaluate(message, context):
+        reply = app_evaluate(message, context)
+        reply.content["metrics"]["weight"] = 1
+        return reply
+
+    app_evaluate = app._registered_funcs["evaluate.default"]
+    app._registered_funcs["train.default"] = train
+    app._registered_funcs["evaluate.default"] = evaluate
+    return app
+
+
+def _scaling_app(factor: float = 1.0):
+    """An app that multiplies floating-point arrays and counts up the others."""
+    from flwr.app import Array, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    from niss.flower import niss_mod
+
+    app = ClientApp(mods=[niss_mod])
+
+    @app.train()
+    def train(message, context):  # noqa: ARG001
+        moved = {}
+        for name, array in message.content["arrays"].items():
+            now = array.numpy()
+            moved[name] = Array(
+                np.asarray(now * factor if now.dtype.kind == "f" else now + 1).astype(now.dtype)
+            )
+        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 3})})
+        return Message(content, reply_to=message)
+
+    return app

@@ -1,0 +1,120 @@
+"""Keys and beacon from a real tracker process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+
+from flower.grid import FakeGrid, global_model
+from niss.accounting import Plan
+from niss.flower import NissStrategy
+from niss.flower.deployment import free_port
+from niss.flower.processes import Processes, Started
+from niss.flower.proposal import read_proposal
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
+
+pytestmark = pytest.mark.skipif(
+    find_spec("fastapi") is None or find_spec("uvicorn") is None,
+    reason="the tracker is not installed: pip install 'niss[tracker]'",
+)
+PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, colluders=1)
+RUN = "import typer; from niss.cli.tracker import tracker_command; typer.run(tracker_command)"
+
+
+class Service:
+    """A tracker in a process of its own, which can be killed and started again."""
+
+    def __init__(self, folder, processes: Processes) -> None:
+        self._folder, self._processes, self._port = folder, processes, free_port()
+        self.key = create_keyfile(folder / "server.key", Identity.generate(os.urandom))
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        public, store = self.key.identity.public.hex(), f"sqlite:///{self._folder / 'tracker.db'}"
+        words = ["--server-key", public, "--port", str(self._port), "--store", store]
+        self.process: Started = self._processes.start("tracker", [sys.executable, "-c", RUN, *words])
+        end = time.monotonic() + 60.0
+        ready = self.process.log.read_text().count('{"url"')
+        while self.process.log.read_text().count('{"url"') == ready:
+            self.process.require_running()
+            assert time.monotonic() < end, self.process.last_words()
+            time.sleep(0.05)
+
+    @property
+    def holder(self) -> str:
+        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith('{"url"')]
+        return str(json.loads(lines[-1])["holder"])
+
+    def strategy(self) -> NissStrategy:
+        inner = FedAvg(fraction_evaluate=0.0)
+        return NissStrategy(inner, plan=PLAN, tracker=self.url, key=self._folder / "server.key")
+
+
+@pytest.fixture
+def service(tmp_path):
+    with Processes(tmp_path, os.environ) as processes:
+        yield Service(tmp_path, processes)
+
+
+def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
+    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    strategy = service.strategy()
+
+    def restart(message: Message) -> Message:
+        last = message.metadata.dst_node_id == list(grid.contexts)[-1]
+        if last and message.content["niss"]["stage"] == "round" and len(strategy.rounds) == 1:
+            service._processes.kill(service.process)
+            service.start()
+        return message
+
+    grid.tamper = restart
+    strategy.start(grid, global_model(), num_rounds=3, timeout=1)
+    assert [one.survivors for one in strategy.rounds] == [6, 6, 6]
+    caveats = "\n".join(strategy.statement.caveats)
+    assert "The server holds the beacon itself" not in caveats
+    assert "beacon holder's key" not in caveats
+
+
+def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, monkeypatch):
+    from niss.tracker import connection
+
+    monkeypatch.setattr(connection, "_LONGEST_PAUSE", 0.01)
+    grid, strategy = FakeGrid(6), service.strategy()
+
+    def kill(message: Message) -> Message:
+        if message.content["niss"]["stage"] == "round" and service.process.running:
+            service._processes.kill(service.process)
+        return message
+
+    grid.tamper = kill
+    strategy.start(grid, global_model(), num_rounds=2, timeout=1)
+    first, second = strategy.rounds
+    assert first.survivors == 6, "the uploads stand although nobody can tell the tracker"
+    assert "does not answer" in second.skipped
+    assert any("1 rounds were skipped" in caveat for caveat in strategy.statement.caveats)
+
+
+def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
+    grid, strategy = FakeGrid(6), service.strategy()
+
+    def lie(message: Message) -> Message:
+        record = message.content["niss"]
+        if record["stage"] == "enrol":
+            proposal = replace(read_proposal(record["body"]), anchor=bytes(32))
+            record["body"] = proposal.signed(strategy._identity)
+        return message
+
+    grid.tamper = lie
+    strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    assert strategy.rounds[0].skipped
+    assert all("another chain" in why for why in strategy.session.left_out.values())

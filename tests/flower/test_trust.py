@@ -1,0 +1,233 @@
+"""What a node pins, what it takes on first use, and lies it does not fall for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+
+from flower.grid import FIRST, FakeGrid, global_model
+from niss.accounting import Plan
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.flower import Limits, NissStrategy
+from niss.flower.proposal import read_proposal
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
+from niss.protocol.messages import RoundOpen
+from niss.protocol.wire import decode, encode
+
+NODES = 6
+ODD = FIRST + 2
+# Everyone with everyone: what a round costs does not depend on the graph that is drawn.
+PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=NODES - 1, kappa=2.0)
+
+
+def start(grid: FakeGrid, rounds: int = 2, **options) -> NissStrategy:
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), **{"plan": PLAN, **options})
+    strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+    return strategy
+
+
+def write_coalition(path: Path, members: dict[str, bytes]) -> Path:
+    path.write_text(
+        "".join(f'[[members]]\nname = "{name}"\nidentity = "{key.hex()}"\n' for name, key in members.items())
+    )
+    return path
+
+
+def with_folders(grid: FakeGrid, folder: Path) -> dict[int, bytes]:
+    """Give each node a state folder; returns the nodes' identities."""
+    identities = {}
+    for node, context in grid.contexts.items():
+        home = folder / str(node)
+        key = create_keyfile(home / "identity.key", Identity.generate(_entropy(node)))
+        context.node_config["niss-state"] = str(home)
+        identities[node] = key.identity.public
+    return identities
+
+
+def _entropy(node: int):
+    import hashlib
+
+    return lambda count: hashlib.shake_256(str(node).encode()).digest(count)
+
+
+def letter(message: Message) -> RoundOpen | None:
+    record = message.content.get("niss")
+    return decode(record["body"]) if record is not None and record["stage"] == "round" else None
+
+
+class TestLies:
+    def test_a_relay_that_swaps_a_public_key_is_caught_by_the_servers_signature(self):
+        grid = FakeGrid(NODES)
+
+        def swap(message: Message) -> Message:
+            opened = letter(message)
+            if opened is not None and message.metadata.dst_node_id == ODD and opened.terms.round == 0:
+                first, second = opened.participants[:2]
+                people = (replace(first, prekey=second.prekey), second, *opened.participants[2:])
+                message.content["niss"]["body"] = encode(replace(opened, participants=people))
+            return message
+
+        grid.tamper = swap
+        strategy = start(grid)
+        assert "signature for 'open'" in strategy.rounds[0].lost[str(ODD)]
+        assert [one.survivors for one in strategy.rounds] == [NODES - 1, NODES - 1]
+        assert any(f"Node {ODD} was left out" in caveat for caveat in strategy.statement.caveats)
+
+    def test_a_relay_that_swaps_keys_at_enrolment_is_caught(self):
+        grid = FakeGrid(NODES)
+
+        def swap(reply: Message) -> Message:
+            body = reply.content["niss-upload"]["body"].numpy()
+            if body.tobytes().startswith(b"niss enrolment") and reply.metadata.src_node_id == ODD:
+                values = json.loads(body.tobytes()[16:])
+                values["prekeys"] = [key[:20] + "00" + key[22:] for key in values["prekeys"]]
+                forged = b"niss enrolment/1" + json.dumps(values).encode()
+                reply.content["niss-upload"]["body"] = _packed(forged)
+            return reply
+
+        grid.mangle = swap
+        strategy = start(grid)
+        assert [one.survivors for one in strategy.rounds] == [NODES - 1, NODES - 1]
+        assert any(f"Node {ODD} was left out: the signature" in one for one in strategy.statement.caveats)
+
+    def test_a_server_that_seats_a_stranger_is_caught_by_the_coalition(self, tmp_path):
+        """The relay is the server itself: it signs what it likes, but it cannot be somebody it is not."""
+        grid = FakeGrid(NODES)
+        identities = with_folders(grid, tmp_path)
+        stranger = identities.pop(ODD)
+        names = {str(node): key for node, key in identities.items()}
+        coalition = write_coalition(tmp_path / "coalition.toml", names)
+        for node in identities:
+            grid.contexts[node].node_config["niss-coalition"] = str(coalition)
+        strategy = start(grid, rounds=1)
+        assert stranger.hex()
+        lost = strategy.rounds[0].lost
+        assert set(lost) == {str(node) for node in identities}
+        assert all("not among the identities this client trusts" in why for why in lost.values())
+
+    def test_a_server_with_the_coalition_leaves_the_unregistered_key_out(self, tmp_path):
+        grid = FakeGrid(NODES)
+        identities = with_folders(grid, tmp_path)
+        del identities[ODD]
+        coalition = write_coalition(tmp_path / "c.toml", {str(node): key for node, key in identities.items()})
+        strategy = start(grid, coalition=coalition)
+        assert [one.survivors for one in strategy.rounds] == [NODES - 1, NODES - 1]
+        assert any("is not in the coalition" in caveat for caveat in strategy.statement.caveats)
+
+    def test_an_enrolment_of_another_run_is_refused(self):
+        grid = FakeGrid(NODES)
+        start(grid, rounds=1)
+        old = {reply.metadata.src_node_id: reply for reply in grid.received[:NODES]}
+        again = FakeGrid(NODES)
+
+        def replay(reply: Message) -> Message:
+            if reply.metadata.src_node_id == ODD and "niss enrolment" in str(body_of(reply)[:16]):
+                reply.content = old[ODD].content
+            return reply
+
+        again.mangle = replay
+        strategy = start(again, rounds=1)
+        assert strategy.rounds[0].participants == NODES - 1
+
+    def test_a_second_proposal_for_the_same_run_is_refused(self):
+        grid = FakeGrid(NODES)
+        strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
+        identity = strategy._identity
+
+        def weaken(message: Message) -> Message:
+            record = message.content.get("niss")
+            if record["stage"] == "enrol" and grid.contexts[message.metadata.dst_node_id].state:
+                proposal = read_proposal(record["body"])
+                worse = replace(proposal, plan=replace(proposal.plan, epsilon=100.0))
+                record["body"] = worse.signed(identity)
+            return message
+
+        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+        session = strategy.session
+        grid.tamper = weaken
+        strategy._coordinator._prekeys.clear()  # So that everyone is asked again.
+        strategy._enrol(list(grid.contexts), grid)
+        assert len(session.left_out) == NODES
+        assert all("another plan" in why for why in session.left_out.values())
+
+
+class TestPins:
+    @pytest.mark.parametrize(
+        ("pin", "why"),
+        [
+            ({"niss-server": "ab" * 32}, "server of this run is not the one"),
+            ({"niss-holder": "ab" * 32}, "holder of this run is not the one"),
+            ({"niss-clip": 0.1}, "clip = 0.5 is proposed, this node allows at most 0.1"),
+            ({"niss-epsilon": 1.0, "niss-delta": 1e-5}, "epsilon = 8 is proposed"),
+            ({"niss-epsilon": 9.0, "niss-delta": 1e-6}, "delta = 1e-05 is proposed"),
+            ({"niss-colluders": 1}, "0 colluders are planned for, this node assumes 1"),
+            ({"niss-relation": "replace-one"}, "relation 'zero-out' is planned"),
+            ({"niss-modes": "repair"}, "mode 'tolerate' is not accepted"),
+        ],
+    )
+    def test_a_run_beyond_a_nodes_limits_goes_on_without_it(self, pin, why):
+        grid = FakeGrid(NODES)
+        grid.contexts[ODD].node_config.update(pin)
+        strategy = start(grid, rounds=1)
+        assert strategy.rounds[0].survivors == NODES - 1
+        assert any(why in caveat for caveat in strategy.statement.caveats)
+
+    def test_a_round_smaller_than_a_node_wants_is_refused(self):
+        grid = FakeGrid(NODES, **{"niss-participants": NODES + 1})
+        strategy = start(grid, rounds=1)
+        assert strategy.rounds[0].survivors == 0
+        assert all("at least 7 wanted" in why for why in strategy.rounds[0].lost.values())
+
+    def test_pins_that_match_are_kept_and_the_statement_counts_what_is_on_trust(self, tmp_path):
+        key = create_keyfile(tmp_path / "server.key", Identity.generate(_entropy(0)))
+        grid = FakeGrid(
+            NODES, **{"niss-server": key.identity.public.hex(), "niss-epsilon": 8.0, "niss-delta": 1e-5}
+        )
+        strategy = start(grid, key=tmp_path / "server.key")
+        assert [one.survivors for one in strategy.rounds] == [NODES, NODES]
+        trust = next(caveat for caveat in strategy.statement.caveats if "took on trust" in caveat)
+        assert "the server's key" not in trust
+        assert "the other clients' identities (6)" in trust
+
+    def test_a_plan_that_promises_nothing_is_refused_by_a_node_with_a_budget(self):
+        grid = FakeGrid(NODES, **{"niss-epsilon": 8.0, "niss-delta": 1e-5})
+        strategy = start(grid, rounds=1, plan=replace(PLAN, tau2=0.0))
+        assert strategy.rounds[0].skipped
+        assert any("promises nothing" in caveat for caveat in strategy.statement.caveats)
+
+    def test_a_misspelt_limit_is_no_limit_and_is_refused(self):
+        with pytest.raises(ConfigError, match="niss-epsilom"):
+            Limits().of_node({"niss-epsilom": 1.0})
+        with pytest.raises(ConfigError, match="niss-server"):
+            Limits().of_node({"niss-server": "abc"})
+        with pytest.raises(ConfigError, match="go together"):
+            Limits(epsilon=1.0)
+
+
+def test_a_proposal_is_what_its_server_signed():
+    strategy = NissStrategy(FedAvg(), plan=PLAN)
+    proposal = strategy.session.proposal
+    data = proposal.signed(strategy._identity)
+    assert read_proposal(data) == proposal
+    with pytest.raises(RemoteProtocolError, match="signature"):
+        read_proposal(data.replace(b'"epsilon":8.0', b'"epsilon":9.0'))
+    for damaged in (b"", data[:70], data[:64] + b"{}", data[:64] + b"[" * 100_000):
+        with pytest.raises(RemoteProtocolError):
+            read_proposal(damaged)
+
+
+def body_of(reply: Message) -> bytes:
+    return reply.content["niss-upload"]["body"].numpy().tobytes()
+
+
+def _packed(body: bytes):
+    import numpy as np
+    from flwr.app import Array
+
+    return Array(np.frombuffer(body, dtype=np.uint8))

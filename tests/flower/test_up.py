@@ -1,0 +1,172 @@
+"""`niss up` as far as it goes without starting anything, and the keys it makes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from niss.cli import up_work
+from niss.errors import ConfigError, NissError
+from niss.flower.certificates import make_certificates, make_node_key
+from niss.flower.deployment import Deployment, Settings
+from niss.flower.processes import Processes
+
+REPORT = {
+    "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],
+    "metrics": {"server": {"0": {"accuracy": 0.1}, "1": {"accuracy": 0.5}}},
+    "statement": {"words": "a promise", "caveats": ["a caveat"]},
+}
+
+
+class FakeDeployment:
+    """Stands for a federation whose run ends as the test says."""
+
+    status_at_end, report_at_end = "finished:completed", REPORT
+
+    def __init__(self, folder, settings, *, say):
+        self.report, self.settings, self.say = folder / "report.json", settings, say
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.say("down")
+
+    def submit(self, _app, more):
+        self.report.write_text(json.dumps({**self.report_at_end, "more": more}))
+        return "1"
+
+    def stream(self, _run, show):
+        show("\x1b[92mINFO\x1b[0m: hello")
+
+    def status(self, _run):
+        return self.status_at_end
+
+
+@pytest.fixture
+def bring_up(monkeypatch, tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(up_work, "Deployment", FakeDeployment)
+    monkeypatch.setattr(up_work.shutil, "which", lambda *_, **__: "/bin/true")
+    given = {"nodes": 3, "tls": True, "tracker": True, "rounds": 2, "app": tmp_path, "settings": []}
+    given |= {"keep": None, "as_json": False, "quiet": False}
+    return lambda **changes: up_work.bring_up(**{**given, **changes})
+
+
+def test_the_result_goes_to_stdout_and_the_log_without_its_colours_to_stderr(bring_up, capsys):
+    bring_up()
+    shown = capsys.readouterr()
+    assert "after round 1: accuracy 0.5" in shown.out
+    assert "round 1: node 7 was lost: no answer in time" in shown.out
+    assert "a promise" in shown.out
+    assert "- a caveat" in shown.out
+    assert shown.err == "run 1 started\nINFO: hello\ndown\n"
+
+
+def test_settings_are_read_as_toml(bring_up, capsys):
+    bring_up(settings=['mode="repair"', "clip=0.5"], as_json=True, quiet=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["more"] == {"rounds": 2, "mode": "repair", "clip": 0.5}
+    assert not shown.err
+    with pytest.raises(ConfigError, match="--set"):
+        bring_up(settings=["mode=repair"])
+
+
+def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
+    empty = [{"round": 1, "survivors": 0, "skipped": "too few", "lost": {}}]
+    monkeypatch.setattr(FakeDeployment, "report_at_end", {**REPORT, "rounds": empty})
+    with pytest.raises(NissError, match="no round gave a result: too few"):
+        bring_up()
+    monkeypatch.setattr(FakeDeployment, "status_at_end", "finished:failed")
+    with pytest.raises(NissError, match="the run ended as 'finished:failed'"):
+        bring_up()
+
+
+def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="is no Flower app"):
+        bring_up(app=tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="is not empty"):
+        bring_up(keep=tmp_path)
+    monkeypatch.setattr(up_work.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match="Flower is not installed"):
+        bring_up()
+
+
+def test_the_certificate_is_one_that_the_authority_signed_for_this_machine(tmp_path):
+    made = make_certificates(tmp_path, datetime.datetime.now(datetime.UTC))
+    assert made.key.stat().st_mode & 0o777 == 0o600
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(made.certificate, made.key)
+    asking = ssl.create_default_context(cafile=made.authority)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    answer = threading.Thread(target=lambda: serving.wrap_socket(theirs, server_side=True).close())
+    answer.start()
+    asking.wrap_socket(ours, server_hostname="127.0.0.1").close()
+    answer.join()
+
+
+def test_a_node_key_is_one_that_flower_reads(tmp_path):
+    private, public = make_node_key(tmp_path, "node")
+    assert private.stat().st_mode & 0o777 == 0o600
+    key = load_ssh_private_key(private.read_bytes(), None)
+    assert key.curve.name == "secp384r1"
+    assert key.public_key() == load_ssh_public_key(public.read_bytes())
+
+
+def test_a_process_that_ends_before_it_is_ready_says_its_last_words(tmp_path):
+    with Processes(tmp_path, os.environ) as processes:
+        one = processes.start("short", [sys.executable, "-c", "raise SystemExit('no room')"])
+        one.process.wait(30)
+        with pytest.raises(NissError, match="short ended with status 1\nno room"):
+            one.require_running()
+
+
+def test_everything_is_down_after_an_error(tmp_path):
+    processes = Processes(tmp_path, os.environ)
+    one = processes.start("long", [sys.executable, "-c", "import time; time.sleep(300)"])
+    with pytest.raises(ZeroDivisionError), processes:
+        raise ZeroDivisionError
+    assert one.process.returncode is not None
+
+
+def test_a_process_that_does_not_obey_is_made_to(tmp_path):
+    stubborn = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('on', flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    with Processes(tmp_path, os.environ) as processes:
+        one = processes.start("stubborn", [sys.executable, "-c", stubborn])
+        while "on" not in one.last_words():
+            one.require_running()
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.process.wait(0.01)
+        processes.stop(one, grace=0.2)
+    assert one.process.returncode == -9
+
+
+def test_a_federation_of_one_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="at least 2"):
+        Deployment(tmp_path, Settings(nodes=1))
+
+
+def test_node_configurations_pin_what_is_to_be_pinned(tmp_path):
+    one = Deployment(
+        tmp_path, Settings(nodes=2, tls=False, tracker=False, node_options={1: {"niss-state": None}})
+    )
+    one._make_keys()
+    assert f'niss-server="{one.server_key}"' in one._node_config(0)
+    assert "niss-state" in one._node_config(0)
+    assert "niss-state" not in one._node_config(1)
+    assert "tracker" not in one.run_config({})
