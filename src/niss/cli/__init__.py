@@ -1,6 +1,6 @@
 """The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
 `niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss attack`,
-`niss bench`.
+`niss reproduce`, `niss verify`, `niss bench`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 other failure, 2 bad settings
 or arguments, 3 data missing or damaged, 4 a privacy rule refused the work, 5 run folder unusable,
@@ -13,7 +13,20 @@ import sys
 
 import typer
 
-from niss.cli import account, attack, bench, data, keys, plan, reports, simulate, tracker, up
+from niss.cli import (
+    account,
+    attack,
+    bench,
+    data,
+    keys,
+    plan,
+    reports,
+    reproduce,
+    simulate,
+    tracker,
+    up,
+    verify,
+)
 from niss.cli.terminal import print_error
 from niss.errors import NissError
 
@@ -32,8 +45,10 @@ app.command("account", epilog=account.EXAMPLES)(account.account_command)
 app.command("report")(reports.report_command)
 app.command("tracker", epilog=tracker.EXAMPLES)(tracker.tracker_command)
 app.command("up", epilog=up.EXAMPLES)(up.up_command)
+app.command("verify", epilog=verify.EXAMPLES)(verify.verify_command)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench_command)
 app.add_typer(attack.app, name="attack")
+app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 

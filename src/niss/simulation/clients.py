@@ -31,17 +31,15 @@ class Clients:
     @classmethod
     def deal(cls, dataset: Dataset, data: DataConfig, stream: SimStream) -> Clients:
         """Deal a dataset's training examples out to the clients."""
-        owned = partition(
-            dataset.train_labels,
-            clients=data.clients,
-            split=data.split,
-            stream=stream,
-            samples_per_client=data.samples_per_client,
-            shards_per_client=data.shards_per_client,
-            alpha=data.alpha,
-        )
         inputs = to_tensor(dataset.train_images, dataset.mean, dataset.std)
-        return cls(inputs, torch.from_numpy(dataset.train_labels), owned)
+        return cls(inputs, torch.from_numpy(dataset.train_labels), _dealt(dataset, data, stream))
+
+    @classmethod
+    def deal_again(cls, dataset: Dataset, data: DataConfig, stream: SimStream) -> Clients:
+        """The same examples dealt out another way; those who were dealt them first hand them over."""
+        again = cls(torch.empty(0), torch.empty(0), _dealt(dataset, data, stream))
+        again._data = None
+        return again
 
     @classmethod
     def given(cls, datasets: Sequence[tuple[Any, Any]]) -> Clients:
@@ -73,6 +71,18 @@ class Clients:
     def samples(self, client: int) -> Tensor:
         """The rows of this client's examples, in its own order."""
         return self._owned[client]
+
+
+def _dealt(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDArray[np.int64]]:
+    return partition(
+        dataset.train_labels,
+        clients=data.clients,
+        split=data.split,
+        stream=stream,
+        samples_per_client=data.samples_per_client,
+        shards_per_client=data.shards_per_client,
+        alpha=data.alpha,
+    )
 
 
 def examples(pair: tuple[Any, Any], field: str) -> Examples:

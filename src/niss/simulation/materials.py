@@ -69,6 +69,25 @@ def gather(
     return Materials(clients, test_pair, module, layout, layout.flatten(module), data)
 
 
+def gather_together(configs: Sequence[Config], dataset: Dataset | None = None) -> list[Materials]:
+    """What each config needs, over one copy of the data: only partition and initial weights differ.
+
+    The first holds the training examples for all. `dataset` stands in for the one the configs name.
+    """
+    dataset = load_dataset(configs[0].data.dataset) if dataset is None else dataset
+    test = _test_examples(dataset)
+    gathered = []
+    for number, config in enumerate(configs):
+        stream = SimStream(config.seed)
+        deal = Clients.deal_again if number else Clients.deal
+        clients = deal(dataset, config.data, stream.child("partition"))
+        module = _make_module(config, None, dataset, stream.child("model"))
+        layout = FlatLayout.of(module)
+        data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
+        gathered.append(Materials(clients, test, module, layout, layout.flatten(module), data))
+    return gathered
+
+
 def _make_module(
     config: Config, model: ModelSource | None, dataset: Dataset | None, stream: SimStream
 ) -> nn.Module:

@@ -46,8 +46,10 @@ class MethodRun:
         materials: Materials,
         trainer: Trainer,
         folder: RunFolder | None,
+        label: str | None = None,
     ) -> None:
         self.config, self.method, self._folder = config, method, folder
+        self.label = label or method.title
         plan = config.plan(method)
         # A target per round promises nothing about the whole training, so it is no budget.
         filtered = plan.calibrated and config.privacy.scope == "training"

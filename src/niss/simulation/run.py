@@ -21,7 +21,7 @@ from niss.simulation.config import Config, make_config
 from niss.simulation.materials import Datasets, Materials, ModelSource, fit_to_datasets, gather, make_manifest
 from niss.simulation.method_run import MethodRun, RunResult
 from niss.simulation.records import MANIFEST, SUMMARY, RunFolder, prepare_folder, read_json, write_json
-from niss.simulation.training import Trainer
+from niss.simulation.training import Trainer, local_work
 from niss.version import __version__
 
 
@@ -145,6 +145,15 @@ def resume(
 def _compare(
     config: Config, materials: Materials, trainer: Trainer, out: Path | None, progress: Progress | None
 ) -> Comparison:
+    folders = method_folders(config, materials, trainer, out)
+    results = _play_all(config, materials, folders, trainer, progress)
+    return conclude_comparison(config, materials, results, out)
+
+
+def method_folders(
+    config: Config, materials: Materials, trainer: Trainer, out: Path | None
+) -> list[RunFolder | None]:
+    """The folder of each method inside `out`, made where it is missing."""
     folders: list[RunFolder | None] = [None] * len(config.methods)
     if out is not None:
         for number, method in enumerate(config.methods):
@@ -154,11 +163,38 @@ def _compare(
                 manifest = make_manifest("run", alone, materials, trainer.engine)
                 folder = RunFolder.create(folder.path, manifest)
             folders[number] = folder
-    results = _play_all(config, materials, folders, trainer, progress)
+    return folders
+
+
+def conclude_comparison(
+    config: Config, materials: Materials, results: list[RunResult], out: Path | None
+) -> Comparison:
+    """Write down what came of all methods together."""
     summary = _comparison_summary(config, materials, results)
     if out is not None:
         write_json(out / SUMMARY, summary)
     return Comparison(summary, results, out)
+
+
+def make_runs(
+    config: Config,
+    materials: Materials,
+    folders: Sequence[RunFolder | None],
+    trainer: Trainer,
+    name: str | None = None,
+) -> list[MethodRun]:
+    """The runs of all methods of a config; `name` tells them from those of another config."""
+    return [
+        MethodRun(
+            config.model_copy(update={"methods": (method,)}),
+            method,
+            materials,
+            trainer,
+            folder,
+            label=name if len(config.methods) == 1 or name is None else f"{name} {method.title}",
+        )
+        for method, folder in zip(config.methods, folders, strict=True)
+    ]
 
 
 def _play_all(
@@ -168,18 +204,25 @@ def _play_all(
     trainer: Trainer,
     progress: Progress | None,
 ) -> list[RunResult]:
-    """Play the rounds that are still missing, all methods in step, then write down what came of it."""
-    runs = [
-        MethodRun(config.model_copy(update={"methods": (method,)}), method, materials, trainer, folder)
-        for method, folder in zip(config.methods, folders, strict=True)
-    ]
-    with ExitStack() as stack, _threads(config.training.threads):
+    return play_runs(make_runs(config, materials, folders, trainer), trainer, progress)
+
+
+def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | None) -> list[RunResult]:
+    """Play the rounds that are still missing, all runs in step, then write down what came of it.
+
+    Runs whose clients do the same local work train as one cohort.
+    """
+    with ExitStack() as stack, _threads(runs[0].config.training.threads):
         for one in runs:
             stack.enter_context(one)
         while waiting := [one for one in runs if not one.finished]:
-            number = min(one.rounds_done for one in waiting)
-            turn = [one for one in waiting if one.rounds_done == number][: trainer.together()]
-            _play_turn(runs, turn, trainer, progress)
+            first = min(waiting, key=lambda one: one.rounds_done)
+            alike = [
+                one
+                for one in waiting
+                if one.rounds_done == first.rounds_done and local_work(one.config) == local_work(first.config)
+            ]
+            _play_turn(runs, alike[: trainer.together(first.config)], trainer, progress)
     return [one.conclude() for one in runs]
 
 
@@ -189,15 +232,15 @@ def _play_turn(
     """One round of some methods, their clients trained as one cohort."""
     requests = [one.open_round() for one in turn]
     began = time.perf_counter()
-    updates = trainer.train(requests, _client_progress(runs, turn, sum(map(len, requests)), progress))
+    done = _client_progress(runs, turn, sum(map(len, requests)), progress)
+    updates = trainer.train(requests, done, turn[0].config)
     each = (time.perf_counter() - began) / len(turn)
     for one, rows in zip(turn, updates, strict=True):
         seconds = one.close_round(rows, each)
         if progress is not None:
             place, rounds = runs.index(one) + 1, one.config.rounds
             accuracy = one.metrics[-1]["accuracy"]
-            title = one.method.title
-            progress(RoundEvent(title, place, len(runs), one.rounds_done, rounds, accuracy, seconds))
+            progress(RoundEvent(one.label, place, len(runs), one.rounds_done, rounds, accuracy, seconds))
 
 
 def _client_progress(
@@ -207,7 +250,7 @@ def _client_progress(
     tell = getattr(progress, "training", None)
     if tell is None:
         return None
-    titles, done = tuple(one.method.title for one in turn), 0
+    titles, done = tuple(one.label for one in turn), 0
     number, rounds = turn[0].rounds_done + 1, turn[0].config.rounds
 
     def count(more: int) -> None:

@@ -48,29 +48,27 @@ class Trainer(AbstractContextManager["Trainer"]):
         """How the clients are trained, in one line."""
         return self._cohort.engine
 
-    def train(self, requests: Sequence[Sequence[Job]], done: Done | None = None) -> list[Updates]:
-        """The updates of each request, a row for each of its jobs, all trained as one cohort."""
+    def train(
+        self, requests: Sequence[Sequence[Job]], done: Done | None = None, config: Config | None = None
+    ) -> list[Updates]:
+        """The updates of each request, a row for each of its jobs, all trained as one cohort.
+
+        `config` says how, where it is not the one the trainer was made for.
+        """
         jobs = [job for request in requests for job in request]
-        training, privacy = self._config.training, self._config.privacy
-        if privacy.unit == "record":
-            rows = self._cohort.clipped_steps(
-                jobs, clip=privacy.clip, learning_rate=training.learning_rate, progress=done
-            )
+        work = local_work(config or self._config)
+        if isinstance(work, LocalTraining):
+            rows = self._cohort.train(jobs, work, progress=done)
         else:
-            settings = LocalTraining(
-                epochs=training.epochs,
-                batch_size=training.batch_size,
-                learning_rate=training.learning_rate,
-                momentum=training.momentum,
-                weight_decay=training.weight_decay,
-            )
-            rows = self._cohort.train(jobs, settings, progress=done)
+            clip, learning_rate = work
+            rows = self._cohort.clipped_steps(jobs, clip=clip, learning_rate=learning_rate, progress=done)
         ends = np.cumsum([len(request) for request in requests])
         return np.split(rows, ends[:-1])
 
-    def together(self) -> int:
+    def together(self, config: Config | None = None) -> int:
         """How many methods to train at once: what fits into `TOGETHER_BYTES`, and at least one."""
-        return max(1, TOGETHER_BYTES // (self._row_bytes * self._config.training.participants))
+        participants = (config or self._config).training.participants
+        return max(1, TOGETHER_BYTES // (self._row_bytes * participants))
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Accuracy and loss of the model with these weights."""
@@ -88,6 +86,20 @@ class Trainer(AbstractContextManager["Trainer"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cohort.close()
+
+
+def local_work(config: Config) -> LocalTraining | tuple[float, float]:
+    """What a client does in a round: local epochs, or one step with this clip and rate (unit record)."""
+    training, privacy = config.training, config.privacy
+    if privacy.unit == "record":
+        return privacy.clip, training.learning_rate
+    return LocalTraining(
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
 
 
 def choose_device(wanted: str) -> str:

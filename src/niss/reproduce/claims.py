@@ -1,0 +1,191 @@
+"""What the text claims, recomputed from the result files alone.
+
+A required claim that does not hold fails the verification. The paper's own numbers are not required: where ours
+differ, the text says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+
+from niss.reproduce.beyond import BEYOND, SCALE
+from niss.reproduce.figure3 import FIGURE_3
+from niss.reproduce.panels import X_VALUES
+from niss.reproduce.results import Cell, Result, Spread, read_results, select, spread
+from niss.reproduce.sensitivity import NBAFL
+from niss.reproduce.settings import EPSILONS
+
+PAPER_GAPS = {
+    "mnist-mlp-iid": (12, 13),
+    "mnist-cnn-iid": (12, 13),
+    "mnist-mlp-non-iid": (30, 40),
+    "mnist-cnn-non-iid": (30, 40),
+    "cifar10-mlp-iid": (15, 25),
+    "cifar10-cnn-iid": (15, 25),
+    "cifar10-mlp-non-iid": (10, 20),
+    "cifar10-cnn-non-iid": (10, 20),
+}
+"""Points of accuracy between X = 0 and X = 1, as the paper's text gives them."""
+
+PAPER_AVERAGE = 21
+
+ONE_SEED_NOISE = 0.005
+"""Two runs on 10,000 test images differ by this much by chance: one deviation of the difference at 85 %."""
+CHANCE = 0.1
+LEARNS = CHANCE + 0.1
+BY_ROUND, REACHED = 60, 0.965
+CLOSE = 0.01
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: `holds` is None where nothing is measured yet."""
+
+    name: str
+    holds: bool | None
+    detail: str
+    required: bool = True
+
+
+def check_claims(folder: Path) -> list[Claim]:
+    """Every claim, from the files in a results folder."""
+    figure, beyond, scale = (read_results(folder, name) for name in (FIGURE_3, BEYOND, SCALE))
+    claims = [*_early_accuracy(figure), *_monotone(figure), *_gaps(figure)]
+    for name, result in beyond.items():
+        claims += [*_close_to_central(name, result), *_honest(name, result)]
+    for name, result in scale.items():
+        claims += [*_close_to_central(f"scale {name}", result), *_better_than_local(f"scale {name}", result)]
+    return claims
+
+
+def gap(result: Result, low: float = 0.0, high: float = 1.0, reading: str = NBAFL.name) -> Spread | None:
+    """Settled accuracy at X = `low` less that at X = `high`, paired by seed, over the seeds that have both."""
+    one = {cell.labels["seed"]: cell for cell in select(result, x=low, reading=reading)}
+    other = {cell.labels["seed"]: cell for cell in select(result, x=high, reading=reading)}
+    shared = sorted(one.keys() & other.keys())
+    return spread([one[seed].settled - other[seed].settled for seed in shared]) if shared else None
+
+
+def _early_accuracy(figure: dict[str, Result]) -> Iterator[Claim]:
+    name = f"mnist-mlp-iid reaches {REACHED:.1%} by round {BY_ROUND} at X = 0"
+    cells = select(figure["mnist-mlp-iid"], x=0.0, reading=NBAFL.name) if "mnist-mlp-iid" in figure else []
+    reached = [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
+    if not reached:
+        yield Claim(name, None, "not measured yet")
+        return
+    yield Claim(name, min(reached) >= REACHED, f"{min(reached):.2%} in the worst of {len(reached)} seeds")
+
+
+def _monotone(figure: dict[str, Result]) -> Iterator[Claim]:
+    for name in dict.fromkeys((*PAPER_GAPS, *figure)):
+        claim = f"{name}: accuracy falls in X, within seed noise"
+        steps = [
+            (low, high, found)
+            for low, high in pairwise(X_VALUES)
+            if name in figure and (found := gap(figure[name], low, high)) is not None
+        ]
+        if not steps:
+            yield Claim(claim, None, "not measured yet")
+            continue
+        rises = [
+            f"X = {high:g} is {-100 * step.mean:.2f} points above X = {low:g}"
+            for low, high, step in steps
+            if -step.mean > max(2 * step.error, ONE_SEED_NOISE)
+        ]
+        falls = ", ".join(f"{100 * step.mean:.2f}" for _, _, step in steps)
+        yield Claim(claim, not rises, "; ".join(rises) or f"steps of {falls} points")
+
+
+def _gaps(figure: dict[str, Result]) -> Iterator[Claim]:
+    for name, (low, high) in PAPER_GAPS.items():
+        claim = f"{name}: the paper's gap of {low} to {high} points"
+        found = gap(figure[name]) if name in figure else None
+        if found is None:
+            yield Claim(claim, None, "not measured yet", required=False)
+            continue
+        points = 100 * found.mean
+        yield Claim(claim, low <= points <= high, f"{points:.1f} points", required=False)
+    claim = f"the paper's gap of {PAPER_AVERAGE} points on average over the panels"
+    every = [gap(figure[name]) for name in PAPER_GAPS if name in figure]
+    measured = [100 * one.mean for one in every if one is not None]
+    if len(measured) < len(PAPER_GAPS):
+        yield Claim(claim, None, "not measured yet", required=False)
+        return
+    average = sum(measured) / len(measured)
+    yield Claim(claim, round(average) == PAPER_AVERAGE, f"{average:.1f} points", required=False)
+
+
+def _compared(
+    result: Result, epsilon: float, one: str, other: str
+) -> tuple[Spread, Spread, list[Cell], list[Cell]] | None:
+    """Two methods at an epsilon, with nobody colluding or dropping out."""
+    first = select(result, method=one, epsilon=epsilon, variant="none")
+    second = select(result, method=other, epsilon=epsilon, variant="none")
+    if not first or not second:
+        return None
+    accuracies = [spread([cell.accuracy for cell in cells]) for cells in (first, second)]
+    return accuracies[0], accuracies[1], first, second
+
+
+def _close_to_central(name: str, result: Result) -> Iterator[Claim]:
+    for epsilon in EPSILONS:
+        found = _compared(result, epsilon, "niss-planned", "central-dp")
+        if found is None:
+            continue
+        niss, central, niss_cells, central_cells = found
+        claim = f"{name}, epsilon {epsilon:g}: calibrated NISS within 1 point of central DP"
+        numbers = f"{niss.mean:.2%} against {central.mean:.2%}"
+        if central.mean < LEARNS:
+            yield Claim(claim, True, f"central DP does not learn here: {numbers}", required=False)
+            continue
+        ratio = _noise_ratio(result.base["unit"], niss_cells, central_cells)
+        detail = f"{numbers}; noise variance {ratio:.2f} times that of a trusted server, per clip"
+        yield Claim(claim, niss.mean >= central.mean - CLOSE, detail)
+
+
+def _noise_ratio(unit: str, cells: list[Cell], central: list[Cell]) -> float:
+    """The noise left in the sum, in units of a trusted server's, at the same clip (and rate, for records)."""
+
+    def relative(cell: Cell) -> float:
+        rate = cell.labels["learning_rate"] if unit == "record" else 1.0
+        return cell.aggregate_variance / float(rate * cell.labels["clip"]) ** 2
+
+    return spread([relative(cell) for cell in cells]).mean / spread([relative(cell) for cell in central]).mean
+
+
+def _honest(name: str, result: Result) -> Iterator[Claim]:
+    """The epsilon of the joint view is the one promised; as printed there is none."""
+    promised = [
+        cell
+        for cell, method in product(result.cells, ("dp-fedavg", "central-dp", "niss-kappa-1", "niss-planned"))
+        if cell.labels["method"] == method
+    ]
+    over = [
+        cell.id
+        for cell in promised
+        if cell.epsilon_joint is None or cell.epsilon_joint > cell.labels["epsilon"] * (1 + 1e-6)
+    ]
+    if promised:
+        detail = f"{len(promised)} runs" if not over else "not in " + ", ".join(over)
+        yield Claim(f"{name}: epsilon in the joint view is at most the one promised", not over, detail)
+    printed = select(result, method="niss-as-printed")
+    if printed:
+        finite = [cell.id for cell in printed if cell.epsilon_joint is not None]
+        detail = f"{len(printed)} runs" if not finite else "finite in " + ", ".join(finite)
+        yield Claim(f"{name}: NISS as printed has no finite epsilon in the joint view", not finite, detail)
+
+
+def _better_than_local(name: str, result: Result) -> Iterator[Claim]:
+    for epsilon in EPSILONS:
+        found = _compared(result, epsilon, "niss-planned", "dp-fedavg")
+        if found is not None:
+            niss, local, *_ = found
+            holds = niss.mean >= local.mean - max(2 * (niss.error + local.error), ONE_SEED_NOISE)
+            yield Claim(
+                f"{name}, epsilon {epsilon:g}: NISS at least as accurate as DP-FedAvg",
+                holds,
+                f"{niss.mean:.2%} against {local.mean:.2%}",
+            )

@@ -1,0 +1,143 @@
+"""The panels of the paper's Figure 3, and the settings of every cell in them.
+
+A panel is a dataset, a model and a split; a cell of it is one X = tau^2 with one seed. Cells of a seed are paired:
+same clients, batches and initial weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from niss.data import list_datasets
+from niss.errors import ConfigError
+from niss.reproduce.sensitivity import NBAFL, Reading, Setup
+from niss.simulation import Config, make_config, preset, with_overrides
+
+X_VALUES = (0.0, 0.3, 0.6, 1.0)
+SHARES = 10
+"""v: how many unit shares make up a client's noise, sigma^2 = sigma_k^2 / v."""
+
+SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
+"""One round of one cell (30 clients, 5 epochs, evaluation included) on an NVIDIA H200: what to expect of a panel."""
+
+_SPLITS = {"iid": "iid", "non-iid": "shards"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the eight; `split` is `iid` or `non-iid` (two label-sorted shards a client)."""
+
+    dataset: str
+    model: str
+    split: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}-{self.model}-{self.split}"
+
+    @property
+    def title(self) -> str:
+        """For a reader: `MNIST, MLP, non-IID`."""
+        shown = {"mnist": "MNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
+        return ", ".join(shown.get(part, part) for part in (self.dataset, self.model.upper(), self.split))
+
+    def expected_seconds(self, rounds: int, cells: int) -> float:
+        """What an H200 needs for that many cells."""
+        return SECONDS_A_ROUND[self.model] * rounds * cells
+
+
+PANELS = tuple(
+    Panel(dataset, model, split)
+    for dataset in ("mnist", "cifar10")
+    for model in ("mlp", "cnn")
+    for split in ("iid", "non-iid")
+)
+
+
+def find_panel(name: str) -> Panel:
+    """The panel of that name; any dataset that niss knows may stand in front."""
+    found = re.fullmatch(r"(.+)-(mlp|cnn)-(iid|non-iid)", name)
+    if found is None or found[1] not in {info.name for info in list_datasets()}:
+        raise ConfigError(
+            f"unknown panel {name!r}",
+            field="--panel",
+            hint="use one of: " + ", ".join(panel.name for panel in PANELS),
+        )
+    return Panel(found[1], found[2], found[3])
+
+
+def base_config(
+    panel: Panel, *, rounds: int, device: str = "auto", overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """The paper's settings for a panel: what all its cells have in common."""
+    config = with_overrides(
+        preset("paper"),
+        {
+            "name": panel.name,
+            "rounds": rounds,
+            "data.dataset": panel.dataset,
+            "data.split": _SPLITS[panel.split],
+            "model.name": panel.model,
+            "training.device": device,
+        },
+    )
+    if panel.model == "cnn":
+        config = config.model_copy(update={"model": config.model.model_copy(update={"hidden": None})})
+    return with_overrides(config, overrides or {})
+
+
+def setup_of(config: Config) -> Setup:
+    """What the readings of the sensitivity are computed from."""
+    epsilon = config.privacy.epsilon
+    if isinstance(epsilon, tuple):
+        raise ConfigError("one epsilon for all clients, please", field="privacy.epsilon")
+    size = next(info.train_size for info in list_datasets() if info.name == config.data.dataset)
+    records = config.data.samples_per_client or size // config.data.clients
+    return Setup(
+        records=records,
+        clip=config.privacy.clip,
+        epsilon=epsilon,
+        delta=config.privacy.delta,
+        learning_rate=config.training.learning_rate,
+        batch_size=config.training.batch_size,
+        participants=config.training.participants,
+        shares=SHARES,
+    )
+
+
+def cell_config(base: Config, *, x: float, seed: int, reading: Reading) -> Config:
+    """One cell: NISS to the letter of the paper (one scalar a share), X = tau^2 = `x`, noise sigma_k.
+
+    The simulator takes sigma_k from epsilon by `2 clip / d_k`; another reading of the sensitivity is the same noise
+    as that one at an epsilon smaller by the ratio of the two. Nothing here is a guarantee either way.
+    """
+    setup = setup_of(base)
+    scale = 1.0 if reading == NBAFL else NBAFL.sigma(setup) / reading.sigma(setup)
+    method = {
+        "name": "niss",
+        "label": f"X={x:g}",
+        "distortion": "scalar",
+        "tau2": x,
+        "neighbours": float(SHARES),
+    }
+    values = base.model_dump(mode="json", exclude_none=True)
+    values["privacy"]["epsilon"] = setup.epsilon * scale
+    return make_config({**values, "seed": seed, "methods": [method]})
+
+
+def panel_cells(
+    base: Config, *, xs: Sequence[float], seeds: Sequence[int], reading: Reading
+) -> dict[str, tuple[dict[str, Any], Config]]:
+    """All cells of a panel, by id, with what tells them apart."""
+    sigma = reading.sigma(setup_of(base))
+    return {
+        f"{reading.name}/X={x:g}/seed-{seed}": (
+            {"reading": reading.name, "sigma_k": sigma, "x": x, "seed": seed},
+            cell_config(base, x=x, seed=seed, reading=reading),
+        )
+        for x in xs
+        for seed in seeds
+    }

@@ -1,0 +1,139 @@
+"""Beyond the paper: tuning on held-out images, the same epsilon for all, and the claims about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from niss.data import load_dataset
+from niss.errors import ConfigError, RunFolderError
+from niss.reproduce.beyond import run_scale, run_setting
+from niss.reproduce.chart import write_figures
+from niss.reproduce.claims import check_claims
+from niss.reproduce.results import result_path, select, write_result
+from niss.reproduce.settings import (
+    METHODS,
+    SETTINGS,
+    UNTUNED,
+    VARIANTS,
+    Choice,
+    find_setting,
+    setting_config,
+)
+from niss.reproduce.tables import beyond_table, tuning_table
+from niss.reproduce.tuning import choices, chosen, hold_out, tune
+
+
+def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
+    grid = (Choice(), Choice(clip=0.1, hidden=8))
+    tuned = tune(small_setting, (8.0,), **places, grid=grid, device="cpu")
+    # The method without noise needs no trial for each clip.
+    assert {len(select(tuned, method=name)) for name in ("dp-fedavg", "central-dp", "niss-planned")} == {2}
+    assert len(select(tuned, method="fedavg")) == 2
+    result = run_setting(
+        small_setting, **places, epsilons=(8.0,), variants=("none", "collusion"), seeds=(1,), device="cpu"
+    )
+    assert {cell.labels["tuned_for"] for cell in result.cells} == {
+        "fedavg",
+        "dp-fedavg at epsilon 8",
+        "central-dp at epsilon 8",
+        "niss-planned at epsilon 8",
+    }
+    by_method = {cell.labels["method"]: cell for cell in select(result, variant="none")}
+    assert set(by_method) == set(METHODS)
+    assert by_method["niss-as-printed"].epsilon_joint is None
+    for name in ("dp-fedavg", "central-dp", "niss-kappa-1", "niss-planned"):
+        assert by_method[name].epsilon_joint == pytest.approx(8.0, rel=1e-3)
+    (colluded,) = select(result, variant="collusion", method="niss-planned")
+    assert colluded.labels["rho"] == 0.2
+    assert colluded.epsilon_joint <= 8.0
+
+    honest = [claim for claim in check_claims(places["out"]) if "joint view" in claim.name]
+    assert len(honest) == 2
+    assert all(claim.holds for claim in honest)
+    assert "none is finite" in beyond_table(places["out"])
+    assert "held-out" in tuning_table(places["out"])
+    assert write_figures(places["out"])[0].stat().st_size < 1_000_000
+
+    # A tuning that came later does not mix with what was run before it.
+    path = result_path(places["out"], "tuning", small_setting.name)
+    best = [replace(cell, accuracy=1.0) if cell.labels["hidden"] == 8 else cell for cell in tuned.cells]
+    write_result(path, replace(tuned, cells=tuple(best)))
+    with pytest.raises(RunFolderError, match="other settings"):
+        run_setting(small_setting, **places, epsilons=(8.0,), seeds=(1,), device="cpu")
+
+
+def test_dropouts_go_through_the_real_protocol(places, small_setting):
+    result = run_setting(
+        replace(small_setting, rounds=1, participants=20),
+        **places,
+        epsilons=(8.0,),
+        methods=("dp-fedavg", "niss-planned"),
+        variants=("tolerate", "repair"),
+        seeds=(1,),
+        device="cpu",
+    )
+    assert sorted(cell.labels["mode"] for cell in result.cells) == ["repair", "tolerate"]
+    assert all(cell.epsilon_joint <= 8.0 * (1 + 1e-6) for cell in result.cells)
+
+
+def test_scale(places):
+    results = run_scale(
+        **places,
+        dataset="mnist-mini",
+        sizes=(4, 8, 10**6),
+        seeds=(1,),
+        rounds=1,
+        device="cpu",
+        methods=("dp-fedavg", "central-dp", "niss-planned"),
+    )
+    assert [result.name for result in results] == ["mnist-mini-iid-client-4", "mnist-mini-iid-client-8"]
+    for result, size in zip(results, (4, 8), strict=True):
+        local, central = (select(result, method=name)[0] for name in ("dp-fedavg", "central-dp"))
+        assert local.aggregate_variance / central.aggregate_variance == pytest.approx(size, rel=0.1)
+    assert len([claim for claim in check_claims(places["out"]) if claim.name.startswith("scale")]) == 4
+
+
+def test_held_out_images_come_from_the_training_set_alone():
+    whole = load_dataset("mnist-mini")
+    cut = hold_out(whole)
+    assert len(cut.train_labels) + len(cut.test_labels) == len(whole.train_labels)
+    together = np.sort(
+        np.concatenate([cut.train_images, cut.test_images]).sum(axis=(1, 2, 3), dtype=np.int64)
+    )
+    assert np.array_equal(together, np.sort(whole.train_images.sum(axis=(1, 2, 3), dtype=np.int64)))
+    assert np.array_equal(hold_out(whole).test_labels, cut.test_labels)
+    assert cut.name != whole.name
+
+
+def test_settings():
+    for name in SETTINGS:
+        setting = find_setting(name)
+        assert setting.name == name
+        for method in ("fedavg", "dp-fedavg", "central-dp"):
+            config = setting_config(setting, METHODS[method], UNTUNED[setting.unit], epsilon=3.0)
+            assert config.privacy.scope == "training"
+            assert config.privacy.epsilon == 3.0
+    assert (find_setting("mnist-iid-client").clients, find_setting("cifar10-iid-client").clients) == (
+        6000,
+        5000,
+    )
+    assert find_setting("mnist-iid-record").participants == 30
+    for name in ("mnist-iid", "mnist-client", "nothing-iid-client", "mnist-iid-pixel"):
+        with pytest.raises(ConfigError, match="unknown setting"):
+            find_setting(name)
+    record = find_setting("mnist-iid-record")
+    with pytest.raises(ConfigError, match="client unit"):
+        setting_config(record, METHODS["niss-planned"], Choice(), epsilon=3.0, variant=VARIANTS["repair"])
+
+
+def test_every_method_has_the_same_grid(small_setting):
+    assert len(choices("client")) == len(choices("record")) == 12
+    assert chosen(None, small_setting, "niss-planned", 3.0) == (UNTUNED["client"], "nothing")
+
+
+def test_unknown_methods_are_refused(places, small_setting):
+    with pytest.raises(ConfigError, match="unknown name 'magic'"):
+        run_setting(small_setting, **places, methods=("magic",))

@@ -1,0 +1,211 @@
+"""`niss reproduce` and `niss verify`: numbers in a text come from the files, and a wrong one is found."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from niss.errors import ConfigError, RunFolderError
+from niss.reproduce.claims import check_claims
+from niss.reproduce.results import Cell, Result, read_result, result_path, write_result
+from niss.reproduce.text import TABLES, computed_text, disagreements, fill, results_folder
+
+with warnings.catch_warnings():
+    # Some releases of typer use names that click has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+    from typer.testing import CliRunner
+
+    from niss.cli import reproduce
+    from niss.cli.verify import verify_command
+
+SMALL = [
+    f"--set={setting}"
+    for setting in (
+        "data.clients=20",
+        "data.samples_per_client=40",
+        "training.participants=6",
+        "training.epochs=1",
+        "training.workers=1",
+        "model.hidden=[8]",
+    )
+]
+verify = typer.Typer()
+verify.command()(verify_command)
+
+
+def made_up(accuracies: dict[float, list[float]], *, rounds: int = 100) -> Result:
+    """A panel with these final accuracies by X and seed."""
+    cells = tuple(
+        Cell(
+            id=f"nbafl/X={x:g}/seed-{seed}",
+            labels={"reading": "nbafl", "sigma_k": 0.00434, "x": x, "seed": seed},
+            rounds=rounds,
+            accuracy=accuracy,
+            curve=((10, 0.3), (50, accuracy), (rounds, accuracy)),
+            epsilon_joint=None,
+            epsilon_marginal=None,
+            aggregate_variance=0.0,
+            seconds=1.0,
+            engine="none",
+        )
+        for x, values in accuracies.items()
+        for seed, accuracy in enumerate(values, start=1)
+    )
+    return Result("figure-3", "mnist-mlp-iid", {}, cells)
+
+
+GOOD = {0.0: [0.976, 0.974], 0.3: [0.95, 0.951], 0.6: [0.93, 0.93], 1.0: [0.851, 0.849]}
+
+
+def keep(folder: Path, result: Result) -> Path:
+    path = result_path(folder, result.experiment, result.name)
+    write_result(path, result)
+    return path
+
+
+def test_a_panel_on_the_command_line(tmp_path):
+    out, work = tmp_path / "results" / "paper", tmp_path / "work"
+    common = ["--rounds=2", "--device=cpu", *SMALL, f"--out={out}", f"--work={work}"]
+    run = CliRunner().invoke(
+        reproduce.app, ["figure-3", "--panel=mnist-mini-mlp-iid", "--seeds=1", "--x=0,1", *common]
+    )
+    assert run.exit_code == 0, run.output
+    assert "mnist-mini-mlp-iid (1 of 1)" in run.stderr
+    result = read_result(out / "figure-3" / "mnist-mini-mlp-iid.json")
+    assert result is not None
+    assert len(result.cells) == 2
+    assert (out / "figure-3.png").stat().st_size < 1_000_000
+    assert "## claims" in (out / "tables.md").read_text(encoding="utf-8")
+
+    # The other seed elsewhere, then both together.
+    other = tmp_path / "elsewhere"
+    arguments = ["figure-3", "--panel=mnist-mini-mlp-iid", "--seeds=1", "--first-seed=2", "--x=0,1"]
+    arguments += [*common[:-2], f"--out={other}", f"--work={work}", "--quiet"]
+    assert CliRunner().invoke(reproduce.app, arguments).exit_code == 0
+    assert CliRunner().invoke(reproduce.app, ["merge", str(other), f"--out={out}"]).exit_code == 0
+    merged = read_result(out / "figure-3" / "mnist-mini-mlp-iid.json")
+    assert merged is not None
+    assert {cell.labels["seed"] for cell in merged.cells} == {1, 2}
+
+    checked = CliRunner().invoke(
+        verify, [str(tmp_path / "results"), "--json", f"--text={tmp_path / 'none.md'}"]
+    )
+    assert checked.exit_code == 0
+    claims = {claim["name"]: claim["holds"] for claim in json.loads(checked.stdout)["claims"]}
+    assert claims["mnist-mini-mlp-iid: accuracy falls in X, within seed noise"] is None
+
+
+def test_what_would_be_run(tmp_path):
+    keep(tmp_path, made_up({0.0: [0.9]}))
+    run = CliRunner().invoke(reproduce.app, ["figure-3", "--dry-run", f"--out={tmp_path}"])
+    assert run.exit_code == 0
+    lines = run.stdout.splitlines()
+    assert lines[0] == "mnist-mlp-iid: 11 cells left, about 30 s on an H200"
+    assert len(lines) == 8
+    assert "`nbafl`" in CliRunner().invoke(reproduce.app, ["readings"]).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["figure-3", "--x=a"], ["figure-3", "--panel=x"], ["beyond", "--setting=x"]]
+)
+def test_bad_flags(arguments, tmp_path):
+    run = CliRunner().invoke(reproduce.app, [*arguments, f"--out={tmp_path}"])
+    assert isinstance(run.exception, ConfigError)
+
+
+def test_claims_that_hold(tmp_path):
+    keep(tmp_path, made_up(GOOD))
+    claims = {claim.name: claim for claim in check_claims(tmp_path)}
+    assert claims["mnist-mlp-iid reaches 96.5% by round 60 at X = 0"].holds
+    assert claims["mnist-mlp-iid: accuracy falls in X, within seed noise"].holds
+    paper = claims["mnist-mlp-iid: the paper's gap of 12 to 13 points"]
+    assert (paper.holds, paper.detail, paper.required) == (True, "12.5 points", False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "claim"),
+    [
+        ({0.0: [0.96, 0.96]}, "reaches 96.5%"),
+        ({0.3: [0.92, 0.921]}, "accuracy falls in X"),
+    ],
+)
+def test_claims_that_do_not_hold_fail(tmp_path, changed, claim):
+    keep(tmp_path, made_up({**GOOD, **changed}))
+    failed = [one for one in check_claims(tmp_path) if one.required and one.holds is False]
+    assert len(failed) == 1
+    assert claim in failed[0].name
+    run = CliRunner().invoke(verify, [str(tmp_path), f"--text={tmp_path / 'none.md'}"])
+    assert run.exit_code == 1
+    assert "does not hold" in run.stdout
+
+
+def test_a_rise_within_seed_noise_is_no_rise(tmp_path):
+    keep(tmp_path, made_up({**GOOD, 0.3: [0.90, 0.95], 0.6: [0.94, 0.93]}))
+    claim = next(one for one in check_claims(tmp_path) if "mlp-iid: accuracy falls" in one.name)
+    assert claim.holds
+
+
+def test_a_short_run_says_nothing_about_round_60(tmp_path):
+    keep(tmp_path, made_up(GOOD, rounds=55))
+    assert next(iter(check_claims(tmp_path))).holds is None
+
+
+def test_numbers_in_a_text_come_from_the_files(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "The gap is <!-- result: mnist-mlp-iid.gap -->?<!-- end --> points, "
+        "from <!-- result: mnist-mlp-iid.x0 -->?<!-- end -->; "
+        "early <!-- result: mnist-mlp-iid.early --><!-- end -->; "
+        "<!-- result: mnist-cnn-iid.gap -->?<!-- end -->.\n\n<!-- result: figure-3 -->\nold\n<!-- end -->\n",
+        encoding="utf-8",
+    )
+    path = keep(tmp_path / "results" / "paper", made_up(GOOD))
+    folder = results_folder(tmp_path / "results")
+    assert next(one.key for one in disagreements(page, folder)) == "mnist-mlp-iid.gap"
+    page.write_text(fill(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "-->12.5<!-- end --> points, from <!-- result: mnist-mlp-iid.x0 -->97.5 ± 0.1 %<!--" in text
+    assert "not measured yet" in text
+    run = CliRunner().invoke(verify, [str(tmp_path / "results"), f"--text={page}"])
+    assert run.exit_code == 0, run.output
+
+    # Somebody changes a number by hand, or the files change under the text.
+    page.write_text(text.replace("-->12.5<", "-->13.0<"), encoding="utf-8")
+    run = CliRunner().invoke(verify, [str(tmp_path / "results"), f"--text={page}"])
+    assert run.exit_code == 1
+    assert "mnist-mlp-iid.gap" in run.stdout
+    page.write_text(text, encoding="utf-8")
+    result = read_result(path)
+    assert result is not None
+    write_result(path, replace(result, cells=result.cells[:-2]))
+    assert {one.key for one in disagreements(page, folder)} == {"mnist-mlp-iid.gap", "figure-3"}
+
+
+def test_every_table_can_be_made_of_nothing(tmp_path):
+    for key in TABLES:
+        assert computed_text(tmp_path, key).startswith("\n")
+    with pytest.raises(ConfigError, match="unknown key"):
+        computed_text(tmp_path, "nonsense")
+
+
+def test_the_repository_s_own_text_agrees_with_its_results():
+    root = Path(__file__).parents[2]
+    folder = results_folder(root / "results")
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    assert [one for page in pages for one in disagreements(page, folder)] == []
+
+
+def test_no_results_folder(tmp_path):
+    run = CliRunner().invoke(verify, [str(tmp_path / "nowhere")])
+    assert isinstance(run.exception, RunFolderError)
+
+
+def test_settled_accuracy_is_that_of_the_last_tenth():
+    (cell,) = made_up({0.0: [0.9]}).cells
+    cell = replace(cell, curve=((89, 0.1), (91, 0.7), (95, 0.8), (100, 0.9)))
+    assert cell.settled == pytest.approx(0.8)
