@@ -1,5 +1,5 @@
 """The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
-`niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss attack`,
+`niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss ui`, `niss attack`,
 `niss reproduce`, `niss verify`, `niss bench`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 other failure, 2 bad settings
@@ -24,6 +24,7 @@ from niss.cli import (
     reproduce,
     simulate,
     tracker,
+    ui,
     up,
     verify,
 )
@@ -42,7 +43,8 @@ app.command("run", epilog=simulate.RUN_EXAMPLES)(simulate.run_command)
 app.command("compare", epilog=simulate.COMPARE_EXAMPLES)(simulate.compare_command)
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
 app.command("account", epilog=account.EXAMPLES)(account.account_command)
-app.command("report")(reports.report_command)
+app.command("report", epilog=reports.EXAMPLES)(reports.report_command)
+app.command("ui", epilog=ui.EXAMPLES)(ui.ui_command)
 app.command("tracker", epilog=tracker.EXAMPLES)(tracker.tracker_command)
 app.command("up", epilog=up.EXAMPLES)(up.up_command)
 app.command("verify", epilog=verify.EXAMPLES)(verify.verify_command)

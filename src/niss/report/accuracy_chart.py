@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from niss.report.canvas import QUIET, RULE, STYLE, WIDTH, colours, label_width, short
+from niss.report.canvas import POINTS_PER_INCH, QUIET, RULE, STYLE, WIDTH, colours, label_width, short
+from niss.report.hover import Band, PlotArea, Reading
 from niss.report.source import MethodResult, ReportInput
 from niss.report.table import format_accuracy
 
@@ -54,6 +55,34 @@ def draw_accuracy(report: ReportInput) -> Figure:
         if not shown:
             axes.text(0.5, 0.5, "No evaluation yet", transform=axes.transAxes, ha="center", va="center")
     return figure
+
+
+def accuracy_bands(figure: Figure, report: ReportInput) -> tuple[PlotArea, list[Band]]:
+    """Where the axes of a drawn figure lie, and what each evaluated round reads."""
+    axes = figure.axes[0]
+    scale = POINTS_PER_INCH / figure.dpi
+    tall = figure.get_figheight() * POINTS_PER_INCH
+
+    def place(number: float, value: float) -> tuple[float, float]:
+        x, y = axes.transData.transform((number, value))
+        return float(x) * scale, tall - float(y) * scale
+
+    (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
+    (left, bottom), (right, top) = place(first, low), place(last, high)
+    rounds: dict[int, list[tuple[float, Reading]]] = {}
+    for method, colour in zip(report.methods, colours(report), strict=True):
+        for number, value in method.evaluations:
+            text = f"{format_accuracy(value)}  {short(method.label)}"
+            rounds.setdefault(number, []).append((value, Reading(text, colour, *place(number, value))))
+    bands = [
+        Band(
+            f"Round {number}",
+            place(number, low)[0],
+            tuple(reading for _, reading in sorted(found, key=lambda pair: -pair[0])),
+        )
+        for number, found in sorted(rounds.items())
+    ]
+    return PlotArea(left, top, right, bottom), bands
 
 
 def _upper_accuracy(shown: Shown) -> float:

@@ -28,6 +28,8 @@ THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
 WIDTH = 7.4
+# matplotlib writes SVG in points.
+POINTS_PER_INCH = 72.0
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {

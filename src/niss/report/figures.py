@@ -1,4 +1,4 @@
-"""The two figures of a report, as inline SVG for the page and as PNG for a README."""
+"""The figures of a report, as inline SVG for the page and, two of them, as PNG for a README."""
 
 from __future__ import annotations
 
@@ -10,31 +10,53 @@ from niss.report.svg import inline_svg
 from niss.report.table import format_accuracy, format_variance
 
 ACCURACY_TITLE = "Test accuracy by round"
+SPENDING_TITLE = "Privacy loss of the clients by round"
 NOISE_TITLE = "Noise variance left in the aggregate, by method"
 
 
-def accuracy_figure(report: ReportInput) -> str:
-    """Inline SVG: one accuracy curve for each method."""
-    from niss.report.accuracy_chart import draw_accuracy
+def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> str:
+    """Inline SVG: one accuracy curve for each method, with its values under the pointer."""
+    from niss.report.accuracy_chart import accuracy_bands, draw_accuracy
     from niss.report.canvas import THEME, as_svg
+    from niss.report.hover import add_bands
 
+    figure = draw_accuracy(report)
     return inline_svg(
-        as_svg(draw_accuracy(report), salt="niss-accuracy"),
-        prefix="accuracy",
+        as_svg(figure, salt="niss-accuracy"),
+        prefix=prefix,
         title=ACCURACY_TITLE,
         description=describe_accuracy(report),
+        theme=THEME,
+        overlay=lambda root: add_bands(root, *accuracy_bands(figure, report)),
+    )
+
+
+def spending_figure(report: ReportInput, notes: list[str], *, prefix: str = "spending") -> str | None:
+    """Inline SVG: epsilon of the clients over the rounds; None where no ledger holds a finite one."""
+    from niss.report.canvas import THEME, as_svg
+    from niss.report.spending import read_spending
+    from niss.report.spending_chart import describe_spending, draw_spending
+
+    spendings = read_spending(report, notes)
+    if not spendings:
+        return None
+    return inline_svg(
+        as_svg(draw_spending(spendings), salt="niss-spending"),
+        prefix=prefix,
+        title=SPENDING_TITLE,
+        description=describe_spending(spendings),
         theme=THEME,
     )
 
 
-def noise_figure(report: ReportInput) -> str:
+def noise_figure(report: ReportInput, *, prefix: str = "noise") -> str:
     """Inline SVG: one bar for each method's measured noise variance, with a mark where theory puts it."""
     from niss.report.canvas import THEME, as_svg
     from niss.report.noise_chart import draw_noise
 
     return inline_svg(
         as_svg(draw_noise(report), salt="niss-noise"),
-        prefix="noise",
+        prefix=prefix,
         title=NOISE_TITLE,
         description=describe_noise(report),
         theme=THEME,

@@ -20,7 +20,7 @@ def read_method(
     label = (text_at(entry, "label", where) if entry else None) or fallback_label
     curve = _curve(folder / "metrics.jsonl", label, notes)
     if entry is None:
-        return _unfinished(label, manifest, curve)
+        return _unfinished(folder, label, manifest, curve)
     return MethodResult(
         label=label,
         method=text_at(entry, "method", where) or label,
@@ -36,10 +36,13 @@ def read_method(
         finished=True,
         curve=curve,
         manifest=manifest,
+        folder=folder,
     )
 
 
-def _unfinished(label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...]) -> MethodResult:
+def _unfinished(
+    folder: Path, label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...]
+) -> MethodResult:
     """What the manifest planned and the rounds have shown; no epsilon, since none is final."""
     planned = planned_methods(manifest)
     plan: JsonObject = planned[0] if len(planned) == 1 else {}
@@ -61,6 +64,7 @@ def _unfinished(label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...
         finished=False,
         curve=curve,
         manifest=manifest,
+        folder=folder,
     )
 
 
@@ -82,7 +86,7 @@ def _curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics, ...]
         notes.append(f"The last line of {label}’s metrics.jsonl is cut off and was left out.")
     by_round: dict[int, RoundMetrics] = {}
     for line in lines:
-        number = number_at(line, "round", path)
+        number, dropped = number_at(line, "round", path), number_at(line, "dropped", path)
         if number is None:
             raise RunFolderError(f"{path} has a line without its round.", hint="Run the experiment again.")
         # A run resumed from a checkpoint writes some rounds twice; what was written last holds.
@@ -93,6 +97,7 @@ def _curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics, ...]
             aggregate_variance=number_at(line, "aggregate_variance", path),
             aggregate_variance_predicted=number_at(line, "aggregate_variance_predicted", path),
             tau2=number_at(line, "tau2", path),
+            dropped=None if dropped is None else int(dropped),
         )
     if not by_round:
         notes.append(f"{label} has no rounds in metrics.jsonl, so it has no curve.")

@@ -21,6 +21,7 @@ class RoundMetrics:
     aggregate_variance: float | None
     aggregate_variance_predicted: float | None
     tau2: float | None
+    dropped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class MethodResult:
     finished: bool
     curve: tuple[RoundMetrics, ...]
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
     @property
     def is_private(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from niss.report.source import MethodResult, ReportInput
@@ -10,6 +11,7 @@ from niss.report.table import (
     NOT_APPLICABLE,
     NOT_PRIVATE,
     UNFINISHED,
+    format_accuracy,
     format_epsilon,
     summary_rows,
 )
@@ -22,12 +24,44 @@ def prose(text: str) -> str:
     return escape(text).replace(" %", "&nbsp;%")
 
 
-def figure_section(heading: str, svg: str, caption: str) -> str:
+def figure_section(heading: str, svg: str, caption: str, more: str = "") -> str:
+    """A figure under its heading; `more` is HTML that follows the caption."""
     return (
         f"<section>\n<h2>{escape(heading)}</h2>\n<figure>\n"
         f'<div class="scrolls" role="group" tabindex="0" aria-label="Figure: {escape(heading)}">{svg}</div>\n'
-        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n</section>"
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n{more}</section>"
     )
+
+
+def values_table(report: ReportInput) -> str:
+    """The curves as a table, folded away: for those who cannot point at the figure, and for copying."""
+    columns = [method for method in report.methods if method.evaluations]
+    if not columns:
+        return ""
+    known = [dict(method.evaluations) for method in columns]
+    rounds = sorted({number for one in known for number in one})
+    head = "".join(f'<th scope="col">{escape(method.label)}</th>' for method in columns)
+    body = "\n".join(
+        f'<tr><th scope="row">{number}</th>'
+        + "".join(
+            f"<td>{format_accuracy(one[number]) if number in one else NOT_APPLICABLE}</td>" for one in known
+        )
+        + "</tr>"
+        for number in rounds
+    )
+    return f"""<details class="values">
+<summary>The same values as a table</summary>
+<div class="scrolls" role="group" tabindex="0" aria-label="Table of accuracies">
+<table>
+<caption><span class="fits">Test accuracy after each evaluated round</span></caption>
+<thead><tr><th scope="col">Round</th>{head}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>
+</div>
+</details>
+"""
 
 
 def results_section(report: ReportInput) -> str:
@@ -46,17 +80,39 @@ Accuracy, noise and privacy loss of each method{_after_rounds(report)}
 {body}
 </tbody>
 </table>
-</div>{_trust_note(report)}
+</div>{_trust_note(report.methods)}
 </section>"""
 
 
-def _trust_note(report: ReportInput) -> str:
-    """Without it, an epsilon that assumes a trusted server would stand in the joint column as an equal."""
-    names = ", ".join(
-        method.label
-        for method in report.methods
-        if method.trusts_the_server and method.epsilon_joint is not None
+def overview_table(reports: Sequence[ReportInput]) -> str:
+    """The rows of several reports in one table, each with the name of its run."""
+    names = [report.folder.resolve().name for report in reports]
+    tables = [summary_rows(report) for report in reports]
+    header = (tables[0].header[0], "Run", *tables[0].header[1:])
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = "\n".join(
+        _table_row((row[0], name, *row[1:]))
+        for name, table in zip(names, tables, strict=True)
+        for row in table.rows
     )
+    return f"""<section>
+<h2>Overview</h2>
+<div class="scrolls" role="group" tabindex="0" aria-label="Table of all results">
+<table>
+<caption><span class="fits">Accuracy, noise and privacy loss of every method on this page.</span></caption>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>
+</div>{_trust_note(method for report in reports for method in report.methods)}
+</section>"""
+
+
+def _trust_note(methods: Iterable[MethodResult]) -> str:
+    """Without it, an epsilon that assumes a trusted server would stand in the joint column as an equal."""
+    trusting = (one.label for one in methods if one.trusts_the_server and one.epsilon_joint is not None)
+    names = ", ".join(dict.fromkeys(trusting))
     said = f"The ε of {names} assumes a trusted server: it holds only for those who see the released models."
     return f'\n<p class="note">{escape(said)}</p>' if names else ""
 
@@ -120,23 +176,6 @@ def _difference_here(differing: list[MethodResult]) -> str:
     return f"The two views differ here for {'; '.join(said)}."
 
 
-def guarantees_section(report: ReportInput) -> str:
-    entries = "\n".join(_guarantee(method) for method in report.methods)
-    return f"<section>\n<h2>What each method guarantees</h2>\n{entries}\n</section>"
-
-
-def _guarantee(method: MethodResult) -> str:
-    stated = method.guarantee or _guarantee_missing(method)
-    against = f'<p class="adversary">Against: {escape(method.adversary)}</p>\n' if method.adversary else ""
-    return f"<h3>{escape(method.label)}</h3>\n{against}<p>{escape(stated)}</p>"
-
-
-def _guarantee_missing(method: MethodResult) -> str:
-    if not method.is_private:
-        return "None: the updates are sent as they are."
-    return "None was stated." if method.finished else "Not stated yet: the run is unfinished."
-
-
 def settings_section(report: ReportInput) -> str:
     settings = {
         "Dataset": report.dataset,
@@ -149,8 +188,18 @@ def settings_section(report: ReportInput) -> str:
         "Neighbouring relation": report.relation,
         "δ": None if report.delta is None else f"{report.delta:.3g}",
         "Target ε, joint view": None if report.target_epsilon is None else f"{report.target_epsilon:.2f}",
+        "Engine": _recorded(report, "engine"),
+        "Precision": _recorded(report, "precision"),
     }
     return f"<section>\n<h2>Settings</h2>\n{pairs(settings)}\n</section>"
+
+
+def _recorded(report: ReportInput, key: str) -> str | None:
+    """What the manifests say under `key`: each answer once."""
+    said = dict.fromkeys(
+        method.manifest[key] for method in report.methods if isinstance(method.manifest.get(key), str)
+    )
+    return "; ".join(said) or None
 
 
 def _count(value: int | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
 SVG = "http://www.w3.org/2000/svg"
@@ -12,9 +12,22 @@ _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
-def inline_svg(drawn: str, *, prefix: str, title: str, description: str, theme: Mapping[str, str]) -> str:
-    """`drawn` as an element for HTML; `theme` maps the colours as drawn to their CSS values."""
+def inline_svg(
+    drawn: str,
+    *,
+    prefix: str,
+    title: str,
+    description: str,
+    theme: Mapping[str, str],
+    overlay: Callable[[ElementTree.Element], None] | None = None,
+) -> str:
+    """`drawn` as an element for HTML; `theme` maps the colours as drawn to their CSS values.
+
+    `overlay` may add elements on top, in the same units and colours.
+    """
     root = ElementTree.fromstring(drawn)
+    if overlay is not None:
+        overlay(root)
     _drop(root, {f"{{{SVG}}}metadata", f"{{{SVG}}}style"})
     for element in root.iter():
         _make_ids_unique(element, prefix)

@@ -1,0 +1,175 @@
+"""The share graph of a round, drawn again from what the run recorded: seed, round, participants and settings.
+
+A simulated round takes its beacon from the seed, so its graph can be had again and is the one that was used.
+A round of the real protocol takes its beacon from the operating system and leaves no record of it: then a graph
+made in the same way stands for it, and is said to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from niss.accounting.collusion import worst_case
+from niss.accounting.corruption import Corruption
+from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.plan import Plan
+from niss.errors import NissError
+from niss.graph import ShareGraph
+from niss.randomness import SimStream
+from niss.report.source import MethodResult, ReportInput
+
+_STAND_IN = b"niss.report.example-graph"
+# The search for the worst colluders is quick up to here.
+_MOST_SEARCHED = 400
+
+
+@dataclass(frozen=True)
+class RoundGraph:
+    """Who shared noise with whom in one round of one method.
+
+    `clients` are the participants by seat; the graph numbers seats. `centre` is the seat to look at first: the
+    worst-off client. `colluders` are seats of the worst set found for it (an assumption of the accountant, not
+    something observed); `assumed` is how many may collude. `dropped` are the seats that never uploaded.
+    """
+
+    label: str
+    round: int
+    clients: tuple[str, ...]
+    graph: ShareGraph
+    centre: int
+    colluders: frozenset[int]
+    assumed: int
+    dropped: frozenset[int]
+    recorded: bool
+
+
+def find_round_graph(report: ReportInput) -> RoundGraph | None:
+    """The graph of the last round of the first method that shares noise and has one; None where none has."""
+    methods = [method for method in report.methods if method.method == "niss"]
+    # A method with a guarantee says more about the system than one without.
+    for method in sorted(methods, key=lambda one: one.finished and one.epsilon_joint is None):
+        try:
+            found = _round_graph(method)
+        except (NissError, KeyError, TypeError, ValueError):
+            # A folder changed by hand or written by another version: the rest of the page still stands.
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _round_graph(method: MethodResult) -> RoundGraph | None:
+    config = method.manifest.get("config")
+    if method.folder is None or not isinstance(config, Mapping) or not _equal_clients(config):
+        return None
+    path = method.folder / "ledger.jsonl"
+    if not path.is_file():
+        return None
+    ledger = LedgerFile.read(path)
+    if not ledger.entries:
+        return None
+    entry = ledger.entries[-1]
+    members = sorted(entry.mus, key=int)
+    settings = config["methods"][0]
+    recorded = config.get("exchange", "simulated") == "simulated"
+    stream = SimStream(config["seed"]).child("round", entry.round - 1)
+    beacon = stream.child("beacon").generator().bytes(32) if recorded else _STAND_IN
+    graph = draw_graph(settings, [int(client) for client in members], beacon)
+    centre = max(range(len(members)), key=lambda seat: (entry.mus[members[seat]].joint, -seat))
+    assumed = int(config["privacy"].get("colluders", 0))
+    colluders: tuple[int, ...] = ()
+    if assumed and graph.size <= _MOST_SEARCHED:
+        centre, colluders = _worst_colluders(method, config, graph, entry.round)
+    return RoundGraph(
+        label=method.label,
+        round=entry.round,
+        clients=tuple(members),
+        graph=graph,
+        centre=centre,
+        colluders=frozenset(colluders),
+        assumed=assumed,
+        dropped=_dropped(method, config, len(members), entry.round, stream),
+        recorded=recorded,
+    )
+
+
+def _equal_clients(config: Mapping[str, Any]) -> bool:
+    """Whether all clients need the same noise: else the graph depends on sizes that are not recorded."""
+    return (
+        len(config.get("methods", ())) == 1
+        and not isinstance(config["privacy"].get("epsilon"), list)
+        and config["privacy"].get("unit", "client") == "client"
+        and config["training"].get("weights", "equal") == "equal"
+    )
+
+
+def draw_graph(settings: Mapping[str, Any], members: list[int], beacon: bytes) -> ShareGraph:
+    """The graph of these participants under the settings of a method, all needing the same noise."""
+    size, degree, kind = len(members), float(settings["neighbours"]), settings["graph"]
+    if kind == "complete":
+        return ShareGraph.complete(size, weight=degree / (size - 1))
+    if kind == "random":
+        return ShareGraph.random(size, degree=degree, beacon=beacon)
+    if kind == "coalition":
+        seats = {client: seat for seat, client in enumerate(members)}
+        groups = [[seats[client] for client in group if client in seats] for group in settings["groups"]]
+        groups = [group for group in groups if len(group) >= 2]
+        return ShareGraph.coalition(size, groups=groups, degree=degree, beacon=beacon)
+    return ShareGraph.regular(size, degree=degree, beacon=beacon)
+
+
+def _worst_colluders(
+    method: MethodResult, config: Mapping[str, Any], graph: ShareGraph, number: int
+) -> tuple[int, tuple[int, ...]]:
+    """The worst-off seat and the colluders that are worst for it, with the distortion of that round."""
+    settings, privacy = config["methods"][0], config["privacy"]
+    tau2 = next((point.tau2 for point in method.curve if point.round == number), None) or 0.0
+    unit = settings["kappa"] / settings["neighbours"]
+    plan = Plan(
+        delta=privacy["delta"],
+        participations=_participations(config),
+        graph=settings["graph"],
+        groups=tuple(map(tuple, settings["groups"])),
+        colluders=privacy["colluders"],
+        neighbours=settings["neighbours"],
+    )
+    assumed = Corruption(colluders=plan.colluders, failure=plan.corruption.failure)
+    found = worst_case(
+        graph,
+        assumed,
+        unit_variance=unit,
+        residual_variance=tau2 * unit * graph.in_weight,
+        target_variance=1.0,
+    )
+    return found.client, found.colluders
+
+
+def _participations(config: Mapping[str, Any]) -> int:
+    """The rounds over which a client's target is composed."""
+    privacy, training, rounds = config["privacy"], config["training"], int(config["rounds"])
+    if privacy.get("scope") == "round":
+        return 1
+    if privacy.get("participations") is not None:
+        return int(privacy["participations"])
+    if training.get("sampling") == "shuffled":
+        cohorts = int(config["data"]["clients"]) // int(training["participants"])
+        return -(-rounds // cohorts)
+    return rounds
+
+
+def _dropped(
+    method: MethodResult, config: Mapping[str, Any], size: int, number: int, stream: SimStream
+) -> frozenset[int]:
+    """The seats that dropped out, drawn again from the seed; none where their number is not the recorded one."""
+    recorded = next((point.dropped for point in method.curve if point.round == number), None)
+    share = config.get("protocol", {}).get("dropout", 0.0)
+    if not recorded or not share:
+        return frozenset()
+    drawn = stream.child("dropout").generator().random(size) < share
+    drawn[0] &= not drawn.all()
+    seats = frozenset(int(seat) for seat in np.flatnonzero(drawn))
+    return seats if len(seats) == recorded else frozenset()

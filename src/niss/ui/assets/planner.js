@@ -1,0 +1,217 @@
+// The planner: asks the server for the plan of the current settings and shows it; only the latest answer counts.
+
+import { Chart } from "/assets/chart.js";
+import { ask, digits, element, showFault } from "/assets/common.js";
+import { Control, SETTINGS } from "/assets/controls.js";
+
+const PAUSE = 180;
+const byId = (id) => document.getElementById(id);
+const controls = Object.fromEntries(SETTINGS.map((setting) => [setting.name, new Control(setting, changed)]));
+const curve = new Chart(byId("curve"));
+
+let waiting = null;
+let asked = null;
+let ticking = null;
+
+function settings() {
+  const given = {};
+  for (const [name, control] of Object.entries(controls)) {
+    const value = control.value;
+    if (value === undefined) return null;
+    if (value !== null) given[name] = value;
+  }
+  return given;
+}
+
+function changed() {
+  const participants = Number(controls.participants.field.value);
+  if (participants > 2) controls.neighbours.limit(participants - 1);
+  const rounds = Number(controls.rounds.field.value);
+  if (rounds >= 1) controls.participations.limit(rounds);
+  clearTimeout(waiting);
+  waiting = setTimeout(plan, PAUSE);
+}
+
+async function plan() {
+  const given = settings();
+  if (given === null) return;
+  const query = new URLSearchParams(given).toString();
+  history.replaceState(null, "", `?${query}`);
+  asked?.abort();
+  const mine = new AbortController();
+  asked = mine;
+  busy(true);
+  try {
+    const answer = await ask(`/api/plan?${query}`, mine.signal);
+    if (asked !== mine) return;
+    showFault(null);
+    show(answer);
+    byId("answer").dataset.query = query;
+  } catch (fault) {
+    if (asked !== mine || fault.name === "AbortError") return;
+    showFault(fault);
+    byId("answer").classList.add("stale");
+    byId("status").textContent = "";
+  }
+  busy(false);
+}
+
+function busy(on) {
+  clearInterval(ticking);
+  byId("result").setAttribute("aria-busy", String(on));
+  if (!on) return;
+  byId("answer").classList.add("stale");
+  byId("status").textContent = "Planning …";
+  const began = Date.now();
+  // Announced once; the seconds only tell a patient reader that something is happening.
+  ticking = setInterval(() => {
+    const seconds = Math.round((Date.now() - began) / 1000);
+    if (seconds >= 3) byId("status").textContent = `Planning … ${seconds} s`;
+  }, 1000);
+}
+
+function show({ plan, command, python }) {
+  byId("answer").hidden = false;
+  byId("answer").classList.remove("stale");
+  controls.neighbours.suggest(plan.neighbours);
+  controls.kappa.suggest(plan.kappa);
+  controls.participations.suggest(plan.plan.participations);
+  headline(plan);
+  numbers(plan);
+  drawCurve(plan);
+  drawRuler(plan);
+  byId("notes").replaceChildren(...plan.notes.map((note) => element("li", {}, note)));
+  byId("command").textContent = command;
+  byId("python").textContent = python;
+  byId("json").textContent = JSON.stringify(plan, null, 2);
+  byId("status").textContent =
+    `${digits(plan.aggregate_variance_ratio_to_central)} × the noise of a trusted server, ` +
+    `${digits(plan.aggregate_variance_ratio_to_local)} × that of DP-FedAvg, at κ ${digits(plan.kappa)} and τ² ${digits(plan.tau2)}.`;
+}
+
+function put(key, text, value) {
+  for (const place of document.querySelectorAll(`[data-show="${key}"]`)) {
+    place.textContent = text;
+    place.dataset.value = String(value);
+  }
+}
+
+function headline(plan) {
+  const local = plan.aggregate_variance_ratio_to_local;
+  put("aggregate_variance_ratio_to_central", `${digits(plan.aggregate_variance_ratio_to_central)} ×`, plan.aggregate_variance_ratio_to_central);
+  put("less_than_local", local < 1 ? `${digits(1 / local)} ×` : "no gain", local);
+  byId("less-words").textContent = local < 1 ? "less than DP-FedAvg leaves" : "over DP-FedAvg";
+  put("epsilon_joint", plan.epsilon_joint === null ? "none" : plan.epsilon_joint.toFixed(2), plan.epsilon_joint);
+}
+
+function numbers(plan) {
+  const colluders = plan.plan.colluders;
+  const rows = [
+    ["epsilon_joint", "ε, joint view", plan.epsilon_joint === null ? "no guarantee" : plan.epsilon_joint.toFixed(2), `over ${plan.plan.participations} participations, against a server that sees every upload${colluders ? ` and ${colluders} colluders` : ""}`],
+    ["epsilon_marginal", "ε, marginal view", plan.epsilon_marginal.toFixed(2), "one upload alone: what the paper counts"],
+    ["neighbours", "Neighbours", digits(plan.neighbours, 4), `${plan.plan.graph} graph of ${plan.participants} participants`],
+    ["kappa", "κ", digits(plan.kappa), "strength of the shares"],
+    ["tau2", "τ²", digits(plan.tau2, 4), "distortion of received shares, calibrated anew for each round"],
+    ["sigma", "σ of one client", digits(plan.sigma, 4), "noise a client would need alone, on its part of the average"],
+    ["aggregate_variance_ratio_to_central", "Noise against a trusted server", `${digits(plan.aggregate_variance_ratio_to_central)} ×`, "variance in the sum"],
+    ["aggregate_variance_ratio_to_local", "Noise against DP-FedAvg", `${digits(plan.aggregate_variance_ratio_to_local)} ×`, "variance in the sum"],
+    ["aggregate_variance_ratio_ideal", "Ideal secure aggregation", `${digits(plan.aggregate_variance_ratio_ideal)} ×`, "what it would need, with distributed noise"],
+    ["dropout_part", "Left by dropped clients", `${digits(plan.dropout_part)} ×`, "part of the noise that is not cancelled"],
+    ["bytes", "Sent for the shares", "nothing", `derived from keys; ${plan.bytes_per_client["shares sent as seeds"]} bytes if sent as seeds`],
+  ];
+  byId("numbers").replaceChildren(
+    ...rows.map(([key, name, text, remark]) =>
+      element("div", {}, element("dt", {}, name), element("dd", {}, element("b", { "data-key": key, "data-value": plan[key] }, text), " ", element("span", {}, remark))),
+    ),
+  );
+}
+
+function scale(values) {
+  const low = Math.min(...values), high = Math.max(...values);
+  return { low: low / 1.3, high: high * 1.3, log: true };
+}
+
+function levels(plan) {
+  const local = plan.aggregate_variance_ratio_to_central / plan.aggregate_variance_ratio_to_local;
+  const found = [
+    { name: "trusted server: 1", value: 1, below: true },
+    { name: `DP-FedAvg: ${digits(local)}`, value: local },
+  ];
+  const ideal = plan.aggregate_variance_ratio_ideal;
+  if (ideal > 1.25) found.push({ name: "ideal secure aggregation", value: ideal, below: true });
+  return found;
+}
+
+function drawCurve(plan) {
+  const chosen = plan.aggregate_variance_ratio_to_central;
+  const lost = plan.dropout_part > 0;
+  const line = (key) => plan.curve.map((point) => [point.kappa, point[key]]);
+  const series = [{ name: "in all", points: line("total"), colour: "series-1" }];
+  if (lost) {
+    series.push({ name: "by design", points: line("residual"), colour: "series-2" });
+    series.push({ name: "left by dropouts", points: line("dropout"), colour: "series-3" });
+  }
+  const marks = levels(plan);
+  const y = scale([...marks.map((one) => one.value), chosen, 0.8, ...series[0].points.map((point) => point[1])]);
+  const visible = (points) => points.filter(([, value]) => value >= y.low && value <= y.high);
+  for (const one of series) one.points = visible(one.points);
+  curve.show({
+    label: `Noise in the sum over the strength of the shares, trusted server = 1. The plan: ${digits(chosen)} at kappa ${digits(plan.kappa)}.`,
+    x: { label: "Strength of the shares, κ", low: Math.min(0.25, plan.kappa), high: Math.max(100, plan.kappa), log: true, format: digits },
+    y: { ...y, format: digits },
+    series,
+    levels: marks,
+    mark: { x: plan.kappa, y: chosen, name: `the plan: ${digits(chosen)} at κ ${digits(plan.kappa)}` },
+    head: (kappa) => `κ ${digits(kappa)}`,
+    idle: "Noise variance in the sum, in units of what a trusted server adds.",
+  });
+  byId("curve-table").tBodies[0].replaceChildren(
+    ...plan.curve.filter((_, place) => place % 4 === 0).map((point) =>
+      element("tr", {}, element("th", { scope: "row" }, digits(point.kappa)), ...["residual", "dropout", "total"].map((key) => element("td", {}, digits(point[key])))),
+    ),
+  );
+}
+
+// Where the plan lies between the trusted server and DP-FedAvg, on a logarithmic line.
+function drawRuler(plan) {
+  const chosen = plan.aggregate_variance_ratio_to_central;
+  const local = chosen / plan.aggregate_variance_ratio_to_local;
+  const share = Math.log(chosen) / Math.log(Math.max(local, 1.0001));
+  const place = Math.min(1, Math.max(0, share));
+  const bar = element("div", { class: "ruler-bar" });
+  const dot = element("i");
+  dot.style.left = `${(100 * place).toFixed(2)}%`;
+  bar.append(dot);
+  const words = `On a logarithmic scale from a trusted server (1) to DP-FedAvg (${digits(local)}) the plan lies at ${digits(chosen)}.`;
+  const picture = element("div", { role: "img", "aria-label": words }, bar);
+  byId("ruler").replaceChildren(
+    picture,
+    element("div", { class: "ruler-ends", "aria-hidden": "true" }, element("span", {}, "trusted server: 1"), element("span", {}, "log scale"), element("span", {}, `DP-FedAvg: ${digits(local)}`)),
+  );
+}
+
+function start(values) {
+  for (const [name, control] of Object.entries(controls)) {
+    const setting = control.setting;
+    if (values.has(name)) control.set(values.get(name));
+    else control.set(setting.auto ? null : setting.start);
+  }
+  changed();
+}
+
+for (const button of document.querySelectorAll("[data-copy]")) {
+  const words = button.firstChild;
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
+      words.textContent = "Copied";
+    } catch {
+      words.textContent = "Select and copy";
+      getSelection().selectAllChildren(byId(button.dataset.copy));
+    }
+    setTimeout(() => (words.textContent = "Copy"), 2000);
+  });
+}
+byId("controls").addEventListener("submit", (event) => event.preventDefault());
+byId("reset").addEventListener("click", () => start(new URLSearchParams()));
+start(new URLSearchParams(location.search));

@@ -1,0 +1,89 @@
+"""The planner behind the sliders: the question as asked, its plan, and the commands that give the same plan again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from niss.accounting import make_plan
+from niss.errors import ConfigError
+
+# Beyond this a plan takes minutes, which is no longer "at once".
+MOST_PARTICIPANTS = 5_000
+
+
+class PlanQuestion(BaseModel):
+    """What `niss plan` takes, by the same names and with the same defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    participants: int
+    neighbours: float | None = None
+    clip: float = 1.0
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    rounds: int | None = None
+    participations: int | None = None
+    collusion: float = 0.0
+    dropout: float = 0.0
+    mode: str = "tolerate"
+    kappa: float | None = None
+    relation: str = "zero-out"
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `make_plan` that ask this question."""
+        values = self.model_dump(exclude={"rounds", "participations"})
+        return {**values, "participations": self.participations or self.rounds or 1}
+
+
+@lru_cache(maxsize=128)
+def answer(question: PlanQuestion) -> dict[str, Any]:
+    """The plan as `niss plan --json` prints it, with the command and the Python lines that reproduce it."""
+    if question.participants > MOST_PARTICIPANTS:
+        raise ConfigError(
+            f"at most {MOST_PARTICIPANTS} here, not {question.participants}",
+            field="participants",
+            hint="for more, let the command `niss plan` take its time",
+        )
+    rounds, participations = question.rounds, question.participations
+    if rounds is not None and participations is not None and participations > rounds:
+        raise ConfigError(f"{participations} in only {rounds} rounds", field="participations")
+    planned = make_plan(**question.arguments())
+    return {
+        "plan": {**planned.to_json(), "rounds": rounds},
+        "command": command(question),
+        "python": python_lines(question),
+    }
+
+
+def command(question: PlanQuestion) -> str:
+    """The command line that prints this plan."""
+    flags = [
+        f"--{name} {shlex.quote(_text(value))}" for name, value in _chosen(question.model_dump()).items()
+    ]
+    return " ".join(["niss plan", *flags, "--json"])
+
+
+def python_lines(question: PlanQuestion) -> str:
+    """The Python lines that make this plan."""
+    given = _chosen(question.arguments())
+    if given.get("participations") == 1:
+        del given["participations"]
+    lines = "".join(f"    {name}={value!r},\n" for name, value in given.items())
+    return f"from niss import make_plan\n\nplanned = make_plan(\n{lines})\nprint(planned.to_json())\n"
+
+
+def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the defaults."""
+    fields = PlanQuestion.model_fields
+    return {
+        name: value for name, value in values.items() if value is not None and value != fields[name].default
+    }
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

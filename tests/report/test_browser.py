@@ -1,0 +1,62 @@
+"""The report in a real browser, opened from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niss.report import write_report
+from report.test_round_graph import write
+from report.test_several import add_attack
+from ui.browser import SCHEMES, WIDTHS, axe_findings, chromium, luminance, open_tab
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(demo: Path, tmp_path: Path) -> str:
+    """The report on a comparison with an attack and on a run with a graph, colluders and a ledger."""
+    add_attack(demo)
+    run = write(tmp_path / "graph", clients=20, colluders=2)
+    return write_report([demo, run], tmp_path / "page.html").as_uri()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_page_fits_and_is_accessible(browser: Any, page: str, width: int, scheme: str) -> None:
+    with open_tab(browser, page, width=width, scheme=scheme) as tab:
+        tab.page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        tab.check()
+        assert (luminance(tab) > 200) == (scheme == "light")
+        assert axe_findings(tab) == []
+
+
+def test_values_appear_under_the_pointer_alone(browser: Any, page: str) -> None:
+    with open_tab(browser, page) as tab:
+        reading = tab.page.locator(".band").nth(5).locator(".reading")
+        assert not reading.is_visible()
+        tab.page.locator(".band").nth(5).locator(".catch").hover(force=True)
+        assert reading.is_visible()
+        assert "niss-kappa-4" in reading.text_content()
+        tab.check()
+
+
+def test_it_prints_on_white_with_everything_unfolded(browser: Any, page: str) -> None:
+    with open_tab(browser, page, scheme="dark") as tab:
+        tab.page.emulate_media(media="print", color_scheme="dark")
+        assert (
+            tab.page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--paper')")
+            == "#fdfdfb"
+        )
+        assert tab.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+        assert len(tab.page.pdf()) > 20_000
+        tab.check()

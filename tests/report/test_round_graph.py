@@ -1,0 +1,150 @@
+"""The share graph of a round: the one that was used, with colluders and drops marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.plan import Plan
+from niss.graph import ShareGraph
+from niss.randomness import SimStream
+from niss.report import read_report_input
+from niss.report.round_graph import find_round_graph
+from niss.report.round_graph_chart import MOST_AROUND, choose_picture, graph_caption, round_graph_svg
+
+
+def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, **changes: Any) -> Path:
+    """A run of one round whose participants are the even clients."""
+    folder.mkdir(parents=True)
+    method = {"name": "niss", "kappa": 4.0, "neighbours": 6.0, "graph": "regular", "groups": []}
+    config: dict[str, Any] = {
+        "name": "graph",
+        "seed": seed,
+        "rounds": 1,
+        "exchange": "simulated",
+        "data": {"clients": 2 * clients},
+        "training": {"participants": clients, "weights": "equal", "sampling": "shuffled"},
+        "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "colluders": 0, "scope": "training"},
+        "protocol": {"dropout": 0.0},
+        "methods": [method],
+    }
+    for key, value in changes.items():
+        part = (
+            method
+            if key in method
+            else next((config[one] for one in config if key in _keys(config[one])), config)
+        )
+        part[key] = value
+    (folder / "manifest.json").write_text(json.dumps({"kind": "run", "config": config}), encoding="utf-8")
+    line = {"round": 1, "accuracy": 0.5, "tau2": 0.01, "dropped": dropped}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    members = {str(2 * seat): (0.3 + 0.0001 * (seat == 7), 0.1) for seat in range(clients)}
+    with LedgerFile.create(
+        folder / "ledger.jsonl",
+        run="graph",
+        budgets={str(client): 2.0 for client in range(2 * clients)},
+        delta=1e-5,
+        unit="client",
+        relation="zero-out",
+    ) as ledger:
+        ledger.charge(1, 0, members, {"method": "niss"})
+    return folder
+
+
+def _keys(part: object) -> set[str]:
+    return set(part) if isinstance(part, dict) else set()
+
+
+@pytest.mark.parametrize("kind", ["regular", "complete", "random"])
+def test_the_graph_is_that_of_the_plan(tmp_path: Path, kind: str) -> None:
+    shown = find_round_graph(read_report_input(write(tmp_path / "run", graph=kind)))
+    assert shown is not None
+    beacon = SimStream(4).child("round", 0).child("beacon").generator().bytes(32)
+    plan = Plan(kappa=4.0, neighbours=6.0, graph=kind, tau2=0.01)
+    members = [2 * seat for seat in range(60)]
+    assert shown.graph == plan.for_round(members, weights=1 / 60, records=1, beacon=beacon).graph
+    assert shown.clients == tuple(map(str, members))
+    assert shown.clients[shown.centre] == "14", "the client that was charged most"
+    assert "is the one that was used" in graph_caption(shown)
+
+
+@pytest.mark.slow
+def test_the_graph_is_the_one_a_simulation_really_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import niss
+
+    used: list[ShareGraph] = []
+    original = Plan.for_round
+
+    def watched(self: Plan, *given: Any, **more: Any) -> Any:
+        made = original(self, *given, **more)
+        used.append(made.graph)
+        return made
+
+    monkeypatch.setattr(Plan, "for_round", watched)
+    settings = {
+        "rounds": 2,
+        "seed": 9,
+        "data": {"clients": 24, "samples_per_client": 2},
+        "model": {"hidden": [4]},
+        "training": {"participants": 12, "epochs": 1},
+        "methods": [{"name": "niss", "neighbours": 3}],
+    }
+    niss.run(niss.make_config(settings), out=tmp_path / "run")
+    shown = find_round_graph(read_report_input(tmp_path / "run"))
+    assert shown is not None
+    assert shown.round == 2
+    assert shown.graph == used[-1]
+
+
+def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path) -> None:
+    shown = find_round_graph(read_report_input(write(tmp_path / "run", clients=80, neighbours=40.0)))
+    assert shown is not None
+    picture = choose_picture(shown)
+    assert not picture.whole
+    assert len(picture.places) == MOST_AROUND + 1
+    assert picture.around == shown.graph.neighbours(shown.centre).size
+    assert f"{MOST_AROUND} of the {picture.around} clients" in graph_caption(shown)
+    assert 'class="share sent"' in round_graph_svg(shown)
+
+
+def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
+    shown = find_round_graph(read_report_input(write(tmp_path / "run", clients=20, colluders=3)))
+    assert shown is not None
+    assert len(shown.colluders) == 3
+    assert shown.centre not in shown.colluders
+    assert round_graph_svg(shown).count("assumed to collude</title>") == 3
+    assert "not clients seen to collude" in graph_caption(shown)
+
+
+def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_path: Path) -> None:
+    drawn = SimStream(4).child("round", 0).child("dropout").generator().random(20) < 0.3
+    changes: dict[str, Any] = {"clients": 20, "exchange": "protocol", "dropout": 0.3}
+    right = find_round_graph(
+        read_report_input(write(tmp_path / "right", dropped=int(drawn.sum()), **changes))
+    )
+    assert right is not None
+    assert right.dropped == {seat for seat in range(20) if drawn[seat]}
+    assert round_graph_svg(right).count("dropped out</title>") == drawn.sum()
+    assert "it is not recorded" in graph_caption(right)
+    wrong = find_round_graph(
+        read_report_input(write(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
+    )
+    assert wrong is not None
+    assert not wrong.dropped, "seats that do not match the recorded number are not guessed"
+
+
+def test_unequal_clients_and_missing_records_leave_the_graph_out(tmp_path: Path) -> None:
+    assert find_round_graph(read_report_input(write(tmp_path / "declared", weights="declared"))) is None
+    assert find_round_graph(read_report_input(write(tmp_path / "records", unit="record"))) is None
+    bare = write(tmp_path / "bare")
+    (bare / "ledger.jsonl").unlink()
+    assert find_round_graph(read_report_input(bare)) is None
+    damaged = write(tmp_path / "damaged")
+    (damaged / "ledger.jsonl").write_text("nonsense\n", encoding="utf-8")
+    assert find_round_graph(read_report_input(damaged)) is None

@@ -1,0 +1,28 @@
+"""The command line for the tests of the pages."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import warnings
+from typing import Any
+
+with warnings.catch_warnings():
+    # typer itself uses a name that newer releases of click deprecate.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+    from typer.testing import CliRunner
+
+    from niss.cli import app as command_line
+    from niss.cli.ui import ui_command
+
+__all__ = ["CliRunner", "cli_plan", "typer", "ui_command"]
+
+
+def cli_plan(line: str) -> dict[str, Any]:
+    """What the command in `line` prints, which must be a `niss plan ... --json`."""
+    words = shlex.split(line)
+    assert words[:2] == ["niss", "plan"]
+    done = CliRunner().invoke(command_line, words[1:])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)  # type: ignore[no-any-return]

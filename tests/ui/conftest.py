@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'niss[ui]'")
+
+
+def write_run(folder: Path, *, rounds: int, done: int, finished: bool, **changes: Any) -> Path:
+    """A single run of NISS that has played `done` of `rounds` rounds."""
+    folder.mkdir(parents=True)
+    manifest = {
+        "kind": "run",
+        "created": "2026-01-02T03:04:05+00:00",
+        "config": {
+            "name": folder.name,
+            "seed": 1,
+            "rounds": rounds,
+            "data": {"dataset": "mnist-mini", "split": "iid", "clients": 20},
+            "training": {"participants": 10},
+            "privacy": {"unit": "client", "relation": "zero-out", "epsilon": 3.0, "delta": 1e-5},
+            "methods": [{"name": "niss", "kappa": 4.0, "neighbours": 9.0, "graph": "regular"}],
+        },
+        "versions": {"niss": "0.1.0"},
+    } | changes
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / "metrics.jsonl").touch()
+    for number in range(1, done + 1):
+        play_round(folder, number)
+    if finished:
+        result = {
+            "label": "niss",
+            "method": "niss",
+            "accuracy": 0.8,
+            "epsilon_joint": 3.0,
+            "epsilon_marginal": 1.0,
+        }
+        (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    return folder
+
+
+def play_round(folder: Path, number: int) -> None:
+    line = {
+        "round": number,
+        "accuracy": 0.8 * number / (number + 2),
+        "loss": 1.0,
+        "aggregate_variance": 1.1e-4,
+        "aggregate_variance_predicted": 1.0e-4,
+        "tau2": 0.01,
+        "dropped": 0,
+    }
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
+    with (folder / "timing.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"round": number, "seconds": 0.5}) + "\n")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A finished run, one in progress, one in a folder of its own, and a broken one."""
+    root = tmp_path / "runs"
+    write_run(root / "done", rounds=5, done=5, finished=True)
+    write_run(root / "going", rounds=10, done=3, finished=False)
+    write_run(root / "deep" / "inner", rounds=5, done=5, finished=True)
+    (root / "broken").mkdir()
+    (root / "broken" / "summary.json").write_text("{", encoding="utf-8")
+    (root / "no-run").mkdir()
+    return root
+
+
+@contextmanager
+def serving(runs: Path, *, host: str = "127.0.0.1") -> Iterator[str]:
+    """The address of a server that believes to listen on `host`, and is reached on loopback."""
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'niss[ui]'")
+    from niss.ui import make_app
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        make_app(runs, host=host), lifespan="off", ws="none", log_config=None, access_log=False
+    )
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, args=([listening],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join(timeout=20)
+        listening.close()
+
+
+@pytest.fixture
+def server(runs: Path) -> Iterator[str]:
+    """The address of a running server for these runs."""
+    with serving(runs) as address:
+        yield address
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+def get(
+    address: str,
+    path: str,
+    params: dict[str, Any] | None = None,
+    *,
+    host: str | None = None,
+    method: str = "GET",
+    **headers: str,
+) -> Answer:
+    """Ask for exactly this path: nothing is tidied up on the way."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    try:
+        query = f"?{urlencode(params)}" if params else ""
+        connection.putrequest(method, path + query, skip_host=True)
+        connection.putheader("Host", connection.host if host is None else host)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        fields = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(answer.status, fields, answer.read().decode())
+    finally:
+        connection.close()

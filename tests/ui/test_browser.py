@@ -1,0 +1,185 @@
+"""The pages in a real browser: they work without errors, fit every width, and stand up to axe-core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, open_tab
+from ui.command import cli_plan
+from ui.conftest import play_round
+
+pytestmark = pytest.mark.slow
+
+KEYS = (
+    "epsilon_joint",
+    "epsilon_marginal",
+    "neighbours",
+    "kappa",
+    "tau2",
+    "sigma",
+    "aggregate_variance_ratio_to_central",
+    "aggregate_variance_ratio_to_local",
+    "aggregate_variance_ratio_ideal",
+    "dropout_part",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+def planned(tab: Tab, **asked: str) -> None:
+    """Wait until the page shows the plan of its settings, with these among them."""
+    # Longer than the page waits after a change before it asks.
+    tab.page.wait_for_timeout(400)
+    tab.page.wait_for_function(
+        """(asked) => {
+          const answer = document.getElementById("answer");
+          const query = new URLSearchParams(answer.dataset.query);
+          return !answer.hidden && !answer.classList.contains("stale")
+            && answer.dataset.query === location.search.slice(1)
+            && Object.entries(asked).every(([name, value]) => query.get(name) === value);
+        }""",
+        arg=asked,
+        timeout=60_000,
+    )
+
+
+def shown(tab: Tab) -> dict[str, float]:
+    return {key: float(tab.page.get_attribute(f'[data-key="{key}"]', "data-value")) for key in KEYS}
+
+
+def slide(tab: Tab, name: str, place: int) -> None:
+    tab.page.evaluate(
+        "([id, place]) => { const range = document.getElementById(id); range.value = place;"
+        " range.dispatchEvent(new Event('input', {bubbles: true})); }",
+        [f"set-{name}-range", place],
+    )
+    planned(tab, **{name: tab.page.input_value(f"#set-{name}")})
+
+
+def test_the_page_shows_what_the_command_prints(browser: Any, server: str) -> None:
+    with open_tab(
+        browser, f"{server}/?participants=40&rounds=20&collusion=0.1&dropout=0.05&epsilon=5"
+    ) as tab:
+        planned(tab)
+        printed = cli_plan(tab.page.inner_text("#command"))
+        assert shown(tab) == {key: printed[key] for key in KEYS}
+        assert json.loads(tab.page.text_content("#json")) == printed
+        assert "participants=40" in tab.page.inner_text("#python")
+        tab.check()
+
+
+def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24&rounds=10") as tab:
+        planned(tab)
+        for name in ("neighbours", "kappa"):
+            tab.page.uncheck(f"#set-{name}-auto")
+            planned(tab, **{name: tab.page.input_value(f"#set-{name}")})
+        for name in (
+            "epsilon",
+            "delta",
+            "rounds",
+            "participants",
+            "neighbours",
+            "kappa",
+            "collusion",
+            "dropout",
+        ):
+            before = shown(tab)
+            slide(tab, name, 300)
+            assert shown(tab) != before, name
+            words = tab.page.inner_text("#command").split()
+            assert float(words[words.index(f"--{name}") + 1]) == float(tab.page.input_value(f"#set-{name}"))
+        tab.check()
+
+
+def test_a_fault_is_shown_with_its_hint_and_goes_away(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24") as tab:
+        planned(tab)
+        tab.page.fill("#set-collusion", "0.97")
+        tab.page.wait_for_selector("#fault:not([hidden])")
+        assert "infeasible" in tab.page.inner_text("#fault-message")
+        assert "lower it" in tab.page.inner_text("#fault-hint")
+        tab.page.fill("#set-collusion", "0")
+        planned(tab, collusion="0")
+        assert tab.page.is_hidden("#fault")
+        # The browser itself reports the refused request; nothing else may have gone wrong.
+        assert all("422" in error for error in tab.errors)
+
+
+def test_only_the_latest_answer_counts(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24") as tab:
+        planned(tab)
+
+        def hold_back(route: Any) -> None:
+            if "epsilon=1&" in route.request.url:
+                tab.page.wait_for_timeout(1200)
+            route.continue_()
+
+        tab.page.route("**/api/plan*", hold_back)
+        tab.page.fill("#set-epsilon", "1")
+        tab.page.wait_for_timeout(400)
+        tab.page.fill("#set-epsilon", "9")
+        tab.page.wait_for_timeout(3000)
+        planned(tab, epsilon="9")
+        assert shown(tab)["epsilon_joint"] == pytest.approx(9.0, rel=0.01)
+
+
+def test_the_chart_is_read_with_the_keyboard_and_the_pointer(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24") as tab:
+        planned(tab)
+        tab.page.focus("#curve .frame")
+        tab.page.keyboard.press("End")
+        assert tab.page.inner_text("#curve .reading").startswith("κ 100: in all")
+        tab.page.keyboard.press("ArrowLeft")
+        assert not tab.page.inner_text("#curve .reading").startswith("κ 100:")
+        tab.page.hover("#curve svg", position={"x": 70, "y": 80})
+        assert tab.page.inner_text("#curve .reading").startswith("κ 0.")
+        tab.check()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_pages_fit_and_are_accessible(browser: Any, server: str, width: int, scheme: str) -> None:
+    pages = {
+        "/?participants=24&dropout=0.05": "#answer:not([hidden])",
+        "/runs": "#runs li",
+        "/live?run=going": "#methods td",
+    }
+    for page, ready in pages.items():
+        with open_tab(browser, server + page, width=width, scheme=scheme) as tab:
+            tab.page.wait_for_selector(ready, timeout=60_000)
+            if page.startswith("/?"):
+                planned(tab)
+                tab.page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+            tab.check()
+            assert (luminance(tab) > 200) == (scheme == "light")
+            assert axe_findings(tab) == [], page
+
+
+def test_the_live_page_follows_a_run_to_its_end(browser: Any, server: str, runs: Path) -> None:
+    with open_tab(browser, f"{server}/live?run=going") as tab:
+        tab.page.wait_for_selector("text=3 of 10")
+        play_round(runs / "going", 4)
+        tab.page.wait_for_selector("text=4 of 10", timeout=10_000)
+        assert tab.page.inner_text("#state") == "in progress"
+        result = {"label": "niss", "method": "niss", "accuracy": 0.5}
+        (runs / "going" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        tab.page.wait_for_selector("#state.finished", timeout=10_000)
+        tab.check()
+
+
+def test_the_list_leads_to_reports(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/runs") as tab:
+        tab.page.click("text=done >> nth=0")
+        tab.page.wait_for_selector("h2:has-text('Accuracy')")
+        assert "/report?run=done" in tab.page.url
+        tab.check()

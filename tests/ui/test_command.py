@@ -1,0 +1,83 @@
+"""`niss ui` as a process: what it prints, warns of and refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from niss.errors import ConfigError
+from ui.command import CliRunner, typer, ui_command
+
+RUN = """
+import sys
+import typer
+from niss.cli.ui import ui_command
+app = typer.Typer()
+app.command()(ui_command)
+app()
+"""
+
+
+def test_it_prints_its_address_and_answers(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, "--port", "0", "--no-open", "--runs", str(tmp_path)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            assert b"Plan the noise" in answer.read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_a_taken_port_is_said_to_be(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="cannot listen") as raised:
+            ui_command(port=taken.getsockname()[1], host="127.0.0.1", runs=tmp_path, no_open=True)
+        assert "--port 0" in (raised.value.hint or "")
+
+
+def test_a_file_is_no_folder_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        ui_command(port=0, host="127.0.0.1", runs=tmp_path / "file", no_open=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True)]
+)
+def test_it_warns_beyond_this_machine_and_opens_a_browser_unless_told(
+    monkeypatch: pytest.MonkeyPatch, host: str, warned: bool
+) -> None:
+    seen: dict[str, object] = {}
+
+    def serve(**given: object) -> None:
+        seen.update(given)
+
+    monkeypatch.setattr("niss.ui.serve.serve", serve)
+    app = typer.Typer()
+    app.command()(ui_command)
+    done = CliRunner().invoke(app, ["--host", host])
+    assert done.exit_code == 0
+    assert ("warning: listening on" in done.stderr) == warned
+    assert seen["open_browser"] is True
+    assert CliRunner().invoke(app, ["--host", host, "--no-open"]).exit_code == 0
+    assert seen["open_browser"] is False
+
+
+def test_the_pages_start_without_torch_or_matplotlib() -> None:
+    heavy = ("torch", "matplotlib", "niss.simulation")
+    code = f"import sys, niss.ui.serve; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,179 @@
+"""What the server answers, and to whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ui.command import cli_plan
+from ui.conftest import get, play_round, serving, write_run
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"participants": 12},
+        {"participants": 30, "epsilon": 8, "delta": 1e-6, "rounds": 100, "participations": 30, "clip": 2.5},
+        {"participants": 40, "neighbours": 9, "collusion": 0.1, "dropout": 0.05, "kappa": 2.5},
+        {"participants": 25, "dropout": 0.1, "mode": "repair", "relation": "replace-one"},
+    ],
+)
+def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
+    server: str, question: dict[str, Any]
+) -> None:
+    answer = get(server, "/api/plan", question).json()
+    assert answer["plan"] == cli_plan(answer["command"])
+    names: dict[str, Any] = {}
+    exec(answer["python"].replace("print(planned.to_json())", ""), names)  # noqa: S102
+    made = json.loads(json.dumps(names["planned"].to_json()))
+    assert {**made, "rounds": question.get("rounds")} == answer["plan"]
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ({"participants": 1}, "at least two"),
+        ({"participants": 10, "collusion": 0.95}, "infeasible"),
+        ({"participants": 10, "epsilon": "nan"}, "epsilon"),
+        ({"participants": 10, "rounds": 3, "participations": 9}, "9 in only 3 rounds"),
+        ({"participants": 1_000_000}, "at most"),
+        ({"participants": "many"}, "participants"),
+        ({}, "participants"),
+        ({"participants": 10, "colusion": 0.1}, "colusion"),
+        ({"participants": 10, "mode": "pray"}, "mode"),
+    ],
+)
+def test_a_fault_is_explained(server: str, question: dict[str, Any], said: str) -> None:
+    answer = get(server, "/api/plan", question)
+    assert answer.status == 422
+    assert said in answer.json()["message"]
+
+
+def test_a_fault_carries_its_hint(server: str) -> None:
+    hint = get(server, "/api/plan", {"participants": 10, "collusion": 0.95}).json()["hint"]
+    assert "lower it" in hint
+
+
+def test_the_runs_are_listed_with_how_far_they_have_come(server: str, runs: Path) -> None:
+    listed = {run["name"]: run for run in get(server, "/api/runs").json()["runs"]}
+    assert set(listed) == {"done", "going", "deep/inner", "broken"}
+    assert listed["done"]["state"] == "finished"
+    assert listed["done"]["best_accuracy"] == 0.8
+    assert (listed["going"]["state"], listed["going"]["rounds_done"], listed["going"]["rounds"]) == (
+        "running",
+        3,
+        10,
+    )
+    assert listed["broken"]["state"] == "unreadable"
+    assert "summary.json" in listed["broken"]["message"]
+    long_ago = time.time() - 7200
+    for name in ("metrics.jsonl", "manifest.json"):
+        os.utime(runs / "going" / name, (long_ago, long_ago))
+    listed = {run["name"]: run for run in get(server, "/api/runs").json()["runs"]}
+    assert listed["going"]["state"] == "stopped"
+
+
+def test_the_live_view_follows_the_run(server: str, runs: Path) -> None:
+    before = get(server, "/api/run", {"run": "going"}).json()
+    assert [len(method["curve"]) for method in before["methods"]] == [3]
+    assert before["methods"][0]["seconds_left"] == pytest.approx(3.5)
+    play_round(runs / "going", 4)
+    with (runs / "going" / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write('{"round": 5, "accu')
+    after = get(server, "/api/run", {"run": "going"}).json()
+    assert after["methods"][0]["rounds_done"] == 4
+    assert "cut off" in after["notes"][0]
+
+
+def test_a_long_run_is_thinned_out(server: str, runs: Path) -> None:
+    write_run(runs / "long", rounds=1000, done=1000, finished=False)
+    curve = get(server, "/api/run", {"run": "long"}).json()["methods"][0]["curve"]
+    assert len(curve) == 400
+    assert (curve[0][0], curve[-1][0]) == (1, 1000)
+
+
+def test_the_report_is_drawn_afresh_and_allows_no_script(server: str, runs: Path) -> None:
+    (runs / "done" / "report.html").write_text("<script>alert(1)</script>", encoding="utf-8")
+    answer = get(server, "/report", {"run": "done"})
+    assert answer.status == 200
+    assert "<script" not in answer.text
+    assert "script-src" not in answer.headers["content-security-policy"]
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    "name", ["../runs/done", "..", ".", "", "/etc", "done/../done", "no-run", "done\x00", "link"]
+)
+def test_no_name_leads_out_of_the_folder(server: str, runs: Path, tmp_path: Path, name: str) -> None:
+    outside = write_run(tmp_path / "outside", rounds=1, done=1, finished=True)
+    (runs / "link").symlink_to(outside)
+    for page in ("/report", "/api/run"):
+        assert get(server, page, {"run": name}).status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../app.py",
+        "/assets/%2e%2e/app.py",
+        "/assets/..%2fapp.py",
+        "/assets/planner.html",
+        "/etc/passwd",
+    ],
+)
+def test_only_the_named_assets_are_served(server: str, path: str) -> None:
+    assert get(server, path).status == 404
+
+
+@pytest.mark.parametrize("page", ["/", "/runs", "/live?run=going"])
+def test_pages_load_only_what_is_served_here(server: str, page: str) -> None:
+    answer = get(server, page)
+    policy = answer.headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"https?://", answer.text)
+    assert not re.search(r"<script(?![^>]* src=)|<style|\son\w+=|\sstyle=", answer.text)
+    for path in re.findall(r'(?:src|href)="(/assets/[^"]+)"', answer.text):
+        asset = get(server, path)
+        assert asset.status == 200
+        for imported in re.findall(r'from "([^"]+)"', asset.text):
+            assert get(server, imported).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "192.168.1.7", "", "[::2]:80"]
+)
+def test_another_host_name_is_refused(server: str, host: str) -> None:
+    for path in ("/", "/api/runs", "/assets/style.css"):
+        answer = get(server, path, host=host)
+        assert answer.status == 421
+        assert "content-security-policy" in answer.headers
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:9", "localhost", "[::1]:8765", "LOCALHOST"])
+def test_the_names_of_this_machine_are_known(server: str, host: str) -> None:
+    assert get(server, "/", host=host).status == 200
+
+
+def test_beyond_loopback_addresses_are_known_but_foreign_names_are_not(runs: Path) -> None:
+    with serving(runs, host="0.0.0.0") as server:
+        assert get(server, "/", host="192.168.1.7:8765").status == 200
+        assert get(server, "/", host="evil.example").status == 421
+
+
+def test_nothing_can_be_changed_and_other_sites_cannot_make_it_compute(server: str) -> None:
+    assert get(server, "/api/plan", method="POST").status == 405
+    refused = get(server, "/api/plan", {"participants": 10}, sec_fetch_site="cross-site")
+    assert refused.status == 403
+
+
+def test_a_folder_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
+    with serving(tmp_path / "nowhere") as server:
+        assert get(server, "/api/runs").json()["runs"] == []
