@@ -14,10 +14,6 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, PrivacyError
 
-_BLOCK = 65_536
-_SAFE_SQUARES = (1e-250, 1e250)
-"""Between these a sum of squares has lost nothing to under- or overflow."""
-
 Float = TypeVar("Float", bound=np.floating[Any])
 
 
@@ -25,18 +21,10 @@ def l2_norm(vector: NDArray[np.floating[Any]]) -> float:
     """The L2 norm in float64, safe against overflow of the squares."""
     if vector.size == 0:
         return 0.0
-    # Not numpy's norm: its BLAS threads collapse on a busy machine.
-    vector = vector.reshape(-1)
-    squares = 0.0
-    for start in range(0, vector.size, _BLOCK):
-        part = vector[start : start + _BLOCK].astype(np.float64, copy=False)
-        squares += float(np.einsum("i,i->", part, part))
-    if _SAFE_SQUARES[0] < squares < _SAFE_SQUARES[1]:
-        return math.sqrt(squares)
-    # Squares that leave the range, or entries that are not finite.
     largest = float(np.max(np.abs(vector)))
     if largest == 0.0 or not math.isfinite(largest):
         return largest
+    # Not numpy's norm: its BLAS threads collapse on a busy machine.
     scaled = vector.astype(np.float64, copy=False) / largest
     return largest * math.sqrt(float(np.sum(np.square(scaled, out=scaled))))
 
@@ -48,9 +36,8 @@ def clip_l2(update: NDArray[Float], bound: float) -> NDArray[Float]:
     refused; a caller that must go on sends the zero update instead, which every clip allows.
     """
     _require_bound(bound)
+    require_finite(update)
     norm = l2_norm(update)
-    if not math.isfinite(norm):
-        require_finite(update)
     if norm <= bound:
         return update.copy()
     limits = np.finfo(update.dtype)
