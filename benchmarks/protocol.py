@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import logging
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from harness import machine, one_line, write_json
 from threadpoolctl import threadpool_limits
 
 from niss.accounting.assess import make_assessor
@@ -780,20 +778,6 @@ def _ratio(row: dict[str, Any], rival: dict[str, Any] | None, name: str) -> str:
     return f"{ratio:.0f}x" if ratio >= 10.0 else f"{ratio:.2g}x"
 
 
-def machine() -> dict[str, Any]:
-    """Where this was measured."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    packages = [name for name in ("niss", "numpy", "cryptography", "flwr") if importlib.util.find_spec(name)]
-    return {
-        "processor": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
-
-
 def make_cases(options: argparse.Namespace) -> list[Case]:
     """The scenarios; in the first two of a quick run everyone is sampled, and the sums are checked."""
     if options.quick:
@@ -825,15 +809,15 @@ def main() -> None:
     """Compare, print, and write."""
     options = parse()
     names = available(list(dict.fromkeys(["fedavg", *options.only])))
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    where = machine("cryptography", "flwr")
+    print(one_line(where))
     rows = []
     for case in make_cases(options):
         with threadpool_limits(1):
             found = summarise(case, compare(case, names, options.repeats))
         show(case, found)
         rows += found
-        if options.json is not None:
-            options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
+        write_json(options.json, {"machine": where, "rows": rows})
 
 
 if __name__ == "__main__":

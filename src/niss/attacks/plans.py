@@ -22,6 +22,7 @@ from niss.randomness import SimStream
 
 FloatArray = NDArray[np.float64]
 
+VIEWS = ("alone", "joint")
 PRESETS = ("default", "paper")
 _PAPER_RECORDS = 600.0
 
@@ -103,6 +104,12 @@ def make_setting(
         plan.round_mu(np.zeros(1, dtype=np.int64))
     paper = preset == "paper"
     return Setting(preset, plan, 1.0 if paper else 0.1, paper)
+
+
+def check_view(view: str) -> None:
+    """Refuse a view that nobody has."""
+    if view not in VIEWS:
+        raise ConfigError(f"unknown view {view!r}", field="--view", hint="use one of: " + ", ".join(VIEWS))
 
 
 def check_methods(methods: tuple[str, ...]) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from niss.attacks.drawing import save
 from niss.attacks.findings import Experiment, Findings, prepare_folder, write_findings
-from niss.cli.terminal import messages, print_json
+from niss.cli.terminal import LiveBars, free_folder, messages, print_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +25,7 @@ def execute(
 ) -> None:
     """Check, run, write `attack.json` and `attack.png`, and print the table; interrupted, as far as it got."""
     findings = experiment.start()
-    folder = out if out is not None else _free_folder(Path("runs"), f"attack-{findings.attack}")
+    folder = out if out is not None else free_folder(Path("runs"), f"attack-{findings.attack}")
     prepare_folder(folder, overwrite=overwrite)
     try:
         with AttackProgress(quiet=quiet) as progress:
@@ -93,38 +91,16 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _free_folder(parent: Path, name: str) -> Path:
-    """The first of NAME-1, NAME-2, ... that does not exist yet."""
-    return next(path for path in (parent / f"{name}-{number}" for number in count(1)) if not path.exists())
-
-
-class AttackProgress:
+class AttackProgress(LiveBars):
     """A bar per part in a terminal; elsewhere a line when a part begins and ends."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._console = messages()
-        self._quiet = quiet
-        self._live = self._console.is_terminal and not quiet
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        super().__init__(
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
-            console=self._console,
+            quiet=quiet,
         )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._bar.stop()
 
     def __call__(self, part: str, done: int, total: int, note: str) -> None:
         if self._quiet:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from niss.errors import NissError
@@ -52,22 +53,19 @@ def print_summary(folder: Path) -> None:
         console.print("central-dp: its epsilon assumes a trusted server, which sees every bare update.")
 
 
-class RoundProgress:
-    """Live progress over rounds and methods: a bar in a terminal, a line now and then elsewhere."""
+def free_folder(parent: Path, name: str) -> Path:
+    """The first of NAME-1, NAME-2, ... that does not exist yet."""
+    return next(path for path in (parent / f"{name}-{number}" for number in count(1)) if not path.exists())
 
-    def __init__(self, *, quiet: bool) -> None:
+
+class LiveBars:
+    """Bars while a terminal shows them, each with its own name; without one, `_console` is for lines."""
+
+    def __init__(self, *columns: ProgressColumn, quiet: bool) -> None:
         self._console = messages()
         self._quiet = quiet
         self._live = self._console.is_terminal and not quiet
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("round {task.fields[round]}/{task.total:.0f}"),
-            TextColumn("accuracy {task.fields[accuracy]}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=self._console,
-        )
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=self._console)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -80,6 +78,19 @@ class RoundProgress:
     ) -> None:
         if self._live:
             self._bar.stop()
+
+
+class RoundProgress(LiveBars):
+    """Live progress over rounds and methods: a bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(
+            TextColumn("round {task.fields[round]}/{task.total:.0f}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            quiet=quiet,
+        )
 
     def __call__(self, event: RoundEvent) -> None:
         if self._quiet:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from niss.cli.terminal import RoundProgress, messages, print_json, print_summary
+from niss.cli.terminal import RoundProgress, free_folder, messages, print_json, print_summary
 from niss.errors import ConfigError
 from niss.report import write_report
 from niss.simulation import (
@@ -107,7 +106,7 @@ def _configure(given: Flags) -> Config:
 
 
 def _execute(work: Callable[..., RunResult | Comparison], config: Config, given: Flags) -> None:
-    folder = given["out"] if given["out"] is not None else _free_folder(Path("runs"), config.name)
+    folder = given["out"] if given["out"] is not None else free_folder(Path("runs"), config.name)
     with _interruptible(folder), RoundProgress(quiet=given["quiet"]) as progress:
         result = work(config, out=folder, overwrite=given["overwrite"], progress=progress)
     _present(result, folder, given)
@@ -158,11 +157,6 @@ def _interruptible(folder: Path) -> Iterator[None]:
             line = f"interrupted; every whole round is kept. Go on with: niss run --resume {folder}"
             messages().print(line, soft_wrap=True)
         raise
-
-
-def _free_folder(parent: Path, name: str) -> Path:
-    """The first of NAME-1, NAME-2, ... that does not exist yet."""
-    return next(path for path in (parent / f"{name}-{number}" for number in count(1)) if not path.exists())
 
 
 def _number(text: str) -> float:

@@ -11,13 +11,10 @@ from niss.attacks.estimates import estimate_alone, estimate_jointly
 from niss.attacks.experiments.picture_cases import COLUMNS, Case, choose_device, run_dlg_case
 from niss.attacks.findings import Findings, Progress
 from niss.attacks.pictures import DEFAULT_PICTURE, Pictures, load_pictures
-from niss.attacks.plans import Setting, check_methods, make_setting
+from niss.attacks.plans import Setting, check_methods, check_view, make_setting
 from niss.attacks.scene import VICTIM, make_scene
 from niss.attacks.scores import blind_guess
-from niss.errors import ConfigError
 from niss.randomness import SimStream
-
-VIEWS = ("alone", "joint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +40,7 @@ class DlgExperiment:
 
     def start(self) -> Findings:
         check_methods(self.methods)
-        if self.view not in VIEWS:
-            raise ConfigError(
-                f"unknown view {self.view!r}", field="--view", hint="use one of: " + ", ".join(VIEWS)
-            )
+        check_view(self.view)
         self._parts()
         return Findings("dlg", asdict(self), dict(COLUMNS))
 

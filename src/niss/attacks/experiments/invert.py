@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.experiments.dlg import VIEWS
 from niss.attacks.experiments.picture_cases import COLUMNS, Case, case_row, choose_device
 from niss.attacks.findings import Findings, Progress
 from niss.attacks.inverting import InvertSettings, invert_update
 from niss.attacks.pictures import DEFAULT_PICTURE, Pictures, load_pictures
-from niss.attacks.plans import Setting, check_methods, make_setting
+from niss.attacks.plans import Setting, check_methods, check_view, make_setting
 from niss.attacks.scene import MODELS, VICTIM, make_scene
 from niss.attacks.scores import best_order, blind_guess
 from niss.errors import ConfigError
@@ -40,10 +39,7 @@ class InvertExperiment:
 
     def start(self) -> Findings:
         check_methods(self.methods)
-        if self.view not in VIEWS:
-            raise ConfigError(
-                f"unknown view {self.view!r}", field="--view", hint="use one of: " + ", ".join(VIEWS)
-            )
+        check_view(self.view)
         if self.model not in MODELS:
             raise ConfigError(
                 f"unknown model {self.model!r}", field="--model", hint="use one of: " + ", ".join(MODELS)
