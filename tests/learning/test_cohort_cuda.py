@@ -26,6 +26,7 @@ if __name__ == "__main__" and "cryptography" not in sys.modules:
 from niss.graph import ShareGraph
 from niss.learning import (
     FlatLayout,
+    HostUploads,
     LocalTraining,
     build_model,
     clipped_gradient_step,
@@ -35,6 +36,7 @@ from niss.learning import (
 from niss.learning.cohort_cuda import CudaCohort
 from niss.learning.cohort_cuda_noise import add_shares_on_device
 from niss.learning.cohort_cuda_table import BatchTable
+from niss.learning.cohort_cuda_uploads import DeviceUploads
 from niss.learning.local import batch_order
 from niss.randomness import SimStream
 
@@ -121,6 +123,10 @@ def small_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 def test_table_has_the_batches_of_batch_order() -> None:
     layout, _, _, jobs = cohort_data(small_model("mlp"), UNEVEN, SMALL)
     assert layout.size
+    # The same clients from another start, another client with the same samples, another with the same stream.
+    jobs += [Job(job.start + 1.0, job.samples, job.stream) for job in jobs]
+    jobs.append(Job(jobs[0].start, jobs[0].samples, SimStream(99)))
+    jobs.append(Job(jobs[0].start, jobs[2].samples, jobs[0].stream))
     settings = RULES[0]
     table = BatchTable(jobs, settings)
     ready = list(table.fill())
@@ -349,24 +355,23 @@ def test_shares_are_normal_far_out() -> None:
 
 
 @needs_cuda
-def test_a_cohort_adds_shares_to_uploads_of_the_processor() -> None:
-    graph = ShareGraph.complete(5)
-    uploads = np.zeros((5, 10_001), dtype=np.float32)
-    data = images(20, SMALL, torch.float32)
+def test_uploads_on_the_device_are_clipped_and_hidden_like_those_of_the_processor() -> None:
     module = small_model("mlp")
-    with CudaCohort(module, FlatLayout.of(module), *data) as cohort:
+    layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+    weights = np.linspace(0.5, 1.0, len(jobs))
+    with CudaCohort(module, layout, inputs, labels) as cohort:
+        trained = cohort.train_on_device(jobs, RULES[0])
+        trained[2, 5] = float("nan")
+        here, there = HostUploads(trained.cpu().numpy()), DeviceUploads(trained)
+        assert here.bound("l2", 0.1, weights) == there.bound("l2", 0.1, weights) == 1
+        assert np.allclose(here.rows(), there.rows(), rtol=1e-5, atol=1e-9)
+        before = there.total()
         options = {"unit_variance": 1.0, "distortion": "additive", "stream": SimStream(8)}
-        assert cohort.add_shares(uploads, graph, tau2=0.0, **options) is None
-        assert np.abs(uploads.sum(axis=0)).max() < 1e-4
-        assert abs(float(uploads.var()) - 8.0) < 0.3
-        # Factors that are to be kept, and float64, are left to the processor.
-        options["distortion"] = "coordinate"
-        kept = cohort.add_shares(uploads, graph, tau2=0.1, keep_factors=True, **options)
-        assert kept is not None
-        assert kept.shape == (20, 10_001)
-        doubles = np.zeros((5, 100))
-        cohort.add_shares(doubles, graph, tau2=0.0, **options)
-        assert np.abs(doubles.sum(axis=0)).max() < 1e-12
+        assert there.add_shares(ShareGraph.complete(5), tau2=0.0, **options) is None
+        assert np.abs(there.total() - before).max() < 1e-4
+        assert abs(float(there.rows().var()) - 8.0) < 0.8
+        there.add_own_noise(np.full(5, 100.0), SimStream(9))
+        assert abs(float(there.rows().std()) / 100.0 - 1.0) < 0.1
 
 
 if __name__ == "__main__":

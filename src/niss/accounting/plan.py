@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.collusion import calibrate_for
-from niss.accounting.corruption import Corruption
+from niss.accounting.corruption import Corruption, WorstCase
 from niss.accounting.round_plan import RoundPlan
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
@@ -234,7 +235,9 @@ class Plan:
         graph = self._draw_graph(members, share_counts(self.kappa * own, unit), beacon)
         found = None
         if self.tau2 is None:
-            common, found = calibrate_for(graph, self.corruption, unit_variance=unit, target_variance=own)
+            # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
+            wanted = (own / own.min()).tobytes()
+            common, found = _calibrated(graph, self.corruption, self.kappa / self.neighbours, wanted)
             tau2 = np.full(members.size, common)
         elif isinstance(self.tau2, tuple):
             if int(members.max()) >= len(self.tau2):
@@ -270,7 +273,24 @@ class Plan:
             if unequal is None:
                 return ShareGraph.complete(size, weight=self.neighbours / (size - 1))
             degree = size - 1
+        if unequal is None:
+            return _regular(size, degree, beacon)
         return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=unequal)
+
+
+# Methods that are compared draw the same graph in the same round, and search the same worst case.
+@lru_cache(maxsize=32)
+def _regular(size: int, degree: float, beacon: bytes) -> ShareGraph:
+    return ShareGraph.regular(size, degree=degree, beacon=beacon)
+
+
+@lru_cache(maxsize=32)
+def _calibrated(
+    graph: ShareGraph, corruption: Corruption, unit: float, wanted: bytes
+) -> tuple[float, WorstCase]:
+    return calibrate_for(
+        graph, corruption, unit_variance=unit, target_variance=np.frombuffer(wanted, dtype=np.float64)
+    )
 
 
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:

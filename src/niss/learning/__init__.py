@@ -14,15 +14,19 @@ from niss.learning.local import LocalTraining, batch_order, train_client
 from niss.learning.models import Cnn, Mlp, build_model
 from niss.learning.per_sample import clipped_gradient_step
 from niss.learning.seeding import seeded_torch
+from niss.learning.uploads import Clipping, HostUploads, Uploads
 
 __all__ = [
+    "Clipping",
     "Cnn",
     "Cohort",
     "Evaluation",
     "FlatLayout",
+    "HostUploads",
     "Job",
     "LocalTraining",
     "Mlp",
+    "Uploads",
     "batch_order",
     "build_model",
     "clipped_gradient_step",

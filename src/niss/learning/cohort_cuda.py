@@ -14,23 +14,22 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
 from niss.errors import ConfigError
 from niss.learning.checks import require_logits, require_samples
-from niss.learning.cohort_cuda_noise import add_shares_on_device
 from niss.learning.cohort_cuda_program import GraphedSteps, build_steps, choose_engine
 from niss.learning.cohort_cuda_table import BatchTable, TrainingJob
+from niss.learning.cohort_engines import is_plain_mlp
 from niss.learning.evaluate import Evaluation
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining, train_client
 from niss.learning.per_sample import clipped_gradient_step
 from niss.learning.scratch import in_mode
-from niss.mechanism.shares import Edges, add_shares
-from niss.randomness import SimStream
+from niss.learning.steps_ghost import clipped_mlp_steps
 
 Progress = Callable[[int], None]
 """Told how many jobs are newly done."""
@@ -63,6 +62,7 @@ class CudaCohort:
         self._module = copy.deepcopy(module).to(self._device)
         self._inputs = inputs.to(self._device).contiguous()
         self._labels = labels.to(self._device)
+        self._plain_mlp = is_plain_mlp(self._module, layout, self._inputs, self._labels)
         self._programs: dict[object, GraphedSteps] = {}
         self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         self._highest_test_label = 0
@@ -79,6 +79,11 @@ class CudaCohort:
             elif self._engine.triton:
                 digits = "float32 (products as 3xTF32)"
         return f"cuda: {torch.cuda.get_device_name(self._device)}, {self._engine.line}, {digits}"
+
+    @property
+    def together_bytes(self) -> int:
+        """Updates for which the device has room beside what making them takes, other processes allowed for."""
+        return int(torch.cuda.get_device_properties(self._device).total_memory) // 48
 
     def __enter__(self) -> Self:
         return self
@@ -113,9 +118,15 @@ class CudaCohort:
                 progress(len(updates))
         return result
 
-    def train_on_device(self, jobs: Sequence[TrainingJob], settings: LocalTraining) -> Tensor:
+    def train_on_device(
+        self, jobs: Sequence[TrainingJob], settings: LocalTraining, *, progress: Progress | None = None
+    ) -> Tensor:
         """As `train`, but the updates [jobs, h] stay on the device and nothing waits for them."""
-        parts = [updates for _, updates in self._chunks(jobs, settings)]
+        parts = []
+        for _, updates in self._chunks(jobs, settings):
+            parts.append(updates)
+            if progress is not None:
+                progress(len(updates))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def clipped_steps(
@@ -127,19 +138,56 @@ class CudaCohort:
         out: NDArray[Any] | None = None,
         progress: Progress | None = None,
     ) -> NDArray[Any]:
-        """Row i is what `clipped_gradient_step` returns for job i (without a stream), one job after another."""
+        """Row i is what `clipped_gradient_step` returns for job i (without a stream)."""
         result = self._rows(len(jobs), out)
-        with self._precision():
-            for number, job in enumerate(jobs):
-                images, labels = self._own_samples(job)
-                update = clipped_gradient_step(
-                    self._module, self._layout, job.start.to(self._device), images, labels,
-                    clip=clip, learning_rate=learning_rate,
-                )  # fmt: skip
-                torch.from_numpy(result[number]).copy_(update)
-                if progress is not None:
-                    progress(1)
+        updates = self.clipped_steps_on_device(
+            jobs, clip=clip, learning_rate=learning_rate, progress=progress
+        )
+        torch.from_numpy(result).copy_(updates)
         return result
+
+    def clipped_steps_on_device(
+        self,
+        jobs: Sequence[TrainingJob],
+        *,
+        clip: float,
+        learning_rate: float,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """As `clipped_steps`, but the updates [jobs, h] stay on the device.
+
+        The clients of an MLP that start from the same weights are one computation; any other module goes client
+        by client.
+        """
+        updates = torch.empty((len(jobs), self._layout.size), dtype=self._layout.dtype, device=self._device)
+        with self._precision():
+            for numbers in self._clipped_together(jobs):
+                some = [jobs[number] for number in numbers]
+                updates[numbers] = self._clipped(some, clip, learning_rate)
+                if progress is not None:
+                    progress(len(some))
+        return updates
+
+    def _clipped_together(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
+        """The numbers of jobs to be done at once."""
+        if not self._plain_mlp:
+            return [[number] for number in range(len(jobs))]
+        by_start: dict[int, list[int]] = {}
+        for number, job in enumerate(jobs):
+            by_start.setdefault(id(job.start), []).append(number)
+        return list(by_start.values())
+
+    def _clipped(self, jobs: Sequence[TrainingJob], clip: float, learning_rate: float) -> Tensor:
+        start = jobs[0].start.detach().to(self._device)
+        if self._plain_mlp:
+            return clipped_mlp_steps(
+                self._layout, self._inputs.flatten(1), self._labels, start,
+                [job.samples.to(self._device) for job in jobs], clip=clip, learning_rate=learning_rate,
+            )  # fmt: skip
+        images, labels = self._own_samples(jobs[0])
+        return clipped_gradient_step(
+            self._module, self._layout, start, images, labels, clip=clip, learning_rate=learning_rate
+        )[None]
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
@@ -165,33 +213,6 @@ class CudaCohort:
         right, loss = scores.tolist()
         examples = targets.shape[0]
         return Evaluation(accuracy=int(right) / examples, loss=loss / examples, examples=examples)
-
-    def add_shares(
-        self,
-        uploads: NDArray[Any],
-        edges: Edges,
-        *,
-        unit_variance: float,
-        tau2: ArrayLike,
-        distortion: str,
-        stream: SimStream,
-        keep_factors: bool = False,
-    ) -> NDArray[Any] | None:
-        """As `niss.mechanism.add_shares`, in the same distribution from other numbers, made on the device.
-
-        Factors per coordinate (`keep_factors`) are kept by the processor alone, which then does the work.
-        """
-        if uploads.dtype != np.float32 or (keep_factors and distortion == "coordinate"):
-            return add_shares(
-                uploads, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
-                stream=stream, keep_factors=keep_factors,
-            )  # fmt: skip
-        resident = torch.from_numpy(uploads).to(self._device)
-        factors = add_shares_on_device(
-            resident, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion, stream=stream
-        )
-        torch.from_numpy(uploads).copy_(resident)
-        return factors
 
     def _resident(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if self._test is None or self._test[0] is not inputs or self._test[1] is not labels:

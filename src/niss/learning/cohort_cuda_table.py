@@ -30,13 +30,19 @@ class BatchTable:
 
     `rows[s, k]` are the data rows of client k's batch of step s and `sizes[s, k]` how many of them count.
     A short batch is filled up with its own first row, so that filling it cannot bring in a value the
-    batch does not have; a finished client has size 0 and its first sample's row.
+    batch does not have; a finished client has size 0 and its first sample's row. The same client trained from
+    several starts, as in a comparison, has its batches drawn once.
     """
 
     def __init__(self, jobs: Sequence[TrainingJob], settings: LocalTraining) -> None:
         self._jobs = jobs
         self._settings = settings
         self._samples = [job.samples.numpy() for job in jobs]
+        seen: dict[tuple[SimStream, int], int] = {}
+        self._drawn_for = np.array(
+            [seen.setdefault((job.stream, job.samples.data_ptr()), k) for k, job in enumerate(jobs)]
+        )
+        self._repeats = np.flatnonzero(self._drawn_for != np.arange(len(jobs)))
         counts = np.array([len(samples) for samples in self._samples])
         self.width = int(min(settings.batch_size, counts.max()))
         self._per_epoch = -(-counts // self.width)
@@ -50,8 +56,12 @@ class BatchTable:
             self.rows[:, client] = samples[0]
         shortest = int(self._per_epoch.min())
         for epoch in range(self._settings.epochs):
-            for client, job in enumerate(self._jobs):
-                self._fill_epoch(client, job.stream, epoch)
+            for client in np.unique(self._drawn_for).tolist():
+                self._fill_epoch(client, self._jobs[client].stream, epoch)
+            if self._repeats.size:
+                first = self._drawn_for[self._repeats]
+                self.rows[:, self._repeats] = self.rows[:, first]
+                self.sizes[:, self._repeats] = self.sizes[:, first]
             yield self.steps if epoch + 1 == self._settings.epochs else shortest * (epoch + 1)
 
     def _fill_epoch(self, client: int, stream: SimStream, epoch: int) -> None:

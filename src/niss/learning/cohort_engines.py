@@ -58,7 +58,7 @@ def choose_engine(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels:
     """The rule above; `inputs` and `labels` are the data of all clients."""
     common = (module, layout, inputs, labels)
     fits = inputs.dtype == layout.dtype and bool(inputs.numel())
-    if fits and _is_plain_mlp(module, layout, inputs, labels):
+    if fits and is_plain_mlp(module, layout, inputs, labels):
         return MlpEngine(*common)
     if fits and _is_plain_cnn(module, layout, inputs, labels):
         return CnnEngine(*common)
@@ -163,7 +163,7 @@ def _columns(jobs: Sequence[Job]) -> tuple[list[Tensor], list[Tensor], list[SimS
     return [job.start.detach() for job in jobs], [job.samples for job in jobs], [job.stream for job in jobs]
 
 
-def _is_plain_mlp(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> bool:
+def is_plain_mlp(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> bool:
     """Whether nothing was changed after building it, and the data fit: what fails here fails there too."""
     if type(module) is not Mlp or not _untouched(module, layout):
         return False

@@ -47,6 +47,21 @@ class Exchanged:
         """Residual noise of the survivors, and whatever could not be taken out."""
         return len(self.outcome.survivors) * self.agreed.terms.residual_variance + self.outcome.extra_variance
 
+    @property
+    def public(self) -> dict[str, str]:
+        """What everybody saw and from which the graph follows: the beacon, and the hashes it was let out for.
+
+        `graph` is the digest of what was drawn, for whoever draws it again.
+        """
+        opened = self.agreed.opened
+        shown = {
+            "beacon": opened.beacon.value,
+            "participants": participants_hash(opened.participants),
+            "terms": terms_hash(opened.terms),
+            "graph": self.agreed.graph.digest(),
+        }
+        return {name: value.hex() for name, value in shown.items()}
+
 
 class ProtocolExchange:
     """All parties of a run in one process."""

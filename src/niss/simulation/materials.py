@@ -77,10 +77,14 @@ def gather_together(configs: Sequence[Config], dataset: Dataset | None = None) -
     dataset = load_dataset(configs[0].data.dataset) if dataset is None else dataset
     test = _test_examples(dataset)
     gathered = []
-    for number, config in enumerate(configs):
+    dealt: dict[tuple[int, str], Clients] = {}
+    for config in configs:
         stream = SimStream(config.seed)
-        deal = Clients.deal_again if number else Clients.deal
-        clients = deal(dataset, config.data, stream.child("partition"))
+        key = (config.seed, config.data.model_dump_json())
+        if key not in dealt:
+            deal = Clients.deal_again if dealt else Clients.deal
+            dealt[key] = deal(dataset, config.data, stream.child("partition"))
+        clients = dealt[key]
         module = _make_module(config, None, dataset, stream.child("model"))
         layout = FlatLayout.of(module)
         data = {"source": dataset.name, "checksums": dict(dataset.checksums)}

@@ -14,14 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from niss.accounting import Ledger, OutsiderClaim, Plan, Statement, make_statement, outsider_epsilon
-from niss.learning import Job
+from niss.learning import Job, Uploads
 from niss.randomness import SimStream
 from niss.simulation.config import Config, MethodConfig
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.ledger_record import recorded
 from niss.simulation.materials import Materials
 from niss.simulation.records import PRIVACY, RESULT, Checkpoint, RunFolder, write_json
-from niss.simulation.round import Federation, RoundOutcome, Updates, play_round
+from niss.simulation.round import Federation, RoundOutcome, play_round
 from niss.simulation.training import Trainer
 
 
@@ -101,7 +101,7 @@ class MethodRun:
         self._seconds = time.perf_counter() - began
         return jobs
 
-    def close_round(self, updates: Updates, training_seconds: float) -> float:
+    def close_round(self, updates: Uploads, training_seconds: float) -> float:
         """End the round with its clients' updates, keep it, and return the seconds it took."""
         began = time.perf_counter()
         try:
@@ -223,7 +223,7 @@ def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
 
 def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
     evaluation = outcome.evaluation
-    return {
+    line = {
         "round": number + 1,
         "accuracy": None if evaluation is None else evaluation.accuracy,
         "loss": None if evaluation is None else evaluation.loss,
@@ -239,3 +239,5 @@ def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
         "worst_of_search": outcome.worst_of_search,
         "balance": None if outcome.balance is None else asdict(outcome.balance),
     }
+    # Public: the round's beacon and what it was let out for. A simulated round has its beacon from the seed.
+    return line if outcome.protocol is None else {**line, "protocol": outcome.protocol}

@@ -6,45 +6,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from niss.accounting import RoundPlan
-from niss.graph import ShareGraph
-from niss.mechanism import add_gaussian, add_shares
+from niss.learning import Uploads
+from niss.mechanism import add_gaussian
 from niss.randomness import SimStream
 
-Uploads = NDArray[np.floating[Any]]
 
-
-class AddShares(Protocol):
-    """`niss.mechanism.add_shares`, or what a device does in its place."""
-
-    def __call__(
-        self,
-        uploads: Uploads,
-        edges: ShareGraph,
-        *,
-        unit_variance: float,
-        tau2: ArrayLike,
-        distortion: str,
-        stream: SimStream,
-        keep_factors: bool = False,
-    ) -> NDArray[np.floating[Any]] | None: ...
-
-
-def add_client_noise(
-    uploads: Uploads, plan: RoundPlan, stream: SimStream, add_shares: AddShares = add_shares
-) -> RoundPlan:
+def add_client_noise(uploads: Uploads, plan: RoundPlan, stream: SimStream) -> RoundPlan:
     """Turn `p_k x_k` into what each client uploads, in place; returns the plan with what was drawn."""
     if plan.plan.method == "dp-fedavg":
-        for seat, variance in enumerate(plan.own_variance):
-            add_gaussian(uploads[seat], float(np.sqrt(variance)), stream.child("own", seat))
+        uploads.add_own_noise(np.sqrt(plan.own_variance), stream)
     if plan.plan.method == "niss":
-        scales = add_shares(
-            uploads,
+        scales = uploads.add_shares(
             plan.graph,
             unit_variance=plan.unit_variance,
             tau2=plan.tau2,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from niss.accounting import Balance, Ledger, Plan, RoundPlan
 from niss.errors import PrivacyError
-from niss.learning import Evaluation, FlatLayout, Job
-from niss.mechanism import clip_elements, clip_l2, require_finite
+from niss.learning import Clipping, Evaluation, FlatLayout, Job, Uploads
 from niss.randomness import SimStream
 from niss.simulation.clients import Clients
 from niss.simulation.config import Config
@@ -26,8 +24,6 @@ from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.methods import add_client_noise, add_server_noise
 from niss.simulation.participants import aggregation_weights, choose_participants
 from niss.simulation.training import Trainer
-
-Updates = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,12 @@ class RoundOutcome:
     worst_of_search: int | None
     balance: Balance | None
     evaluation: Evaluation | None
+    protocol: dict[str, str] | None = None
 
 
 def play_round(
     federation: Federation, weights: Tensor, ledger: Ledger, number: int
-) -> Generator[list[Job], Updates, RoundOutcome]:
+) -> Generator[list[Job], Uploads, RoundOutcome]:
     """Play round `number` (from 0): global weights in, global weights out; the ledger is charged.
 
     In the middle it hands out what its clients have to train and waits for their updates, so that the
@@ -101,11 +98,7 @@ def play_round(
         Job(weights, federation.clients.samples(int(client)), stream.child("client", int(client)))
         for client in participants
     ]
-    zeroed = 0
-    for seat, update in enumerate(uploads):
-        bounded, finite = _bounded(plan, update)
-        np.multiply(bounded, share[seat], out=update, casting="same_kind")
-        zeroed += not finite
+    zeroed = uploads.bound(_clipping(plan), plan.clip, share)
 
     # 4. Noise: each client adds its shares, the negatives of its neighbours' and its distortion.
     #    The round is charged to each client's ledger before its upload leaves, and the server sums the
@@ -130,6 +123,7 @@ def play_round(
         worst_of_search=None if worst is None or worst.exact else worst.examined,
         balance=summed.plan.balance(),
         evaluation=_evaluate(federation, moved, number),
+        protocol=summed.protocol,
     )
 
 
@@ -143,11 +137,12 @@ class _Summed:
     predicted_variance: float
     joint_mu: float
     dropped: int = 0
+    protocol: dict[str, str] | None = None
 
 
 def _exchange(
     federation: Federation,
-    uploads: NDArray[np.floating[Any]],
+    uploads: Uploads,
     plan: RoundPlan,
     ledger: Ledger,
     number: int,
@@ -156,27 +151,30 @@ def _exchange(
     """Hide the contributions `p_k x_k`, charge the round, sum: simulated noise, or the real protocol."""
     members = plan.participants
     if federation.exchange is None:
-        exact = uploads.sum(axis=0, dtype=np.float64)
-        plan = add_client_noise(uploads, plan, stream.child("noise"), federation.trainer.add_shares)
+        exact = uploads.total()
+        plan = add_client_noise(uploads, plan, stream.child("noise"))
         ledger.charge(members, plan.joint_mu, plan.marginal_mu)
-        total = uploads.sum(axis=0, dtype=np.float64)
+        total = uploads.total()
         add_server_noise(total, plan, stream.child("noise"))
         noise = float(np.mean((total - exact) ** 2))
         return _Summed(total, plan, noise, plan.aggregate_variance, float(plan.joint_mu.max()))
+    rows = uploads.rows()
     absent = _absent(members.size, federation.config.protocol.dropout, stream.child("dropout"))
     exchanged = federation.exchange.play(
         number,
         members,
-        lambda seat: uploads[seat] * members.size,
+        lambda seat: rows[seat] * members.size,
         charge=lambda mu: ledger.charge(members, np.full(members.size, mu), plan.marginal_mu),
         absent=absent,
     )
     survivors = list(exchanged.outcome.survivors)
     total = exchanged.outcome.total
-    noise = float(np.mean((total - uploads[survivors].sum(axis=0, dtype=np.float64)) ** 2))
+    noise = float(np.mean((total - rows[survivors].sum(axis=0, dtype=np.float64)) ** 2))
     # Those who are left stand for all: dividing by their number instead is post-processing.
     whole = total * (members.size / max(len(survivors), 1))
-    return _Summed(whole, plan, noise, exchanged.predicted_variance, exchanged.mu, len(absent))
+    return _Summed(
+        whole, plan, noise, exchanged.predicted_variance, exchanged.mu, len(absent), exchanged.public
+    )
 
 
 def _absent(size: int, share: float, stream: SimStream) -> list[int]:
@@ -186,15 +184,11 @@ def _absent(size: int, share: float, stream: SimStream) -> list[int]:
     return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
-def _bounded(plan: Plan, update: Updates) -> tuple[Updates, bool]:
-    """The clipped update of one client; zero, and False, where its training diverged."""
-    try:
-        if not plan.private or plan.unit == "record":
-            require_finite(update)
-            return update, True
-        return (clip_l2 if plan.unit == "client" else clip_elements)(update, plan.clip), True
-    except PrivacyError:
-        return np.zeros_like(update), False
+def _clipping(plan: Plan) -> Clipping:
+    """How an update is bounded; in the unit `record` its samples were, one by one."""
+    if not plan.private or plan.unit == "record":
+        return "none"
+    return "l2" if plan.unit == "client" else "elements"
 
 
 def _evaluate(federation: Federation, weights: Tensor, number: int) -> Evaluation | None:

@@ -6,24 +6,21 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.learning import Evaluation, Job, LocalTraining, open_cohort
-from niss.mechanism import add_shares
+from niss.learning import Cohort, Evaluation, HostUploads, Job, LocalTraining, Uploads, open_cohort
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
-from niss.simulation.methods import AddShares
 
-Updates = NDArray[np.floating[Any]]
+Rows = TypeVar("Rows")
 Done = Callable[[int], None]
 
 TOGETHER_BYTES = 512 * 2**20
-"""Methods are trained together as long as their updates fit into this much memory."""
+"""Methods are trained together as long as their updates fit into this much memory of the processor."""
 
 
 class Trainer(AbstractContextManager["Trainer"]):
@@ -32,7 +29,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def __init__(self, config: Config, materials: Materials) -> None:
         training = config.training
         self._config = config
-        self._row_bytes = materials.start.nbytes
+        self._row_bytes, self._dtype = materials.start.nbytes, materials.start.dtype
         self._cohort = open_cohort(
             copy.deepcopy(materials.module),
             materials.layout,
@@ -50,34 +47,32 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def train(
         self, requests: Sequence[Sequence[Job]], done: Done | None = None, config: Config | None = None
-    ) -> list[Updates]:
+    ) -> list[Uploads]:
         """The updates of each request, a row for each of its jobs, all trained as one cohort.
 
         `config` says how, where it is not the one the trainer was made for.
         """
         jobs = [job for request in requests for job in request]
         work = local_work(config or self._config)
-        if isinstance(work, LocalTraining):
-            rows = self._cohort.train(jobs, work, progress=done)
-        else:
-            clip, learning_rate = work
-            rows = self._cohort.clipped_steps(jobs, clip=clip, learning_rate=learning_rate, progress=done)
-        ends = np.cumsum([len(request) for request in requests])
-        return np.split(rows, ends[:-1])
+        sizes = [len(request) for request in requests]
+        if isinstance(self._cohort, Cohort) or self._dtype != torch.float32:
+            rows = _trained(self._cohort.train, self._cohort.clipped_steps, jobs, work, done)
+            return [HostUploads(part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
+        from niss.learning.cohort_cuda_uploads import DeviceUploads
+
+        cuda = self._cohort
+        resident = _trained(cuda.train_on_device, cuda.clipped_steps_on_device, jobs, work, done)
+        return [DeviceUploads(part) for part in torch.split(resident, sizes)]
 
     def together(self, config: Config | None = None) -> int:
-        """How many methods to train at once: what fits into `TOGETHER_BYTES`, and at least one."""
+        """How many methods to train at once: at least one, and as many as have room for their updates."""
         participants = (config or self._config).training.participants
-        return max(1, TOGETHER_BYTES // (self._row_bytes * participants))
+        room = TOGETHER_BYTES if isinstance(self._cohort, Cohort) else self._cohort.together_bytes
+        return max(1, room // (self._row_bytes * participants))
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Accuracy and loss of the model with these weights."""
         return self._cohort.evaluate(weights, inputs, labels)
-
-    @property
-    def add_shares(self) -> AddShares:
-        """What adds simulated shares to the uploads: the device where the clients train, or the processor."""
-        return getattr(self._cohort, "add_shares", add_shares)
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +81,19 @@ class Trainer(AbstractContextManager["Trainer"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cohort.close()
+
+
+def _trained(
+    train: Callable[..., Rows],
+    clipped_steps: Callable[..., Rows],
+    jobs: Sequence[Job],
+    work: LocalTraining | tuple[float, float],
+    done: Done | None,
+) -> Rows:
+    if isinstance(work, LocalTraining):
+        return train(jobs, work, progress=done)
+    clip, learning_rate = work
+    return clipped_steps(jobs, clip=clip, learning_rate=learning_rate, progress=done)
 
 
 def local_work(config: Config) -> LocalTraining | tuple[float, float]:

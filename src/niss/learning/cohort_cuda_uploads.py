@@ -1,0 +1,104 @@
+"""The rows of a round on the device where its clients were trained: clipped, hidden and summed there.
+
+The same formulas as `HostUploads`; noise in the same distribution from other numbers. Float32 only: squares of
+float32 neither over- nor underflow in the float64 in which norms are taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from niss.errors import ConfigError
+from niss.learning.cohort_cuda_noise import add_shares_on_device
+from niss.learning.uploads import Clipping, HostUploads, Rows
+from niss.mechanism.shares import Edges
+from niss.randomness import SimStream
+
+_ROWS_AT_ONCE = 64
+"""Rows for which float64 or noise of their size is made at a time."""
+
+
+class DeviceUploads:
+    """Rows [clients, h] of a CUDA tensor, changed in place."""
+
+    def __init__(self, rows: Tensor) -> None:
+        if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous():
+            raise ConfigError(
+                f"needs contiguous float32 rows, not {rows.dtype} {tuple(rows.shape)}", field="rows"
+            )
+        self._rows = rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._rows.shape[0], self._rows.shape[1]
+
+    @torch.no_grad()
+    def bound(self, clipping: Clipping, clip: float, weights: NDArray[np.float64]) -> int:
+        rows, device = self._rows, self._rows.device
+        finite = rows.abs().amax(1).isfinite()
+        rows.masked_fill_(~finite[:, None], 0.0)
+        if clipping == "elements":
+            rows.clamp_(-clip, clip)
+        if clipping == "l2":
+            for part in torch.split(rows, _ROWS_AT_ONCE):
+                _clip_l2(part, clip)
+        rows.mul_(torch.from_numpy(weights.astype(np.float32)).to(device)[:, None])
+        return int((~finite).sum())
+
+    @torch.no_grad()
+    def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:
+        device = self._rows.device
+        source = torch.Generator(device).manual_seed(stream.child("own").torch_seed())
+        scales = torch.from_numpy(deviations.astype(np.float32)).to(device)[:, None]
+        parts = zip(torch.split(self._rows, _ROWS_AT_ONCE), torch.split(scales, _ROWS_AT_ONCE), strict=True)
+        for part, scale in parts:
+            part.add_(torch.randn(part.shape, device=device, generator=source).mul_(scale))
+
+    def add_shares(
+        self,
+        edges: Edges,
+        *,
+        unit_variance: float,
+        tau2: ArrayLike,
+        distortion: str,
+        stream: SimStream,
+        keep_factors: bool = False,
+    ) -> Rows | None:
+        """Factors per coordinate (`keep_factors`) are kept by the processor alone, which then does the work."""
+        if keep_factors and distortion == "coordinate":
+            rows = self.rows()
+            factors = HostUploads(rows).add_shares(
+                edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
+                stream=stream, keep_factors=True,
+            )  # fmt: skip
+            self._rows.copy_(torch.from_numpy(rows))
+            return factors
+        return add_shares_on_device(
+            self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion, stream=stream
+        )
+
+    def total(self) -> NDArray[np.float64]:
+        summed: NDArray[np.float64] = self._rows.sum(0, dtype=torch.float64).cpu().numpy()
+        return summed
+
+    def rows(self) -> Rows:
+        copied: Rows = self._rows.cpu().numpy()
+        return copied
+
+
+def _clip_l2(rows: Tensor, bound: float) -> None:
+    """Each row times `min(1, bound / ||row||_2)`; its norm is at most `bound` after rounding too."""
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    factors = (bound / norms).clamp_(max=1.0)  # a zero row: inf, hence 1
+    given = rows.clone()
+    step = torch.finfo(rows.dtype).eps
+    while True:
+        torch.mul(given, factors.to(rows.dtype)[:, None], out=rows)
+        above = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) > bound
+        if not bool(above.any()):
+            return
+        factors = torch.where(above, factors * (1.0 - step), factors)
+        step *= 2.0

@@ -1,0 +1,111 @@
+"""The rows of a round, one for each client: first what it learned, then what it uploads.
+
+A round does the same with them wherever they are: `HostUploads` on the processor, and on the device where the
+clients were trained `niss.learning.cohort_cuda_uploads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from niss.errors import PrivacyError
+from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, require_finite
+from niss.mechanism.shares import Edges
+from niss.randomness import SimStream
+
+Rows = NDArray[np.floating[Any]]
+Clipping = Literal["none", "l2", "elements"]
+
+
+class Uploads(Protocol):
+    """The rows of one round, changed in place."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Clients and coordinates."""
+
+    def bound(self, clipping: Clipping, clip: float, weights: NDArray[np.float64]) -> int:
+        """Turn each update x_k into its clipped contribution `p_k x_k`.
+
+        A row with NaN or infinite entries becomes zero; returns how many such rows there were.
+        """
+
+    def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:
+        """Add simulated `N(0, deviations[k]^2 I)` to row k."""
+
+    def add_shares(
+        self,
+        edges: Edges,
+        *,
+        unit_variance: float,
+        tau2: ArrayLike,
+        distortion: str,
+        stream: SimStream,
+        keep_factors: bool = False,
+    ) -> Rows | None:
+        """As `niss.mechanism.add_shares`."""
+
+    def total(self) -> NDArray[np.float64]:
+        """The sum of all rows, in float64."""
+
+    def rows(self) -> Rows:
+        """The rows on the processor, to be read only."""
+
+
+class HostUploads:
+    """Rows in the memory of the processor: the reference."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._rows.shape[0], self._rows.shape[1]
+
+    def bound(self, clipping: Clipping, clip: float, weights: NDArray[np.float64]) -> int:
+        lost = 0
+        for row, weight in zip(self._rows, weights, strict=True):
+            bounded, finite = _bounded(row, clipping, clip)
+            np.multiply(bounded, weight, out=row, casting="same_kind")
+            lost += not finite
+        return lost
+
+    def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:
+        for seat, (row, deviation) in enumerate(zip(self._rows, deviations, strict=True)):
+            add_gaussian(row, float(deviation), stream.child("own", seat))
+
+    def add_shares(
+        self,
+        edges: Edges,
+        *,
+        unit_variance: float,
+        tau2: ArrayLike,
+        distortion: str,
+        stream: SimStream,
+        keep_factors: bool = False,
+    ) -> Rows | None:
+        return add_shares(
+            self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
+            stream=stream, keep_factors=keep_factors,
+        )  # fmt: skip
+
+    def total(self) -> NDArray[np.float64]:
+        summed: NDArray[np.float64] = self._rows.sum(axis=0, dtype=np.float64)
+        return summed
+
+    def rows(self) -> Rows:
+        return self._rows
+
+
+def _bounded(update: Rows, clipping: Clipping, clip: float) -> tuple[Rows, bool]:
+    """The clipped update of one client; zero, and False, where its training diverged."""
+    try:
+        if clipping == "none":
+            require_finite(update)
+            return update, True
+        return (clip_l2 if clipping == "l2" else clip_elements)(update, clip), True
+    except PrivacyError:
+        return np.zeros_like(update), False

@@ -1,0 +1,126 @@
+"""Uploads on a device do what uploads on the processor do; plain torch, so the processor can stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
+from niss.learning import FlatLayout, HostUploads, build_model
+from niss.learning import cohort_cuda_noise as noise_on_device
+from niss.learning.cohort_cuda_uploads import DeviceUploads
+from niss.learning.steps_ghost import clipped_mlp_step, clipped_mlp_steps
+from niss.mechanism import l2_norm
+from niss.randomness import SimStream
+
+CLIENTS, COORDINATES = 70, 501  # more rows than are clipped at once
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_on_device, "_triton_installed", lambda: False)
+
+
+def _rows() -> np.ndarray:
+    rows = SimStream(1).generator().normal(0.0, 0.1, (CLIENTS, COORDINATES)).astype(np.float32)
+    rows[:20] *= 0.01
+    rows[20] = 0.0
+    return rows
+
+
+def _on_device(rows: np.ndarray) -> DeviceUploads:
+    return DeviceUploads(torch.from_numpy(rows.copy()))
+
+
+@pytest.mark.parametrize("clipping", ["none", "l2", "elements"])
+def test_bounds_like_the_processor(clipping: str) -> None:
+    rows, weights = _rows(), np.linspace(0.1, 1.0, CLIENTS)
+    rows[3, 7], rows[69, 0], rows[40, 5] = np.nan, np.inf, -np.inf
+    here, there = HostUploads(rows.copy()), _on_device(rows)
+    assert here.bound(clipping, 0.3, weights) == there.bound(clipping, 0.3, weights) == 3
+    np.testing.assert_allclose(there.rows(), here.rows(), rtol=3e-6, atol=1e-9)
+    assert not there.rows()[[3, 40, 69]].any()
+
+
+def test_no_row_is_longer_than_the_clip() -> None:
+    for scale in (1e-30, 1.0, 1e30):
+        rows = (_rows() * np.float32(scale)).astype(np.float32)
+        there = _on_device(rows)
+        clip = 0.37 * scale
+        there.bound("l2", clip, np.ones(CLIENTS))
+        norms = [l2_norm(row) for row in there.rows()]
+        assert max(norms) <= clip
+        long = [number for number, row in enumerate(rows) if l2_norm(row) > clip]
+        assert min(norms[number] for number in long) > clip * (1.0 - 1e-6)
+
+
+def test_totals_are_sums_in_float64() -> None:
+    rows = _rows()
+    rows[0], rows[1] = 3e7, -3e7
+    np.testing.assert_allclose(_on_device(rows).total(), HostUploads(rows).total(), rtol=1e-12, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])
+def test_own_noise_has_its_deviation_and_is_repeatable(make: Callable[[np.ndarray], HostUploads]) -> None:
+    deviations = np.linspace(0.0, 2.0, CLIENTS)
+    drawn = []
+    for seed in (1, 1, 2):
+        uploads = make(np.zeros((CLIENTS, 20_000), dtype=np.float32))
+        uploads.add_own_noise(deviations, SimStream(seed))
+        drawn.append(uploads.rows())
+    assert np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+    found = drawn[0].std(axis=1)
+    # The deviation of 20,000 draws is known to 0.5 %; six times that, for 70 rows: false alarm below 1e-6.
+    assert np.abs(found[1:] / deviations[1:] - 1.0).max() < 0.03
+    assert not drawn[0][0].any()
+
+
+def test_shares_cancel_and_the_factors_kept_are_those_of_the_processor() -> None:
+    graph = ShareGraph.complete(5)
+    zeros = np.zeros((5, 10_001), dtype=np.float32)
+    there = _on_device(zeros)
+    options = {"unit_variance": 1.0, "stream": SimStream(8)}
+    assert there.add_shares(graph, tau2=0.0, distortion="additive", **options) is None
+    assert np.abs(there.total()).max() < 1e-4
+    # Variance 8 from 50,005 correlated draws: 0.3 is more than five deviations.
+    assert abs(float(there.rows().var()) - 8.0) < 0.3
+    kept_there = _on_device(zeros)
+    kept_here = HostUploads(zeros.copy())
+    found = [
+        one.add_shares(graph, tau2=0.1, distortion="coordinate", keep_factors=True, **options)
+        for one in (kept_there, kept_here)
+    ]
+    assert found[0] is not None
+    assert found[0].shape == (20, 10_001)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(kept_there.rows(), kept_here.rows())
+
+
+def test_rows_in_another_precision_are_refused() -> None:
+    with pytest.raises(ConfigError, match="float32"):
+        DeviceUploads(torch.zeros(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("counts", [(40, 40, 40), (3, 50, 17)])
+def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ...]) -> None:
+    module = build_model(
+        "mlp", image_shape=(1, 8, 8), classes=10, stream=SimStream(3), hidden=(24, 17)
+    ).double()
+    layout = FlatLayout.of(module)
+    source = torch.Generator().manual_seed(4)
+    inputs = torch.rand(sum(counts), 64, dtype=torch.float64, generator=source)
+    labels = torch.randint(0, 10, (sum(counts),), generator=source)
+    inputs[1] = float("nan")  # a sample without a gradient counts as zero
+    start = layout.flatten(module)
+    samples = torch.split(torch.randperm(sum(counts), generator=source), list(counts))
+    found = clipped_mlp_steps(layout, inputs, labels, start, samples, clip=0.8, learning_rate=0.1)
+    expected = torch.empty_like(found)
+    for row, own in zip(expected, samples, strict=True):
+        clipped_mlp_step(layout, inputs, labels, start, own, clip=0.8, learning_rate=0.1, out=row)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+    assert expected.norm(dim=1).min() > 0.0
