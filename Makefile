@@ -1,17 +1,18 @@
 # make demo   a first look: a paired comparison on embedded data, then a table and a report
 # make test   lint, types, import rules, tests (what CI runs)
-# Both create .venv and install what they need; nothing but Python 3.11+ and make is required.
+# make docs   the documentation as a static site in build/site
+# All create .venv and install what they need; nothing but Python 3.11+ and make is required.
 
 PYTHON ?= python3
 BIN := .venv/bin
 # Many small steps: one thread per process is fastest, and does not collapse on a busy machine.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all fuzz lint format clean
+.PHONY: demo test test-all docs fuzz lint format clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# //p' Makefile | head -3
+	@sed -n 's/^# //p' Makefile | head -4
 
 demo: .venv/.installed
 	$(BIN)/niss compare --preset demo --out runs/demo --overwrite
@@ -21,6 +22,12 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+# The reference pages are written anew, then the site; a broken link or anchor fails it.
+docs: .venv/.installed-dev
+	$(BIN)/python tools/write_reference.py
+	$(BIN)/mkdocs build --clean
+	$(BIN)/python tools/check_site.py build/site
 
 # A million damaged messages each against the wire format and the protocol's machines.
 fuzz: .venv/.installed-dev

@@ -217,7 +217,7 @@ def test_the_table_says_what_was_found(tmp_path: Path) -> None:
     result = niss_attack("audit", "--rounds", "2000", "--out", str(tmp_path / "out"))
     assert "ε proved" in result.stdout
     assert "the marginal" in result.stdout
-    assert "written:" in result.stderr
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in result.stderr
     assert "2000/2000" in result.stderr
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from niss.report import write_report
+from report.test_attack_page import write_attack
 from report.test_round_graph import write
 from report.test_several import add_attack
 from ui.browser import SCHEMES, WIDTHS, axe_findings, chromium, luminance, open_tab
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +23,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(demo: Path, tmp_path: Path) -> str:
-    """The report on a comparison with an attack and on a run with a graph, colluders and a ledger."""
+    """The report on a comparison with an attack, a run with a graph, colluders and a ledger, and an attack alone."""
     add_attack(demo)
     run = write(tmp_path / "graph", clients=20, colluders=2)
-    return write_report([demo, run], tmp_path / "page.html").as_uri()
+    attack = write_attack(tmp_path / "attack")
+    return write_report([demo, run, attack], tmp_path / "page.html").as_uri()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

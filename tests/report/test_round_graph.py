@@ -98,8 +98,85 @@ def test_the_graph_is_the_one_a_simulation_really_used(
     niss.run(niss.make_config(settings), out=tmp_path / "run")
     shown = find_round_graph(read_report_input(tmp_path / "run"))
     assert shown is not None
-    assert shown.round == 2
+    assert (shown.round, shown.origin) == (2, "seed")
     assert shown.graph == used[-1]
+    assert "protocol" not in json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+
+
+def protocol_run(folder: Path, monkeypatch: pytest.MonkeyPatch, *, rounds: int) -> list[ShareGraph]:
+    """A run through the real protocol; returns the graphs its parties agreed on."""
+    import niss
+    from niss.simulation import exchange
+
+    agreed: list[ShareGraph] = []
+    original = exchange.agree
+
+    def watched(opened: Any) -> Any:
+        made = original(opened)
+        agreed.append(made.graph)
+        return made
+
+    monkeypatch.setattr(exchange, "agree", watched)
+    settings = {
+        "rounds": rounds,
+        "exchange": "protocol",
+        "data": {"clients": 24, "samples_per_client": 2},
+        "model": {"hidden": [4]},
+        "training": {"participants": 12, "epochs": 1},
+        # A given tau^2 promises nothing in advance, so no graph of so few can be refused for its cost.
+        "methods": [{"name": "niss", "neighbours": 3, "tau2": 0.5}],
+    }
+    niss.run(niss.make_config(settings), out=folder)
+    return agreed
+
+
+def test_the_graph_of_the_protocol_is_the_one_it_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    agreed = protocol_run(run, monkeypatch, rounds=2)
+    shown = find_round_graph(read_report_input(run))
+    assert shown is not None
+    assert (shown.round, shown.origin) == (2, "beacon")
+    assert shown.graph == agreed[-1]
+    assert shown.graph != agreed[0]
+    assert "from the recorded beacon of the round" in graph_caption(shown)
+
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for change in ({"beacon": "00" * 32}, {"graph": "00" * 32}, {"terms": 3}, None):
+        lines[-1]["protocol"] = None if change is None else {**lines[0]["protocol"], **change}
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        other = find_round_graph(read_report_input(run))
+        assert other is not None
+        assert other.origin is None, "a record that does not fit its digest is not believed"
+
+
+def test_a_resumed_run_of_the_protocol_records_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import niss
+    from niss.simulation.records import RunFolder
+
+    saved, original = [], RunFolder.save_checkpoint
+
+    def killed(self: RunFolder, checkpoint: Any) -> None:
+        original(self, checkpoint)
+        saved.append(checkpoint.rounds)
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", killed)
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        protocol_run(run, monkeypatch, rounds=3)
+    before = (run / "metrics.jsonl").read_bytes()
+    niss.resume(run)
+    assert (run / "metrics.jsonl").read_bytes().startswith(before), "what was recorded stays as it is"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len({line["protocol"]["beacon"] for line in lines}) == 3
+    shown = find_round_graph(read_report_input(run))
+    assert shown is not None
+    assert (shown.round, shown.origin) == (3, "beacon")
 
 
 def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path) -> None:
@@ -131,7 +208,8 @@ def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_
     assert right is not None
     assert right.dropped == {seat for seat in range(20) if drawn[seat]}
     assert round_graph_svg(right).count("dropped out</title>") == drawn.sum()
-    assert "it is not recorded" in graph_caption(right)
+    assert right.origin is None
+    assert "is not in its record" in graph_caption(right)
     wrong = find_round_graph(
         read_report_input(write(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
     )

@@ -13,8 +13,6 @@ from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, 
 from ui.command import cli_plan
 from ui.conftest import play_round
 
-pytestmark = pytest.mark.slow
-
 KEYS = (
     "epsilon_joint",
     "epsilon_marginal",
@@ -115,6 +113,7 @@ def test_a_fault_is_shown_with_its_hint_and_goes_away(browser: Any, server: str)
         assert all("422" in error for error in tab.errors)
 
 
+@pytest.mark.slow
 def test_only_the_latest_answer_counts(browser: Any, server: str) -> None:
     with open_tab(browser, f"{server}/?participants=24") as tab:
         planned(tab)
@@ -165,6 +164,7 @@ def test_the_pages_fit_and_are_accessible(browser: Any, server: str, width: int,
             assert axe_findings(tab) == [], page
 
 
+@pytest.mark.slow
 def test_the_live_page_follows_a_run_to_its_end(browser: Any, server: str, runs: Path) -> None:
     with open_tab(browser, f"{server}/live?run=going") as tab:
         tab.page.wait_for_selector("text=3 of 10")

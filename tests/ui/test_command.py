@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,3 +82,24 @@ def test_the_pages_start_without_torch_or_matplotlib() -> None:
     code = f"import sys, niss.ui.serve; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ctrl_c_is_its_end_and_quiet_leaves_the_address(tmp_path: Path) -> None:
+    niss = Path(sys.executable).with_name("niss")
+    command = [str(niss), "--quiet", "ui", "--port", "0", "--no-open", "--runs", str(tmp_path)]
+    # A job in the background of a shell inherits an ignored SIGINT; a user at a terminal does not.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    with urllib.request.urlopen(address, timeout=20):
+        process.send_signal(signal.SIGINT)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert messages == ""

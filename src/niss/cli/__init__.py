@@ -1,15 +1,14 @@
 """The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
 `niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss ui`, `niss attack`,
-`niss reproduce`, `niss verify`, `niss bench`.
+`niss reproduce`, `niss verify`, `niss export`, `niss bench`.
 
-Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 other failure, 2 bad settings
-or arguments, 3 data missing or damaged, 4 a privacy rule refused the work, 5 run folder unusable,
-6 protocol violated, 130 interrupted.
+Results go to stdout, progress and messages to stderr. The exit codes are in `niss.cli.exit_codes`.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -18,6 +17,7 @@ from niss.cli import (
     attack,
     bench,
     data,
+    export,
     keys,
     plan,
     reports,
@@ -28,13 +28,26 @@ from niss.cli import (
     up,
     verify,
 )
+from niss.cli.exit_codes import CRASHED, INTERRUPTED, codes_in_short
+from niss.cli.switches import SWITCHES, Quiet
 from niss.cli.terminal import print_error
 from niss.errors import NissError
+
+EXAMPLES = f"""Examples:
+
+  niss compare --preset demo --out runs/demo      a first look
+
+  niss plan --participants 200 --epsilon 3 --participations 6
+
+  niss --quiet run --rounds 20 --out runs/a
+
+Exit codes: {codes_in_short()}.
+"""
 
 app = typer.Typer(
     name="niss",
     help="Federated learning with noise that cancels, accounted in the joint view.",
-    epilog="Start with: niss compare --preset demo --out runs/demo",
+    epilog=EXAMPLES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -44,6 +57,7 @@ app.command("compare", epilog=simulate.COMPARE_EXAMPLES)(simulate.compare_comman
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
 app.command("account", epilog=account.EXAMPLES)(account.account_command)
 app.command("report", epilog=reports.EXAMPLES)(reports.report_command)
+app.command("export", epilog=export.EXAMPLES)(export.export_command)
 app.command("ui", epilog=ui.EXAMPLES)(ui.ui_command)
 app.command("tracker", epilog=tracker.EXAMPLES)(tracker.tracker_command)
 app.command("up", epilog=up.EXAMPLES)(up.up_command)
@@ -58,20 +72,38 @@ app.add_typer(keys.app, name="keys")
 @app.callback(invoke_without_command=True)
 def _root(
     version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+    quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback where niss itself crashes."),
 ) -> None:
     if version:
         from niss.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+    SWITCHES.debug, SWITCHES.interruption_told = debug, False
 
 
 def main() -> None:
-    """Entry point: turns intended errors into a message, a hint and an exit code."""
+    """Entry point: intended errors become a message with a hint, others a crash with a log, each with its code."""
     try:
         app()
     except NissError as error:
         print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _end_interrupted()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _end_interrupted()
+        raise
+    except Exception as error:
+        from niss.cli.crash import report_crash
+
+        report_crash(error, sys.argv[1:], debug=SWITCHES.debug)
+        sys.exit(CRASHED)
+
+
+def _end_interrupted() -> NoReturn:
+    if not SWITCHES.interruption_told:
+        typer.echo("interrupted; this command keeps nothing. Start it again", err=True)
+    sys.exit(INTERRUPTED)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from niss.cli.completion import run_folders
+
 EXAMPLES = """Examples:
 
   niss account runs/demo
@@ -18,7 +20,12 @@ EXAMPLES = """Examples:
 
 
 def account_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run or comparison, finished or not.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of a run or comparison, finished or not.", autocompletion=run_folders
+        ),
+    ],
     client: Annotated[str | None, typer.Option(help="One client: every round it was charged for.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
     csv: Annotated[

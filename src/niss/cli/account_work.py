@@ -7,12 +7,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from niss.accounting.ledger_file import LedgerFile
-from niss.cli.terminal import messages, print_json
+from niss.cli.terminal import messages, print_json, results, warn
 from niss.errors import ConfigError, RunFolderError
 from niss.report.files import read_json_object, write_atomically
 from niss.report.ledger_rows import (
@@ -40,10 +39,7 @@ def account(run: Path, *, client: str | None, as_json: bool, csv: Path | None, p
                 f"client {client!r} is not in {ledger.path}", field="--client", hint=_range(ledger)
             )
         if ledger.torn:
-            line = (
-                f"{ledger.path}: the last line is unfinished (a crash, or a run at work) and does not count"
-            )
-            messages().print(line, soft_wrap=True, markup=False)
+            warn(f"{ledger.path}: the last line is unfinished (a crash, or a run at work) and does not count")
     alone = paths[0][1].parent == run or run.is_file()
     if plot is not None:
         from niss.report.ledger_chart import save_ledger_chart
@@ -90,9 +86,7 @@ def _manifest(run: Path) -> dict[str, Any]:
 
 
 def _print_tables(ledgers: Ledgers, client: str | None) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = results()
     for number, (label, ledger) in enumerate(ledgers):
         if number:
             console.print()

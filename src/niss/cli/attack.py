@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from niss.cli import attack_rounds
+from niss.cli import attack_rounds, choices
 from niss.cli.attack_options import (
     AsJson,
     Clients,
@@ -23,16 +23,46 @@ from niss.cli.attack_options import (
     Seed,
     names,
 )
+from niss.cli.completion import one_of, several_of
+
+EXAMPLES = """Examples:
+
+  niss attack joint --out runs/joint
+
+  niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4
+
+  niss attack audit --rounds 100000
+"""
 
 app = typer.Typer(
     help="Attack what leaves the devices, and see what an adversary gets.",
+    epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-Methods = Annotated[str, typer.Option(help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.")]
-View = Annotated[str, typer.Option(help="alone (the victim's upload) or joint (all uploads).")]
-PlanName = Annotated[str, typer.Option("--plan", help="default, or paper: the noise of its Figure 4.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.",
+        autocompletion=several_of(choices.METHODS),
+    ),
+]
+View = Annotated[
+    str,
+    typer.Option(
+        help="alone (the victim's upload) or joint (all uploads).",
+        autocompletion=one_of(choices.ATTACK_VIEWS),
+    ),
+]
+PlanName = Annotated[
+    str,
+    typer.Option(
+        "--plan",
+        help="default, or paper: the noise of its Figure 4.",
+        autocompletion=one_of(choices.ATTACK_PLANS),
+    ),
+]
 Tau2 = Annotated[float | None, typer.Option(help="Distortion of received shares; default: that of the plan.")]
 
 
@@ -89,7 +119,15 @@ def dlg_command(
     execute(experiment, draw_strips, out=out, overwrite=overwrite, as_json=as_json, quiet=quiet)
 
 
-@app.command("joint", epilog="Example: niss attack joint --out runs/joint")
+@app.command(
+    "joint",
+    epilog="""Examples:
+
+  niss attack joint --out runs/joint
+
+  niss attack joint --image photo.png --label 3 --json
+""",
+)
 def joint_command(
     image: Image = "mnist-mini:0",
     label: Label = None,
@@ -139,7 +177,9 @@ def invert_command(
     image: Image = "mnist-mini:0",
     label: Label = None,
     batch: Annotated[int, typer.Option(help="Pictures of the victim, from the given one on.")] = 1,
-    model: Annotated[str, typer.Option(help="mlp, cnn or lenet.")] = "mlp",
+    model: Annotated[
+        str, typer.Option(help="mlp, cnn or lenet.", autocompletion=one_of(choices.ATTACK_MODELS))
+    ] = "mlp",
     steps: Annotated[int, typer.Option(help="Local steps, each on all pictures.")] = 1,
     methods: Methods = "fedavg,dp-fedavg,niss",
     view: View = "alone",

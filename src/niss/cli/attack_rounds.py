@@ -20,37 +20,41 @@ from niss.cli.attack_options import (
     Seed,
     names,
 )
+from niss.cli.choices import DISTORTIONS
+from niss.cli.completion import several_of
+from niss.cli.help_text import examples
 from niss.errors import ConfigError
 
 Neighbours = Annotated[float, typer.Option(help="Unit shares each client sends.")]
 
 
+COLLUDE_EXAMPLES = examples(
+    "niss attack collude --out runs/collude",
+    "niss attack collude --distortions coordinate,additive --neighbours 2 --rho 0,0.5,1",
+)
+AVERAGE_EXAMPLES = examples("niss attack average --rounds 3000 --out runs/average")
+FAKE_DROPOUT_EXAMPLES = examples("niss attack fake-dropout --out runs/fake-dropout")
+RERUN_EXAMPLES = examples("niss attack rerun --repeats 256 --out runs/rerun")
+AUDIT_EXAMPLES = examples("niss attack audit --rounds 100000 --out runs/audit", "niss attack audit --json")
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to `niss attack`."""
     app.command("collude", epilog=COLLUDE_EXAMPLES)(collude_command)
-    app.command("average", epilog="Example: niss attack average --rounds 3000 --out runs/average")(
-        average_command
-    )
-    app.command("fake-dropout", epilog="Example: niss attack fake-dropout --out runs/fake-dropout")(
-        fake_dropout_command
-    )
-    app.command("rerun", epilog="Example: niss attack rerun --repeats 256 --out runs/rerun")(rerun_command)
-    app.command("audit", epilog="Example: niss attack audit --rounds 100000 --out runs/audit")(audit_command)
-
-
-COLLUDE_EXAMPLES = """Examples:
-
-  niss attack collude --out runs/collude
-
-  niss attack collude --distortions coordinate,additive --neighbours 2 --rho 0,0.5,1
-"""
+    app.command("average", epilog=AVERAGE_EXAMPLES)(average_command)
+    app.command("fake-dropout", epilog=FAKE_DROPOUT_EXAMPLES)(fake_dropout_command)
+    app.command("rerun", epilog=RERUN_EXAMPLES)(rerun_command)
+    app.command("audit", epilog=AUDIT_EXAMPLES)(audit_command)
 
 
 def collude_command(
     image: Image = "mnist-mini:0",
-    distortions: Annotated[str, typer.Option(help="Comma-separated: scalar, coordinate, additive.")] = (
-        "scalar,coordinate,additive"
-    ),
+    distortions: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: scalar, coordinate, additive.", autocompletion=several_of(DISTORTIONS)
+        ),
+    ] = "scalar,coordinate,additive",
     rho: Annotated[str, typer.Option(help="Comma-separated parts of the neighbours that collude.")] = (
         "0,0.2,0.4,0.6,0.8,0.95,1"
     ),

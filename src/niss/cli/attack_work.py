@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from niss.attacks.drawing import save
 from niss.attacks.findings import Experiment, Findings, prepare_folder, write_findings
-from niss.cli.terminal import LiveBars, free_folder, messages, print_json
+from niss.cli.terminal import LiveBars, free_folder, kept_on_interrupt, messages, print_json, results
+from niss.report import write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,24 +23,23 @@ Draw = Callable[[Findings], "Figure | None"]
 def execute(
     experiment: Experiment, draw: Draw, *, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Check, run, write `attack.json` and `attack.png`, and print the table; interrupted, as far as it got."""
+    """Check, run, write `attack.json`, `attack.png` and the report, print the table; interrupted, as far as it got."""
     findings = experiment.start()
     folder = out if out is not None else free_folder(Path("runs"), f"attack-{findings.attack}")
     prepare_folder(folder, overwrite=overwrite)
-    try:
-        with AttackProgress(quiet=quiet) as progress:
-            experiment.run(findings, progress)
-    except KeyboardInterrupt:
-        _keep(findings, draw, folder)
-        messages().print(f"interrupted; what was found so far is in {folder}", soft_wrap=True, markup=False)
-        raise
-    written = _keep(findings, draw, folder)
+
+    def kept() -> str:
+        page = _keep(findings, draw, folder)
+        return f"what was found so far is in {page}. Start again with --overwrite"
+
+    with kept_on_interrupt(kept), AttackProgress(quiet=quiet) as progress:
+        experiment.run(findings, progress)
+    page = _keep(findings, draw, folder)
     if as_json:
         print_json(findings.to_json())
     else:
         print_table(findings)
-    if not quiet:
-        messages().print("written: " + ", ".join(map(str, written)), soft_wrap=True, markup=False)
+    messages().print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 def plain_device(name: str) -> None:
@@ -50,8 +49,9 @@ def plain_device(name: str) -> None:
     choose_device(name)
 
 
-def _keep(findings: Findings, draw: Draw, folder: Path) -> list[Path]:
-    written = [write_findings(findings, folder)]
+def _keep(findings: Findings, draw: Draw, folder: Path) -> Path:
+    """Write everything down; returns the page that shows it."""
+    write_findings(findings, folder)
     try:
         figure = draw(findings)
     except (KeyError, IndexError, ValueError):
@@ -60,8 +60,8 @@ def _keep(findings: Findings, draw: Draw, folder: Path) -> list[Path]:
             raise
         figure = None
     if figure is not None:
-        written.append(save(figure, folder / "attack.png"))
-    return written
+        save(figure, folder / "attack.png")
+    return write_report(folder)
 
 
 def print_table(findings: Findings) -> None:
@@ -71,9 +71,7 @@ def print_table(findings: Findings) -> None:
         table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in findings.rows:
         table.add_row(*(_shown(row.get(key)) for key in findings.columns))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = results()
     console.print(table)
     if findings.headline:
         console.print(findings.headline, soft_wrap=True, markup=False)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-app = typer.Typer(help="List and fetch datasets.", no_args_is_help=True)
+from niss.cli.choices import DATASETS
+from niss.cli.completion import one_of
+from niss.cli.help_text import examples
+from niss.cli.switches import Quiet
+
+EXAMPLES = examples("niss data list", "niss data fetch mnist")
+
+app = typer.Typer(help="List and fetch datasets.", epilog=EXAMPLES, no_args_is_help=True)
 
 
-@app.command("list", epilog="Example: niss data list --json")
+@app.command("list", epilog=examples("niss data list", "niss data list --json"))
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
     """Show every dataset, where it comes from and whether it is on this machine."""
-    from niss.cli.terminal import print_json
+    from rich.table import Table
+
+    from niss.cli.terminal import print_json, results
     from niss.data import list_datasets
 
     datasets = list_datasets()
@@ -45,29 +51,21 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
         shape = "x".join(str(side) for side in info.image_shape)
         here = "yes" if info.available else "no"
         table.add_row(info.name, shape, f"{info.train_size:,}", f"{info.test_size:,}", here, info.description)
-    Console(highlight=False).print(table)
+    results().print(table)
 
 
-@app.command("fetch", epilog="Example: niss data fetch mnist")
-def fetch_command(name: Annotated[str, typer.Argument(help="A name from `niss data list`.")]) -> None:
+@app.command("fetch", epilog=examples("niss data fetch mnist", "niss data fetch cifar10 --quiet"))
+def fetch_command(
+    name: Annotated[
+        str, typer.Argument(help="A name from `niss data list`.", autocompletion=one_of(DATASETS))
+    ],
+    quiet: Quiet = False,
+) -> None:
     """Download a dataset, verify its checksums, and print where it is. Interrupted downloads resume."""
-    from niss.cli.terminal import messages
+    from niss.cli.terminal import DownloadProgress, kept_on_interrupt
     from niss.data import fetch_dataset
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=messages(),
-    )
-    tasks: dict[str, TaskID] = {}
-    with bar:
-
-        def show(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file, total=total)
-            bar.update(tasks[file], completed=done, total=total)
-
-        path = fetch_dataset(name, progress=show)
+    kept = f"what has arrived is kept. Go on with: niss data fetch {name}"
+    with kept_on_interrupt(lambda: kept), DownloadProgress(quiet=quiet) as progress:
+        path = fetch_dataset(name, progress=progress)
     typer.echo(str(path))

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from niss.cli.help_text import examples
+
 if TYPE_CHECKING:
     from niss.protocol.keys import Identity
 
-app = typer.Typer(help="Make and show the identity of a client.", no_args_is_help=True)
+EXAMPLES = examples("niss keys new", "niss keys show")
+
+app = typer.Typer(help="Make and show the identity of a client.", epilog=EXAMPLES, no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
-@app.command("new", epilog="Example: niss keys new --out north.key")
+@app.command("new", epilog=examples("niss keys new", "niss keys new --out north.key"))
 def new_command(
     out: Annotated[
         Path | None,
@@ -41,7 +45,7 @@ def new_command(
     )
 
 
-@app.command("show", epilog="Example: niss keys show north.key --json")
+@app.command("show", epilog=examples("niss keys show", "niss keys show north.key --json"))
 def show_command(
     path: Annotated[
         Path | None, typer.Argument(help="A key file. Default: niss/identity.key in your configuration.")

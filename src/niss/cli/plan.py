@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from niss.cli.choices import MODES, RELATIONS
+from niss.cli.completion import one_of
+from niss.cli.switches import Quiet
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,12 +42,16 @@ def plan_command(
         float, typer.Option(help="Share of participants that collude with the server.")
     ] = 0.0,
     dropout: Annotated[float, typer.Option(help="Share of participants that drop out.")] = 0.0,
-    mode: Annotated[str, typer.Option(help="What dropouts do: tolerate or repair.")] = "tolerate",
+    mode: Annotated[
+        str, typer.Option(help="What dropouts do: tolerate or repair.", autocompletion=one_of(MODES))
+    ] = "tolerate",
     kappa: Annotated[
         float | None, typer.Option(help="Strength of the shares; default: the cheapest.")
     ] = None,
     tau2: Annotated[float | None, typer.Option(help="Ask what this distortion promises.")] = None,
-    relation: Annotated[str, typer.Option(help="zero-out or replace-one.")] = "zero-out",
+    relation: Annotated[
+        str, typer.Option(help="zero-out or replace-one.", autocompletion=one_of(RELATIONS))
+    ] = "zero-out",
     group: Annotated[
         list[str] | None, typer.Option(metavar="SIZE:COLLUSION", help="A coalition; repeat for each.")
     ] = None,
@@ -52,10 +59,11 @@ def plan_command(
         Path | None, typer.Option(help="Draw the trade-off into this file (.png or .svg).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
 ) -> None:
     """Find the cheapest noise that keeps a joint-view promise to every client."""
     from niss.accounting import Group, make_plan, plan_coalitions
-    from niss.cli.terminal import messages, print_json
+    from niss.cli.terminal import print_json, working
 
     if rounds is not None and participations is not None and participations > rounds:
         raise ConfigError(f"{participations} in only {rounds} rounds", field="--participations")
@@ -71,7 +79,7 @@ def plan_command(
         "relation": relation,
         "neighbours": neighbours,
     }
-    with messages().status("planning") as status:
+    with working("planning") as say:
         if group:
             groups = [Group(*_group(text)) for text in group]
             if participants not in (None, sum(one.size for one in groups)):
@@ -80,9 +88,7 @@ def plan_command(
         elif participants is None:
             raise ConfigError("is missing", field="--participants", hint="for example --participants 200")
         else:
-            planned = make_plan(
-                participants=participants, collusion=collusion, progress=status.update, **target
-            )
+            planned = make_plan(participants=participants, collusion=collusion, progress=say, **target)
     if group:
         print_json(coalitions.to_json()) if as_json else _print_coalitions(coalitions)
         return

@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from niss.cli import choices
+from niss.cli.completion import one_of, run_folders, several_of
+from niss.cli.switches import Quiet
+
 RUN_EXAMPLES = """Examples:
 
   niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
@@ -27,10 +31,19 @@ COMPARE_EXAMPLES = """Examples:
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
 ]
-Preset = Annotated[str | None, typer.Option(help="Start from settings shipped with niss: demo or paper.")]
-Dataset = Annotated[str | None, typer.Option(help="See `niss data list`.")]
-Model = Annotated[str | None, typer.Option(help="mlp or cnn.")]
-Split = Annotated[str | None, typer.Option(help="iid, shards or dirichlet.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="Start from settings shipped with niss: demo or paper.", autocompletion=one_of(choices.PRESETS)
+    ),
+]
+Dataset = Annotated[
+    str | None, typer.Option(help="See `niss data list`.", autocompletion=one_of(choices.DATASETS))
+]
+Model = Annotated[str | None, typer.Option(help="mlp or cnn.", autocompletion=one_of(choices.MODELS))]
+Split = Annotated[
+    str | None, typer.Option(help="iid, shards or dirichlet.", autocompletion=one_of(choices.SPLITS))
+]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the simulation.")]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
@@ -43,19 +56,35 @@ Delta = Annotated[float | None, typer.Option(help="Privacy target of every clien
 Clip = Annotated[float | None, typer.Option(help="L2 bound on a client's update.")]
 Kappa = Annotated[float | None, typer.Option(help="Strength of the shares, in units of the DP noise.")]
 Neighbours = Annotated[float | None, typer.Option(help="Unit shares each client sends.")]
-Graph = Annotated[str | None, typer.Option(help="regular, complete or random.")]
-Distortion = Annotated[str | None, typer.Option(help="additive, scalar or coordinate.")]
-Tau2 = Annotated[str | None, typer.Option(help="Distortion of received shares: a number, or 'calibrated'.")]
-Device = Annotated[str | None, typer.Option(help="Where clients train: auto, cpu or cuda.")]
+Graph = Annotated[
+    str | None, typer.Option(help="regular, complete or random.", autocompletion=one_of(choices.GRAPHS))
+]
+Distortion = Annotated[
+    str | None,
+    typer.Option(help="additive, scalar or coordinate.", autocompletion=one_of(choices.DISTORTIONS)),
+]
+Tau2 = Annotated[
+    str | None,
+    typer.Option(
+        help="Distortion of received shares: a number, or 'calibrated'.",
+        autocompletion=one_of(("calibrated",)),
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where clients train: auto, cpu or cuda.", autocompletion=one_of(choices.DEVICES)),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, e.g. privacy.scope=round."),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for everything this run leaves behind.")]
-Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that was stopped.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Go on with a run that was stopped.", autocompletion=run_folders),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def run_command(
@@ -64,7 +93,10 @@ def run_command(
     dataset: Dataset = None,
     model: Model = None,
     split: Split = None,
-    method: Annotated[str | None, typer.Option(help="fedavg, dp-fedavg, central-dp or niss.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="fedavg, dp-fedavg, central-dp or niss.", autocompletion=one_of(choices.METHODS)),
+    ] = None,
     tau2: Tau2 = None,
     kappa: Kappa = None,
     neighbours: Neighbours = None,
@@ -99,7 +131,11 @@ def compare_command(
     config: ConfigFile = None,
     preset: Preset = None,
     methods: Annotated[
-        str | None, typer.Option(help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.")
+        str | None,
+        typer.Option(
+            help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.",
+            autocompletion=several_of(choices.METHODS),
+        ),
     ] = None,
     dataset: Dataset = None,
     model: Model = None,

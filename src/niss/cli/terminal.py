@@ -1,8 +1,14 @@
-"""What the terminal shows: errors with hints, live progress, result tables."""
+"""What the terminal shows: errors with hints, live progress, result tables.
+
+Colours follow NO_COLOR and FORCE_COLOR, in which NO_COLOR wins. Whether anything moves on the screen is another
+question: only in a real terminal, whatever the colours.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -10,9 +16,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
+from niss.cli.exit_codes import INTERRUPTED
+from niss.cli.switches import SWITCHES, is_quiet
 from niss.errors import NissError
 
 if TYPE_CHECKING:
@@ -20,8 +36,46 @@ if TYPE_CHECKING:
 
 
 def messages() -> Console:
-    """Where progress and messages go; stdout is for results alone."""
-    return Console(stderr=True, highlight=False)
+    """Where progress and remarks go, which `--quiet` silences; stdout is for results alone."""
+    return Console(stderr=True, highlight=False, quiet=is_quiet())
+
+
+def results() -> Console:
+    """Where tables go: as wide as the terminal, and 140 columns where there is none."""
+    console = Console(highlight=False)
+    return console if console.file.isatty() else Console(highlight=False, width=140)
+
+
+def warn(text: str) -> None:
+    """Something the user must know, quiet or not."""
+    typer.echo(f"warning: {text}", err=True)
+
+
+def animated(console: Console) -> bool:
+    """Whether bars may move: FORCE_COLOR makes colours in a pipe, but no animation."""
+    return console.file.isatty() and not console.is_dumb_terminal and not is_quiet()
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """A line that moves while something is computed; gives a function that changes its text."""
+    console = messages()
+    if not animated(console):
+        yield lambda _text: None
+        return
+    with console.status(text) as status:
+        yield status.update
+
+
+@contextmanager
+def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C say what was kept and how to go on, and end with the code for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        SWITCHES.interruption_told = True
+        typer.echo(f"interrupted; {kept()}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def print_error(error: NissError) -> None:
@@ -45,9 +99,7 @@ def print_summary(folder: Path) -> None:
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+    console = results()
     console.print(table)
     if any(row[0].startswith("central-dp") for row in rows):
         console.print("central-dp: its epsilon assumes a trusted server, which sees every bare update.")
@@ -64,7 +116,7 @@ class LiveBars:
     def __init__(self, *columns: ProgressColumn, quiet: bool) -> None:
         self._console = messages()
         self._quiet = quiet
-        self._live = self._console.is_terminal and not quiet
+        self._live = animated(self._console) and not quiet
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=self._console)
         self._tasks: dict[str, TaskID] = {}
 
@@ -121,3 +173,17 @@ class RoundProgress(LiveBars):
                 label, total=rounds, completed=number - 1, round=number - 1, accuracy="-"
             )
         return self._tasks[label]
+
+
+class DownloadProgress(LiveBars):
+    """A bar for each file that is fetched, in a terminal; elsewhere a line when a file begins to arrive."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(DownloadColumn(), TimeRemainingColumn(), quiet=quiet)
+
+    def __call__(self, file: str, done: int, total: int | None) -> None:
+        if file not in self._tasks:
+            self._tasks[file] = self._bar.add_task(file, total=total)
+            if not self._live and not self._quiet:
+                self._console.print(f"fetching {file}", soft_wrap=True, markup=False)
+        self._bar.update(self._tasks[file], completed=done, total=total)

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from niss.cli.choices import LOG_LEVELS
+from niss.cli.completion import one_of
+
 EXAMPLES = """Examples:
 
   niss tracker --server-key 3b6a27bc...
@@ -68,7 +71,9 @@ def tracker_command(
         float, typer.Option(help="Changing requests a second of one identity; 0 for any number.")
     ] = 10.0,
     max_clients: Annotated[int, typer.Option(help="Most clients that can be registered.")] = 1_000_000,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error.", autocompletion=one_of(LOG_LEVELS))
+    ] = "info",
 ) -> None:
     """Run a tracker until it is told to stop. One line of JSON on stdout tells its address and keys."""
     from niss.cli.tracker_work import run_tracker

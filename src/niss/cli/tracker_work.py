@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from niss.cli.switches import is_quiet
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import check_public
 from niss.tracker.limits import Settings
@@ -18,6 +19,8 @@ def run_tracker(*, server_key: str, coalition: list[str], log_level: str, **give
     settings = Settings(**{name: given.pop(name) for name in _SETTINGS})
     if log_level not in _LEVELS:
         raise ConfigError(f"{log_level!r} is none", field="--log-level", hint=f"one of {', '.join(_LEVELS)}")
+    if is_quiet() and log_level == "info":
+        log_level = "warning"
     server = _public_key(server_key)
     files = dict(_coalition(entry) for entry in coalition)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -31,17 +32,20 @@ def ui_command(
         from niss.ui.serve import serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"the pages need the package {error.name}", hint="pip install 'niss[ui]'") from None
+    from niss.cli.terminal import messages, warn
+
     if runs.exists() and not runs.is_dir():
         raise ConfigError(f"{runs} is a file", field="--runs", hint="give the folder that holds your runs")
     if not is_loopback(host):
-        typer.echo(
-            f"warning: listening on {host}: everyone who reaches this machine can read the runs in {runs} and "
-            "make it compute; there is no password and no encryption",
-            err=True,
+        warn(
+            f"listening on {host}: everyone who reaches this machine can read the runs in {runs} and "
+            "make it compute; there is no password and no encryption"
         )
 
     def ready(url: str) -> None:
         typer.echo(url)
-        typer.echo("stop with Ctrl-C", err=True)
+        messages().print("stop with Ctrl-C")
 
-    serve(host=host, port=port, runs=runs, open_browser=not no_open, ready=ready)
+    # Ctrl-C is how this command is ended, so it is no interruption.
+    with suppress(KeyboardInterrupt):
+        serve(host=host, port=port, runs=runs, open_browser=not no_open, ready=ready)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from niss.cli.switches import Quiet
+
 EXAMPLES = """Examples:
 
   niss up --nodes 5 --tls
@@ -38,7 +40,7 @@ def up_command(
         typer.Option(metavar="FOLDER", help="Keep keys, logs, ledgers and the report in this new folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Start tracker, SuperLink and SuperNodes on this machine, run an app, and take everything down again."""
     from niss.cli.up_work import bring_up

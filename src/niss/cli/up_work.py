@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from niss.cli.terminal import messages, print_json
+from niss.cli.terminal import kept_on_interrupt, messages, print_json
 from niss.errors import ConfigError, NissError
 from niss.flower.deployment import Deployment, Settings
 
@@ -52,7 +52,7 @@ def bring_up(
         if not quiet:
             messages().print(_COLOUR.sub("", line), markup=False, soft_wrap=True)
 
-    with _folder(keep) as folder, _terminated_like_interrupted():
+    with kept_on_interrupt(lambda: _kept(keep)), _folder(keep) as folder, _terminated_like_interrupted():
         with Deployment(folder, Settings(nodes=nodes, tls=tls, tracker=tracker), say=say) as federation:
             run = federation.submit(app.resolve(), more)
             say(f"run {run} started")
@@ -73,6 +73,11 @@ def bring_up(
             "no round gave a result" + (f": {why[-1]}" if why else ""),
             hint="more nodes, or fewer colluders to be assumed: --set colluders=0",
         )
+
+
+def _kept(keep: Path | None) -> str:
+    down = "everything was taken down"
+    return f"{down}, and nothing is kept" if keep is None else f"{down}; keys, logs and ledgers are in {keep}"
 
 
 def _print(report: dict[str, Any]) -> None:

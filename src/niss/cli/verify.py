@@ -48,13 +48,10 @@ def verify_command(
             }
         )
     else:
-        words = {True: "holds", False: "does not hold", None: "not measured"}
         for claim in claims:
-            differs = claim.holds is False and not claim.required
-            verdict = "differs" if differs else words[claim.holds]
-            typer.echo(f"{verdict:13}  {claim.name}: {claim.detail}")
+            typer.echo(f"{claim.verdict:16}  {claim.name}: {claim.detail}")
         for one in wrong:
-            typer.echo(f"{'text is wrong':13}  {one.path}: {one.key} does not say what the files say")
+            typer.echo(f"{'text is wrong':16}  {one.path}: {one.key} does not say what the files say")
     if failed or wrong:
         typer.echo(
             f"{len(failed)} claims do not hold, {len(wrong)} places in the text disagree; "

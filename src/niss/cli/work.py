@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from niss.cli.terminal import RoundProgress, free_folder, messages, print_json, print_summary
+from niss.cli.terminal import (
+    RoundProgress,
+    free_folder,
+    kept_on_interrupt,
+    messages,
+    print_json,
+    print_summary,
+)
 from niss.errors import ConfigError
 from niss.report import write_report
 from niss.simulation import (
@@ -107,7 +113,7 @@ def _configure(given: Flags) -> Config:
 
 def _execute(work: Callable[..., RunResult | Comparison], config: Config, given: Flags) -> None:
     folder = given["out"] if given["out"] is not None else free_folder(Path("runs"), config.name)
-    with _interruptible(folder), RoundProgress(quiet=given["quiet"]) as progress:
+    with kept_on_interrupt(lambda: _kept(folder)), RoundProgress(quiet=given["quiet"]) as progress:
         result = work(config, out=folder, overwrite=given["overwrite"], progress=progress)
     _present(result, folder, given)
 
@@ -132,7 +138,7 @@ def _resume(given: Flags) -> None:
                 hint="a resumed run goes on with the settings in its folder; start a new one with --out",
             )
     folder: Path = given["resume"]
-    with _interruptible(folder), RoundProgress(quiet=given["quiet"]) as progress:
+    with kept_on_interrupt(lambda: _kept(folder)), RoundProgress(quiet=given["quiet"]) as progress:
         result = resume(folder, progress=progress)
     _present(result, folder, given)
 
@@ -147,16 +153,11 @@ def _present(result: RunResult | Comparison, folder: Path, given: Flags) -> None
         messages().print(f"report: {page}", soft_wrap=True)
 
 
-@contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """On Ctrl-C say that nothing is lost, and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if (folder / "manifest.json").exists():
-            line = f"interrupted; every whole round is kept. Go on with: niss run --resume {folder}"
-            messages().print(line, soft_wrap=True)
-        raise
+def _kept(folder: Path) -> str:
+    """What an interrupted run or comparison leaves behind, and how to go on."""
+    if not (folder / "manifest.json").exists():
+        return "nothing was started yet, and nothing is kept"
+    return f"every whole round is kept. Go on with: niss run --resume {folder}"
 
 
 def _number(text: str) -> float:

@@ -43,13 +43,14 @@ def find_attacks(report: ReportInput, notes: list[str]) -> list[AttackPicture]:
             notes.append(f"More than {MOST_PICTURES} attacks lie in this folder; the others are not shown.")
             break
         try:
-            found.append(_read(path, where, notes))
+            found.append(read_attack_picture(path, where, notes))
         except RunFolderError as error:
             notes.append(f"An attack was left out: {error.message}")
     return found
 
 
-def _read(path: Path, where: str, notes: list[str]) -> AttackPicture:
+def read_attack_picture(path: Path, where: str, notes: list[str]) -> AttackPicture:
+    """The attack in `path`, with its picture where that can be shown; `where` is its name on the page."""
     values = read_json_object(path) or {}
     attack, headline = values.get("attack"), values.get("headline")
     picture = path.with_suffix(".png")
@@ -75,15 +76,20 @@ def attacks_section(attacks: list[AttackPicture]) -> str:
     """What the attacks could see; nothing where none was tried."""
     if not attacks:
         return ""
-    shown = "\n".join(_figure(one) for one in attacks)
+    shown = "\n".join(_named_figure(one) for one in attacks)
     return (
         "<section>\n<h2>Attacks</h2>\n<p>What an attacker recovered from what it could see. "
         f"A failed attack is no proof; the guarantees below are.</p>\n{shown}\n</section>"
     )
 
 
-def _figure(one: AttackPicture) -> str:
+def _named_figure(one: AttackPicture) -> str:
     name = one.attack if one.where == "." else f"{one.attack} ({one.where})"
+    return f"<h3>{escape(name)}</h3>\n{attack_figure(one)}"
+
+
+def attack_figure(one: AttackPicture, caption: str | None = None) -> str:
+    """The picture, where there is one, with `caption` or else what the attack found in words."""
     state = "" if one.finished else " This attack was interrupted; its results are those it had by then."
     words = f"{one.headline}{state}".strip()
     picture = ""
@@ -91,4 +97,4 @@ def _figure(one: AttackPicture) -> str:
         data = base64.b64encode(one.png).decode("ascii")
         alt = f"Pictures of the attack {one.attack}. {words}".strip()
         picture = f'<img class="attack" alt="{escape(alt)}" src="data:image/png;base64,{data}">\n'
-    return f"<h3>{escape(name)}</h3>\n<figure>\n{picture}<figcaption>{escape(words)}</figcaption>\n</figure>"
+    return f"<figure>\n{picture}<figcaption>{escape(caption or words)}</figcaption>\n</figure>"

@@ -75,6 +75,13 @@ def planned_methods(manifest: JsonObject) -> list[dict[str, Any]]:
     return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
 
+def _texts(value: object) -> dict[str, str] | None:
+    """An object whose values are texts; anything else counts as not there."""
+    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+        return None
+    return value
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
@@ -98,6 +105,7 @@ def _curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics, ...]
             aggregate_variance_predicted=number_at(line, "aggregate_variance_predicted", path),
             tau2=number_at(line, "tau2", path),
             dropped=None if dropped is None else int(dropped),
+            protocol=_texts(line.get("protocol")),
         )
     if not by_round:
         notes.append(f"{label} has no rounds in metrics.jsonl, so it has no curve.")

@@ -8,10 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from niss.errors import ConfigError
-from niss.report.body import report_body
+from niss.report.attack_page import holds_only_an_attack, read_attack_report
 from niss.report.files import write_atomically
-from niss.report.several import several_body, several_title
-from niss.report.source import ReportInput, read_report_input
+from niss.report.several import Source, body_of, several_body, several_title
+from niss.report.source import read_report_input
 
 # The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -26,8 +26,13 @@ def write_report(folder: Path | Sequence[Path], out: Path | None = None) -> Path
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     if not folders:
         raise ConfigError("no folder to report on", hint="give the folder of a run, for example runs/demo")
-    page = render_page(*(read_report_input(one) for one in folders))
+    page = render_page(*map(read_source, folders))
     return write_atomically(Path(out) if out is not None else _default_place(folders), page.encode("utf-8"))
+
+
+def read_source(folder: Path) -> Source:
+    """What the folder holds: a run, a comparison, or an attack alone."""
+    return read_attack_report(folder) if holds_only_an_attack(folder) else read_report_input(folder)
 
 
 def _default_place(folders: list[Path]) -> Path:
@@ -42,12 +47,12 @@ def _default_place(folders: list[Path]) -> Path:
     return shared / "reports.html"
 
 
-def render_page(*reports: ReportInput) -> str:
+def render_page(*reports: Source) -> str:
     """The page on one report, or on several with an overview at its head."""
     style = (files("niss.report") / "style.css").read_text(encoding="utf-8")
     alone = len(reports) == 1
     title = reports[0].title if alone else several_title(reports)
-    body = report_body(reports[0]) if alone else several_body(reports)
+    body = body_of(reports[0]) if alone else several_body(reports)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

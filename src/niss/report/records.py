@@ -13,7 +13,10 @@ TRUSTS_THE_SERVER = "central-dp"
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """One line of metrics.jsonl; accuracy is None in rounds without an evaluation."""
+    """One line of metrics.jsonl; accuracy is None in rounds without an evaluation.
+
+    `protocol` holds what was public of a round of the real protocol, in hex: beacon, participants, terms, graph.
+    """
 
     round: int
     accuracy: float | None
@@ -22,6 +25,7 @@ class RoundMetrics:
     aggregate_variance_predicted: float | None
     tau2: float | None
     dropped: int | None = None
+    protocol: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

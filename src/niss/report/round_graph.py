@@ -1,15 +1,15 @@
 """The share graph of a round, drawn again from what the run recorded: seed, round, participants and settings.
 
-A simulated round takes its beacon from the seed, so its graph can be had again and is the one that was used.
-A round of the real protocol takes its beacon from the operating system and leaves no record of it: then a graph
-made in the same way stands for it, and is said to.
+A simulated round takes its beacon from the seed; a round of the real protocol leaves its beacon, and what that was let
+out for, in the metrics. Either way the graph is the one that was used. Runs of older versions lack the beacon of the
+protocol: then a graph made in the same way stands for it, and is said to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.plan import Plan
 from niss.errors import NissError
 from niss.graph import ShareGraph
+from niss.protocol.agreement import draw_graph as draw_protocol_graph
 from niss.randomness import SimStream
 from niss.report.source import MethodResult, ReportInput
 
@@ -33,7 +34,8 @@ class RoundGraph:
 
     `clients` are the participants by seat; the graph numbers seats. `centre` is the seat to look at first: the
     worst-off client. `colluders` are seats of the worst set found for it (an assumption of the accountant, not
-    something observed); `assumed` is how many may collude. `dropped` are the seats that never uploaded.
+    something observed); `assumed` is how many may collude. `dropped` are the seats that never uploaded. `origin` is
+    where the graph comes from: the "seed", the "beacon" of the protocol, or None where another stands for it.
     """
 
     label: str
@@ -44,7 +46,7 @@ class RoundGraph:
     colluders: frozenset[int]
     assumed: int
     dropped: frozenset[int]
-    recorded: bool
+    origin: Literal["seed", "beacon"] | None
 
 
 def find_round_graph(report: ReportInput) -> RoundGraph | None:
@@ -74,11 +76,8 @@ def _round_graph(method: MethodResult) -> RoundGraph | None:
         return None
     entry = ledger.entries[-1]
     members = sorted(entry.mus, key=int)
-    settings = config["methods"][0]
-    recorded = config.get("exchange", "simulated") == "simulated"
     stream = SimStream(config["seed"]).child("round", entry.round - 1)
-    beacon = stream.child("beacon").generator().bytes(32) if recorded else _STAND_IN
-    graph = draw_graph(settings, [int(client) for client in members], beacon)
+    graph, origin = _drawn_again(method, config, [int(client) for client in members], entry.round, stream)
     centre = max(range(len(members)), key=lambda seat: (entry.mus[members[seat]].joint, -seat))
     assumed = int(config["privacy"].get("colluders", 0))
     colluders: tuple[int, ...] = ()
@@ -93,8 +92,25 @@ def _round_graph(method: MethodResult) -> RoundGraph | None:
         colluders=frozenset(colluders),
         assumed=assumed,
         dropped=_dropped(method, config, len(members), entry.round, stream),
-        recorded=recorded,
+        origin=origin,
     )
+
+
+def _drawn_again(
+    method: MethodResult, config: Mapping[str, Any], members: list[int], number: int, stream: SimStream
+) -> tuple[ShareGraph, Literal["seed", "beacon"] | None]:
+    """The graph of a round and where it comes from."""
+    settings = config["methods"][0]
+    if config.get("exchange", "simulated") == "simulated":
+        return draw_graph(settings, members, stream.child("beacon").generator().bytes(32)), "seed"
+    public = next((point.protocol for point in method.curve if point.round == number), None)
+    if public is not None:
+        commitment = bytes.fromhex(public["participants"]) + bytes.fromhex(public["terms"])
+        beacon = bytes.fromhex(public["beacon"])
+        graph = draw_protocol_graph(len(members), float(settings["neighbours"]), beacon, commitment)
+        if graph.digest().hex() == public["graph"]:
+            return graph, "beacon"
+    return draw_graph(settings, members, _STAND_IN), None
 
 
 def _equal_clients(config: Mapping[str, Any]) -> bool:

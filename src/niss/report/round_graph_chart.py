@@ -104,12 +104,10 @@ def graph_caption(shown: RoundGraph) -> str:
 
 
 def _origin(shown: RoundGraph) -> str:
-    if shown.recorded:
-        return "The graph is drawn again from the seed of the run, and is the one that was used."
-    return (
-        "The protocol took its beacon from the operating system and it is not recorded, so this is another "
-        "graph, made in the same way."
-    )
+    if shown.origin is not None:
+        source = "seed of the run" if shown.origin == "seed" else "recorded beacon of the round"
+        return f"The graph is drawn again from the {source}, and is the one that was used."
+    return "The beacon of this round is not in its record, so this is another graph, made in the same way."
 
 
 def _collusion(shown: RoundGraph) -> str:

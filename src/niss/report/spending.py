@@ -67,15 +67,9 @@ def _spending(method: MethodResult, ledger: LedgerFile) -> Spending | None:
     if not ledger.entries or is_heuristic(ledger):
         return None
     clients = {client: place for place, client in enumerate(ledger.clients)}
-    rounds = sorted({entry.round for entry in ledger.entries})
-    columns = {number: place for place, number in enumerate(rounds, start=1)}
-    squares = np.zeros((len(clients), len(rounds) + 1))
-    for entry in ledger.entries:
-        for client, mu in entry.mus.items():
-            squares[clients[client], columns[entry.round]] += mu.joint * mu.joint
-    if not np.all(np.isfinite(squares)):
+    rounds, spent = _mu_spent(ledger)
+    if not np.all(np.isfinite(spent)):
         return None
-    spent = np.sqrt(np.cumsum(squares, axis=1))
     shown = _shown(len(rounds) + 1)
     spent = spent[:, shown]
     epsilon = _epsilons(ledger)
@@ -93,6 +87,41 @@ def _spending(method: MethodResult, ledger: LedgerFile) -> Spending | None:
         lines=tuple(epsilon(line) for line in spent) if len(clients) <= MOST_LINES else (),
         budget=ledger.epsilon(max(budgets)) if budgets else None,
     )
+
+
+def worst_spent(method: MethodResult) -> dict[int, float]:
+    """Epsilon that the worst-off client has spent in the joint view after each round; finite ones alone.
+
+    Empty where nothing is guaranteed: no ledger, one that cannot be trusted, or one that rests on a heuristic.
+    """
+    path = None if method.folder is None or not method.is_private else method.folder / "ledger.jsonl"
+    if path is None or not path.is_file():
+        return {}
+    try:
+        ledger = LedgerFile.read(path)
+    except PrivacyError:
+        return {}
+    if not ledger.entries or is_heuristic(ledger):
+        return {}
+    rounds, spent = _mu_spent(ledger)
+    most = spent.max(axis=0)[1:]
+    epsilons = _epsilons(ledger)(most[np.isfinite(most)])
+    # Infinite totals come last: what is spent never shrinks.
+    return {
+        number: float(value) for number, value in zip(rounds, epsilons, strict=False) if math.isfinite(value)
+    }
+
+
+def _mu_spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:
+    """The rounds, and each client's total `sqrt(sum mu^2)` before the first and after each of them."""
+    clients = {client: place for place, client in enumerate(ledger.clients)}
+    rounds = sorted({entry.round for entry in ledger.entries})
+    columns = {number: place for place, number in enumerate(rounds, start=1)}
+    squares = np.zeros((len(clients), len(rounds) + 1))
+    for entry in ledger.entries:
+        for client, mu in entry.mus.items():
+            squares[clients[client], columns[entry.round]] += mu.joint * mu.joint
+    return rounds, np.sqrt(np.cumsum(squares, axis=1))
 
 
 def _shown(count: int) -> list[int]:

@@ -1,0 +1,72 @@
+"""What the shell offers when TAB is pressed: names, names after a comma, and folders that hold runs.
+
+`niss --install-completion` sets it up. Where nothing is offered the shell completes file names as usual.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+RUN_MARKS = ("summary.json", "manifest.json", "metrics.jsonl", "attack.json")
+_DEPTH = 3
+# Completion must answer at once, also where someone presses TAB in a home folder.
+_MOST_FOLDERS = 2000
+
+Completer = Callable[[str], list[str]]
+
+
+def one_of(names: Sequence[str]) -> Completer:
+    """Offers the names that begin as the word does."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def several_of(names: Sequence[str]) -> Completer:
+    """Offers names for the last part of a comma-separated list, each only once."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        taken = before.split(",")
+        return [before + comma + name for name in names if name.startswith(last) and name not in taken]
+
+    return complete
+
+
+def run_folders(incomplete: str) -> list[str]:
+    """Offers folders that hold a run, a comparison or an attack, below what is typed so far."""
+    typed = incomplete.rpartition("/")[0]
+    start = Path(typed or ("/" if incomplete.startswith("/") else "."))
+    found = (str(path) for path in _runs_below(start))
+    return sorted(path for path in found if path.startswith(incomplete.removeprefix("./")))
+
+
+def _runs_below(start: Path) -> Iterator[Path]:
+    """The runs in `start` and below, nearest first; what lies within a run is its own."""
+    level, seen = [start], 0
+    for _ in range(_DEPTH):
+        inner: list[Path] = []
+        for folder in level:
+            for path in _folders(folder):
+                seen += 1
+                if seen > _MOST_FOLDERS:
+                    return
+                if any((path / mark).is_file() for mark in RUN_MARKS):
+                    yield path
+                else:
+                    inner.append(path)
+        level = inner
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                folder / one.name for one in entries if one.is_dir() and not one.name.startswith(".")
+            )
+    except OSError:
+        return []

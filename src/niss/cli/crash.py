@@ -1,0 +1,93 @@
+"""A crash in two lines: what happened, and the file that holds the whole traceback.
+
+The traceback names files, lines and functions, never the values of variables. What an exception says is kept, less
+everything that could be key material: byte strings, long runs of digits, hex or base64, long lists of numbers, and the
+password in an address.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from niss.version import __version__
+
+REDACTED = "[redacted]"
+# A message longer than this is data, not words.
+_MOST_SIGNS = 4000
+_FRAME = re.compile(r"\s+File \"")
+_BYTES = re.compile(r"""\bb(['"])(?:\\.|(?!\1)[^\\])*(?:\1|$)""")
+_HEX = re.compile(r"(?<![0-9a-zA-Z])(?:0x)?[0-9a-fA-F]{24,}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{40,}={0,2}")
+_NUMBERS = re.compile(r"(?:[-+]?[\d.][\de.+-]*[\s,]+){11,}[-+]?[\d.][\de.+-]*")
+_PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+
+
+def report_crash(error: BaseException, arguments: Sequence[str], *, debug: bool) -> None:
+    """Say on stderr what happened and where the traceback is; shows it there too where `debug`.
+
+    A log that cannot be written never hides the crash: then the traceback is shown.
+    """
+    trace = safe_traceback(error)
+    summary = redact("".join(traceback.format_exception_only(error))).strip().splitlines()[0]
+    try:
+        path = _write_log(log_folder(os.environ), trace, arguments)
+        where = f"hint: the traceback is in {path}; please report it."
+        where += "" if debug else " `niss --debug ...` shows it here"
+    except (OSError, RuntimeError) as fault:
+        debug = True
+        where = f"hint: the traceback stands above; it could not be written to a file: {fault}"
+    if debug:
+        typer.echo(trace, err=True, nl=False)
+    typer.echo(f"error: niss crashed: {summary}", err=True)
+    typer.echo(where, err=True)
+
+
+def log_folder(environment: Mapping[str, str]) -> Path:
+    """`$XDG_STATE_HOME/niss`, by default `~/.local/state/niss`."""
+    state = Path(environment.get("XDG_STATE_HOME", ""))
+    # The specification has relative paths ignored.
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "niss"
+
+
+def safe_traceback(error: BaseException) -> str:
+    """The traceback with all causes, without the values of variables, and redacted."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return "\n".join(line if _FRAME.match(line) else redact(line) for line in lines) + "\n"
+
+
+def redact(text: str) -> str:
+    """`text` without anything that could be key material or a password."""
+    text = text[:_MOST_SIGNS]
+    for pattern in (_PASSWORD, _BYTES, _NUMBERS, _HEX):
+        text = pattern.sub(REDACTED, text)
+    return _BASE64.sub(_unless_a_path, text)
+
+
+def _unless_a_path(found: re.Match[str]) -> str:
+    """A long path looks like base64; one whose first folder is there is a path."""
+    first = re.match(r"/[^/]+", found[0])
+    return found[0] if first is not None and os.path.lexists(first[0]) else REDACTED
+
+
+def _write_log(folder: Path, trace: str, arguments: Sequence[str]) -> Path:
+    """A new file that only its owner can read."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    now = datetime.now(UTC)
+    path = folder / f"crash-{now:%Y%m%dT%H%M%S}-{os.getpid()}.log"
+    head = (
+        f"niss {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"{now:%Y-%m-%dT%H:%M:%SZ}\nniss {redact(shlex.join(arguments))}\n\n"
+    )
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(head + trace)
+    return path

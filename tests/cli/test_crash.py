@@ -1,0 +1,172 @@
+"""A crash: two lines, a log with the traceback, exit code 1, and no secret anywhere."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from niss.cli.crash import REDACTED, log_folder, redact
+
+SEED = bytes(range(100, 132))
+KEY = bytes(range(7, 39))
+
+# Commands that exist only here: they crash while they hold keys and seeds, in the ways in which a value could slip out.
+CRASHING = """
+import sys
+from niss.cli import app, main
+from niss.protocol.keys import Identity
+from niss.protocol.secret import SecretBytes
+from niss.randomness.secret import SecretStream
+
+SEED, KEY = bytes(range(100, 132)), bytes(range(7, 39))
+DRAWN = []
+
+def entropy(count):
+    DRAWN.append(KEY[:count])
+    return KEY[:count]
+
+@app.command("plain")
+def plain():
+    identity, stream, secret = Identity.generate(entropy), SecretStream(SEED), SecretBytes(SEED)
+    held = [identity, stream, secret, SEED, KEY]
+    held[9]
+
+@app.command("chained")
+def chained():
+    identity, stream = Identity.generate(entropy), SecretStream(SEED)
+    try:
+        {}[SEED]
+    except KeyError as error:
+        fault = ValueError(f"cannot use {KEY!r} or {SEED.hex()} or {list(SEED)} of {stream!r} {identity!r}")
+        fault.add_note(__import__("base64").b64encode(KEY).decode())
+        raise fault from error
+
+main()
+"""
+FORMS = [
+    form(secret)
+    for secret in (SEED, KEY)
+    for form in (
+        repr,
+        bytes.hex,
+        lambda value: repr(value)[2:-1],
+        lambda value: str(list(value)),
+        lambda value: base64.b64encode(value).decode(),
+        lambda value: str(int.from_bytes(value, "big")),
+        lambda value: str(int.from_bytes(value, "little")),
+    )
+]
+
+
+def crash(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", CRASHING, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["plain", "chained"])
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_crash_is_told_in_two_lines_and_logged_without_secrets(
+    tmp_path: Path, command: str, debug: bool
+) -> None:
+    done = crash(*(["--debug"] if debug else []), command, state=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    *trace, error, hint = done.stderr.splitlines()
+    name = "IndexError" if command == "plain" else "ValueError"
+    assert error.startswith(f"error: niss crashed: {name}: ")
+    [log] = (tmp_path / "niss").iterdir()
+    assert str(log) in hint
+    text = log.read_text()
+    assert "Traceback (most recent call last)" in text
+    assert f"in {command}" in text
+    assert command in text.splitlines()[2]
+    assert bool(trace) == debug
+    if debug:
+        assert "\n".join(trace) in text
+    for form in FORMS:
+        assert form not in text
+        assert form not in done.stderr
+    if command == "chained":
+        assert "KeyError" in text
+        assert text.count(REDACTED) >= 5
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+def test_a_log_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "niss").write_text("a file where the folder should be")
+    done = crash("plain", state=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    *_, error, hint = done.stderr.splitlines()
+    assert "IndexError" in error
+    assert "could not be written" in hint
+
+
+def test_an_intended_error_is_no_crash(tmp_path: Path) -> None:
+    done = crash("--debug", "report", str(tmp_path / "absent"), state=tmp_path)
+    assert done.returncode == 5
+    assert "crashed" not in done.stderr
+    assert not (tmp_path / "niss").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "division by zero",
+        "[Errno 2] No such file or directory: '/usr/share/a-rather-long-folder/with-more-below/and-a-file.json'",
+        "shape (200, 25450) against (200, 25451)",
+        "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "expected 32 bytes, got 31",
+    ],
+)
+def test_words_stay_as_they_are(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("bad key " + SEED.hex(), "bad key [redacted]"),
+        ("bad key 0x" + SEED.hex(), "bad key [redacted]"),
+        (f"bad key {SEED!r} here", "bad key [redacted] here"),
+        (f"bad key {SEED[:9]!r}", "bad key [redacted]"),
+        (f"bad key {bytearray(SEED)!r}", "bad key bytearray([redacted])"),
+        (f"share {int.from_bytes(SEED, 'big')}", "share [redacted]"),
+        (f"bad key {base64.b64encode(SEED).decode()}", "bad key [redacted]"),
+        ("cannot reach redis://user:word@host:6379/0", "cannot reach redis://[redacted]@host:6379/0"),
+    ],
+)
+def test_what_could_be_a_secret_goes(text: str, kept: str) -> None:
+    assert redact(text) == kept
+
+
+def test_lists_of_numbers_go() -> None:
+    for values in (list(SEED), [value / 7 for value in SEED], " ".join(map(str, SEED))):
+        shown = redact(f"values {values}")
+        assert REDACTED in shown
+        assert not re.search(r"\d", shown)
+
+
+def test_redacting_long_texts_ends() -> None:
+    for text in ("1" * 100_000, "1," * 50_000, "b'" + "\\x00" * 50_000, "a" * 100_000, "1.e+-" * 20_000):
+        assert len(redact(text)) <= 4000
+
+
+def test_where_logs_go() -> None:
+    assert log_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/niss")
+    assert log_folder({}) == Path.home() / ".local/state/niss"
+    assert log_folder({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local/state/niss"
