@@ -1,6 +1,6 @@
-"""Fill the tables and numbers of README and docs from the committed results, so that none is typed by hand.
+"""Fill the tables, numbers and figures of README and docs from the committed results, so that none is made by hand.
 
-Usage: python tools/update_results.py [results]
+Usage: python tools/update_results.py [results [repository]]
 """
 
 from __future__ import annotations
@@ -10,24 +10,36 @@ import sys
 from pathlib import Path
 
 from niss.reproduce.chart import write_figures
-from niss.reproduce.text import fill, results_folder
+from niss.reproduce.text import IMAGES, copy_name, fill, results_folder
 
 ROOT = Path(__file__).parents[1]
+MOST_BYTES = 1_000_000
 
 
 def main() -> None:
-    folder = results_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    root = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT
+    folder = results_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else root / "results")
+    write_figures(folder)
+    for name in IMAGES:
+        figure = folder / f"{name}.png"
+        if figure.exists():
+            copy_figure(figure, root / "docs" / "images" / copy_name(name))
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         before = path.read_text(encoding="utf-8")
         after = fill(before, folder)
         if after != before:
             path.write_text(after, encoding="utf-8")
-            print(f"filled {path.relative_to(ROOT)}")
-    for figure in write_figures(folder):
-        target = ROOT / "docs" / "images" / f"reproduce-{figure.name}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(figure, target)
-        print(f"copied {target.relative_to(ROOT)}")
+            print(f"filled {path.relative_to(root)}")
+
+
+def copy_figure(figure: Path, target: Path) -> None:
+    """Beside the other images of the documentation, which is built from `docs/` alone."""
+    if figure.stat().st_size > MOST_BYTES:
+        raise SystemExit(f"{figure} is larger than {MOST_BYTES:,} bytes")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.read_bytes() != figure.read_bytes():
+        shutil.copyfile(figure, target)
+        print(f"copied {target}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,15 @@ def test_the_repository_s_own_text_agrees_with_its_results():
     folder = results_folder(root / "results")
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     assert [one for page in pages for one in disagreements(page, folder)] == []
+
+
+def test_marks_within_a_sentence_do_not_begin_a_line():
+    """Markdown takes a comment at the beginning of a line for a block and ends the paragraph there."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    within = re.compile(r"^\s*<!-- result: \S+ -->.*<!-- end -->.", re.MULTILINE)
+    found = [(page.name, one.group()) for page in pages for one in within.finditer(page.read_text("utf-8"))]
+    assert found == []
 
 
 def test_no_results_folder(tmp_path):

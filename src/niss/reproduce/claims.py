@@ -7,16 +7,20 @@ differ, the text says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
 from niss.reproduce.beyond import BEYOND, SCALE
+from niss.reproduce.claim import UNMEASURED, Claim
+from niss.reproduce.claims_leaks import leak_claims
 from niss.reproduce.figure3 import FIGURE_3
+from niss.reproduce.leaks import all_leaks
 from niss.reproduce.panels import X_VALUES
 from niss.reproduce.results import Cell, Result, Spread, read_results, select, spread
 from niss.reproduce.sensitivity import NBAFL
 from niss.reproduce.settings import EPSILONS
+
+__all__ = ["BY_ROUND", "PAPER_GAPS", "Claim", "check_claims", "gap"]
 
 PAPER_GAPS = {
     "mnist-mlp-iid": (12, 13),
@@ -40,20 +44,10 @@ BY_ROUND, REACHED = 60, 0.965
 CLOSE = 0.01
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One claim: `holds` is None where nothing is measured yet."""
-
-    name: str
-    holds: bool | None
-    detail: str
-    required: bool = True
-
-
 def check_claims(folder: Path) -> list[Claim]:
     """Every claim, from the files in a results folder."""
     figure, beyond, scale = (read_results(folder, name) for name in (FIGURE_3, BEYOND, SCALE))
-    claims = [*_early_accuracy(figure), *_monotone(figure), *_gaps(figure)]
+    claims = [*_early_accuracy(figure), *_monotone(figure), *_gaps(figure), *leak_claims(all_leaks(folder))]
     for name, result in beyond.items():
         claims += [*_close_to_central(name, result), *_honest(name, result)]
     for name, result in scale.items():
@@ -74,7 +68,7 @@ def _early_accuracy(figure: dict[str, Result]) -> Iterator[Claim]:
     cells = select(figure["mnist-mlp-iid"], x=0.0, reading=NBAFL.name) if "mnist-mlp-iid" in figure else []
     reached = [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
     if not reached:
-        yield Claim(name, None, "not measured yet")
+        yield Claim(name, None, UNMEASURED)
         return
     yield Claim(name, min(reached) >= REACHED, f"{min(reached):.2%} in the worst of {len(reached)} seeds")
 
@@ -88,7 +82,7 @@ def _monotone(figure: dict[str, Result]) -> Iterator[Claim]:
             if name in figure and (found := gap(figure[name], low, high)) is not None
         ]
         if not steps:
-            yield Claim(claim, None, "not measured yet")
+            yield Claim(claim, None, UNMEASURED)
             continue
         rises = [
             f"X = {high:g} is {-100 * step.mean:.2f} points above X = {low:g}"
@@ -104,7 +98,7 @@ def _gaps(figure: dict[str, Result]) -> Iterator[Claim]:
         claim = f"{name}: the paper's gap of {low} to {high} points"
         found = gap(figure[name]) if name in figure else None
         if found is None:
-            yield Claim(claim, None, "not measured yet", required=False)
+            yield Claim(claim, None, UNMEASURED, required=False)
             continue
         points = 100 * found.mean
         yield Claim(claim, low <= points <= high, f"{points:.1f} points", required=False)
@@ -112,7 +106,7 @@ def _gaps(figure: dict[str, Result]) -> Iterator[Claim]:
     every = [gap(figure[name]) for name in PAPER_GAPS if name in figure]
     measured = [100 * one.mean for one in every if one is not None]
     if len(measured) < len(PAPER_GAPS):
-        yield Claim(claim, None, "not measured yet", required=False)
+        yield Claim(claim, None, UNMEASURED, required=False)
         return
     average = sum(measured) / len(measured)
     yield Claim(claim, round(average) == PAPER_AVERAGE, f"{average:.1f} points", required=False)

@@ -1,20 +1,39 @@
-"""The JSON files of an experiment: one for each panel or setting, its cells independent of one another.
-
-A cell is one training run. Files with the same base settings merge by taking the union of their cells, so an
-experiment can be spread over machines and days.
-"""
+"""Result files of training: one JSON file for each panel or setting; a cell of it is one training run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from niss.errors import RunFolderError
 from niss.report.files import read_json_object
-from niss.simulation.records import write_json
+from niss.reproduce.leaks import FIGURE_4, Leaks, leaks_of
+from niss.reproduce.records import (
+    Record,
+    Spread,
+    no_result,
+    require_same_base,
+    result_path,
+    select,
+    spread,
+    write_result,
+)
+
+__all__ = [
+    "Cell",
+    "Result",
+    "Spread",
+    "merge_results",
+    "read_result",
+    "read_results",
+    "require_same_base",
+    "result_path",
+    "select",
+    "spread",
+    "write_result",
+]
 
 
 @dataclass(frozen=True)
@@ -48,48 +67,19 @@ class Cell:
             return None
         return max((accuracy for number, accuracy in self.curve if number <= round_number), default=None)
 
+    def same_run(self, other: Cell) -> bool:
+        return self.curve == other.curve and self.labels == other.labels
+
 
 @dataclass(frozen=True)
-class Result:
+class Result(Record[Cell]):
     """All cells of one panel or setting; `base` are the settings they have in common."""
-
-    experiment: str
-    name: str
-    base: dict[str, Any]
-    cells: tuple[Cell, ...] = field(default=())
-
-    def with_cells(self, more: Iterable[Cell]) -> Result:
-        """The union; a cell that both have must be the same run, else one of the two is not what it says."""
-        cells = {cell.id: cell for cell in self.cells}
-        for cell in more:
-            known = cells.setdefault(cell.id, cell)
-            if known.curve != cell.curve or known.labels != cell.labels:
-                raise RunFolderError(
-                    f"{self.experiment}/{self.name}: two different runs are called {cell.id}",
-                    hint="keep the one you trust and remove the other file",
-                )
-        return Result(self.experiment, self.name, self.base, tuple(cells[key] for key in sorted(cells)))
-
-
-def result_path(folder: Path, experiment: str, name: str) -> Path:
-    return folder / experiment / f"{name}.json"
 
 
 def read_result(path: Path) -> Result | None:
     """The result in a file, or None where there is none."""
     value = read_json_object(path)
-    if value is None:
-        return None
-    try:
-        cells = tuple(
-            Cell(**{**cell, "curve": tuple((int(at), float(accuracy)) for at, accuracy in cell["curve"])})
-            for cell in value["cells"]
-        )
-        return Result(value["experiment"], value["name"], value["base"], cells)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{path} holds no result: {error!r}", hint="was it written by `niss reproduce`?"
-        ) from None
+    return None if value is None else _result_of(value, path)
 
 
 def read_results(folder: Path, experiment: str) -> dict[str, Result]:
@@ -98,9 +88,22 @@ def read_results(folder: Path, experiment: str) -> dict[str, Result]:
     return {result.name: result for result in found if result is not None}
 
 
-def write_result(path: Path, result: Result) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**asdict(result), "cells": [asdict(cell) for cell in result.cells]})
+def _result_of(value: dict[str, Any], path: Path) -> Result:
+    try:
+        cells = tuple(
+            Cell(**{**cell, "curve": tuple((int(at), float(accuracy)) for at, accuracy in cell["curve"])})
+            for cell in value["cells"]
+        )
+        return Result(value["experiment"], value["name"], value["base"], cells)
+    except (KeyError, TypeError, ValueError) as error:
+        raise no_result(path, error) from None
+
+
+def _read_either(path: Path) -> Result | Leaks | None:
+    value = read_json_object(path)
+    if value is None:
+        return None
+    return leaks_of(value, path) if value.get("experiment") == FIGURE_4 else _result_of(value, path)
 
 
 def merge_results(folders: Sequence[Path], out: Path) -> list[Path]:
@@ -108,11 +111,11 @@ def merge_results(folders: Sequence[Path], out: Path) -> list[Path]:
     written = []
     for folder in folders:
         for path in sorted(folder.glob("*/*.json")):
-            found = read_result(path)
+            found: Any = _read_either(path)
             if found is None:
                 continue
             target = result_path(out, found.experiment, found.name)
-            before = read_result(target)
+            before: Any = _read_either(target)
             if before is not None:
                 require_same_base(before, found.base, path)
                 found = before.with_cells(found.cells)
@@ -121,40 +124,3 @@ def merge_results(folders: Sequence[Path], out: Path) -> list[Path]:
     if not written:
         raise RunFolderError("no results found to merge", hint="give folders that `niss reproduce` wrote")
     return sorted(set(written))
-
-
-def require_same_base(result: Result, base: Mapping[str, Any], where: Path) -> None:
-    if result.base != base:
-        different = sorted(key for key in {*result.base, *base} if result.base.get(key) != base.get(key))
-        raise RunFolderError(
-            f"{where} has other settings than {result.experiment}/{result.name}: {', '.join(different)}",
-            hint="keep them in another folder with --out",
-        )
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds: mean, standard deviation (0 for one seed) and how many."""
-
-    mean: float
-    deviation: float
-    count: int
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean."""
-        return self.deviation / math.sqrt(self.count)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    count = len(values)
-    mean = sum(values) / count
-    squares = sum((value - mean) ** 2 for value in values)
-    return Spread(mean, math.sqrt(squares / (count - 1)) if count > 1 else 0.0, count)
-
-
-def select(result: Result, **labels: Any) -> list[Cell]:
-    """The cells that carry all these labels."""
-    return [
-        cell for cell in result.cells if all(cell.labels.get(name) == value for name, value in labels.items())
-    ]

@@ -14,13 +14,18 @@ from niss.errors import ConfigError
 from niss.reproduce import tables
 from niss.reproduce.claims import BY_ROUND, gap
 from niss.reproduce.figure3 import FIGURE_3
+from niss.reproduce.figure4_levels import LEVELS
+from niss.reproduce.leaks import FIGURE_4, read_leaks, select_level
+from niss.reproduce.markdown import MISSING, decibels, percent, points, settled
 from niss.reproduce.results import read_result, result_path, select, spread
 from niss.reproduce.sensitivity import NBAFL
+from niss.reproduce.tables_leaks import psnr
 
 _MARKED = re.compile(r"<!-- result: (?P<key>\S+) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "figure-3": tables.figure_3_table,
+    "figure-4": tables.figure_4_table,
     "readings": lambda _: tables.readings_table(),
     "sweep": tables.sweep_table,
     "beyond": tables.beyond_table,
@@ -28,6 +33,15 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "scale": tables.scale_table,
     "claims": tables.claims_table,
 }
+
+
+IMAGES = {
+    "figure-3": "Eight panels: test accuracy over rounds at X = 0, 0.3, 0.6 and 1, with bands over seeds",
+    "figure-4": "Original and recovered pictures by kind of protection, and the DLG loss over iterations",
+    "beyond": "Accuracy over epsilon by method and setting, and the epsilon that holds in each view",
+    "scale": "Accuracy over the participants of a round, by method",
+}
+"""The figures of the text, and what they show for those who cannot see them."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +55,55 @@ class Disagreement:
 
 
 def computed_text(folder: Path, key: str) -> str:
-    """What belongs between the marks of `key`: a table, or one number of a panel.
+    """What belongs between the marks of `key`: a table, or one number of a panel or picture.
 
-    Numbers: `PANEL.gap` (points), `PANEL.x0` ... (accuracy at an X), `PANEL.early` (accuracy by round 60 at X = 0).
+    Numbers: `PANEL.gap` (points), `PANEL.x0` ... (accuracy at an X), `PANEL.early` (accuracy by round 60 at X = 0),
+    `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's noise where the level takes that). `NAME.image` shows a
+    figure, once it is drawn, in a page one folder below `docs/`.
     """
     if key in TABLES:
         return "\n" + TABLES[key](folder)
+    if key.removesuffix(".image") in IMAGES:
+        return _image(folder, key.removesuffix(".image"))
+    if key.startswith(f"{FIGURE_4}."):
+        return _psnr(folder, key)
     panel, _, wanted = key.rpartition(".")
     result = read_result(result_path(folder, FIGURE_3, panel)) if panel else None
     if wanted == "gap":
-        return tables.points(gap(result) if result else None)
+        return points(gap(result) if result else None)
     if wanted == "early":
         cells = select(result, x=0.0, reading=NBAFL.name) if result else []
         reached = [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
-        return tables.percent(spread(reached) if reached else None)
+        return percent(spread(reached) if reached else None)
     if panel and re.fullmatch(r"x[0-9.]+", wanted):
         cells = select(result, x=float(wanted[1:]), reading=NBAFL.name) if result else []
-        return tables.percent(tables.settled(cells))
+        return percent(settled(cells))
     raise ConfigError(f"unknown key {key!r}", field="result", hint="use one of: " + ", ".join(TABLES))
+
+
+def copy_name(name: str) -> str:
+    """The file in `docs/images` that shows a figure."""
+    return f"reproduce-{name}.png"
+
+
+def _image(folder: Path, name: str) -> str:
+    if not (folder / f"{name}.png").exists():
+        return f"\n{MISSING}\n"
+    return f"\n![{IMAGES[name]}](../images/{copy_name(name)})\n"
+
+
+def _psnr(folder: Path, key: str) -> str:
+    picture, _, level = key.removeprefix(f"{FIGURE_4}.").rpartition(".")
+    if level not in LEVELS or not picture:
+        raise ConfigError(
+            f"unknown key {key!r}",
+            field="result",
+            hint="use figure-4.PICTURE.LEVEL with a level of the figure",
+        )
+    leaks = read_leaks(result_path(folder, FIGURE_4, picture))
+    cells = select_level(leaks, level) if leaks is not None else []
+    # Other readings of the noise may stand beside the usual one.
+    return decibels(psnr([cell for cell in cells if not cell.labels["noise"].startswith("sigma-")]))
 
 
 def fill(text: str, folder: Path) -> str:

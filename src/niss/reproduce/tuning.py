@@ -34,7 +34,7 @@ HELD_OUT = 1 / 6
 TUNED = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
 GRID = {
     "client": {"clip": (0.25, 0.5, 1.0), "learning_rate": (0.1, 0.2), "hidden": (16, 32)},
-    "record": {"clip": (0.5, 1.0, 2.0), "learning_rate": (0.2, 0.5), "hidden": (32, 128)},
+    "record": {"clip": (0.5, 1.0, 2.0), "learning_rate": (0.5, 2.0), "hidden": (32, 128)},
 }
 
 

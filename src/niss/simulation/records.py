@@ -177,7 +177,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically; infinite and NaN numbers become null."""
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain_json(value), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 
@@ -209,15 +209,15 @@ def _append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """JSON has no infinity: null stands for "no number"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     return value

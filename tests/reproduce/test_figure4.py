@@ -1,0 +1,141 @@
+"""Figure 4 from scratch on the embedded digits: cells, resumption, merging, figure, table and flags."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from niss.errors import ConfigError, RunFolderError
+from niss.reproduce import figure4
+from niss.reproduce.chart import write_figures
+from niss.reproduce.figure4 import level_setting, run_picture
+from niss.reproduce.figure4_levels import LEVELS, cells_of, find_levels
+from niss.reproduce.leaks import read_leaks, select_level
+from niss.reproduce.results import merge_results
+from niss.reproduce.runner import OutOfTime
+from niss.reproduce.sensitivity import NBAFL, find_reading
+from niss.reproduce.tables import figure_4_table
+
+with warnings.catch_warnings():
+    # Some releases of typer use names that click has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from typer.testing import CliRunner
+
+    from niss.cli import reproduce
+
+IMAGE = "mnist-mini:0"
+QUICK = {"iterations": 12, "restarts": 1, "device": "cpu"}
+
+
+def quick(places, levels, **changes):
+    return run_picture(IMAGE, **places, **{**QUICK, "seeds": (1,), "levels": find_levels(levels), **changes})
+
+
+def test_a_picture_from_scratch(places, monkeypatch):
+    names = ["fedavg", "dp-fedavg", "niss", "niss-joint", "client-niss-joint"]
+    leaks = quick(places, names)
+    assert [cell.id for cell in leaks.cells] == [
+        "client/client-niss-joint/seed-1",
+        "nbafl/dp-fedavg/seed-1",
+        "nbafl/niss-joint/seed-1",
+        "nbafl/niss/seed-1",
+        "none/fedavg/seed-1",
+    ]
+    by_level = {cell.labels["level"]: cell for cell in leaks.cells}
+    # Where the noise cancels, the server works with the update itself, whatever the noise was.
+    assert by_level["fedavg"].noise == 0.0
+    assert max(by_level[name].noise for name in ("niss-joint", "client-niss-joint")) < 1e-6
+    # Twice the variance of DP-FedAvg on one upload alone.
+    ratio = by_level["niss"].noise / by_level["dp-fedavg"].noise
+    assert ratio == pytest.approx(2**0.5, rel=0.05)
+    assert by_level["niss-joint"].epsilon_joint is None
+    assert by_level["dp-fedavg"].epsilon_joint == pytest.approx(10.6, abs=0.1)
+    assert by_level["fedavg"].epsilon_joint is None
+    for cell in leaks.cells:
+        assert cell.iterations == 12
+        assert cell.losses[-1] == (12, pytest.approx(cell.loss, rel=1e-5))
+        assert cell.frames[-1] == (12, cell.psnr)
+        assert cell.best_psnr >= cell.psnr
+    assert read_leaks(places["out"] / "figure-4" / "mnist-mini-0.json") == leaks
+
+    figures = write_figures(places["out"], places["work"])
+    assert [path.name for path in figures] == ["figure-4.png"]
+    assert figures[0].stat().st_size < 1_000_000
+    # Without the recovered pictures it stays as it was drawn.
+    assert write_figures(places["out"]) == []
+    assert "| NISS as printed, all uploads | 0.00434 |" in figure_4_table(places["out"])
+
+    # What is there is not run again; other settings do not mix with it.
+    monkeypatch.setattr(figure4, "deep_leakage", None)
+    assert quick(places, names) == leaks
+    with pytest.raises(RunFolderError, match=r"other settings .* iterations"):
+        quick(places, names, iterations=13)
+
+
+def test_cells_run_apart_merge(tmp_path):
+    for name, levels in (("one", ["fedavg"]), ("two", ["niss"])):
+        quick({"out": tmp_path / name, "work": tmp_path / "work"}, levels)
+    (path,) = merge_results([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
+    merged = read_leaks(path)
+    assert merged is not None
+    assert [cell.labels["level"] for cell in merged.cells] == ["niss", "fedavg"]
+
+
+def test_out_of_time_keeps_whole_cells(places):
+    quick(places, ["fedavg"])
+    with pytest.raises(OutOfTime):
+        quick(places, ["fedavg", "niss"], seconds=0.0)
+    leaks = read_leaks(places["out"] / "figure-4" / "mnist-mini-0.json")
+    assert leaks is not None
+    assert [cell.labels["level"] for cell in leaks.cells] == ["fedavg"]
+    assert select_level(quick(places, ["fedavg", "niss"]), "niss")
+
+
+def test_readings_scale_the_paper_s_noise_alone():
+    strong = find_reading("0.0434")
+    plans = [level_setting(LEVELS["niss"], reading).plan for reading in (NBAFL, strong)]
+    assert plans[0].epsilon / plans[1].epsilon == pytest.approx(10.0, rel=1e-3)
+    cells = cells_of(find_levels(list(LEVELS)), [NBAFL, strong], [1])
+    # The bare update and the noise for a whole client do not depend on the reading.
+    assert len(cells) == len(LEVELS) + 4
+    assert cells["sigma-0.0434/niss/seed-1"][0]["sigma_k"] == pytest.approx(0.0434)
+    assert cells["client/client-niss/seed-1"][0]["sigma_k"] is None
+
+
+def test_calibrated_noise_in_the_sum_is_a_sixteenth_of_dp_fedavg_s():
+    """At the same promise to every client, as docs/concepts/paper.md says."""
+    left = [
+        level_setting(LEVELS[name], NBAFL)
+        .plan.for_round(
+            np.arange(30), weights=np.full(30, 1 / 30), records=np.full(30, 600.0), beacon=b"b" * 32
+        )
+        .aggregate_variance
+        for name in ("client-dp-fedavg", "client-niss-calibrated")
+    ]
+    assert left[0] / left[1] == pytest.approx(16.0, rel=0.05)
+
+
+def test_on_the_command_line(places, tmp_path):
+    assert tuple(LEVELS) == reproduce.FIGURE_4_LEVELS
+    flags = ["figure-4", f"--image={IMAGE}", "--seeds=1", "--iterations=5", "--restarts=1", "--device=cpu"]
+    flags += [f"--out={places['out']}", f"--work={places['work']}"]
+    run = CliRunner().invoke(reproduce.app, [*flags, "--level=fedavg,niss"])
+    assert run.exit_code == 0, run.output
+    assert str(places["out"] / "figure-4.png") in run.stdout.splitlines()
+    dry = CliRunner().invoke(reproduce.app, [*flags, "--dry-run"])
+    assert dry.stdout == "mnist-mini:0: 7 cells left, about 3 min on one CPU core\n"
+    again = CliRunner().invoke(
+        reproduce.app, ["figures", f"--out={places['out']}", f"--work={places['work']}"]
+    )
+    assert again.exit_code == 0, again.output
+    nowhere = CliRunner().invoke(reproduce.app, ["figures", f"--out={tmp_path / 'nowhere'}"])
+    assert isinstance(nowhere.exception, RunFolderError)
+
+
+@pytest.mark.parametrize("flag", ["--image=photo.png", "--image=mnist-mini:x", "--level=nothing", "--level="])
+def test_bad_flags(flag, tmp_path):
+    run = CliRunner().invoke(reproduce.app, ["figure-4", f"--image={IMAGE}", flag, f"--out={tmp_path}"])
+    assert isinstance(run.exception, ConfigError)
+    assert not list(tmp_path.iterdir())

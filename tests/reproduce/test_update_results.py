@@ -1,0 +1,51 @@
+"""`tools/update_results.py` fills the pages of a repository from a results folder, figures included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from niss.reproduce.results import Cell, Result, result_path, write_result
+from niss.reproduce.text import disagreements
+
+TOOL = Path(__file__).parents[2] / "tools" / "update_results.py"
+PAGE = """<!-- result: figure-3.image --><!-- end -->
+<!-- result: beyond.image -->?<!-- end -->
+<!-- result: mnist-mlp-iid.x0 -->?<!-- end -->
+<!-- result: figure-3 --><!-- end -->
+"""
+
+
+def test_pages_and_figures(tmp_path):
+    cell = Cell(
+        id="nbafl/X=0/seed-1",
+        labels={"reading": "nbafl", "sigma_k": 0.00434, "x": 0.0, "seed": 1},
+        rounds=2,
+        accuracy=0.9,
+        curve=((1, 0.5), (2, 0.9)),
+        epsilon_joint=None,
+        epsilon_marginal=None,
+        aggregate_variance=0.0,
+        seconds=1.0,
+        engine="none",
+    )
+    results = tmp_path / "results" / "paper"
+    write_result(
+        result_path(results, "figure-3", "mnist-mlp-iid"), Result("figure-3", "mnist-mlp-iid", {}, (cell,))
+    )
+    page = tmp_path / "docs" / "concepts" / "page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(PAGE, encoding="utf-8")
+    (tmp_path / "README.md").write_text("no marks\n", encoding="utf-8")
+    command = [sys.executable, str(TOOL), str(tmp_path / "results"), str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    text = page.read_text(encoding="utf-8")
+    assert "](../images/reproduce-figure-3.png)" in text
+    assert (tmp_path / "docs" / "images" / "reproduce-figure-3.png").stat().st_size < 1_000_000
+    assert "<!-- result: beyond.image -->\nnot measured yet\n<!-- end -->" in text
+    assert "-->90.0 %<!--" in text
+    assert disagreements(page, results) == []
+    # Once more changes nothing.
+    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    assert again.stdout == ""
