@@ -57,6 +57,11 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     assert "held-out" in tuning_table(places["out"])
     assert write_figures(places["out"])[0].stat().st_size < 1_000_000
 
+    # What was tuned for rounds of this size says nothing of rounds of another.
+    smaller = replace(small_setting, rounds=1, participants=small_setting.participants // 2)
+    other = run_setting(smaller, **places, epsilons=(8.0,), methods=("central-dp",), seeds=(1,), device="cpu")
+    assert [cell.labels["tuned_for"] for cell in other.cells] == ["nothing"]
+
     # A tuning that came later does not mix with what was run before it.
     path = result_path(places["out"], "tuning", small_setting.name)
     best = [replace(cell, accuracy=1.0) if cell.labels["hidden"] == 8 else cell for cell in tuned.cells]

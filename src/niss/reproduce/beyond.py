@@ -48,16 +48,17 @@ def run_setting(
         raise ConfigError(
             f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join((*METHODS, *VARIANTS))
         )
-    usual = setting.participants == find_setting(setting.name).participants
-    # Tuned for the usual size of a round; at another, only the comparison of sizes takes the same choices.
-    tuned = read_result(result_path(out, TUNING, setting.name)) if usual or experiment == SCALE else None
+    tuned = read_result(result_path(out, TUNING, setting.name))
+    if tuned is not None and experiment != SCALE and tuned.base["participants"] != setting.participants:
+        tuned = None  # tuned for rounds of another size; only the comparison of sizes takes the same choices
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
         cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device)
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
-    name = setting.name if usual and experiment == BEYOND else f"{setting.name}-{setting.participants}"
+    usual = experiment == BEYOND and setting.participants == find_setting(setting.name).participants
+    name = setting.name if usual else f"{setting.name}-{setting.participants}"
     return run_cells(
         experiment,
         name,

@@ -1,0 +1,267 @@
+"""Draw the pictures of docs/concepts from the code on those pages, which is run for that.
+
+Usage: python tools/draw_concepts.py [docs/images]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from docs_pictures import BLUE, GREEN, INK, LINES, MUTED, ORANGE, PALE, bare, canvas, save
+from matplotlib.axes import Axes
+
+import niss
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "concepts"
+Names = dict[str, Any]
+
+
+def names_of(page: str) -> Names:
+    """What the Python blocks of a page leave behind."""
+    text = (PAGES / page).read_text(encoding="utf-8")
+    names: Names = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(block, names)  # noqa: S102  (the documentation's own code)
+    return names
+
+
+def draw_updates(made: Names, path: Path) -> None:
+    figure, axes = canvas(height=2.3)
+    _bars(axes, made["updates"][:, 0], BLUE)
+    axes.set_ylabel("first coordinate")
+    axes.set_title("Weighted updates $p_k x_k$: what must stay hidden", loc="left", fontsize=11)
+    save(figure, path / "concept-1-updates.svg", "The updates of six clients")
+
+
+def draw_graph(made: Names, path: Path) -> None:
+    graph = made["graph"]
+    figure, axes = canvas(width=4.4, height=3.7)
+    angles = np.pi / 2 - 2 * np.pi * np.arange(graph.size) / graph.size
+    places = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    for sender, receiver in zip(graph.senders, graph.receivers, strict=True):
+        axes.annotate(
+            "",
+            xy=places[receiver],
+            xytext=places[sender],
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": MUTED,
+                "shrinkA": 15,
+                "shrinkB": 15,
+                "connectionstyle": "arc3,rad=0.14",
+            },
+        )
+    axes.scatter(*places.T, s=620, color=PALE, edgecolors=BLUE, linewidths=1.6, zorder=3)
+    for client, place in enumerate(places):
+        axes.text(*place, str(client), ha="center", va="center", fontsize=12, zorder=4)
+    axes.set_xlim(-1.3, 1.3)
+    axes.set_ylim(-1.25, 1.25)
+    axes.set_aspect("equal")
+    bare(axes)
+    save(figure, path / "concept-2-graph.svg", "Who shares noise with whom")
+
+
+def draw_shares(made: Names, path: Path) -> None:
+    graph, noise = made["graph"], made["noise"][:, 0]
+    edges = graph.senders.size
+    figure, axes = canvas(width=8.6, height=3.3)
+    for edge in range(edges):
+        for client, sign, colour in (
+            (graph.senders[edge], 1.0, BLUE),
+            (graph.receivers[edge], -1.0, ORANGE),
+        ):
+            axes.text(
+                edge, client, f"{sign * noise[edge]:+.2f}", ha="center", va="center", color=colour, fontsize=9
+            )
+        axes.text(edge, graph.size, "0", ha="center", va="center", color=MUTED, fontsize=9)
+    for client in range(graph.size):
+        total = made["shared"][client, 0]
+        axes.text(edges + 0.3, client, f"{total:+.2f}", ha="center", va="center", fontsize=9.5, weight="bold")
+    axes.text(edges + 0.3, -1, "sum", ha="center", va="center", color=MUTED, fontsize=9)
+    axes.text(edges + 0.3, graph.size, "0", ha="center", va="center", fontsize=9.5, weight="bold")
+    for row in range(graph.size + 1):
+        axes.axhline(row - 0.5, color=LINES, linewidth=0.8)
+    axes.set_yticks([*range(graph.size), graph.size], [*(f"client {k}" for k in range(graph.size)), "all"])
+    axes.set_xticks(
+        range(edges),
+        [f"{a}→{b}" for a, b in zip(graph.senders, graph.receivers, strict=True)],
+        fontsize=9,
+    )
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set_xlim(-0.6, edges + 0.9)
+    axes.set_ylim(graph.size + 0.5, -1.4 + 0.9)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    save(figure, path / "concept-3-shares.svg", "Shares: each column holds a number and its negative")
+
+
+def draw_uploads(made: Names, path: Path) -> None:
+    figure, axes = canvas(height=2.6)
+    _bars(axes, made["updates"][:, 0], BLUE, shift=-0.2, label="update")
+    _bars(axes, made["uploads"][:, 0], ORANGE, shift=0.2, label="upload")
+    axes.set_ylabel("first coordinate")
+    axes.legend(frameon=False, loc="upper right", ncols=2)
+    axes.set_title("What a client has, and what leaves it", loc="left", fontsize=11)
+    save(figure, path / "concept-4-uploads.svg", "Updates and uploads")
+
+
+def draw_sum(made: Names, path: Path) -> None:
+    figure, axes = canvas(height=2.8)
+    steps = np.arange(made["clients"] + 1)
+    for name, colour in (("uploads", ORANGE), ("updates", BLUE)):
+        running = np.concatenate([[0.0], np.cumsum(made[name][:, 0])])
+        axes.plot(steps, running, color=colour, marker="o", markersize=4, label=f"sum of {name}")
+    axes.axhline(0.0, color=LINES, linewidth=0.8, zorder=0)
+    axes.set_xlabel("uploads that have arrived")
+    axes.set_ylabel("first coordinate")
+    axes.legend(frameon=False)
+    axes.set_title("The noise cancels when the last upload is there", loc="left", fontsize=11)
+    save(figure, path / "concept-5-sum.svg", "Running sums of uploads and updates")
+
+
+def draw_promise(made: Names, path: Path) -> None:
+    graph, unit = made["graph"], made["this_round"].unit_variance
+    target = float(made["this_round"].own_variance[0])
+    tau2 = np.concatenate([[0.0], np.geomspace(1e-3, 1.0, 200)])
+    worst = [
+        min(niss.effective_variance(graph, unit_variance=unit, residual_variance=t * unit * graph.in_weight))
+        for t in tau2
+    ]
+    figure, axes = canvas(height=2.9)
+    axes.plot(tau2, np.array(worst) / target, color=BLUE, label="all uploads together (joint view)")
+    alone = unit * (graph.out_weight + graph.in_weight)[0] / target
+    axes.axhline(alone, color=ORANGE, linestyle="--", label="one upload alone (marginal view)")
+    axes.axhline(1.0, color=GREEN, linewidth=1.0)
+    axes.text(0.985, 1.2, "needed for the target", color=GREEN, ha="right", fontsize=9)
+    chosen = float(made["this_round"].tau2[0])
+    axes.plot([chosen], [1.0], "o", color=INK)
+    axes.annotate(
+        f"calibrated: {chosen:.3f}",
+        (chosen, 1.0),
+        (chosen + 0.08, 1.55),
+        arrowprops={"arrowstyle": "-", "color": MUTED},
+        fontsize=9,
+    )
+    axes.plot([0.0], [0.0], "s", color=ORANGE, clip_on=False, zorder=4)
+    axes.text(0.015, 0.25, "tau = 0: nothing", fontsize=9)
+    axes.set_xlabel(r"$\tau^2$")
+    axes.set_ylabel("effective noise variance\n(target = 1)")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, None)
+    axes.legend(frameon=False, loc="center right")
+    save(figure, path / "concept-6-promise.svg", "What a distortion is worth in the joint view")
+
+
+def draw_joint(made: Names, path: Path) -> None:
+    graph, unit = made["graph"], made["unit_variance"]
+    covariance = unit * graph.laplacian() + np.diag(made["residual"] * np.ones(graph.size))
+    values = np.linalg.eigvalsh(covariance)
+    figure, axes = canvas(height=2.7)
+    axes.bar(range(1, graph.size + 1), values, color=BLUE, width=0.75)
+    axes.bar([1], values[:1], color=ORANGE, width=0.75)
+    axes.annotate(
+        f"the direction of the sum: {values[0]:.3f}",
+        (1, values[0]),
+        (0.6, values.max() * 0.8),
+        arrowprops={"arrowstyle": "-", "color": MUTED},
+        fontsize=9,
+    )
+    axes.set_xlabel("directions of the server's view, from the weakest")
+    axes.set_ylabel("noise variance")
+    axes.set_title(r"Eigenvalues of $\Sigma_H$: one direction is nearly bare", loc="left", fontsize=11)
+    save(figure, path / "concept-joint-view.svg", "The noise in each direction of the joint view")
+
+
+def draw_dropouts(made: Names, path: Path) -> None:
+    figure, axes = canvas(height=2.8)
+    lost = np.arange(len(made["left_over"]))
+    axes.plot(
+        lost,
+        made["left_over"],
+        color=ORANGE,
+        marker="o",
+        markersize=4,
+        label="tolerate: edges stay in the sum",
+    )
+    axes.plot(lost, made["repaired"], color=BLUE, marker="o", markersize=4, label="repair: edges taken out")
+    axes.axhline(made["participants"], color=MUTED, linestyle=":", linewidth=1.2)
+    axes.text(0, made["participants"] * 1.1, "DP-FedAvg", color=MUTED, fontsize=9)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"clients that drop out, of {made['participants']}")
+    axes.set_ylabel("noise in the sum\n(trusted server = 1)")
+    axes.legend(frameon=False, loc="center right")
+    save(figure, path / "concept-dropouts.svg", "What dropouts leave in the sum")
+
+
+def draw_seeds(_: Names, path: Path) -> None:
+    figure, axes = canvas(width=9.4, height=2.9)
+    # Place and half width of each box, in the units of the drawing.
+    boxes = (
+        (0.0, 0.95, "one-time key of {own}\nsigned key of {other}"),
+        (2.5, 0.75, "X25519\nshared secret"),
+        (5.15, 1.2, "HKDF-SHA256\nrun, round, attempt, beacon,\nparticipants, graph, a → b"),
+        (8.0, 1.0, "AES-256 stream\nGaussians on the grid"),
+    )
+    for height, own, other, sign in ((1.0, "a", "b", "+ n"), (-1.0, "b", "a", "− n")):
+        for place, _half, text in boxes:
+            axes.text(
+                place,
+                height,
+                text.format(own=own, other=other),
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                bbox={"boxstyle": "round,pad=0.5", "facecolor": PALE, "edgecolor": BLUE},
+            )
+        for (left, left_half, _), (right, right_half, _) in pairwise(boxes):
+            axes.annotate(
+                "",
+                xy=(right - right_half, height),
+                xytext=(left + left_half, height),
+                arrowprops={"arrowstyle": "-|>", "color": MUTED, "shrinkA": 0, "shrinkB": 0},
+            )
+        axes.text(9.35, height, sign, fontsize=13, color=BLUE if sign[0] == "+" else ORANGE, va="center")
+        axes.text(-1.2, height, f"client {own}", va="center", ha="right", weight="bold")
+    axes.text(4.0, 0.0, "nothing is sent between the clients", ha="center", va="center", color=MUTED)
+    axes.set_xlim(-2.2, 9.9)
+    axes.set_ylim(-1.8, 1.8)
+    bare(axes)
+    save(figure, path / "concept-seeds.svg", "Both ends of an edge derive the same noise")
+
+
+def _bars(axes: Axes, values: Any, colour: str, *, shift: float = 0.0, label: str | None = None) -> None:
+    places = np.arange(len(values))
+    axes.bar(places + shift, values, width=0.38 if shift else 0.55, color=colour, label=label)
+    axes.axhline(0.0, color=LINES, linewidth=0.8)
+    axes.set_xticks(places, [f"client {k}" for k in places])
+    axes.tick_params(axis="x", length=0)
+
+
+PICTURES = {
+    "how-niss-works.md": (draw_updates, draw_graph, draw_shares, draw_uploads, draw_sum, draw_promise),
+    "joint-view.md": (draw_joint,),
+    "dropouts.md": (draw_dropouts,),
+    "shares-as-seeds.md": (draw_seeds,),
+}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    for page, drawings in PICTURES.items():
+        made = names_of(page)
+        for drawing in drawings:
+            drawing(made, folder)
+
+
+if __name__ == "__main__":
+    main()

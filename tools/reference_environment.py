@@ -1,0 +1,47 @@
+"""The reference page of environment variables: what each one does, and where it is read."""
+
+from __future__ import annotations
+
+# A test compares these names with what the source reads.
+READ_BY_NISS = {
+    "NISS_DATA": "Folder that is searched first for datasets, as `$NISS_DATA/mnist/…`. Downloads go to the user cache.",
+    "NISS_TRACKER_STORE": "Store of `niss tracker`, as `--store`; for an address that holds a password.",
+    "XDG_CACHE_HOME": "Where downloads are kept, in its folder `niss`; else `~/.cache/niss`. Must be absolute.",
+    "XDG_STATE_HOME": "Where the log of a crash is kept, in its folder `niss`; else `~/.local/state/niss`. Must be "
+    "absolute.",
+    "XDG_CONFIG_HOME": "Where `niss keys` keeps an identity, in its folder `niss`; else `~/.config/niss`. Must be "
+    "absolute.",
+}
+READ_BY_OTHERS = {
+    "NO_COLOR": "Set to anything: no colours in the terminal (rich).",
+    "OMP_NUM_THREADS": "Threads of linear algebra. `make` sets it to 1: many small steps are fastest so, and the "
+    "simulator sets its own by `training.threads`.",
+    "CUDA_VISIBLE_DEVICES": "Which GPUs torch sees; empty: none, and `--device auto` takes the CPU.",
+    "FLWR_HOME": "Flower's own settings, which name the SuperLink.",
+}
+
+
+def environment_page() -> str:
+    return (
+        "\n\n".join(
+            [
+                "# Environment variables",
+                "## Read by niss",
+                _table(READ_BY_NISS),
+                "## Read by what niss is built on",
+                _table(READ_BY_OTHERS),
+                "`make PYTHON=python3.12 demo` chooses the Python that `.venv` is made with.",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _table(rows: dict[str, str]) -> str:
+    return "\n".join(
+        [
+            "| Variable | What it does |",
+            "| --- | --- |",
+            *(f"| `{name}` | {text} |" for name, text in rows.items()),
+        ]
+    )
