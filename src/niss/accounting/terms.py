@@ -25,7 +25,7 @@ _GRAPHS = 3
 _MARGIN = 1.03
 # A hair more than the promise needs, so that no client refuses for the last bit of a float.
 _ROUNDING = 1.0 + 1e-9
-_LOG_STEPS = 3.0
+_LOG_STEPS = 8.0
 _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
 
@@ -44,8 +44,8 @@ def make_terms(
 ) -> Terms:
     """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants.
 
-    The grid is chosen so that the residual noise is 8 to 16 steps wide: narrower, rounding would cost privacy (from 4
-    steps on it costs nothing that can be seen); wider, the sampler's tiny distance from the Gaussian would.
+    The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
+    privacy; much wider, the sampler's tiny distance from the Gaussian would.
     """
     if plan.method != "niss" or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
