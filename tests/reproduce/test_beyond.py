@@ -63,7 +63,7 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     assert [cell.labels["tuned_for"] for cell in other.cells] == ["nothing"]
 
     # A tuning that came later does not mix with what was run before it.
-    path = result_path(places["out"], "tuning", small_setting.name)
+    path = result_path(places["out"], "tuning", small_setting.full_name)
     best = [replace(cell, accuracy=1.0) if cell.labels["hidden"] == 8 else cell for cell in tuned.cells]
     write_result(path, replace(tuned, cells=tuple(best)))
     with pytest.raises(RunFolderError, match="other settings"):

@@ -48,17 +48,15 @@ def run_setting(
         raise ConfigError(
             f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join((*METHODS, *VARIANTS))
         )
-    tuned = read_result(result_path(out, TUNING, setting.name))
-    if tuned is not None and experiment != SCALE and tuned.base["participants"] != setting.participants:
-        tuned = None  # tuned for rounds of another size; only the comparison of sizes takes the same choices
+    # Tuned for rounds of this size; the comparison of sizes takes the same choices for all.
+    tuned = read_result(result_path(out, TUNING, setting.name if experiment == SCALE else setting.full_name))
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
         cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device)
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
-    usual = experiment == BEYOND and setting.participants == find_setting(setting.name).participants
-    name = setting.name if usual else f"{setting.name}-{setting.participants}"
+    name = setting.full_name if experiment == BEYOND else f"{setting.name}-{setting.participants}"
     return run_cells(
         experiment,
         name,

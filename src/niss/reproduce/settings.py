@@ -41,6 +41,12 @@ class Setting:
         return f"{self.dataset}-{self.split}-{self.unit}"
 
     @property
+    def full_name(self) -> str:
+        """With the size of a round where it is not the usual one: `mnist-iid-client-100`."""
+        usual = self.participants == find_setting(self.name).participants
+        return self.name if usual else f"{self.name}-{self.participants}"
+
+    @property
     def title(self) -> str:
         """For a reader: `MNIST, IID, client`."""
         shown = {"mnist": "MNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}

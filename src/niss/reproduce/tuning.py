@@ -95,7 +95,7 @@ def tune(
     base = {**setting_base(cut), "held_out": len(data.test_labels), "seed": 1}
     return run_cells(
         TUNING,
-        setting.name,
+        setting.full_name,
         base,
         cells,
         out=out,
