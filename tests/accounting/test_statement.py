@@ -178,3 +178,13 @@ def test_one_unprotected_round_ends_the_guarantee() -> None:
     assert statement.epsilon_joint is None
     assert statement.clients[0].epsilon_joint is None
     assert statement.clients[1].epsilon_joint is not None
+
+
+def test_where_the_noise_came_from_is_said_truly() -> None:
+    plan, ledger = Plan(neighbours=3.0), Ledger.empty(CLIENTS)
+    seeded, drawn = (make_statement(plan, ledger, noise_from=source) for source in ("seed", "entropy"))
+    assert "comes from a seed" in seeded.caveats[0]
+    assert "do not follow from the seed" in drawn.caveats[0]
+    assert "one process" in drawn.caveats[0]
+    assert seeded.caveats[1:] == drawn.caveats[1:]
+    assert make_statement(Plan(method="fedavg"), ledger, noise_from="entropy").caveats == ()

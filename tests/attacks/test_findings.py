@@ -83,6 +83,7 @@ def test_findings_are_plain_json(tmp_path: Path) -> None:
     assert written["rows"] == [{"a": None, "b": 3, "c": None, "d": True}]
     assert written["settings"] == {"path": "a", "t": [1, 2]}
     assert written["curves"] == {"e": [0, 1, 2]}
+    assert written["columns"] == {"a": "A"}
     assert written["finished"] is False
     assert plain({1: None}) == {"1": None}
 

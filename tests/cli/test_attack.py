@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,23 @@ def test_help_shows_the_flags_and_an_example(command: str) -> None:
     assert f"niss attack {command} " in shown
     for flag in ("--out", "--seed", "--device", "--epsilon", "--overwrite", "--json"):
         assert flag in shown
+
+
+@pytest.mark.parametrize("arguments", [["attack", "--help"], ["reproduce", "figure-4", "--dry-run"]])
+def test_what_draws_nothing_does_not_load_matplotlib(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from niss.cli import main
+sys.argv = ["niss", *{arguments}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+import niss.cli.attack_work
+sys.exit("matplotlib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_dlg_writes_figure_table_and_json(tmp_path: Path) -> None:

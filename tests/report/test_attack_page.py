@@ -48,6 +48,21 @@ def test_it_shows_finding_picture_numbers_and_settings(tmp_path: Path) -> None:
     assert "<b>" not in text
 
 
+def test_columns_have_the_headings_of_the_attack(tmp_path: Path) -> None:
+    columns = {"case": "Case", "psnr": "PSNR, dB", "label_found": "Label <found>", "predicted": "Predicted"}
+    text = write_report(write_attack(tmp_path / "a", columns=columns)).read_text(encoding="utf-8")
+    head = text.partition("<thead>")[2].partition("</thead>")[0]
+    assert head == (
+        '<tr><th scope="col">Case</th><th scope="col">PSNR, dB</th><th scope="col">Label &lt;found&gt;</th></tr>'
+    )
+    assert "no guarantee" not in text, "a key without a heading is no column"
+
+
+def test_without_headings_every_key_is_a_column(tmp_path: Path) -> None:
+    text = write_report(write_attack(tmp_path / "a")).read_text(encoding="utf-8")
+    assert '<th scope="col">label found</th>' in text
+
+
 def test_an_interrupted_one_says_so(tmp_path: Path) -> None:
     folder = write_attack(tmp_path / "a", finished=False, headline="", rows=[])
     text = write_report(folder).read_text(encoding="utf-8")
@@ -74,7 +89,7 @@ def test_an_attack_beside_a_run_is_part_of_its_report(demo: Path, tmp_path: Path
     assert "<h2>Accuracy</h2>" in text
 
 
-@pytest.mark.parametrize("change", [{"rows": 3}, {"settings": []}])
+@pytest.mark.parametrize("change", [{"rows": 3}, {"settings": []}, {"columns": ["case"]}])
 def test_a_damaged_one_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(RunFolderError, match="no results of an attack"):
         write_report(write_attack(tmp_path / "a", **change))

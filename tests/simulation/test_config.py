@@ -108,6 +108,43 @@ def test_a_fault_is_named_with_its_fix(values, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"methods": [{"graph": "random"}]}, "methods.graph: .* not 'random'; use graph = 'regular'"),
+        (
+            {"methods": [{"graph": "coalition", "groups": [[0, 1], [2, 3]]}]},
+            "methods.graph: .* not 'coalition'; use graph = 'regular'",
+        ),
+        ({"methods": [{"graph": "complete"}]}, "methods.neighbours: 10 shares .* use neighbours = 199"),
+        ({"methods": [{"distortion": "scalar", "tau2": 0.3}]}, "methods.distortion: .* 'additive'"),
+        ({"methods": [{"distortion": "coordinate", "tau2": 0.3}]}, "methods.distortion: .* 'additive'"),
+        ({"methods": [{"tau2": [0.1] * 1000}]}, "methods.tau2: .* give one number"),
+        ({"privacy": {"epsilon": [3.0] * 1000}}, "privacy.epsilon: .* give one number"),
+        ({"privacy": {"unit": "record"}, "training": {"epochs": 1}}, "privacy.unit: .* use unit = 'client'"),
+        ({"privacy": {"unit": "nbafl"}}, "privacy.unit: .* use unit = 'client'"),
+        ({"training": {"weights": "declared"}}, "training.weights: .* use weights = 'equal'"),
+    ],
+)
+def test_what_the_protocol_would_ignore_is_refused(values, message):
+    make_config(values)
+    with pytest.raises(niss.ConfigError, match=message):
+        make_config({**values, "exchange": "protocol"})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"graph": "complete", "neighbours": 199},
+        {"distortion": "scalar", "tau2": 0.0},
+        {"tau2": 0.3},
+        {"name": "dp-fedavg", "graph": "random"},
+    ],
+)
+def test_what_the_protocol_can_do_is_accepted(method):
+    assert make_config({"exchange": "protocol", "methods": [method]}).exchange == "protocol"
+
+
 def test_overrides_reach_nested_settings_and_are_checked():
     config = with_overrides(Config(), {"privacy.epsilon": 8, "rounds": 2})
     assert (config.privacy.epsilon, config.rounds) == (8.0, 2)

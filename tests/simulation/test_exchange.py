@@ -15,7 +15,7 @@ from support.federation import small_config
 
 def noise_of(exchange: ProtocolExchange, members: int, coordinates: int, number: int = 0) -> np.ndarray:
     update = np.zeros(coordinates)
-    played = exchange.play(number, np.arange(members), lambda _seat: update, charge=lambda _mu: None)
+    played = exchange.play(number, np.arange(members), lambda _seat: update, charge=lambda _mu, _alone: None)
     assert played.outcome.exact
     return np.asarray(played.outcome.total / np.sqrt(played.predicted_variance))
 
@@ -39,7 +39,7 @@ def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> Non
     updates = niss.SimStream(2).generator().standard_normal((9, 50)) * 0.05
     absent = [] if mode == "tolerate" else [3]
     played = exchange.play(
-        0, np.arange(9), lambda seat: updates[seat], charge=lambda _mu: None, absent=absent
+        0, np.arange(9), lambda seat: updates[seat], charge=lambda _mu, _alone: None, absent=absent
     )
     kept = [seat for seat in range(9) if seat not in absent]
     assert played.outcome.exact
@@ -63,7 +63,86 @@ def test_a_run_through_the_protocol_learns_and_keeps_its_promise(datasets, held_
     assert result.summary["accuracy"] > 0.8
     ratio = result.summary["aggregate_variance_predicted"] / simulated.summary["aggregate_variance_predicted"]
     assert 1.0 <= ratio < 1.3
-    assert any("Rounding to the grid" in caveat for caveat in result.statement.caveats)
+    caveats = " ".join(result.statement.caveats)
+    assert "Rounding to the grid" in caveats
+    assert "from the operating system's entropy" in caveats
+    assert "comes from a seed" not in caveats
+
+
+def test_metrics_hold_what_the_terms_of_the_round_were(datasets, held_out, linear) -> None:
+    """Without dropouts eta^2 is the m-th part of the sum's noise, tau^2 = eta^2 / (kappa sigma_k^2)."""
+    config = small_config(exchange="protocol", methods=[{"name": "niss", "neighbours": 3, "kappa": 2.0}])
+    plan = config.plan(config.methods[0])
+    own = (1.0 / 6 / plan.round_mu(np.zeros(1, dtype=np.int64))[0]) ** 2
+    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    for line in result.metrics:
+        left = line["aggregate_variance_predicted"]
+        assert line["tau2"] == pytest.approx(left / 6 / (2.0 * own))
+        assert line["noise_multiplier"] == pytest.approx(np.sqrt(left) * 6)
+        assert line["mu_marginal"] == pytest.approx(1.0 / 6 / np.sqrt(2 * 2.0 * own + left / 6))
+    assert result.summary["tau2"] == pytest.approx(np.mean([line["tau2"] for line in result.metrics]))
+    spent = [client.mu_marginal for client in result.statement.clients if client.participations]
+    assert max(spent) <= np.sqrt(sum(line["mu_marginal"] ** 2 for line in result.metrics)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [3.0, 50.0])
+def test_what_the_grid_adds_to_delta_is_told(datasets, held_out, linear, epsilon: float) -> None:
+    config = small_config(exchange="protocol", rounds=1, privacy={"epsilon": epsilon, "clip": 1.0})
+    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    [note] = [caveat for caveat in result.statement.caveats if caveat.startswith("Rounding to the grid")]
+    assert f"at most {result.metrics[0]['grid_delta']:.2g} to delta" in note
+    # The bound grows with e^epsilon: at 50 it is no bound any more.
+    assert (result.metrics[0]["grid_delta"] < 1e-5) == (epsilon == 3.0)
+    assert ("exact Gaussian" in note) == (epsilon == 50.0)
+
+
+def test_who_drops_out_again_and_again_still_has_keys() -> None:
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, participations=6)
+    exchange = ProtocolExchange(plan, rounds=6, coordinates=5)
+    for number in range(6):
+        played = exchange.play(
+            number,
+            np.arange(5),
+            lambda _seat: np.zeros(5),
+            charge=lambda _mu, _alone: None,
+            absent=[0] if number < 5 else [],
+        )
+    assert played.outcome.survivors == tuple(range(5))
+
+
+def test_a_repair_beyond_what_was_planned_leaves_noise_and_says_so() -> None:
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, revealed=1, dropped=1)
+    exchange = ProtocolExchange(plan, rounds=1, coordinates=5, mode="repair")
+    played = exchange.play(
+        0, np.arange(6), lambda _seat: np.zeros(5), charge=lambda _mu, _alone: None, absent=[1, 2]
+    )
+    assert played.outcome.survivors == (0, 3, 4, 5)
+    assert not played.outcome.exact
+    assert played.predicted_variance > 4 * played.agreed.terms.residual_variance
+
+
+def test_a_smaller_round_is_played_at_the_same_price() -> None:
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, graph="complete", participations=2)
+    exchange = ProtocolExchange(plan, rounds=2, coordinates=5)
+    mus = [
+        exchange.play(number, np.arange(size), lambda _seat: np.zeros(5), charge=lambda _mu, _alone: None).mu
+        for number, size in enumerate((6, 4))
+    ]
+    assert mus == pytest.approx([plan.round_mu(np.zeros(1, dtype=np.int64))[0]] * 2)
+
+
+def test_one_lost_upload_is_told_in_the_singular(datasets, held_out, linear) -> None:
+    config = small_config(
+        exchange="protocol",
+        rounds=1,
+        seed=5,
+        protocol={"dropout": 0.15},
+        methods=[{"name": "niss", "neighbours": 5, "graph": "complete"}],
+    )
+    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    assert result.metrics[0]["dropped"] == 1
+    assert any(caveat.startswith("1 upload never arrived") for caveat in result.statement.caveats)
+    assert any("In 1 round noise" in caveat for caveat in result.statement.caveats)
 
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
@@ -80,6 +159,7 @@ def test_dropouts_are_survived_and_told(datasets, held_out, linear, mode: str) -
     dropped = sum(line["dropped"] for line in result.metrics)
     assert dropped > 0
     assert any(f"{dropped} uploads never arrived" in caveat for caveat in result.statement.caveats)
+    assert all(line["exact"] for line in result.metrics) == (mode == "repair")
     assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
 
 
@@ -89,5 +169,3 @@ def test_a_coarse_grid_and_an_unfit_setting_are_refused(datasets, held_out) -> N
         niss.run(config, model=nn.Linear(5, 3), clients=datasets, test=held_out)
     with pytest.raises(niss.ConfigError, match="exchange"):
         small_config(protocol={"dropout": 0.1})
-    with pytest.raises(niss.ConfigError, match="exchange"):
-        small_config(exchange="protocol", training={"participants": 6, "weights": "declared"})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from niss.tracker.gate import Gate, Receive, Scope, Send
-from niss.tracker.logs import start_logging
+from niss.tracker.logs import log, start_logging
 from niss.tracker.metrics import Metrics
 from niss.tracker.records import Counts
 from niss.tracker.refusal import Refusal
@@ -106,3 +106,22 @@ def test_a_defect_is_logged_with_its_place_and_without_values(capsys: pytest.Cap
     assert (entry["event"], entry["level"], entry["status"]) == ("defect", "error", 500)
     assert any("broken" in line for line in entry["traceback"])
     assert "hushhush" not in json.dumps(entry)
+
+
+def test_what_an_exception_says_is_logged_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    key, address = bytes(range(100, 132)), "redis://user:word@store:6379/0"
+    start_logging("info")
+    try:
+        try:
+            raise ValueError(f"bad key {key.hex()} of {key!r}")
+        except ValueError as error:
+            log("defect", error=error, reason=f"cannot reach {address}", milliseconds=1.5)
+        logged = capsys.readouterr().err
+    finally:
+        for name in ("niss.tracker", "uvicorn"):
+            logging.getLogger(name).handlers = []
+    entry = json.loads(logged)
+    assert entry["traceback"][-1] == "ValueError: bad key [redacted] of [redacted]"
+    assert any("test_gate.py" in line for line in entry["traceback"])
+    assert entry["reason"] == "cannot reach redis://[redacted]@store:6379/0"
+    assert entry["milliseconds"] == 1.5

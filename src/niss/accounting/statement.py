@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,12 @@ _RELATIONS = {
     "zero-out": "replaced by an update of zero; that the client took part is not hidden",
     "replace-one": "replaced by any other; that the client took part is not hidden",
 }
-
+_SIMULATED = {
+    "seed": "The noise of a simulation comes from a seed: the numbers describe the mechanism, "
+    "they do not protect the data that was simulated with.",
+    "entropy": "Keys and noise came from the operating system's entropy and do not follow from the seed. "
+    "Yet all parties ran in one process, which held every update: nothing here is hidden from whoever ran it.",
+}
 
 NOT_PROTECTED = (
     "that a client took part, and when",
@@ -76,9 +81,17 @@ class Statement:
 
 
 def make_statement(
-    plan: Plan, ledger: Ledger, *, notes: tuple[str, ...] = (), outsider: OutsiderClaim | None = None
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    notes: tuple[str, ...] = (),
+    outsider: OutsiderClaim | None = None,
+    noise_from: Literal["seed", "entropy"] = "seed",
 ) -> Statement:
-    """The statement for what `ledger` says was spent under `plan`."""
+    """The statement for what `ledger` says was spent under `plan`.
+
+    `noise_from` says where the noise of the run came from: a seed, or the operating system's entropy.
+    """
     rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
     delta = plan.delta - rounds * plan.attempts * plan.corruption.failure
     clients = tuple(_client(plan, ledger, number, delta) for number in range(ledger.participations.size))
@@ -103,7 +116,7 @@ def make_statement(
         words=_words(plan, ledger, joint, marginal, adversary),
         paper=_paper(plan, marginal),
         not_protected=NOT_PROTECTED if plan.private else (),
-        caveats=_caveats(plan) + notes,
+        caveats=_caveats(plan, noise_from) + notes,
         clients=clients,
         epsilon_outsider=_outsider_epsilon(outsider, joint),
         outsider=None if outsider is None else f"Seeing only the released models: {outsider.words}",
@@ -218,13 +231,10 @@ def _why_none(plan: Plan) -> str:
     )
 
 
-def _caveats(plan: Plan) -> tuple[str, ...]:
+def _caveats(plan: Plan, noise_from: str) -> tuple[str, ...]:
     if not plan.private:
         return ()
-    caveats = [
-        "The noise of a simulation comes from a seed: the numbers describe the mechanism, "
-        "they do not protect the data that was simulated with.",
-    ]
+    caveats = [_SIMULATED[noise_from]]
     if plan.method == "niss":
         if plan.colluders == 0:
             caveats.append("Clients that collude with the server are not counted here.")

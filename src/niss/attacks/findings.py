@@ -55,6 +55,7 @@ class Findings:
             "finished": self.finished,
             "headline": self.headline,
             "settings": self.settings,
+            "columns": self.columns,
             "rows": self.rows,
             "curves": self.curves,
         }

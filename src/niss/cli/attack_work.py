@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from niss.attacks.drawing import save
 from niss.attacks.findings import Experiment, Findings, prepare_folder, write_findings
 from niss.cli.terminal import LiveBars, free_folder, kept_on_interrupt, messages, print_json, results
 from niss.report import write_report
@@ -60,6 +59,8 @@ def _keep(findings: Findings, draw: Draw, folder: Path) -> Path:
             raise
         figure = None
     if figure is not None:
+        from niss.attacks.drawing import save
+
         save(figure, folder / "attack.png")
     return write_report(folder)
 

@@ -1,15 +1,9 @@
-"""A crash in two lines: what happened, and the file that holds the whole traceback.
-
-The traceback names files, lines and functions, never the values of variables. What an exception says is kept, less
-everything that could be key material: byte strings, long runs of digits, hex or base64, long lists of numbers, and the
-password in an address.
-"""
+"""A crash in two lines: what happened, and the file that holds the whole traceback, redacted."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import traceback
 from collections.abc import Mapping, Sequence
@@ -18,17 +12,8 @@ from pathlib import Path
 
 import typer
 
+from niss.redaction import redact, safe_traceback
 from niss.version import __version__
-
-REDACTED = "[redacted]"
-# A message longer than this is data, not words.
-_MOST_SIGNS = 4000
-_FRAME = re.compile(r"\s+File \"")
-_BYTES = re.compile(r"""\bb(['"])(?:\\.|(?!\1)[^\\])*(?:\1|$)""")
-_HEX = re.compile(r"(?<![0-9a-zA-Z])(?:0x)?[0-9a-fA-F]{24,}")
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{40,}={0,2}")
-_NUMBERS = re.compile(r"(?:[-+]?[\d.][\de.+-]*[\s,]+){11,}[-+]?[\d.][\de.+-]*")
-_PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 
 
 def report_crash(error: BaseException, arguments: Sequence[str], *, debug: bool) -> None:
@@ -56,26 +41,6 @@ def log_folder(environment: Mapping[str, str]) -> Path:
     state = Path(environment.get("XDG_STATE_HOME", ""))
     # The specification has relative paths ignored.
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "niss"
-
-
-def safe_traceback(error: BaseException) -> str:
-    """The traceback with all causes, without the values of variables, and redacted."""
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    return "\n".join(line if _FRAME.match(line) else redact(line) for line in lines) + "\n"
-
-
-def redact(text: str) -> str:
-    """`text` without anything that could be key material or a password."""
-    text = text[:_MOST_SIGNS]
-    for pattern in (_PASSWORD, _BYTES, _NUMBERS, _HEX):
-        text = pattern.sub(REDACTED, text)
-    return _BASE64.sub(_unless_a_path, text)
-
-
-def _unless_a_path(found: re.Match[str]) -> str:
-    """A long path looks like base64; one whose first folder is there is a path."""
-    first = re.match(r"/[^/]+", found[0])
-    return found[0] if first is not None and os.path.lexists(first[0]) else REDACTED
 
 
 def _write_log(folder: Path, trace: str, arguments: Sequence[str]) -> Path:

@@ -18,12 +18,13 @@ _RUN_MARKS = ("summary.json", "manifest.json", "metrics.jsonl", "result.json")
 
 @dataclass(frozen=True, slots=True)
 class AttackReport:
-    """An `attack.json` with what lies beside it."""
+    """An `attack.json` with what lies beside it; `columns` are the headings of the keys that a table shows."""
 
     folder: Path
     picture: AttackPicture
     niss_version: str | None
     settings: JsonObject
+    columns: dict[str, str]
     rows: tuple[JsonObject, ...]
     notes: tuple[str, ...] = ()
 
@@ -46,7 +47,8 @@ def read_attack_report(folder: Path) -> AttackReport:
     path, notes = folder / "attack.json", list[str]()
     values = read_json_object(path) or {}
     settings, rows = values.get("settings", {}), values.get("rows", [])
-    if not isinstance(settings, dict) or not isinstance(rows, list):
+    columns = values.get("columns", {})
+    if not isinstance(settings, dict) or not isinstance(rows, list) or not isinstance(columns, dict):
         raise RunFolderError(f"{path} holds no results of an attack.", hint="Run the attack again.")
     version = values.get("niss")
     return AttackReport(
@@ -54,6 +56,7 @@ def read_attack_report(folder: Path) -> AttackReport:
         picture=read_attack_picture(path, ".", notes),
         niss_version=version if isinstance(version, str) else None,
         settings=settings,
+        columns={key: str(heading) for key, heading in columns.items()},
         rows=tuple(row for row in rows if isinstance(row, dict)),
         notes=tuple(notes),
     )
@@ -76,7 +79,7 @@ def attack_body(report: AttackReport) -> str:
             + (f'<ul class="notices">{items}</ul>\n' if items else "")
             + "</header>",
             _picture_section(report),
-            _rows_section(report.rows),
+            _rows_section(report.columns, report.rows),
             f"<section>\n<h2>Settings</h2>\n{pairs(dict(settings))}\n</section>",
         ]
     )
@@ -89,16 +92,19 @@ def _picture_section(report: AttackReport) -> str:
     return f"<section>\n<h2>What the attacker recovered</h2>\n{figure}\n</section>"
 
 
-def _rows_section(rows: tuple[JsonObject, ...]) -> str:
-    """One line for each case that was tried; only values that fit into a cell."""
-    columns = [
-        key
-        for key in dict.fromkeys(key for row in rows for key in row)
-        if not any(isinstance(row.get(key), dict | list) for row in rows)
-    ]
+def _rows_section(headings: dict[str, str], rows: tuple[JsonObject, ...]) -> str:
+    """One line for each case that was tried; only values that fit into a cell.
+
+    An attack of an older version names no headings: then every key is a column.
+    """
+    known = dict.fromkeys(key for row in rows for key in row)
+    shown = [key for key in headings if key in known] or list(known)
+    columns = [key for key in shown if not any(isinstance(row.get(key), dict | list) for row in rows)]
     if not columns:
         return ""
-    head = "".join(f'<th scope="col">{escape(key.replace("_", " "))}</th>' for key in columns)
+    head = "".join(
+        f'<th scope="col">{escape(headings.get(key) or key.replace("_", " "))}</th>' for key in columns
+    )
     body = "\n".join(
         f'<tr><th scope="row">{escape(_shown(row.get(columns[0])))}</th>'
         + "".join(f"<td>{escape(_cell(row, key))}</td>" for key in columns[1:])

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from niss.accounting import Plan
 from niss.errors import ConfigError
+from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.simulation.protocol_limits import check_protocol
 
 PRESETS = ("demo", "paper")
 
@@ -157,10 +159,8 @@ class Config(_Section):
             raise ValueError(
                 "protocol.dropout: only the real protocol drops clients; set exchange = 'protocol'"
             )
-        if self.exchange == "protocol" and (privacy.unit != "client" or training.weights != "equal"):
-            raise ValueError(
-                "exchange: the protocol hides whole clients of equal weight; use unit = 'client'"
-            )
+        if self.exchange == "protocol":
+            check_protocol(self)
         if privacy.colluders > training.participants - 2:
             raise ValueError(
                 f"privacy.colluders: {privacy.colluders} of {training.participants} participants leave nobody "
@@ -217,6 +217,8 @@ class Config(_Section):
             colluders=self.privacy.colluders,
             revealed=self.privacy.revealed,
             dropped=self.privacy.dropped,
+            # A round of the protocol may draw its graph again; delta pays for every draw.
+            attempts=LINKS_PER_ROUND if self.exchange == "protocol" and method.name == "niss" else 1,
         )
 
     def with_plan(self, plan: Plan) -> Config:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,29 +18,50 @@ from numpy.typing import NDArray
 
 from niss.accounting import Plan
 from niss.accounting.assess import make_assessor
+from niss.accounting.attempts import more_noise
 from niss.accounting.terms import grid_delta, make_terms
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.beacon import BeaconChain
+from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Message, Participant, Prekey
+from niss.protocol.messages import Beacon, Message, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
 
 IntArray = NDArray[np.int64]
 
-# Each upload brings one fresh prekey, so a client never has fewer than it was enrolled with.
+# Each upload brings one fresh prekey; the other is for a round that the client drops out of.
 _PREKEYS = 2
+# Rounding in the terms is not worth a refusal; its square stays within the ledger's own 1e-9.
+_ROUNDING = 1.0 + 4e-10
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What a round of the protocol gave: its outcome, what it cost each client, and what it should have left."""
+    """What a round of the protocol gave: its outcome, what it cost each client, and what it should have left.
+
+    `mu` is the cost in the joint view, `marginal_mu` that of an upload looked at alone. `grid_delta` is what the grid
+    of these terms adds to delta over all participations of a client.
+    """
 
     outcome: Outcome
     agreed: Agreed
     mu: float
+    marginal_mu: float
+    grid_delta: float
     bytes_uploaded: int
+
+    @property
+    def attempts(self) -> int:
+        """The graphs that were drawn for this round; all but the last were given up before anyone was asked."""
+        return self.agreed.terms.attempt + 1
+
+    @property
+    def tau2(self) -> float:
+        """eta^2 / (v sigma^2): the distortion that the terms of the round stand for."""
+        terms = self.agreed.terms
+        return terms.residual_variance / (terms.unit_variance * terms.neighbours)
 
     @property
     def predicted_variance(self) -> float:
@@ -77,6 +98,8 @@ class ProtocolExchange:
         modulus_bits: int = 64,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        if plan.attempts > LINKS_PER_ROUND:
+            raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
         self._plan, self._coordinates, self._entropy = plan, coordinates, entropy
         self._mode, self._grid = mode, (grid_bits, modulus_bits)
         self._holder = Identity.generate(entropy)
@@ -84,7 +107,11 @@ class ProtocolExchange:
         self._server = Server(Identity.generate(entropy))
         self._run = entropy(16)
         self._assess = make_assessor(relation=plan.relation, failure=plan.corruption.failure)
-        self.grid_delta = 0.0
+        # A given tau^2 promises nothing, so nothing is too dear.
+        self._allowed = math.inf
+        if plan.tau2 is None:
+            self._allowed = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * _ROUNDING
+        self._terms: dict[int, Terms] = {}
         self._clients: dict[int, Client] = {}
         self._prekeys: dict[int, list[Prekey]] = {}
 
@@ -94,33 +121,23 @@ class ProtocolExchange:
         members: IntArray,
         updates: Callable[[int], NDArray[np.floating[Any]]],
         *,
-        charge: Callable[[float], None],
+        charge: Callable[[float, float], None],
         absent: Collection[int] = (),
     ) -> Exchanged:
-        """One round: `updates(seat)` are bare updates, clipped and hidden by the clients; `absent` never upload."""
-        clients = [self._client(int(member), members.size) for member in members]
+        """One round: `updates(seat)` are bare updates, clipped and hidden by the clients; `absent` never upload.
+
+        `charge` is told the mu of the joint and of the marginal view, once, before the first upload.
+        """
+        clients = [self._client(int(member)) for member in members]
         participants = tuple(
-            Participant(client.public, self._prekeys[int(member)].pop(0))
+            Participant(client.public, self._next_prekey(int(member)))
             for client, member in zip(clients, members, strict=True)
         )
-        terms = make_terms(
-            self._plan,
-            participants=members.size,
-            coordinates=self._coordinates,
-            run=self._run,
-            number=number,
-            mode=self._mode,
-            grid_bits=self._grid[0],
-            modulus_bits=self._grid[1],
-        )
-        self.grid_delta = max(self.grid_delta, grid_delta(self._plan, terms))
-        beacon = self._chain.release(
-            terms.round, terms.attempt, participants_hash(participants) + terms_hash(terms)
-        )
+        terms, beacon, mu = self._draw(number, participants)
+        rounding = grid_delta(self._plan, terms)
         opened = self._server.open_round(terms, participants, beacon)
-        agreed = agree(opened)
-        mu = self._assess(agreed, self._plan.colluders)
-        charge(mu)
+        alone = self._marginal_mu(terms, members.size)
+        charge(mu, alone)
         sent = 0
         for seat, client in enumerate(clients):
             if seat in absent:
@@ -134,41 +151,104 @@ class ProtocolExchange:
         outcome = self._server.finish()
         for client in clients:
             client.close_round()
-        return Exchanged(outcome, agreed, mu, sent)
+        return Exchanged(outcome, agree(opened), mu, alone, rounding, sent)
+
+    def _draw(self, number: int, participants: tuple[Participant, ...]) -> tuple[Terms, Beacon, float]:
+        """The first attempt whose graph keeps the promise for everyone: its terms, its link, and its mu.
+
+        The noise is set before the graph is known. An attempt on whose graph it is too little is given up before any
+        client is told of it: nothing is sent and nothing charged, and the keys of the participants are still unused.
+        The next attempt has its own link and more noise; delta pays for all `Plan.attempts` in any case.
+        """
+        plan, more, least = self._plan, 1.0, math.inf
+        refusal: RemoteProtocolError | None = None
+        for attempt in range(plan.attempts):
+            terms = self._terms_for(len(participants))
+            terms = replace(
+                terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
+            )
+            beacon = self._chain.release(number, attempt, participants_hash(participants) + terms_hash(terms))
+            try:
+                mu = self._assess(agree(RoundOpen(terms, participants, beacon)), plan.colluders)
+            except RemoteProtocolError as error:
+                # On this graph nobody would agree to the repair; the next may be denser where it matters.
+                refusal = error
+                continue
+            if mu <= self._allowed:
+                return terms, beacon, mu
+            least = min(least, mu)
+            more *= more_noise(mu, self._allowed)
+        why = f"the best would cost mu = {least:.4g}, {self._allowed:.4g} is allowed"
+        if refusal is not None and least == math.inf:
+            why = refusal.message
+        raise PrivacyError(
+            f"round {number + 1}: none of {plan.attempts} graphs keeps the promise for every client: {why}",
+            hint="more neighbours, a larger kappa, more participants, or fewer colluders to be assumed",
+        )
+
+    def _terms_for(self, participants: int) -> Terms:
+        """The terms for that many participants; round and attempt are filled in later."""
+        if participants not in self._terms:
+            self._terms[participants] = make_terms(
+                self._plan,
+                participants=participants,
+                coordinates=self._coordinates,
+                run=self._run,
+                number=0,
+                mode=self._mode,
+                grid_bits=self._grid[0],
+                modulus_bits=self._grid[1],
+            )
+        return self._terms[participants]
+
+    def _marginal_mu(self, terms: Terms, participants: int) -> float:
+        """Delta / sqrt(2 v sigma^2 + eta^2); a self-mask, which a repair takes out again, is not counted."""
+        variance = 2.0 * terms.unit_variance * terms.neighbours + terms.residual_variance
+        return float(self._plan.sensitivity(1.0 / participants, 1.0)) / math.sqrt(variance)
 
     def _repair(self, clients: list[Client], absent: Collection[int]) -> None:
+        """The repair as far as clients agree to it; where more is missing than was planned for, noise stays."""
         claim = self._server.claim_survivors()
         for seat in claim.survivors:
-            if seat not in absent:
-                self._server.take_verdict(_carried(clients[seat].judge(_carried(claim))))
+            if seat in absent:
+                continue
+            try:
+                verdict = clients[seat].judge(_carried(claim))
+            except RemoteProtocolError:
+                continue
+            self._server.take_verdict(_carried(verdict))
         for seat, request in self._server.request_reveals().items():
             self._server.take_reveal(_carried(clients[seat].reveal(_carried(request))))
 
-    def _client(self, member: int, participants: int) -> Client:
+    def _client(self, member: int) -> Client:
         if member not in self._clients:
             policy = Policy(
-                participants=participants,
+                # Two honest ones. What a small round costs is bounded by mu.
+                participants=self._plan.colluders + 2,
                 colluders=self._plan.colluders,
-                # What rounding in the terms may add is not worth a refusal.
-                mu=float(self._plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * (1.0 + 1e-9)
-                if self._plan.tau2 is None
-                else math.inf,
+                attempts=self._plan.attempts,
+                mu=self._allowed,
                 clip=self._plan.clip,
                 server=self._server.public,
                 holder=self._holder.public,
                 anchor=self._chain.anchor,
             )
             # The simulator charges a round for all its participants at once, before the first upload.
-            client = Client(
+            self._clients[member] = Client(
                 Identity.generate(self._entropy),
                 policy,
                 assess=self._assess,
                 charge=lambda _agreed, _mu: None,
                 persist=lambda _kept: None,
             )
-            self._clients[member] = client
-            self._prekeys[member] = list(client.enrol(_PREKEYS, self._entropy))
+            self._prekeys[member] = []
         return self._clients[member]
+
+    def _next_prekey(self, member: int) -> Prekey:
+        """A key of that client that no round has used; it enrols more when it has dropped out too often."""
+        if not self._prekeys[member]:
+            self._prekeys[member] += self._clients[member].enrol(_PREKEYS, self._entropy)
+        return self._prekeys[member].pop(0)
 
 
 def _carried(message: Any) -> Any:

@@ -125,12 +125,14 @@ class MethodRun:
         outsider = _outsider(federation, metrics)
         notes = _notes(metrics)
         if federation.exchange is not None:
-            notes += (
-                f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most "
-                f"{federation.exchange.grid_delta:.2g} to delta; the claim is computational, as are the keys "
-                "behind it.",
-            )
-        statement = make_statement(federation.plan, self._ledger, notes=notes, outsider=outsider)
+            notes += (_grid_note(metrics, federation.plan.delta),)
+        statement = make_statement(
+            federation.plan,
+            self._ledger,
+            notes=notes,
+            outsider=outsider,
+            noise_from="seed" if federation.exchange is None else "entropy",
+        )
         state_dict = self._state_dict()
         is_niss = method.name == "niss"
         summary = {
@@ -202,10 +204,19 @@ def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
     notes = []
     if dropped := sum(line["dropped"] for line in metrics):
         notes.append(
-            f"{dropped} uploads never arrived; every round is charged as if the server had lied about it."
+            f"{_counted(dropped, 'upload')} never arrived; every round is charged as if the server had lied about it."
+        )
+    if noisy := sum(not line.get("exact", True) for line in metrics):
+        notes.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
+    if again := sum(line.get("attempts", 1) - 1 for line in metrics):
+        notes.append(
+            f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "
+            "anything was sent, for another with more noise. Nothing was charged for that; delta pays for all attempts."
         )
     if zeroed := sum(line["zeroed_updates"] for line in metrics):
-        notes.append(f"{zeroed} updates were NaN or infinite and were replaced by zero.")
+        notes.append(
+            f"{_counted(zeroed, 'update')} {_was(zeroed)} NaN or infinite and {_was(zeroed)} replaced by zero."
+        )
     if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
         notes.append(
             f"The worst case over colluders is the worst of a search (at least {min(searched)} sets a round), "
@@ -219,6 +230,30 @@ def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
             note += f"; the worst-off kept {min(kept):.0%} of the noise that a balanced graph leaves to its worst-off"
         notes.append(note + ".")
     return tuple(notes)
+
+
+def _grid_note(metrics: list[dict[str, Any]], delta: float) -> str:
+    """What the claim of a protocol run leaves out; from the metrics, so that a resumed run says the same."""
+    # Metrics of an older version do not know.
+    added = max(line.get("grid_delta", 1.0) for line in metrics)
+    note = (
+        f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {added:.2g} to delta; the "
+        "claim is computational, as are the keys behind it."
+    )
+    if added >= delta:
+        note += (
+            " That is delta itself or more: at an epsilon this large the bound says nothing about the rounding, and "
+            "the claim is that of exact Gaussian noise."
+        )
+    return note
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
@@ -239,5 +274,9 @@ def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
         "worst_of_search": outcome.worst_of_search,
         "balance": None if outcome.balance is None else asdict(outcome.balance),
     }
+    protocol = outcome.protocol
+    if protocol is None:
+        return line
     # Public: the round's beacon and what it was let out for. A simulated round has its beacon from the seed.
-    return line if outcome.protocol is None else {**line, "protocol": outcome.protocol}
+    played = {name: getattr(protocol, name) for name in ("attempts", "exact", "grid_delta")}
+    return {**line, **played, "protocol": protocol.public}

@@ -6,6 +6,7 @@ the server sums the uploads, and what was shared cancels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -41,6 +42,22 @@ class Federation:
 
 
 @dataclass(frozen=True)
+class ProtocolRecord:
+    """What only a round of the real protocol has.
+
+    attempts    graphs drawn until one kept the promise
+    exact       whether nothing but the intended noise was left in the sum
+    grid_delta  what rounding and the sampler add to delta
+    public      the beacon and what it was let out for, from which the graph follows
+    """
+
+    attempts: int
+    exact: bool
+    grid_delta: float
+    public: dict[str, str]
+
+
+@dataclass(frozen=True)
 class RoundOutcome:
     """What a round left behind."""
 
@@ -57,7 +74,7 @@ class RoundOutcome:
     worst_of_search: int | None
     balance: Balance | None
     evaluation: Evaluation | None
-    protocol: dict[str, str] | None = None
+    protocol: ProtocolRecord | None = None
 
 
 def play_round(
@@ -113,13 +130,13 @@ def play_round(
         weights=moved,
         participants=participants.size,
         zeroed_updates=zeroed,
-        tau2=float(round_plan.tau2.mean()),
+        tau2=summed.tau2,
         dropped=summed.dropped,
         aggregate_variance=summed.noise_variance,
         aggregate_variance_predicted=summed.predicted_variance,
         joint_mu=summed.joint_mu,
-        marginal_mu=float(round_plan.marginal_mu.max()),
-        noise_multiplier=round_plan.noise_multiplier,
+        marginal_mu=summed.marginal_mu,
+        noise_multiplier=summed.noise_multiplier,
         worst_of_search=None if worst is None or worst.exact else worst.examined,
         balance=summed.plan.balance(),
         evaluation=_evaluate(federation, moved, number),
@@ -136,8 +153,11 @@ class _Summed:
     noise_variance: float
     predicted_variance: float
     joint_mu: float
+    marginal_mu: float
+    tau2: float
+    noise_multiplier: float
     dropped: int = 0
-    protocol: dict[str, str] | None = None
+    protocol: ProtocolRecord | None = None
 
 
 def _exchange(
@@ -157,14 +177,25 @@ def _exchange(
         total = uploads.total()
         add_server_noise(total, plan, stream.child("noise"))
         noise = float(np.mean((total - exact) ** 2))
-        return _Summed(total, plan, noise, plan.aggregate_variance, float(plan.joint_mu.max()))
+        return _Summed(
+            total=total,
+            plan=plan,
+            noise_variance=noise,
+            predicted_variance=plan.aggregate_variance,
+            joint_mu=float(plan.joint_mu.max()),
+            marginal_mu=float(plan.marginal_mu.max()),
+            tau2=float(plan.tau2.mean()),
+            noise_multiplier=plan.noise_multiplier,
+        )
     rows = uploads.rows()
     absent = _absent(members.size, federation.config.protocol.dropout, stream.child("dropout"))
     exchanged = federation.exchange.play(
         number,
         members,
         lambda seat: rows[seat] * members.size,
-        charge=lambda mu: ledger.charge(members, np.full(members.size, mu), plan.marginal_mu),
+        charge=lambda mu, alone: ledger.charge(
+            members, np.full(members.size, mu), np.full(members.size, alone)
+        ),
         absent=absent,
     )
     survivors = list(exchanged.outcome.survivors)
@@ -172,8 +203,20 @@ def _exchange(
     noise = float(np.mean((total - rows[survivors].sum(axis=0, dtype=np.float64)) ** 2))
     # Those who are left stand for all: dividing by their number instead is post-processing.
     whole = total * (members.size / max(len(survivors), 1))
+    predicted = exchanged.predicted_variance
     return _Summed(
-        whole, plan, noise, exchanged.predicted_variance, exchanged.mu, len(absent), exchanged.public
+        total=whole,
+        plan=plan,
+        noise_variance=noise,
+        predicted_variance=predicted,
+        joint_mu=exchanged.mu,
+        marginal_mu=exchanged.marginal_mu,
+        tau2=exchanged.tau2,
+        noise_multiplier=math.sqrt(predicted) * members.size / federation.plan.clip,
+        dropped=len(absent),
+        protocol=ProtocolRecord(
+            exchanged.attempts, exchanged.outcome.exact, exchanged.grid_delta, exchanged.public
+        ),
     )
 
 

@@ -7,6 +7,8 @@ import logging
 import sys
 import time
 
+from niss.redaction import redact, safe_traceback
+
 _LOGGER = "niss.tracker"
 
 
@@ -16,12 +18,14 @@ class _JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "event": redact(record.getMessage()),
         }
-        entry |= getattr(record, "facts", {})
-        if record.exc_info is not None and record.exc_info[0] is not None:
-            # The traceback names files and lines; values could be secrets and are left out of it.
-            entry["traceback"] = self.formatException(record.exc_info).splitlines()
+        # A reason is what some library said, of an address with its password for example.
+        for name, fact in getattr(record, "facts", {}).items():
+            entry[name] = redact(fact) if isinstance(fact, str) else fact
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            # What an exception says could hold a secret.
+            entry["traceback"] = safe_traceback(record.exc_info[1]).splitlines()
         return json.dumps(entry, default=str)
 
 

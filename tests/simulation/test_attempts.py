@@ -1,0 +1,206 @@
+"""A graph that costs more than was promised is drawn again, before anyone is asked or charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import niss
+from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.terms import make_terms
+from niss.protocol.beacon import LINKS_PER_ROUND, link_of
+from niss.simulation import method_run, records
+from niss.simulation.exchange import Exchanged, ProtocolExchange
+from support.federation import small_config
+
+PLAN = niss.Plan(clip=1.0, epsilon=3.0, neighbours=3, attempts=LINKS_PER_ROUND)
+SEED = 15
+
+
+@pytest.fixture
+def unlucky(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every first attempt is refused: the terms have half the noise that graphs were found to need."""
+    monkeypatch.setattr("niss.accounting.terms._MARGIN", 0.5)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the product may catch it."""
+
+
+def entropy(seed: int) -> Callable[[int], bytes]:
+    return niss.SimStream(seed).generator().bytes
+
+
+def play(
+    plan: niss.Plan,
+    charges: list[tuple[float, float]],
+    *,
+    seed: int = SEED,
+    size: int = 12,
+    mode: str = "tolerate",
+) -> Exchanged:
+    exchange = ProtocolExchange(plan, rounds=1, coordinates=4, mode=mode, entropy=entropy(seed))
+    return exchange.play(
+        0, np.arange(size), lambda _seat: np.zeros(4), charge=lambda *mus: charges.append(mus)
+    )
+
+
+def allowed(plan: niss.Plan) -> float:
+    return float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
+
+
+@pytest.mark.usefixtures("unlucky")
+def test_the_next_attempt_has_its_own_link_and_more_noise() -> None:
+    charges: list[tuple[float, float]] = []
+    played = play(PLAN, charges)
+    terms, first = played.agreed.terms, make_terms(PLAN, participants=12, coordinates=4, run=b"", number=0)
+    assert played.attempts == terms.attempt + 1 > 1
+    assert played.agreed.opened.beacon.index == link_of(0, terms.attempt)
+    assert terms.residual_variance >= 1.1 * first.residual_variance
+    assert charges == [(played.mu, played.marginal_mu)], "one charge, for the attempt that was played"
+    assert played.mu <= allowed(PLAN)
+    assert played.outcome.exact
+
+
+def test_a_graph_that_happens_to_be_bad_is_drawn_again() -> None:
+    """About one graph in ten of 12 clients with 3 neighbours is refused; that 300 are not has a chance of 1e-13."""
+    tried = (play(PLAN, [], seed=seed) for seed in range(300))
+    played = next(one for one in tried if one.attempts > 1)
+    assert played.mu <= allowed(PLAN)
+
+
+@pytest.mark.usefixtures("unlucky")
+def test_when_all_attempts_are_refused_nothing_is_charged_and_the_error_says_what_to_do() -> None:
+    charges: list[tuple[float, float]] = []
+    with pytest.raises(niss.PrivacyError, match="round 1: none of 1 graphs keeps the promise") as caught:
+        play(replace(PLAN, attempts=1), charges)
+    assert caught.value.hint is not None
+    assert "more neighbours" in caught.value.hint
+    assert charges == []
+
+
+def test_a_graph_on_which_no_repair_is_possible_is_drawn_again() -> None:
+    """Of four clients with a share apiece a third sit in pairs, whose one neighbour would hold the whole self-mask."""
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=1, attempts=LINKS_PER_ROUND)
+    charges: list[tuple[float, float]] = []
+    tried = (play(plan, charges, seed=seed, size=4, mode="repair") for seed in range(100))
+    played = next(one for one in tried if one.attempts > 1)
+    assert played.outcome.exact
+    assert charges[-1] == (played.mu, played.marginal_mu)
+    charges.clear()
+    with pytest.raises(niss.PrivacyError, match=r"none of 4 graphs .* single neighbour"):
+        play(plan, charges, size=2, mode="repair")
+    assert charges == []
+
+
+@pytest.mark.usefixtures("unlucky")
+def test_the_same_entropy_plays_the_same_attempts() -> None:
+    one, other = play(PLAN, []), play(PLAN, [])
+    assert one.attempts > 1
+    assert one.public == other.public
+    assert np.array_equal(one.outcome.total, other.outcome.total)
+
+
+def test_no_more_attempts_than_links() -> None:
+    with pytest.raises(niss.ConfigError, match=r"plan\.attempts"):
+        ProtocolExchange(replace(PLAN, attempts=LINKS_PER_ROUND + 1), rounds=1, coordinates=4)
+
+
+def test_delta_pays_for_every_attempt() -> None:
+    privacy = {"epsilon": 50.0, "clip": 1.0, "colluders": 2}
+    protocol, simulated = (
+        (config := small_config(exchange=exchange, privacy=privacy)).plan(config.methods[0])
+        for exchange in ("protocol", "simulated")
+    )
+    assert (protocol.attempts, simulated.attempts) == (LINKS_PER_ROUND, 1)
+    assert protocol.corruption.failure == pytest.approx(simulated.corruption.failure / LINKS_PER_ROUND)
+
+
+def protocol_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on runs draw keys, beacons and noise from this seed."""
+    monkeypatch.setattr(method_run, "ProtocolExchange", partial(ProtocolExchange, entropy=entropy(seed)))
+
+
+def twelve(**changes: Any) -> niss.Config:
+    training = {"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
+    return small_config(**{"exchange": "protocol", "rounds": 3, "training": training, **changes})
+
+
+@pytest.mark.usefixtures("unlucky")
+def test_a_run_goes_on_tells_of_it_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
+) -> None:
+    materials = {"model": linear, "clients": datasets, "test": held_out}
+    append = records.RunFolder.append_round
+
+    def dying(self: records.RunFolder, metrics: dict[str, Any], seconds: float) -> None:
+        append(self, metrics, seconds)
+        if metrics["round"] == 1:
+            raise Killed
+
+    protocol_run(SEED, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(records.RunFolder, "append_round", dying)
+        with pytest.raises(Killed):
+            niss.run(twelve(), out=tmp_path / "a", **materials)
+    # Round 1 had several attempts, and one charge. No checkpoint holds it: it is played, and charged, anew.
+    assert len(LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries) == 1
+    protocol_run(SEED, monkeypatch)
+    result = niss.resume(tmp_path / "a", **materials)
+    attempts = [line["attempts"] for line in result.metrics]
+    assert min(attempts) > 1
+    again = sum(attempts) - 3
+    told = f"{again} graphs would have cost more"
+    assert any(caveat.startswith(told) for caveat in result.statement.caveats)
+    ledger = LedgerFile.read(tmp_path / "a" / "ledger.jsonl")
+    assert [entry.round for entry in ledger.entries] == [1, 2, 3]
+    assert all(ledger.participations(str(client)) == 3 for client in range(12))
+    assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
+
+
+def test_a_resumed_ledger_has_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
+) -> None:
+    """Noise and keys are never drawn twice, but on a complete graph the cost of a round does not depend on them."""
+    materials = {"model": linear, "clients": datasets, "test": held_out}
+    config = twelve(methods=[{"name": "niss", "neighbours": 11, "graph": "complete"}])
+    niss.run(config, out=tmp_path / "whole", **materials)
+    save = records.RunFolder.save_checkpoint
+
+    def dying(self: records.RunFolder, checkpoint: records.Checkpoint) -> None:
+        if checkpoint.rounds == 2:
+            raise Killed
+        save(self, checkpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records.RunFolder, "save_checkpoint", dying)
+        with pytest.raises(Killed):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    niss.resume(tmp_path / "cut", **materials)
+    whole, cut = ((tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, datasets, held_out, linear) -> None:
+    materials = {"model": linear, "clients": datasets, "test": held_out}
+    niss.run(twelve(), out=tmp_path / "a", **materials)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    niss.resume(tmp_path / "a", **materials)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+
+
+@pytest.mark.usefixtures("unlucky")
+def test_a_run_whose_attempts_are_used_up_ends_with_its_ledger_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
+) -> None:
+    protocol_run(SEED, monkeypatch)
+    monkeypatch.setattr("niss.simulation.config.LINKS_PER_ROUND", 1)
+    with pytest.raises(niss.PrivacyError, match="more neighbours"):
+        niss.run(twelve(), out=tmp_path / "a", model=linear, clients=datasets, test=held_out)
+    assert not LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries
