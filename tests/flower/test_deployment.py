@@ -127,7 +127,7 @@ def test_a_stale_context_a_corrupted_reply_a_lying_relay_and_a_node_that_never_a
     assert "signature for 'upload'" in second, "the corrupted reply"
     assert "state is at step" in third, "the stale Context"
     assert "no answer in time" in third, "the node that never answers"
-    assert "4 uploads were lost or declined" in caveats(report)
+    assert "Uploads lost or declined: 4;" in caveats(report)
     assert "The server holds the beacon itself" in caveats(report)
 
 
@@ -144,7 +144,7 @@ def test_a_client_whose_budget_is_spent_sits_out_the_next_run(tmp_path):
     assert [one["survivors"] for one in second["rounds"]] == [3]
     (why,) = second["rounds"][0]["lost"].values()
     assert "would overspend its privacy budget" in why
-    assert "1 uploads were lost or declined; in 1 rounds noise was left uncancelled" in caveats(second)
+    assert "Uploads lost or declined: 1; rounds in which noise was left uncancelled: 1." in caveats(second)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -71,7 +71,7 @@ def test_a_node_killed_before_its_upload_is_repaired():
     check_goes_on(grid, strategy, lost_in=2, until=4)
     assert strategy.rounds[1].lost == {str(ODD): "Node unavailable"}
     assert strategy.rounds[2].participants == NODES - 1, "a node that is gone is not asked again"
-    assert any("1 uploads were lost" in caveat for caveat in strategy.statement.caveats)
+    assert any("Uploads lost or declined: 1;" in caveat for caveat in strategy.statement.caveats)
 
 
 def test_a_node_that_never_answers_is_repaired_in_each_round():
@@ -105,7 +105,7 @@ def test_dropouts_that_are_tolerated_leave_the_noise_that_is_reported():
     assert not report.exact
     assert 0 < report.uncancelled <= 6
     assert report.survivors == NODES - 1
-    assert any("in 1 rounds noise was left" in caveat for caveat in strategy.statement.caveats)
+    assert any("noise was left uncancelled: 1." in caveat for caveat in strategy.statement.caveats)
 
 
 def is_round_of(message: Message) -> bool:

@@ -86,11 +86,12 @@ def make_statement(
     *,
     notes: tuple[str, ...] = (),
     outsider: OutsiderClaim | None = None,
-    noise_from: Literal["seed", "entropy"] = "seed",
+    noise_from: Literal["seed", "entropy", "clients"] = "seed",
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`.
 
-    `noise_from` says where the noise of the run came from: a seed, or the operating system's entropy.
+    `noise_from` says where the noise of the run came from: a seed, the operating system's entropy in one process, or
+    clients of their own, which is no simulation.
     """
     rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
     delta = plan.delta - rounds * plan.attempts * plan.corruption.failure
@@ -234,7 +235,7 @@ def _why_none(plan: Plan) -> str:
 def _caveats(plan: Plan, noise_from: str) -> tuple[str, ...]:
     if not plan.private:
         return ()
-    caveats = [_SIMULATED[noise_from]]
+    caveats = [_SIMULATED[noise_from]] if noise_from in _SIMULATED else []
     if plan.method == "niss":
         if plan.colluders == 0:
             caveats.append("Clients that collude with the server are not counted here.")

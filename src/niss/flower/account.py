@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from niss.flower.session import Member, Round, Session
 from niss.protocol.server import Outcome
 
 # True of the simulator, whose noise can be replayed; here keys and noise come from the operating system.
-_SIMULATED = "The noise of a simulation comes from a seed"
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,12 @@ class Account:
 
     def statement(self, session: Session, *, independent: bool) -> Statement:
         """The guarantee of the run, with what happened in it."""
-        made = make_statement(
+        return make_statement(
             self.plan,
             self._ledger(max(1, len(session.members))),
             notes=self._notes(session, independent=independent),
+            noise_from="clients",
         )
-        return replace(made, caveats=tuple(one for one in made.caveats if not one.startswith(_SIMULATED)))
 
     def to_json(self, session: Session, *, independent: bool) -> dict[str, Any]:
         return {
@@ -143,8 +142,8 @@ class Account:
         if lost := sum(len(one.lost) for one in self.rounds):
             noisy = sum(not one.exact for one in self.rounds)
             notes.append(
-                f"{lost} uploads were lost or declined; in {noisy} rounds noise was left uncancelled. Every round is "
-                "charged as if the server had lied about it."
+                f"Uploads lost or declined: {lost}; rounds in which noise was left uncancelled: {noisy}. Every round "
+                "is charged as if the server had lied about it."
             )
         for node, why in session.left_out.items():
             notes.append(f"Node {node} was left out: {why}.")

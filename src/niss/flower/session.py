@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from niss.accounting import Plan
+from niss.accounting.attempts import more_noise
 from niss.accounting.terms import make_terms
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.coordinator import Coordinator
@@ -38,7 +39,6 @@ from niss.protocol.wire import decode, encode
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
-_MORE_NOISE, _MOST_MORE_NOISE = 1.1, 10.0
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Session:
             mu = self._assess(agree(RoundOpen(terms, people, beacon)), plan.colluders)
             if mu <= self.proposal.round_mu:
                 return terms, people, beacon
-            more *= min(_MORE_NOISE * (mu / self.proposal.round_mu) ** 2, _MOST_MORE_NOISE)
+            more *= more_noise(mu, self.proposal.round_mu)
         raise ProtocolError(f"none of {plan.attempts} graphs keeps the plan's promise for everyone")
 
     def take_uploads(self, mail: Mail) -> None:

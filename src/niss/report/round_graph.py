@@ -20,6 +20,7 @@ from niss.accounting.plan import Plan
 from niss.errors import NissError
 from niss.graph import ShareGraph
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
+from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.report.source import MethodResult, ReportInput
 
@@ -152,6 +153,7 @@ def _worst_colluders(
         groups=tuple(map(tuple, settings["groups"])),
         colluders=privacy["colluders"],
         neighbours=settings["neighbours"],
+        attempts=LINKS_PER_ROUND if config.get("exchange") == "protocol" else 1,
     )
     assumed = Corruption(colluders=plan.colluders, failure=plan.corruption.failure)
     found = worst_case(
