@@ -100,6 +100,26 @@ def test_added_noise_is_the_stream_and_cancels_to_the_last_bit(dtype: Any) -> No
     assert not strided[1::2].any()
 
 
+def test_coins_are_the_leading_bits_of_the_keystream_however_they_are_cut() -> None:
+    key = hashlib.blake2b(SEEDS[1], key=b"niss.secret-stream.v1", digest_size=64).digest()[:32]
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * 20_000))
+    expected = [(word >> 11) / 2**53 for word in np.frombuffer(stream, dtype="<u8").tolist()]
+    for block in (1, 7, 4096, 10**6):
+        whole = np.concatenate(list(SecretStream(SEEDS[1]).uniforms(20_000, block=block)))
+        assert whole.tolist() == expected
+    assert list(SecretStream(SEEDS[1]).uniforms(0)) == []
+
+
+def test_coins_are_uniform_and_never_those_of_noise_drawn_before() -> None:
+    """Kolmogorov and Smirnov on a million; and a stream used for both moves on."""
+    uniform = np.concatenate(list(SecretStream(SEEDS[0]).uniforms(1_000_000)))
+    assert 0.0 <= uniform.min() <= uniform.max() < 1.0
+    assert stats.kstest(uniform, "uniform").pvalue > FALSE_ALARM
+    both = SecretStream(SEEDS[0])
+    both.add_gaussian(np.zeros(100, dtype=np.int64), 1.0)
+    np.testing.assert_array_equal(next(both.uniforms(50)), uniform[100:150])
+
+
 def test_moments() -> None:
     """Mean, variance, skewness and kurtosis of 4 million draws, normal limits; false alarms 4e-7."""
     count = 4_000_000
@@ -264,6 +284,9 @@ def test_other_bad_arguments_are_refused_by_name() -> None:
         ("count", lambda: stream.gaussian_grid(-1, 1.0)),
         ("count", lambda: stream.gaussian_grid(1.5, 1.0)),  # type: ignore[arg-type]
         ("block", lambda: stream.gaussian_grid(1, 1.0, block=0)),
+        ("count", lambda: stream.uniforms(-1)),
+        ("count", lambda: stream.uniforms(1.5)),  # type: ignore[arg-type]
+        ("block", lambda: stream.uniforms(1, block=0)),
         ("target", lambda: stream.add_gaussian(np.zeros(5), 1.0)),  # type: ignore[arg-type]
         ("target", lambda: stream.add_gaussian(target.astype(">i8"), 1.0)),
         ("target", lambda: stream.add_gaussian(target.reshape(1, 5), 1.0)),

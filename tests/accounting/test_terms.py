@@ -137,3 +137,15 @@ def test_many_drawn_graphs_keep_the_promise(
         federation = Federation(size, f"many {draw}")
         costs.append(assess(agree(federation.open(terms)), planned.plan.colluders))
     assert max(costs) <= wanted_mu(planned.plan)
+
+
+@pytest.mark.parametrize(("epsilon", "coordinates"), [(8.0, 1_000), (3.0, 200_000), (1.0, 2_000_000)])
+def test_the_grid_is_fine_enough_for_noise_and_update(epsilon: float, coordinates: int) -> None:
+    plan = Plan(clip=1.0, epsilon=epsilon, kappa=10.0, neighbours=10.0, participations=10)
+    terms = make_terms(plan, participants=200, coordinates=coordinates, run=b"run", number=1)
+    step = 2.0**-terms.grid_bits
+    entry = 1.0 / (200 * math.sqrt(coordinates))
+    assert math.sqrt(terms.residual_variance) >= 256 * step
+    assert entry >= step
+    # One bit less would not do.
+    assert min(math.sqrt(terms.residual_variance) / 256, entry) < 2 * step

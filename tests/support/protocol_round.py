@@ -138,8 +138,10 @@ class Federation:
         return Beacon(index, value, self.holder.sign("beacon", _signed(index, value, commitment)))
 
     def updates(self, coordinates: int = 16) -> list[np.ndarray]:
+        """Updates that are on the grid of `terms` once weighted: rounding leaves them alone, sums are exact."""
         rows = [np.frombuffer(self.entropy(8 * coordinates), dtype="<u8") for _ in self.seats]
-        return [(row / 2.0**64 - 0.5) for row in rows]
+        each = len(self.seats) * 2.0**-20
+        return [np.trunc((row / 2.0**64 - 0.5) / each) * each for row in rows]
 
     def upload(self, opened: RoundOpen, updates: list[np.ndarray], absent: tuple[int, ...] = ()) -> None:
         for seat, client in enumerate(self.clients):
@@ -158,7 +160,7 @@ class Federation:
     def play(
         self, terms: Terms | None = None, absent: tuple[int, ...] = (), silent: tuple[int, ...] = ()
     ) -> tuple[Outcome, np.ndarray]:
-        """A whole round; returns its outcome and the exact sum of the survivors' quantised parts."""
+        """A whole round; returns its outcome and the exact sum of the survivors' parts."""
         opened = self.open(terms)
         updates = self.updates(opened.terms.coordinates)
         self.upload(opened, updates, absent)

@@ -45,7 +45,8 @@ def make_terms(
     """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants.
 
     The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
-    privacy; much wider, the sampler's tiny distance from the Gaussian would.
+    privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer, so that
+    an entry of an update as long as the clip is still a step long, which rounding needs to keep the update.
     """
     if plan.method != "niss" or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
@@ -61,7 +62,9 @@ def make_terms(
         attempt=attempt,
         mode=mode,
         coordinates=coordinates,
-        grid_bits=_bits(residual) if grid_bits is None else grid_bits,
+        grid_bits=_bits(residual, plan.clip / (participants * math.sqrt(coordinates)))
+        if grid_bits is None
+        else grid_bits,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
         neighbours=float(plan.neighbours),
@@ -77,10 +80,12 @@ def make_terms(
     )
 
 
-def _bits(residual: float) -> int:
+def _bits(residual: float, entry: float) -> int:
+    """For a residual variance, and the root mean square of the entries of an update as long as the clip."""
     if residual == 0.0:
         return _BITS_WITHOUT_NOISE
-    return max(1, min(60, math.ceil(_LOG_STEPS - math.log2(math.sqrt(residual)))))
+    wide = _LOG_STEPS - math.log2(math.sqrt(residual))
+    return max(1, min(60, math.ceil(max(wide, -math.log2(entry)))))
 
 
 def _own_variance(plan: Plan, participants: int) -> float:

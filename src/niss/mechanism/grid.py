@@ -2,7 +2,8 @@
 
 On the grid noise that cancels does so to the last bit, in any order. Wrapping around costs no privacy (it
 is a function of what would have been seen); only the final sum must fit, which `Grid.check_fits` checks.
-What rounding the noise costs: `discretisation_delta`, proven in `niss.mechanism.discretisation`.
+What rounding the noise costs: `discretisation_delta`, proven in `niss.mechanism.discretisation`. How updates are
+rounded: `niss.mechanism.rounding`.
 """
 
 from __future__ import annotations
@@ -42,14 +43,8 @@ class Grid:
         """`g = 2^-bits`, exactly."""
         return math.ldexp(1.0, -self.bits)
 
-    def quantise(self, values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-        """The grid steps in `values`, cut toward zero: `|q| g <= |x|` in every entry.
-
-        So the L2 norm never grows, and both sensitivities stay what the clip `C` promised: leaving a client
-        out moves the sum by `||q|| g <= ||x|| <= C`, replacing it by `||q - q'|| g <= ||q|| g + ||q'|| g <= 2 C`
-        (the triangle inequality: single entries of `q - q'` may exceed those of `x - x'`, so a bound on
-        `||x - x'||` below `2 C` would not survive). Rounding to nearest would add `g sqrt(h) / 2`.
-        """
+    def in_steps(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """`values / g`, exactly, not yet whole; refused where 64 bits would not hold it."""
         if not isinstance(values, np.ndarray) or values.dtype not in (np.float16, np.float32, np.float64):
             raise ConfigError("must be an array of float16, float32 or float64", field="values")
         if not np.all(np.isfinite(values)):
@@ -64,6 +59,15 @@ class Grid:
                 field="values",
                 hint="clip the update, or use fewer grid bits",
             )
+        return np.asarray(steps)
+
+    def quantise(self, values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+        """The grid steps in `values`, cut toward zero: `|q| g <= |x|` in every entry, so no norm grows.
+
+        It shortens: an entry below one step is lost whole. An update is rounded by
+        `niss.mechanism.rounding.round_randomly` instead, which cuts only as its last resort.
+        """
+        steps = self.in_steps(values)
         return np.trunc(steps, out=steps).astype(np.int64)
 
     def to_float(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -95,7 +99,8 @@ class Grid:
 
         with `clip_sum = sum_k |p_k| clip`, `deviation_sum^2 = sum_k eta_k^2` of the residual noise and
         half a step for rounding each of the `clients` residuals; but for probability `failure` over all
-        coordinates (`P(|Z| > z) <= exp(-z^2 / 2)`), to which `sampler_distance` of the sampler adds.
+        coordinates (`P(|Z| > z) <= exp(-z^2 / 2)`), to which `sampler_distance` of the sampler adds. Rounding
+        the updates adds nothing: no entry of one exceeds its norm, which is within the clip after rounding too.
         """
         bits = require_modulus(modulus_bits)
         _require_amount(clip_sum, "clip_sum")

@@ -86,11 +86,13 @@ class Agreed:
         """Refuse a grid on which the final sum could wrap, whatever was left uncancelled in it."""
         terms, size = self.terms, len(self.participants)
         each = terms.residual_variance + terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
+        # Each client's residual noise, its self-mask and its shares, sent and received, are rounded one by one.
+        rounded = 2 + 2 * math.ceil(terms.neighbours)
         self.grid.check_fits(
             clip_sum=terms.clip,
             deviation_sum=math.sqrt(size * each),
             coordinates=terms.coordinates,
-            clients=size,
+            clients=size * rounded,
             modulus_bits=terms.modulus_bits,
         )
 

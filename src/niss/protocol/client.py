@@ -35,7 +35,7 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.noise import Ties, masked_upload, open_piece, self_mask_pieces
+from niss.protocol.noise import Ties, masked_upload, open_piece, round_update, self_mask_pieces
 from niss.protocol.packing import pack
 from niss.protocol.prekeys import PrekeyStore
 from niss.protocol.secret import Entropy, SecretBytes
@@ -110,7 +110,8 @@ class Client:
         if update.shape != (terms.coordinates,):
             raise LocalProtocolError(f"an update of shape {update.shape} for {terms.coordinates} coordinates")
         size = len(agreed.participants)
-        steps = agreed.grid.quantise(clip_l2(update.astype(np.float64), terms.clip) / size)
+        clipped = clip_l2(update.astype(np.float64), terms.clip) / size
+        steps = round_update(agreed, clipped, entropy)
         mu = self._assess(agreed, self.policy.colluders)
         if not mu <= self.policy.mu:
             raise RemoteProtocolError(

@@ -1,4 +1,4 @@
-"""What a client adds to its update: shares derived from keys, fresh residual noise, and its self-mask.
+"""What a client adds to its update, once rounded: shares derived from keys, fresh residual noise, its self-mask.
 
 All of it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit.
 """
@@ -6,10 +6,12 @@ All of it is on the grid and modulo 2^64, so that what both ends of an edge add 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.mechanism.rounding import round_randomly
 from niss.protocol.agreement import Agreed
 from niss.protocol.derive import derive_seed, pair_secret
 from niss.protocol.messages import SealedPiece
@@ -50,6 +52,15 @@ class Ties(Secret):
     def ends(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
         people = self.agreed.participants
         return people[sender].identity, people[receiver].identity
+
+
+def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy) -> Steps:
+    """`p_k x_k` in grid steps, rounded at random, of norm at most `clip / participants`.
+
+    The coins are fresh and for this upload alone: no noise is drawn from their stream.
+    """
+    bound = Fraction(agreed.terms.clip) / len(agreed.participants)
+    return round_randomly(agreed.grid, weighted, bound, SecretStream.fresh(entropy))
 
 
 def masked_upload(ties: Ties, steps: Steps, mask: SecretBytes | None, entropy: Entropy) -> NDArray[np.uint64]:

@@ -53,7 +53,7 @@ Int64s = NDArray[np.int64]
 
 @final
 class SecretStream:
-    """The Gaussians of one secret seed, drawn once, from the first to the last.
+    """The Gaussians, or the coins, of one secret seed, drawn once, from the first to the last.
 
     The stream moves on: no call ever sees numbers an earlier call has seen, however the calls cut it. Who
     needs the same numbers again (the other end of a share, a repair) makes a new stream of the same seed.
@@ -88,6 +88,19 @@ class SecretStream:
         number, size = _whole(count, "count", least=0), _whole(block, "block", least=1)
         _require_deviation(deviation_steps)
         return self._blocks(number, float(deviation_steps), size)
+
+    def uniforms(self, count: int, *, block: int = BLOCK) -> Iterator[NDArray[np.float64]]:
+        """`count` numbers `k / 2^53`, `k` uniform on `0 .. 2^53 - 1`, in arrays of at most `block`.
+
+        The numbers do not depend on `block`. Bad arguments are refused by the call, before the first draw.
+        """
+        number, size = _whole(count, "count", least=0), _whole(block, "block", least=1)
+        return self._uniform_blocks(number, size)
+
+    def _uniform_blocks(self, count: int, block: int) -> Iterator[NDArray[np.float64]]:
+        for start in range(0, count, block):
+            words = self._keystream.words(min(block, count - start), "<u8")
+            yield (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def add_gaussian(
         self, target: NDArray[np.int64] | NDArray[np.uint64], deviation_steps: float, sign: int = 1

@@ -1,0 +1,215 @@
+"""Randomised rounding: right on average, never longer than the bound, zero for zero."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from niss.errors import ConfigError
+from niss.mechanism import clip_l2, rounding
+from niss.mechanism.grid import Grid
+from niss.mechanism.rounding import MARGINS, round_randomly, squared_norm
+from niss.randomness import SecretStream, SimStream
+
+
+def coins(number: int) -> SecretStream:
+    return SecretStream(number.to_bytes(32, "little"))
+
+
+def exact_square(steps: Any) -> int:
+    return sum(int(step) ** 2 for step in steps.ravel().tolist())
+
+
+def assert_rounded(grid: Grid, values: Any, bound: float | Fraction, steps: Any) -> None:
+    """Within the bound in exact arithmetic; no entry turned round, moved away by a step, or made of nothing."""
+    assert steps.dtype == np.int64
+    assert steps.shape == values.shape
+    assert Fraction(exact_square(steps), 4**grid.bits) <= Fraction(bound) ** 2
+    for value, step in zip(values.ravel().tolist(), steps.ravel().tolist(), strict=True):
+        size = abs(Fraction(value)) * 2**grid.bits
+        assert abs(step) <= math.ceil(size)
+        assert step * value >= 0.0
+
+
+small = st.one_of(st.floats(-4.0, 4.0, width=32), st.sampled_from([0.5, -0.5, 0.25, 1e-30, -1e-30, 0.0]))
+vectors = hnp.arrays(
+    st.sampled_from([np.float16, np.float32, np.float64]), st.integers(0, 40), elements=small
+)
+seeds = st.integers(0, 2**32)
+
+
+@settings(deadline=None, max_examples=300)
+@given(values=vectors, bits=st.integers(0, 40), ratio=st.floats(1e-3, 1e3), seed=seeds)
+def test_the_norm_never_exceeds_the_bound(values: Any, bits: int, ratio: float, seed: int) -> None:
+    """Whether the values are shorter than the bound, on it, or longer: the guarantee rests on no caller."""
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    grid, bound = Grid(bits), max(norm, 1e-6) * ratio
+    assert_rounded(grid, values, bound, round_randomly(grid, values, bound, coins(seed)))
+
+
+@settings(deadline=None, max_examples=300)
+@given(values=vectors, bits=st.integers(0, 12), clip=st.floats(0.01, 10.0), seed=seeds)
+def test_clipped_updates_stay_within_the_clip(values: Any, bits: int, clip: float, seed: int) -> None:
+    clipped = clip_l2(values.astype(np.float64), clip)
+    assert_rounded(Grid(bits), clipped, clip, round_randomly(Grid(bits), clipped, clip, coins(seed)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    pair=st.tuples(*[hnp.arrays(np.float64, 12, elements=st.floats(-3, 3))] * 2),
+    clip=st.floats(0.1, 8.0),
+    seed=seeds,
+)
+def test_both_sensitivities_hold_for_all_coins(pair: tuple[Any, Any], clip: float, seed: int) -> None:
+    """The premise of the proof: with whatever coins on either side, one clip to zero, two to another update."""
+    grid, limit = Grid(3), Fraction(clip) ** 2
+    parts = [
+        round_randomly(grid, clip_l2(values, clip), clip, coins(seed + side))
+        for side, values in enumerate(pair)
+    ]
+    nothing = round_randomly(grid, np.zeros(12), clip, coins(seed))
+    assert not nothing.any()
+    for part in parts:
+        assert Fraction(exact_square(part - nothing), 4**3) <= limit
+    assert Fraction(exact_square(parts[0] - parts[1]), 4**3) <= 4 * limit
+
+
+def test_values_that_lengthen_most() -> None:
+    """Norms on the bound, where nearly every draw would be too long if nothing was done."""
+    rest = np.full(2_000, 0.3)
+    rest[0] = 5000.5
+    cases = {
+        "half a step": np.full(2_000, 0.5),
+        "a quarter": np.full(2_000, -0.25),
+        "tiny": np.full(2_000, 1e-3),
+        "hardly anything": np.full(2_000, 2.0**-60),
+        "one large": rest,
+        "just above a step": np.full(2_000, 1.0 + 2.0**-20),
+        "large": np.full(2_000, 2.0**40 + 0.5),
+        "huge": np.full(2_000, 2.0**62),
+        "one": np.array([1.5]),
+        "none": np.zeros(0),
+    }
+    for seed, values in enumerate(cases.values()):
+        norm = math.sqrt(sum(Fraction(value) ** 2 for value in values.tolist())) if values.size else 1.0
+        for kind in (np.float32, np.float64):
+            for ratio in (1.0, 0.999, 1e-6, 1e12):
+                given, bound = values.astype(kind), max(norm * ratio, 1e-300)
+                assert_rounded(Grid(0), given, bound, round_randomly(Grid(0), given, bound, coins(seed)))
+
+
+def test_what_is_on_the_grid_is_left_alone_up_to_the_very_bound() -> None:
+    grid = Grid(10)
+    values = np.array([3.0, -4.0, 0.0, 2.0**-10])
+    bound = math.nextafter(math.sqrt(25.0 + 2.0**-20), math.inf)
+    assert round_randomly(grid, values, bound, coins(1)).tolist() == [3072, -4096, 0, 1]
+    assert round_randomly(grid, values[:3], 5.0, coins(1)).tolist() == [3072, -4096, 0]
+    third = Fraction(1, 3)
+    assert exact_square(round_randomly(Grid(0), np.array([third * 9.0]), third * 9, coins(1))) == 9
+
+
+@pytest.mark.parametrize(
+    "value", [0.001, 0.05, 0.25, 0.5, 0.9, 0.999, -0.05, -0.5, 1.3, -7.75, 1000.5, 2.0**45 + 0.5]
+)
+def test_every_entry_is_right_on_average(value: float) -> None:
+    """Each of 50,000 goes up with the probability of its fraction: a binomial test, false-alarm rate 1e-8 each."""
+    count = 50_000
+    bound = 2.0 * math.sqrt(count) * math.ceil(abs(value))
+    steps = round_randomly(Grid(0), np.full(count, value), bound, coins(7))
+    sizes = np.abs(steps)
+    below = math.floor(abs(value))
+    assert set(np.unique(sizes).tolist()) <= {below, below + 1}
+    up = int(np.sum(sizes > below))
+    assert stats.binomtest(up, count, abs(value) - below).pvalue > 1e-8
+
+
+def test_entries_are_rounded_independently() -> None:
+    """Neighbours, and the same entry in two draws: correlation below 6 deviations, false-alarm rate 2e-9 each."""
+    values = np.full(200_000, 0.5)
+    first, second = (round_randomly(Grid(0), values, 1e3, coins(seed)) - 0.5 for seed in (1, 2))
+    for left, right in ((first, second), (first[1:], first[:-1])):
+        assert abs(float(np.mean(left * right)) / 0.25) < 6.0 / math.sqrt(left.size)
+
+
+@pytest.mark.parametrize(("steps", "cut_keeps", "kept"), [(3.0, 0.87, 0.985), (0.25, 0.01, 0.30)])
+def test_an_update_on_the_clip_keeps_what_its_bound_allows(
+    steps: float, cut_keeps: float, kept: float
+) -> None:
+    """The share left along the update: of normal entries, nearly all of it or what any rounding could keep.
+
+    The share scatters by less than 0.004 (deviation of a sum of 100,000 entries), the margins are six times that.
+    """
+    values = np.random.default_rng(3).standard_normal(100_000) * steps
+    norm = float(np.linalg.norm(values))
+    rounded = round_randomly(Grid(0), values, norm, coins(3))
+    assert kept - 0.024 < float(rounded @ values) / norm**2 < 1.0
+    assert squared_norm(rounded) > 0.9 * norm**2  # Three deviations of it, 4 %, are left free.
+    assert float(Grid(0).quantise(values) @ values) / norm**2 < cut_keeps
+    if steps < 1.0:
+        assert float(rounded @ values) / norm**2 > 0.9 * norm**2 / float(np.sum(np.abs(values)))
+
+
+def test_draws_that_never_fit_end_in_cutting_toward_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without scaling, 1,000 entries of one and a half steps on their own norm: 1e-60 that a draw fits."""
+    drawn: list[int] = []
+    draw = rounding._draw
+
+    def noted(*arguments: Any) -> Any:
+        drawn.append(1)
+        return draw(*arguments)
+
+    monkeypatch.setattr(rounding, "_draw", noted)
+    monkeypatch.setattr(rounding, "_fitting_scale", lambda *_: 1.0)
+    values = np.tile([1.5, -1.5], 500)
+    bound = 1.5 * math.sqrt(1000)
+    np.testing.assert_array_equal(round_randomly(Grid(0), values, bound, coins(1)), np.trunc(values))
+    assert len(drawn) == len(MARGINS)
+    # Values longer than the bound: scaled to it, then cut.
+    steps = round_randomly(Grid(0), 10.0 * values, bound, coins(1))
+    assert_rounded(Grid(0), values, bound, steps)
+    assert set(np.abs(steps).tolist()) == {1}
+
+
+def test_a_draw_that_does_not_fit_is_thrown_away_and_another_one_taken() -> None:
+    """Few entries and a tight bound: over many coins, no outcome beyond the bound and more than zero comes out."""
+    values, bound = np.full(6, 0.9), math.sqrt(5.0)
+    squares = [squared_norm(round_randomly(Grid(0), values, bound, coins(seed))) for seed in range(500)]
+    assert max(squares) <= 5
+    assert len(set(squares)) > 2
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(-(2**63) + 1, 2**63 - 1)))
+def test_the_squared_norm_is_exact(steps: Any) -> None:
+    assert squared_norm(steps) == exact_square(steps)
+
+
+def test_the_squared_norm_of_many_large_steps_is_exact() -> None:
+    steps = np.full(40_000, 2**63 - 1, dtype=np.int64)
+    assert squared_norm(steps) == 40_000 * (2**63 - 1) ** 2
+
+
+def test_bad_arguments_are_refused_by_name() -> None:
+    values = np.ones(3)
+    calls: list[tuple[str, Any]] = [
+        ("coins", lambda: round_randomly(Grid(4), values, 1.0, SimStream(1))),  # type: ignore[arg-type]
+        ("coins", lambda: round_randomly(Grid(4), values, 1.0, np.random.default_rng(1))),  # type: ignore[arg-type]
+        ("bound", lambda: round_randomly(Grid(4), values, 0.0, coins(1))),
+        ("bound", lambda: round_randomly(Grid(4), values, math.nan, coins(1))),
+        ("bound", lambda: round_randomly(Grid(4), values, math.inf, coins(1))),
+        ("values", lambda: round_randomly(Grid(4), values * math.nan, 1.0, coins(1))),
+        ("values", lambda: round_randomly(Grid(62), values * 4.0, 1.0, coins(1))),
+        ("values", lambda: round_randomly(Grid(4), values.astype(np.int64), 1.0, coins(1))),
+    ]
+    for field, call in calls:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert caught.value.field == field
