@@ -45,8 +45,8 @@ def make_terms(
     """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants.
 
     The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
-    privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer, so that
-    an entry of an update as long as the clip is still a step long, which rounding needs to keep the update.
+    privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer: an
+    entry of an update as long as the clip has to be a step long, or rounding would shorten the update.
     """
     if plan.method != "niss" or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
