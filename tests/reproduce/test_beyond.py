@@ -23,6 +23,7 @@ from niss.reproduce.settings import (
     setting_config,
 )
 from niss.reproduce.tables import beyond_table, tuning_table
+from niss.reproduce.text import computed_text
 from niss.reproduce.tuning import choices, chosen, hold_out, tune
 
 
@@ -54,6 +55,7 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     assert len(honest) == 2
     assert all(claim.holds for claim in honest)
     assert "none is finite" in beyond_table(places["out"])
+    assert "none is finite" in computed_text(places["out"], f"beyond.{small_setting.full_name}")
     assert "held-out" in tuning_table(places["out"])
     assert write_figures(places["out"])[0].stat().st_size < 1_000_000
 

@@ -11,7 +11,7 @@ from niss.reproduce.markdown import markdown, or_missing, percent, points, settl
 from niss.reproduce.panels import PANELS, X_VALUES, find_panel
 from niss.reproduce.results import Result, read_results, select
 from niss.reproduce.sensitivity import NBAFL, READINGS, Setup
-from niss.reproduce.tables_beyond import beyond_table, scale_table, tuning_table
+from niss.reproduce.tables_beyond import beyond_table, scale_table, setting_table, tuning_table
 from niss.reproduce.tables_leaks import figure_4_table
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "figure_4_table",
     "readings_table",
     "scale_table",
+    "setting_table",
     "sweep_table",
     "tuning_table",
 ]

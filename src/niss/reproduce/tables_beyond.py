@@ -11,19 +11,31 @@ from niss.reproduce.results import Cell, Result, read_results, select
 from niss.reproduce.settings import EPSILONS, METHODS, SETTINGS, VARIANTS
 from niss.reproduce.tuning import TUNING
 
+_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view"]
+
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
+    results = _in_order(read_results(folder, BEYOND))
+    rows = [[result.name, *row] for result in results for row in _rows(result)]
+    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6))
+
+
+def setting_table(folder: Path, name: str) -> str:
+    """The part of `beyond_table` for one setting."""
+    result = read_results(folder, BEYOND).get(name)
+    return or_missing(_COLUMNS, _rows(result) if result else [], words=(0, 1, 5))
+
+
+def _rows(result: Result) -> list[list[str]]:
     rows = []
-    for result in _in_order(read_results(folder, BEYOND)):
-        for variant in VARIANTS:
-            for method in METHODS:
-                cells = select(result, method=method, variant=variant)
-                if cells:
-                    shown = [percent(final(_at(cells, epsilon))) for epsilon in EPSILONS]
-                    rows.append([result.name, variant, method, *shown, _held(cells)])
-    header = ["Setting", "Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view"]
-    return or_missing(header, rows, words=(0, 1, 2, 6))
+    for variant in VARIANTS:
+        for method in METHODS:
+            cells = select(result, method=method, variant=variant)
+            if cells:
+                shown = [percent(final(_at(cells, epsilon))) for epsilon in EPSILONS]
+                rows.append([variant, method, *shown, _held(cells)])
+    return rows
 
 
 def scale_table(folder: Path) -> str:

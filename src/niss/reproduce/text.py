@@ -12,6 +12,7 @@ from pathlib import Path
 
 from niss.errors import ConfigError
 from niss.reproduce import tables
+from niss.reproduce.beyond import BEYOND
 from niss.reproduce.claims import BY_ROUND, gap
 from niss.reproduce.figure3 import FIGURE_3
 from niss.reproduce.figure4_levels import LEVELS
@@ -58,13 +59,15 @@ def computed_text(folder: Path, key: str) -> str:
     """What belongs between the marks of `key`: a table, or one number of a panel or picture.
 
     Numbers: `PANEL.gap` (points), `PANEL.x0` ... (accuracy at an X), `PANEL.early` (accuracy by round 60 at X = 0),
-    `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's noise where the level takes that). `NAME.image` shows a
-    figure, once it is drawn, in a page one folder below `docs/`.
+    `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's noise where the level takes that). `beyond.SETTING` is the
+    table of one setting. `NAME.image` shows a figure, once it is drawn, in a page one folder below `docs/`.
     """
     if key in TABLES:
         return "\n" + TABLES[key](folder)
     if key.removesuffix(".image") in IMAGES:
         return _image(folder, key.removesuffix(".image"))
+    if key.startswith(f"{BEYOND}."):
+        return "\n" + tables.setting_table(folder, key.removeprefix(f"{BEYOND}."))
     if key.startswith(f"{FIGURE_4}."):
         return _psnr(folder, key)
     panel, _, wanted = key.rpartition(".")
