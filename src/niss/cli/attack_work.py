@@ -43,9 +43,9 @@ def execute(
 
 def plain_device(name: str) -> None:
     """Check `--device` for an attack that is plain arithmetic and runs on the CPU whatever there is."""
-    from niss.attacks.experiments.picture_cases import choose_device
+    from niss.learning import choose_device
 
-    choose_device(name)
+    choose_device(name, field="--device")
 
 
 def _keep(findings: Findings, draw: Draw, folder: Path) -> Path:

@@ -37,8 +37,8 @@ def bench_command(
 ) -> None:
     """Time a round of local training beside the plain PyTorch loop, and the noise."""
     from niss.cli.terminal import print_json, working
+    from niss.learning import choose_device
     from niss.simulation.speed import Round, measure
-    from niss.simulation.training import choose_device
 
     if quick:
         clients, samples, epochs = min(clients, 6), min(samples, 100), min(epochs, 1)

@@ -7,6 +7,7 @@ many clients at once, and tests prove it equal.
 from __future__ import annotations
 
 from niss.learning.cohort import Cohort, Job, open_cohort
+from niss.learning.device import choose_device
 from niss.learning.evaluate import Evaluation, evaluate
 from niss.learning.flat import FlatLayout
 from niss.learning.images import to_tensor
@@ -29,6 +30,7 @@ __all__ = [
     "Uploads",
     "batch_order",
     "build_model",
+    "choose_device",
     "clipped_gradient_step",
     "evaluate",
     "open_cohort",

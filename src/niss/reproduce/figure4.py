@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from niss.attacks import DlgSettings, Pictures, deep_leakage, load_pictures, make_scene
 from niss.attacks.dlg import Inversion
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.experiments.picture_cases import Case, case_row, choose_device
+from niss.attacks.experiments.picture_cases import Case, case_row
 from niss.attacks.plans import Setting, make_setting
 from niss.attacks.scene import VICTIM, Scene
 from niss.attacks.scores import blind_guess, score_pictures
 from niss.errors import ConfigError
+from niss.learning import choose_device
 from niss.randomness import SimStream
 from niss.reproduce.figure4_levels import (
     CLIENTS,
@@ -94,7 +95,7 @@ def run_picture(
     the starts of the search, so levels of one seed are paired.
     """
     until = None if seconds is None else time.monotonic() + seconds
-    place, victim = choose_device(device), load_victim(image)
+    place, victim = torch.device(choose_device(device, field="--device")), load_victim(image)
     settings = DlgSettings(iterations=iterations, restarts=restarts, frames=FRAMES)
     path = result_path(out, FIGURE_4, picture_name(image))
     base = picture_base(image, victim, settings)

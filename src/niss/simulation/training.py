@@ -12,7 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from niss.learning import Cohort, Evaluation, HostUploads, Job, LocalTraining, Uploads, open_cohort
+from niss.learning import (
+    Cohort,
+    Evaluation,
+    HostUploads,
+    Job,
+    LocalTraining,
+    Uploads,
+    choose_device,
+    open_cohort,
+)
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 
@@ -34,7 +43,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             copy.deepcopy(materials.module),
             materials.layout,
             *materials.clients.hand_over(),
-            device=choose_device(training.device),
+            device=choose_device(training.device, field="training.device"),
             workers=training.workers,
             tf32=training.tf32,
             plain=training.engine == "plain",
@@ -108,10 +117,3 @@ def local_work(config: Config) -> LocalTraining | tuple[float, float]:
         momentum=training.momentum,
         weight_decay=training.weight_decay,
     )
-
-
-def choose_device(wanted: str) -> str:
-    """`auto` is the GPU where there is one."""
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return wanted

@@ -8,12 +8,13 @@ import torch
 
 from niss.attacks.dlg import DlgSettings
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.experiments.picture_cases import COLUMNS, Case, choose_device, run_dlg_case
+from niss.attacks.experiments.picture_cases import COLUMNS, Case, run_dlg_case
 from niss.attacks.findings import Findings, Progress
 from niss.attacks.pictures import DEFAULT_PICTURE, Pictures, load_pictures
 from niss.attacks.plans import Setting, check_methods, check_view, make_setting
 from niss.attacks.scene import VICTIM, make_scene
 from niss.attacks.scores import blind_guess
+from niss.learning import choose_device
 from niss.randomness import SimStream
 
 
@@ -49,7 +50,8 @@ class DlgExperiment:
             self.plan, clients=self.clients, epsilon=self.epsilon, delta=self.delta, tau2=self.tau2
         )
         pictures = load_pictures(self.image, label=self.label)
-        return setting, SimStream(self.seed), choose_device(self.device), pictures
+        device = torch.device(choose_device(self.device, field="--device"))
+        return setting, SimStream(self.seed), device, pictures
 
     def run(self, findings: Findings, progress: Progress) -> None:
         setting, stream, device, pictures = self._parts()

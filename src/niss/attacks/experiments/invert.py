@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
+import torch
+
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.experiments.picture_cases import COLUMNS, Case, case_row, choose_device
+from niss.attacks.experiments.picture_cases import COLUMNS, Case, case_row
 from niss.attacks.findings import Findings, Progress
 from niss.attacks.inverting import InvertSettings, invert_update
 from niss.attacks.pictures import DEFAULT_PICTURE, Pictures, load_pictures
@@ -14,6 +16,7 @@ from niss.attacks.plans import Setting, check_methods, check_view, make_setting
 from niss.attacks.scene import MODELS, VICTIM, make_scene
 from niss.attacks.scores import best_order, blind_guess
 from niss.errors import ConfigError
+from niss.learning import choose_device
 from niss.randomness import SimStream
 
 
@@ -47,7 +50,7 @@ class InvertExperiment:
         if self.steps < 1:
             raise ConfigError(f"must be at least 1, not {self.steps}", field="--steps")
         self._parts()
-        choose_device(self.device)
+        choose_device(self.device, field="--device")
         SimStream(self.seed)
         return Findings("invert", asdict(self), {**COLUMNS, "loss": "1 − cos"})
 
@@ -85,7 +88,7 @@ class InvertExperiment:
                 scene.pictures,
                 self.search,
                 stream=stream.child("search"),
-                device=choose_device(self.device),
+                device=torch.device(choose_device(self.device, field="--device")),
                 progress=partial(progress, method),
             )
             findings.rows.append(case_row(case, scene, found))

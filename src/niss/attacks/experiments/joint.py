@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
+import torch
 
 from niss.attacks.dlg import DlgSettings
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.experiments.picture_cases import COLUMNS, Case, choose_device, run_dlg_case
+from niss.attacks.experiments.picture_cases import COLUMNS, Case, run_dlg_case
 from niss.attacks.findings import Findings, Progress
 from niss.attacks.pictures import DEFAULT_PICTURE, load_pictures
 from niss.attacks.plans import Setting, make_setting
@@ -16,6 +17,7 @@ from niss.attacks.scene import VICTIM, Scene, make_scene
 from niss.attacks.scores import blind_guess
 from niss.attacks.staging import Staged, relative_error
 from niss.errors import ConfigError
+from niss.learning import choose_device
 from niss.randomness import SimStream
 
 
@@ -37,7 +39,7 @@ class JointExperiment:
         if self.points < 2:
             raise ConfigError(f"must be at least 2, not {self.points}", field="--points")
         self._setting()
-        choose_device(self.device)
+        choose_device(self.device, field="--device")
         SimStream(self.seed)
         load_pictures(self.image, label=self.label)
         columns = {**COLUMNS, "predicted": "Predicted noise"}
@@ -70,7 +72,7 @@ class JointExperiment:
                 self.dlg,
                 findings,
                 stream=stream.child("dlg"),
-                device=choose_device(self.device),
+                device=torch.device(choose_device(self.device, field="--device")),
                 progress=progress,
             )
             row["predicted"] = _predicted_error(staged) if jointly and len(knows) else None

@@ -88,15 +88,3 @@ def case_row(case: Case, scene: Scene, found: Inversion) -> Row:
         "iterations": len(found.losses),
         "stopped": found.stopped or "all iterations done",
     }
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU where there is one."""
-    from niss.errors import ConfigError
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"unknown device {name!r}", field="--device", hint="use one of: auto, cpu, cuda")
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ConfigError("torch finds no CUDA GPU here", field="--device", hint="use auto or cpu")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
