@@ -100,7 +100,7 @@ def test_a_killed_node_a_restarted_tracker_and_an_unregistered_key(tmp_path):
     assert all(one["exact"] for one in report["rounds"])
     assert len(report["rounds"][1]["lost"]) == 1
     assert len(report["members"]) == 6
-    assert "1 uploads were lost" in caveats(report)
+    assert "Uploads lost or declined: 1;" in caveats(report)
     assert "on trust: the server's key" not in caveats(report)
 
 
