@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from niss.cli import choices
 from niss.errors import ConfigError, RunFolderError
 from niss.reproduce import figure4
 from niss.reproduce.chart import write_figures
@@ -118,7 +119,7 @@ def test_calibrated_noise_in_the_sum_is_a_sixteenth_of_dp_fedavg_s():
 
 
 def test_on_the_command_line(places, tmp_path):
-    assert tuple(LEVELS) == reproduce.FIGURE_4_LEVELS
+    assert tuple(LEVELS) == choices.FIGURE_4_LEVELS
     flags = ["figure-4", f"--image={IMAGE}", "--seeds=1", "--iterations=5", "--restarts=1", "--device=cpu"]
     flags += [f"--out={places['out']}", f"--work={places['work']}"]
     run = CliRunner().invoke(reproduce.app, [*flags, "--level=fedavg,niss"])

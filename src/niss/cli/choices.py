@@ -37,3 +37,14 @@ SETTINGS = tuple(
 VARIANTS = ("none", "collusion", "tolerate", "repair")
 BEYOND_METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss-as-printed", "niss-kappa-1", "niss-planned")
 READINGS = ("nbafl", "nbafl-weighted", "one-step", "minibatch", "unit", "clip", "replace", "unit-noise")
+FIGURE_4_LEVELS = (
+    "fedavg",
+    "dp-fedavg",
+    "niss",
+    "niss-joint",
+    "niss-calibrated",
+    "client-dp-fedavg",
+    "client-niss",
+    "client-niss-joint",
+    "client-niss-calibrated",
+)

@@ -50,18 +50,6 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the paper.")
 ]
 RESULTS, RUNS = Path("results/paper"), Path("runs/reproduce")
-FIGURE_4_LEVELS = (
-    "fedavg",
-    "dp-fedavg",
-    "niss",
-    "niss-joint",
-    "niss-calibrated",
-    "client-dp-fedavg",
-    "client-niss",
-    "client-niss-joint",
-    "client-niss-calibrated",
-)
-"""Those of `niss.reproduce.figure4`, which loads torch; a test compares the two."""
 
 
 @app.command(
@@ -108,7 +96,7 @@ def figure_4_command(
         str,
         typer.Option(
             help="Comma-separated ways to protect an upload, e.g. fedavg,dp-fedavg,niss; or all.",
-            autocompletion=several_of(("all", *FIGURE_4_LEVELS)),
+            autocompletion=several_of(("all", *choices.FIGURE_4_LEVELS)),
         ),
     ] = "all",
     reading: Annotated[

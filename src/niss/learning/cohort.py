@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from niss.errors import ConfigError
 from niss.learning.checks import require_real, require_samples, require_whole
 from niss.learning.cohort_checks import checked_out, require_jobs
-from niss.learning.cohort_engines import Engine, Job, PlainEngine, choose_engine
+from niss.learning.cohort_engines import Engine, Job, PlainEngine, choose_engine, numbers_by_start
 from niss.learning.cohort_pool import CannotLoad, Group, Pool, WorkerError
 from niss.learning.cohort_worker import ClippedStep, perform
 from niss.learning.evaluate import Evaluation, evaluate
@@ -253,10 +253,7 @@ def make_groups(jobs: Sequence[Job], largest: int, workers: int) -> deque[Group]
     The last bits of a batched product depend on who is in it: a group never mixes starts, so that what the
     clients of one method get does not depend on the methods trained beside them.
     """
-    by_start: dict[int, list[int]] = {}
-    for number, job in enumerate(jobs):
-        by_start.setdefault(id(job.start), []).append(number)
-    rows = [group for numbers in by_start.values() for group in _split(numbers, jobs, largest, workers)]
+    rows = [group for numbers in numbers_by_start(jobs) for group in _split(numbers, jobs, largest, workers)]
     rows.sort(key=lambda group: -len(jobs[group[0]].samples))
     return deque((numbers, [jobs[number] for number in numbers]) for numbers in rows)
 

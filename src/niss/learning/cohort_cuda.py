@@ -23,7 +23,7 @@ from niss.errors import ConfigError
 from niss.learning.checks import require_logits, require_samples
 from niss.learning.cohort_cuda_program import GraphedSteps, build_steps, choose_engine
 from niss.learning.cohort_cuda_table import BatchTable, TrainingJob
-from niss.learning.cohort_engines import is_plain_mlp
+from niss.learning.cohort_engines import is_plain_mlp, numbers_by_start
 from niss.learning.evaluate import Evaluation
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining, train_client
@@ -172,10 +172,7 @@ class CudaCohort:
         """The numbers of jobs to be done at once."""
         if not self._plain_mlp:
             return [[number] for number in range(len(jobs))]
-        by_start: dict[int, list[int]] = {}
-        for number, job in enumerate(jobs):
-            by_start.setdefault(id(job.start), []).append(number)
-        return list(by_start.values())
+        return numbers_by_start(jobs)
 
     def _clipped(self, jobs: Sequence[TrainingJob], clip: float, learning_rate: float) -> Tensor:
         start = jobs[0].start.detach().to(self._device)

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from niss.learning.cohort_cuda_table import TrainingJob
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining, train_client
 from niss.learning.models import Cnn, Mlp
@@ -43,6 +44,14 @@ class Job:
     stream: SimStream
 
 
+def numbers_by_start(jobs: Sequence[TrainingJob]) -> list[list[int]]:
+    """The numbers of the jobs that start from the same tensor together, in the order of their first."""
+    found: dict[int, list[int]] = {}
+    for number, job in enumerate(jobs):
+        found.setdefault(id(job.start), []).append(number)
+    return list(found.values())
+
+
 class Engine(Protocol):
     """Trains groups of at most `largest_group` clients, given in falling order of size, into `out`."""
 
@@ -57,10 +66,9 @@ class Engine(Protocol):
 def choose_engine(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> Engine:
     """The rule above; `inputs` and `labels` are the data of all clients."""
     common = (module, layout, inputs, labels)
-    fits = inputs.dtype == layout.dtype and bool(inputs.numel())
-    if fits and is_plain_mlp(module, layout, inputs, labels):
+    if is_plain_mlp(module, layout, inputs, labels):
         return MlpEngine(*common)
-    if fits and _is_plain_cnn(module, layout, inputs, labels):
+    if _is_plain_cnn(module, layout, inputs, labels):
         return CnnEngine(*common)
     stacked = VmapEngine(*common)
     if stacked.largest_group < MOST_CLIENTS:
@@ -165,7 +173,7 @@ def _columns(jobs: Sequence[Job]) -> tuple[list[Tensor], list[Tensor], list[SimS
 
 def is_plain_mlp(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> bool:
     """Whether nothing was changed after building it, and the data fit: what fails here fails there too."""
-    if type(module) is not Mlp or not _untouched(module, layout):
+    if type(module) is not Mlp or not _untouched(module, layout) or not _fit(inputs, layout):
         return False
     layers = list(module.layers)
     linear = [layer for layer in layers if type(layer) is nn.Linear]
@@ -179,7 +187,9 @@ def is_plain_mlp(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: 
 
 
 def _is_plain_cnn(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor) -> bool:
-    if type(module) is not Cnn or not _untouched(module, layout) or inputs.ndim != 4:
+    if type(module) is not Cnn or not _untouched(module, layout) or not _fit(inputs, layout):
+        return False
+    if inputs.ndim != 4:
         return False
     classes = layout.shapes[-1][0]
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -189,6 +199,10 @@ def _is_plain_cnn(module: nn.Module, layout: FlatLayout, inputs: Tensor, labels:
         and layout.shapes == tuple(tuple(part.shape) for part in same.parameters())
         and int(labels.max()) < classes
     )
+
+
+def _fit(inputs: Tensor, layout: FlatLayout) -> bool:
+    return inputs.dtype == layout.dtype and bool(inputs.numel())
 
 
 def _shapes(layer: nn.Linear) -> list[tuple[int, ...]]:

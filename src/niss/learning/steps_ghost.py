@@ -65,13 +65,14 @@ def clipped_mlp_steps(
     counts = [len(one) for one in samples]
     pieces: list[Tensor] = []
     for below, delta in flows:
-        pairs = list(zip(torch.split(delta, counts), torch.split(below, counts), strict=True))
         if len(set(counts)) == 1:
             deltas, belows = (flow.view(len(counts), counts[0], -1) for flow in (delta, below))
-            products = deltas.transpose(1, 2).bmm(belows)
+            products, sums = deltas.transpose(1, 2).bmm(belows), deltas.sum(1)
         else:
-            products = torch.stack([some.t().mm(arriving) for some, arriving in pairs])
-        pieces += [products.flatten(1), torch.stack([some.sum(0) for some, _ in pairs])]
+            parts = zip(torch.split(delta, counts), torch.split(below, counts), strict=True)
+            each = [(some.t().mm(arriving), some.sum(0)) for some, arriving in parts]
+            products, sums = (torch.stack(column) for column in zip(*each, strict=True))
+        pieces += [products.flatten(1), sums]
     rates = torch.tensor([-learning_rate / count for count in counts], dtype=torch.float64)
     return torch.cat(pieces, dim=1).mul_(rates.to(start)[:, None])
 
