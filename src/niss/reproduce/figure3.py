@@ -13,7 +13,7 @@ from niss.reproduce.sensitivity import NBAFL, Reading, given_sigma
 
 FIGURE_3 = "figure-3"
 SWEEP = "sweep"
-SWEEP_FACTORS = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
 """sigma_k in a sweep, in units of the NbAFL reading's."""
 
 
