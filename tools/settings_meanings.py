@@ -55,7 +55,7 @@ MEANINGS = {
     "(`scalar`, the paper's letter) or coordinate.",
     "methods.tau2": "Size of the distortion; `calibrated`: the least that keeps the target in the joint view.",
     "protocol.mode": "What happens to the noise of clients that drop out.",
-    "protocol.dropout": "Probability with which each participant drops out, to try it.",
+    "protocol.dropout": "Probability with which each participant drops out of a round, in either exchange.",
     "protocol.grid_bits": "The grid has steps of 2^-bits; none: chosen for the noise.",
     "protocol.modulus_bits": "Bits of an uploaded number.",
 }

@@ -80,8 +80,11 @@ class DeviceUploads:
             self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion, stream=stream
         )
 
-    def total(self) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = self._rows.sum(0, dtype=torch.float64).cpu().numpy()
+    def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        rows = self._rows
+        if seats is not None and seats.size < len(rows):
+            rows = rows[torch.from_numpy(seats).to(rows.device)]
+        summed: NDArray[np.float64] = rows.sum(0, dtype=torch.float64).cpu().numpy()
         return summed
 
     def rows(self) -> Rows:

@@ -48,8 +48,8 @@ class Uploads(Protocol):
     ) -> Rows | None:
         """As `niss.mechanism.add_shares`."""
 
-    def total(self) -> NDArray[np.float64]:
-        """The sum of all rows, in float64."""
+    def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """The sum of these rows, or of all, in float64."""
 
     def rows(self) -> Rows:
         """The rows on the processor, to be read only."""
@@ -92,8 +92,9 @@ class HostUploads:
             stream=stream, keep_factors=keep_factors,
         )  # fmt: skip
 
-    def total(self) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = self._rows.sum(axis=0, dtype=np.float64)
+    def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        rows = self._rows if seats is None or seats.size == len(self._rows) else self._rows[seats]
+        summed: NDArray[np.float64] = rows.sum(axis=0, dtype=np.float64)
         return summed
 
     def rows(self) -> Rows:

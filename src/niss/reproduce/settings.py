@@ -22,6 +22,8 @@ DELTA = 1e-5
 IMAGES_PER_CLIENT = 10
 ROUNDS = {"client": 30, "record": 100}
 PARTICIPANTS = {"client": 1000, "record": 30}
+PROTOCOL_PARTICIPANTS = 100
+"""Dropouts of the client unit go through the real protocol in rounds of at most so many; else they are simulated."""
 _SPLITS = {"iid": "iid", "non-iid": "shards"}
 
 
@@ -156,13 +158,12 @@ def setting_config(
     client = setting.unit == "client"
     niss = method.kind == "niss"
     drops = variant.dropout if niss else 0.0
-    if drops and not client:
-        raise ConfigError("dropouts are simulated for the client unit alone", field="--variant")
+    real = drops > 0.0 and client and setting.participants <= PROTOCOL_PARTICIPANTS
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
         "rounds": setting.rounds,
-        "exchange": "protocol" if drops else "simulated",
+        "exchange": "protocol" if real else "simulated",
         "data": {"dataset": setting.dataset, "split": _SPLITS[setting.split], "clients": setting.clients},
         "model": {"name": "mlp", "hidden": [choice.hidden]},
         "training": {

@@ -105,7 +105,7 @@ class MethodConfig(_Section):
 
 
 class ProtocolConfig(_Section):
-    """How the real protocol is run when `exchange = "protocol"`."""
+    """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`."""
 
     mode: Literal["tolerate", "repair"] = "tolerate"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -155,10 +155,13 @@ class Config(_Section):
                 raise ValueError(f"methods: two are called {title!r}; give each its own label")
             if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
                 raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
-        if self.exchange == "simulated" and self.protocol.dropout:
-            raise ValueError(
-                "protocol.dropout: only the real protocol drops clients; set exchange = 'protocol'"
-            )
+        if self.protocol.dropout and self.protocol.mode == "repair":
+            for method in self.methods:
+                if method.name == "niss" and method.distortion != "additive" and method.tau2 != 0.0:
+                    raise ValueError(
+                        f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
+                        "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
+                    )
         if self.exchange == "protocol":
             check_protocol(self)
         if privacy.colluders > training.participants - 2:

@@ -123,7 +123,7 @@ class MethodRun:
         """Write down what came of it."""
         federation, metrics, method = self._federation, self.metrics, self.method
         outsider = _outsider(federation, metrics)
-        notes = _notes(metrics)
+        notes = _notes(metrics, shared=federation.plan.method == "niss")
         if federation.exchange is not None:
             notes += (_grid_note(metrics, federation.plan.delta),)
         statement = make_statement(
@@ -199,13 +199,12 @@ def _outsider(federation: Federation, metrics: list[dict[str, Any]]) -> Outsider
     )
 
 
-def _notes(metrics: list[dict[str, Any]]) -> tuple[str, ...]:
+def _notes(metrics: list[dict[str, Any]], *, shared: bool) -> tuple[str, ...]:
     """What happened in the rounds that a reader of the statement must know."""
     notes = []
     if dropped := sum(line["dropped"] for line in metrics):
-        notes.append(
-            f"{_counted(dropped, 'upload')} never arrived; every round is charged as if the server had lied about it."
-        )
+        lied = "; every round is charged as if the server had lied about it" if shared else ""
+        notes.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
     if noisy := sum(not line.get("exact", True) for line in metrics):
         notes.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
     if again := sum(line.get("attempts", 1) - 1 for line in metrics):
@@ -275,8 +274,10 @@ def _metrics_line(number: int, outcome: RoundOutcome) -> dict[str, Any]:
         "balance": None if outcome.balance is None else asdict(outcome.balance),
     }
     protocol = outcome.protocol
+    if outcome.dropped or protocol is not None:
+        line["exact"] = outcome.exact
     if protocol is None:
         return line
     # Public: the round's beacon and what it was let out for. A simulated round has its beacon from the seed.
-    played = {name: getattr(protocol, name) for name in ("attempts", "exact", "grid_delta")}
+    played = {name: getattr(protocol, name) for name in ("attempts", "grid_delta")}
     return {**line, **played, "protocol": protocol.public}

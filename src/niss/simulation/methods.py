@@ -12,16 +12,22 @@ from numpy.typing import NDArray
 from niss.accounting import RoundPlan
 from niss.learning import Uploads
 from niss.mechanism import add_gaussian
+from niss.mechanism.shares import Edges
 from niss.randomness import SimStream
 
 
-def add_client_noise(uploads: Uploads, plan: RoundPlan, stream: SimStream) -> RoundPlan:
-    """Turn `p_k x_k` into what each client uploads, in place; returns the plan with what was drawn."""
+def add_client_noise(
+    uploads: Uploads, plan: RoundPlan, stream: SimStream, edges: Edges | None = None
+) -> RoundPlan:
+    """Turn `p_k x_k` into what each client uploads, in place; returns the plan with what was drawn.
+
+    `edges`, where only some of the graph's are left: then the rows are the uploads without the others.
+    """
     if plan.plan.method == "dp-fedavg":
         uploads.add_own_noise(np.sqrt(plan.own_variance), stream)
     if plan.plan.method == "niss":
         scales = uploads.add_shares(
-            plan.graph,
+            plan.graph if edges is None else edges,
             unit_variance=plan.unit_variance,
             tau2=plan.tau2,
             distortion=plan.plan.distortion,

@@ -20,7 +20,8 @@ from niss.errors import PrivacyError
 from niss.learning import Clipping, Evaluation, FlatLayout, Job, Uploads
 from niss.randomness import SimStream
 from niss.simulation.clients import Clients
-from niss.simulation.config import Config
+from niss.simulation.config import Config, ProtocolConfig
+from niss.simulation.dropouts import absent_seats, left_over_variance, repair, with_self_masks
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.methods import add_client_noise, add_server_noise
 from niss.simulation.participants import aggregation_weights, choose_participants
@@ -46,25 +47,24 @@ class ProtocolRecord:
     """What only a round of the real protocol has.
 
     attempts    graphs drawn until one kept the promise
-    exact       whether nothing but the intended noise was left in the sum
     grid_delta  what rounding and the sampler add to delta
     public      the beacon and what it was let out for, from which the graph follows
     """
 
     attempts: int
-    exact: bool
     grid_delta: float
     public: dict[str, str]
 
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What a round left behind."""
+    """What a round left behind; `exact`: nothing but the intended noise was left in the sum."""
 
     weights: Tensor
     participants: int
     zeroed_updates: int
     dropped: int
+    exact: bool
     tau2: float
     aggregate_variance: float
     aggregate_variance_predicted: float
@@ -120,7 +120,7 @@ def play_round(
     # 4. Noise: each client adds its shares, the negatives of its neighbours' and its distortion.
     #    The round is charged to each client's ledger before its upload leaves, and the server sums the
     #    uploads, in which the shared noises cancel.
-    summed = _exchange(federation, uploads, round_plan, ledger, number, stream)
+    summed = _exchange(federation, uploads, share, round_plan, ledger, number, stream)
 
     # 5. The model moves by what came out.
     moved = weights + torch.from_numpy(summed.total).to(weights.dtype)
@@ -132,6 +132,7 @@ def play_round(
         zeroed_updates=zeroed,
         tau2=summed.tau2,
         dropped=summed.dropped,
+        exact=summed.exact,
         aggregate_variance=summed.noise_variance,
         aggregate_variance_predicted=summed.predicted_variance,
         joint_mu=summed.joint_mu,
@@ -157,39 +158,78 @@ class _Summed:
     tau2: float
     noise_multiplier: float
     dropped: int = 0
+    exact: bool = True
     protocol: ProtocolRecord | None = None
 
 
 def _exchange(
     federation: Federation,
     uploads: Uploads,
+    weights: NDArray[np.float64],
     plan: RoundPlan,
     ledger: Ledger,
     number: int,
     stream: SimStream,
 ) -> _Summed:
-    """Hide the contributions `p_k x_k`, charge the round, sum: simulated noise, or the real protocol."""
-    members = plan.participants
+    """Hide the contributions `p_k x_k`, charge the round, sum what arrives: simulated noise, or the real protocol."""
+    size = plan.participants.size
+    absent = absent_seats(size, federation.config.protocol.dropout, stream.child("dropout"))
     if federation.exchange is None:
-        exact = uploads.total()
-        plan = add_client_noise(uploads, plan, stream.child("noise"))
-        ledger.charge(members, plan.joint_mu, plan.marginal_mu)
-        total = uploads.total()
-        add_server_noise(total, plan, stream.child("noise"))
-        noise = float(np.mean((total - exact) ** 2))
-        return _Summed(
-            total=total,
-            plan=plan,
-            noise_variance=noise,
-            predicted_variance=plan.aggregate_variance,
-            joint_mu=float(plan.joint_mu.max()),
-            marginal_mu=float(plan.marginal_mu.max()),
-            tau2=float(plan.tau2.mean()),
-            noise_multiplier=plan.noise_multiplier,
-        )
-    rows = uploads.rows()
-    absent = _absent(members.size, federation.config.protocol.dropout, stream.child("dropout"))
-    exchanged = federation.exchange.play(
+        return _simulated(federation.config.protocol, uploads, weights, plan, ledger, stream, absent)
+    return _protocol(federation.exchange, uploads, plan, ledger, number, absent)
+
+
+def _simulated(
+    protocol: ProtocolConfig,
+    uploads: Uploads,
+    weights: NDArray[np.float64],
+    plan: RoundPlan,
+    ledger: Ledger,
+    stream: SimStream,
+    absent: list[int],
+) -> _Summed:
+    """Uploads and sum with simulated noise. A dropout changes no charge: the server might only pretend it."""
+    shares = plan.plan.method == "niss"
+    repairing = shares and protocol.dropout > 0.0 and protocol.mode == "repair"
+    here = np.delete(np.arange(plan.participants.size), absent)
+    exact = uploads.total(here)
+    edges = repair(plan, absent) if repairing and absent else None
+    plan = add_client_noise(uploads, plan, stream.child("noise"), edges)
+    joint_mu = with_self_masks(plan) if repairing else plan.joint_mu
+    ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
+    total = uploads.total(here)
+    add_server_noise(total, plan, stream.child("noise"))
+    noise = float(np.mean((total - exact) ** 2))
+    predicted, multiplier = plan.aggregate_variance, plan.noise_multiplier
+    if absent:
+        predicted = left_over_variance(plan, absent, repaired=edges is not None)
+        multiplier *= math.sqrt(predicted / plan.aggregate_variance) if multiplier else 0.0
+        # Those who are left stand for all: dividing by their weight instead is post-processing.
+        total *= weights.sum() / weights[here].sum()
+    return _Summed(
+        total=total,
+        plan=plan,
+        noise_variance=noise,
+        predicted_variance=predicted,
+        joint_mu=float(joint_mu.max()),
+        marginal_mu=float(plan.marginal_mu.max()),
+        tau2=float(plan.tau2.mean()),
+        noise_multiplier=multiplier,
+        dropped=len(absent),
+        exact=not (absent and shares) or edges is not None,
+    )
+
+
+def _protocol(
+    exchange: ProtocolExchange,
+    uploads: Uploads,
+    plan: RoundPlan,
+    ledger: Ledger,
+    number: int,
+    absent: list[int],
+) -> _Summed:
+    members, rows = plan.participants, uploads.rows()
+    exchanged = exchange.play(
         number,
         members,
         lambda seat: rows[seat] * members.size,
@@ -201,30 +241,20 @@ def _exchange(
     survivors = list(exchanged.outcome.survivors)
     total = exchanged.outcome.total
     noise = float(np.mean((total - rows[survivors].sum(axis=0, dtype=np.float64)) ** 2))
-    # Those who are left stand for all: dividing by their number instead is post-processing.
-    whole = total * (members.size / max(len(survivors), 1))
     predicted = exchanged.predicted_variance
     return _Summed(
-        total=whole,
+        total=total * (members.size / max(len(survivors), 1)),
         plan=plan,
         noise_variance=noise,
         predicted_variance=predicted,
         joint_mu=exchanged.mu,
         marginal_mu=exchanged.marginal_mu,
         tau2=exchanged.tau2,
-        noise_multiplier=math.sqrt(predicted) * members.size / federation.plan.clip,
+        noise_multiplier=math.sqrt(predicted) * members.size / plan.plan.clip,
         dropped=len(absent),
-        protocol=ProtocolRecord(
-            exchanged.attempts, exchanged.outcome.exact, exchanged.grid_delta, exchanged.public
-        ),
+        exact=exchanged.outcome.exact,
+        protocol=ProtocolRecord(exchanged.attempts, exchanged.grid_delta, exchanged.public),
     )
-
-
-def _absent(size: int, share: float, stream: SimStream) -> list[int]:
-    """The seats that drop out of a round, each with that probability; one always stays."""
-    drawn = stream.generator().random(size) < share
-    drawn[0] &= not drawn.all()
-    return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
 def _clipping(plan: Plan) -> Clipping:

@@ -1,0 +1,134 @@
+"""Simulated dropouts: the same clients are lost to every method, and what their shares leave is as predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import niss
+from niss.accounting import RoundPlan
+from niss.learning import HostUploads
+from niss.simulation.dropouts import absent_seats, left_over_variance, repair, with_self_masks
+from niss.simulation.methods import add_client_noise
+from support.federation import small_config
+
+ROOMY = {"epsilon": 50.0, "clip": 1.0, "revealed": 8, "dropped": 5}
+TWELVE = {"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
+
+
+def a_round(size: int = 12, **changes: object) -> RoundPlan:
+    settings = {"clip": 1.0, "neighbours": 4.0, "kappa": 2.0, "revealed": 8, "dropped": 5, **changes}
+    return niss.Plan(**settings).for_round(  # type: ignore[arg-type]
+        np.arange(size), weights=1.0 / size, records=1.0, beacon=bytes(32)
+    )
+
+
+def uploads_of(plan: RoundPlan, coordinates: int, edges=None) -> np.ndarray:
+    rows = HostUploads(np.zeros((plan.participants.size, coordinates)))
+    add_client_noise(rows, plan, niss.SimStream(5), edges)
+    return rows.rows()
+
+
+def test_a_repaired_sum_is_the_sum_of_the_uploads_less_the_revealed_shares():
+    """The server sums the uploads that arrived and subtracts the shares that it was given."""
+    plan, absent = a_round(), [2, 7, 8]
+    graph, here = plan.graph, np.setdiff1d(np.arange(12), absent)
+    total = uploads_of(plan, 50)[here].sum(axis=0)
+    lost = np.isin(graph.senders, absent) != np.isin(graph.receivers, absent)
+    crossing = niss.ShareGraph(
+        12, zip(graph.senders[lost], graph.receivers[lost], graph.weights[lost], strict=True)
+    )
+    total -= uploads_of(replace(plan, graph=crossing, tau2=np.zeros(12)), 50)[here].sum(axis=0)
+
+    edges = repair(plan, absent)
+    assert edges is not None
+    repaired = uploads_of(plan, 50, edges)[here].sum(axis=0)
+    np.testing.assert_allclose(repaired, total, atol=1e-12)
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+@pytest.mark.parametrize("method", ["niss", "dp-fedavg"])
+def test_the_noise_that_is_left_is_as_predicted(method: str, repaired: bool):
+    plan, absent, coordinates = a_round(method=method), [0, 5, 6], 40_000
+    here = np.setdiff1d(np.arange(12), absent)
+    edges = repair(plan, absent) if repaired else None
+    noise = uploads_of(plan, coordinates, edges)[here].sum(axis=0)
+    predicted = left_over_variance(plan, absent, repaired=repaired)
+    # Six deviations of a sample variance of that many.
+    assert np.var(noise) == pytest.approx(predicted, rel=6 * np.sqrt(2 / coordinates))
+
+
+def test_nothing_lost_leaves_what_a_whole_round_leaves():
+    for method in ("niss", "dp-fedavg", "central-dp"):
+        plan = a_round(method=method)
+        assert left_over_variance(plan, [], repaired=False) == pytest.approx(plan.aggregate_variance)
+
+
+def test_more_lost_than_was_charged_for_is_not_repaired():
+    assert repair(a_round(dropped=2), [1, 2]) is not None
+    assert repair(a_round(dropped=2), [1, 2, 3]) is None
+    # Everyone is a neighbour of everyone.
+    complete = {"neighbours": 11.0, "graph": "complete"}
+    assert repair(a_round(revealed=3, **complete), [1, 2, 3]) is not None
+    assert repair(a_round(revealed=2, **complete), [1, 2, 3]) is None
+
+
+def test_a_repair_is_never_charged_less_than_its_self_mask():
+    weak = a_round(tau2=0.01)
+    np.testing.assert_array_equal(with_self_masks(weak), weak.joint_mu)
+    strong = a_round(tau2=0.45, revealed=0, dropped=0)
+    assert np.all(with_self_masks(strong) > strong.joint_mu)
+    np.testing.assert_allclose(with_self_masks(strong), strong.sensitivity / np.sqrt(strong.own_variance))
+
+
+def test_someone_always_stays():
+    assert absent_seats(3, 1.0, niss.SimStream(1)) == [1, 2]
+    assert absent_seats(50, 0.0, niss.SimStream(1)) == []
+
+
+@pytest.mark.parametrize("mode", ["tolerate", "repair"])
+def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(datasets, held_out, linear, mode):
+    names = ("fedavg", "dp-fedavg", "central-dp", "niss")
+    config = small_config(
+        rounds=3,
+        training=TWELVE,
+        privacy=ROOMY,
+        protocol={"mode": mode, "dropout": 0.2},
+        methods=[{"name": name, "neighbours": 5} for name in names],
+    )
+    results = niss.compare(config, model=linear, clients=datasets, test=held_out).results
+    lost = [[line["dropped"] for line in result.metrics] for result in results]
+    assert sum(lost[0]) > 0
+    assert all(row == lost[0] for row in lost)
+    for name, result in zip(names, results, strict=True):
+        told = [caveat for caveat in result.statement.caveats if "never arrived" in caveat]
+        assert told
+        assert ("lied" in told[0]) == (name == "niss")
+        noisy = any("should have cancelled" in caveat for caveat in result.statement.caveats)
+        assert noisy == (name == "niss" and mode == "tolerate")
+        if name != "fedavg":
+            assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
+
+
+def test_without_distortion_a_repaired_round_is_the_survivors_mean(datasets, held_out, linear):
+    """tau = 0, repaired: as FedAvg on the same survivors, since no update is clipped."""
+    config = small_config(
+        rounds=2,
+        training=TWELVE,
+        privacy={**ROOMY, "clip": 100.0},
+        protocol={"mode": "repair", "dropout": 0.2},
+        methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 5, "tau2": 0.0}],
+    )
+    plain, shared = niss.compare(config, model=linear, clients=datasets, test=held_out).results
+    assert all(line["dropped"] for line in plain.metrics)
+    for name, weights in plain.state_dict.items():
+        np.testing.assert_allclose(shared.state_dict[name].numpy(), weights.numpy(), atol=1e-3)
+
+
+def test_multiplied_shares_cannot_be_taken_out_again():
+    multiplied = [{"name": "niss", "neighbours": 3, "distortion": "scalar", "tau2": 0.1}]
+    with pytest.raises(niss.ConfigError, match=r"methods\.distortion.*additive"):
+        small_config(protocol={"mode": "repair", "dropout": 0.1}, methods=multiplied)
+    small_config(protocol={"mode": "tolerate", "dropout": 0.1}, methods=multiplied)
