@@ -30,7 +30,7 @@ import numpy as np
 from harness import machine, one_line, write_json
 from threadpoolctl import threadpool_limits
 
-from niss.accounting.assess import make_assessor
+from niss.accounting.assess import Assessor
 from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
 from niss.protocol.beacon import BeaconChain
 from niss.protocol.client import Client, Policy
@@ -270,7 +270,7 @@ class NissRound:
         return self.measured
 
     def _client(self) -> Client:
-        assess = make_assessor()
+        assess = Assessor()
 
         def assess_timed(*asked: Any) -> float:
             with timed(self.measured.client, "assess"):

@@ -10,7 +10,7 @@ import pytest
 
 from niss import effective_variance
 from niss.accounting import Corruption, LedgerFile, worst_case
-from niss.accounting.assess import charge_to, make_assessor
+from niss.accounting.assess import Assessor, charge_to
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from support.protocol_round import Federation
@@ -31,8 +31,8 @@ def mu_of(agreed: Agreed, variance: float) -> float:
 def test_without_colluders_it_is_the_joint_view_of_the_worst_client(neighbours: float) -> None:
     agreed = proposed(neighbours=neighbours)
     variance = effective_variance(agreed.graph, unit_variance=0.25, residual_variance=0.2)
-    assert make_assessor()(agreed, 0) == pytest.approx(mu_of(agreed, float(variance.min())))
-    assert make_assessor(relation="replace-one")(agreed, 0) == pytest.approx(
+    assert Assessor()(agreed, 0) == pytest.approx(mu_of(agreed, float(variance.min())))
+    assert Assessor(relation="replace-one")(agreed, 0) == pytest.approx(
         2.0 * mu_of(agreed, float(variance.min()))
     )
 
@@ -43,7 +43,7 @@ def test_colluders_on_a_complete_graph_are_all_alike(colluders: int) -> None:
     variance = effective_variance(
         agreed.graph, unit_variance=0.25, residual_variance=0.2, colluders=range(colluders)
     )
-    assert make_assessor()(agreed, colluders) == pytest.approx(mu_of(agreed, float(variance.min())))
+    assert Assessor()(agreed, colluders) == pytest.approx(mu_of(agreed, float(variance.min())))
 
 
 def test_on_a_sparse_graph_every_set_of_colluders_is_covered() -> None:
@@ -57,7 +57,7 @@ def test_on_a_sparse_graph_every_set_of_colluders_is_covered() -> None:
         for one in range(10)
         for two in range(one)
     )
-    assert make_assessor()(agreed, 2) == pytest.approx(mu_of(agreed, worst))
+    assert Assessor()(agreed, 2) == pytest.approx(mu_of(agreed, worst))
 
 
 @pytest.mark.parametrize(("revealed", "dropped"), [(0, 0), (2, 2), (1, 3), (3, 1)])
@@ -72,67 +72,67 @@ def test_a_repair_counts_reveals_and_dropped_clients_like_colluders(revealed: in
     gone = range(2 + max(revealed, dropped))
     variance = effective_variance(agreed.graph, unit_variance=0.25, residual_variance=0.2, colluders=gone)
     assert found.ratio == pytest.approx(float(variance.min()))
-    assert make_assessor()(agreed, 2) == pytest.approx(mu_of(agreed, found.ratio))
+    assert Assessor()(agreed, 2) == pytest.approx(mu_of(agreed, found.ratio))
 
 
 def test_tolerating_charges_no_reveals() -> None:
     caps = {"revealed": 3, "dropped": 3}
-    assert make_assessor()(proposed(**caps), 1) == pytest.approx(make_assessor()(proposed(), 1))
+    assert Assessor()(proposed(**caps), 1) == pytest.approx(Assessor()(proposed(), 1))
 
 
 @pytest.mark.parametrize("alone", [0.0, 0.1, 0.5])
 def test_a_self_mask_must_protect_alone(alone: float) -> None:
     agreed = proposed(mode="repair", self_variance=alone, revealed=0, dropped=0)
-    assert make_assessor()(agreed, 0) == pytest.approx(mu_of(agreed, 0.2 + alone))
+    assert Assessor()(agreed, 0) == pytest.approx(mu_of(agreed, 0.2 + alone))
 
 
 def test_a_quorum_too_small_for_the_colluders_is_refused() -> None:
     repair = {"mode": "repair", "self_variance": 1.0, "revealed": 0, "dropped": 0}
     with pytest.raises(RemoteProtocolError, match="the quorum allows for 1"):
-        make_assessor()(proposed(colluding_neighbours=1, **repair), 2)
-    assert make_assessor()(proposed(colluding_neighbours=2, **repair), 2) < math.inf
+        Assessor()(proposed(colluding_neighbours=1, **repair), 2)
+    assert Assessor()(proposed(colluding_neighbours=2, **repair), 2) < math.inf
     # All neighbours may collude: no quorum helps.
     sparse = proposed(20, neighbours=2.0, colluding_neighbours=19, **repair)
     with pytest.raises(RemoteProtocolError, match="may collude"):
-        make_assessor()(sparse, 18)
+        Assessor()(sparse, 18)
     # In `tolerate` nothing is revealed, and no quorum is needed.
-    assert make_assessor()(proposed(colluding_neighbours=0), 2) < math.inf
+    assert Assessor()(proposed(colluding_neighbours=0), 2) < math.inf
 
 
 def test_a_failure_probability_buys_fewer_colluding_neighbours() -> None:
     agreed = proposed(40, neighbours=6.0, mode="repair", self_variance=5.0, colluding_neighbours=6)
     with pytest.raises(RemoteProtocolError, match="may collude"):
-        make_assessor()(agreed, 8)
-    assert make_assessor(failure=1e-3)(agreed, 8) < math.inf
+        Assessor()(agreed, 8)
+    assert Assessor(failure=1e-3)(agreed, 8) < math.inf
 
 
 def test_too_few_participants_or_too_many_reveals_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="too few"):
-        make_assessor()(proposed(5), 4)
+        Assessor()(proposed(5), 4)
     repair = proposed(5, mode="repair", self_variance=1.0, revealed=3, dropped=3, colluding_neighbours=1)
     with pytest.raises(PrivacyError, match="nobody to share"):
-        make_assessor()(repair, 1)
+        Assessor()(repair, 1)
     with pytest.raises(ConfigError, match="relation"):
-        make_assessor(relation="swap")
+        Assessor(relation="swap")
 
 
 def test_no_residual_noise_is_no_guarantee() -> None:
-    assert make_assessor()(proposed(residual_variance=0.0), 0) == math.inf
+    assert Assessor()(proposed(residual_variance=0.0), 0) == math.inf
 
 
 @pytest.mark.parametrize("grid_bits", [0, 2, 3])
 def test_noise_that_a_coarse_grid_swallows_gets_no_credit(grid_bits: int) -> None:
     """A server may choose a grid on which shares and masks round to nothing; the residual alone is safe."""
     coarse = proposed(grid_bits=grid_bits)
-    assert make_assessor()(coarse, 0) == pytest.approx(mu_of(coarse, 0.2))
+    assert Assessor()(coarse, 0) == pytest.approx(mu_of(coarse, 0.2))
     masked = proposed(grid_bits=grid_bits, mode="repair", self_variance=1.0, revealed=0, dropped=0)
-    assert make_assessor()(masked, 0) == pytest.approx(mu_of(masked, 0.2))
+    assert Assessor()(masked, 0) == pytest.approx(mu_of(masked, 0.2))
     fine = proposed(grid_bits=8)
-    assert make_assessor()(fine, 0) < 0.6 * mu_of(fine, 0.2)
+    assert Assessor()(fine, 0) < 0.6 * mu_of(fine, 0.2)
 
 
 def test_a_second_question_about_the_same_round_is_answered_alike() -> None:
-    assess, agreed, other = make_assessor(), proposed(), proposed(residual_variance=0.3)
+    assess, agreed, other = Assessor(), proposed(), proposed(residual_variance=0.3)
     first = assess(agreed, 1)
     assert assess(agreed, 1) == first
     assert assess(agreed, 2) > first

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from niss.accounting import Plan, make_plan
-from niss.accounting.assess import make_assessor
+from niss.accounting.assess import Assessor
 from niss.accounting.terms import make_terms
 from niss.errors import ConfigError
 from niss.protocol.agreement import agree
@@ -41,7 +41,7 @@ def test_clients_accept_what_the_plan_promised(
     for draw in range(2):
         federation = Federation(size, f"{name} {draw}", colluders=plan.colluders, mu=wanted)
         seat = federation.seats[0]
-        seat.assess = make_assessor(failure=plan.corruption.failure)
+        seat.assess = Assessor(failure=plan.corruption.failure)
         seat.restart()
         opened = federation.open(terms)
         seat.client.upload(opened, np.zeros(3), federation.entropy)
@@ -57,7 +57,7 @@ def test_the_relation_is_the_plans(relation: str) -> None:
     plan = replace(make_plan(participants=10, mode="repair", dropout=0.05).plan, relation=relation)
     terms = make_terms(plan, participants=10, coordinates=3, run=b"run", number=1, mode="repair")
     federation = Federation(10, "relation")
-    mu = make_assessor(relation=relation)(agree(federation.open(terms)), 0)
+    mu = Assessor(relation=relation)(agree(federation.open(terms)), 0)
     assert mu <= wanted_mu(plan)
     assert mu == pytest.approx(wanted_mu(plan), rel=0.05)
 
@@ -95,7 +95,7 @@ def test_a_given_distortion_is_taken_as_it_is() -> None:
     assert terms.residual_variance == pytest.approx(0.25 * terms.unit_variance * 5.0)
     own = (plan.clip / 10 / wanted_mu(plan)) ** 2
     assert terms.unit_variance == pytest.approx(2.0 * own / 5.0)
-    assert math.isfinite(make_assessor()(agree(Federation(10, "given").open(terms)), 0))
+    assert math.isfinite(Assessor()(agree(Federation(10, "given").open(terms)), 0))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_many_drawn_graphs_keep_the_promise(
         participants=size, neighbours=neighbours, collusion=collusion, mode=mode, dropout=dropout
     )
     terms = make_terms(planned.plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)
-    assess = make_assessor(failure=planned.plan.corruption.failure)
+    assess = Assessor(failure=planned.plan.corruption.failure)
     costs = []
     for draw in range(20):
         federation = Federation(size, f"many {draw}")

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FIRST, FakeGrid, global_model, make_app, step_of
 from niss.accounting import Plan
+from niss.errors import RemoteProtocolError
 from niss.flower import NissStrategy, niss_mod
 from niss.flower.letters import Stage
 from niss.protocol.wire import decode
@@ -285,4 +286,21 @@ def test_a_plan_no_graph_keeps_skips_the_round():
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=TOLERATED)
     strategy.session._assess = lambda _agreed, _colluders: np.inf
     assert strategy.configure_train(1, global_model(), ConfigRecord(), grid) == []
-    assert strategy.rounds[0].skipped == "none of 3 graphs keeps the plan's promise for everyone"
+    assert strategy.rounds[0].skipped.startswith("none of 3 graphs keeps the promise for every client")
+
+
+def test_a_graph_nobody_would_repair_on_is_drawn_again():
+    grid = FakeGrid(NODES)
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=TOLERATED)
+    seen = []
+
+    def refused_once(agreed, colluders):
+        seen.append(agreed.terms)
+        if len(seen) == 1:
+            raise RemoteProtocolError("a client has a single neighbour")
+        return strategy._assess(agreed, colluders)
+
+    strategy.session._assess = refused_once
+    assert strategy.configure_train(1, global_model(), ConfigRecord(), grid)
+    assert [terms.attempt for terms in seen] == [0, 1]
+    assert seen[1].residual_variance == seen[0].residual_variance

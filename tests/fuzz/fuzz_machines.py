@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `support`, w
 import numpy as np
 
 from fuzz.fuzz_wire import MUTATORS, Specimen
-from niss.accounting.assess import make_assessor
+from niss.accounting.assess import Assessor
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity
@@ -57,7 +57,7 @@ class World:
     def __init__(self, label: str) -> None:
         self.federation = Federation(SIZE, label, mu=math.inf)
         for seat in self.federation.seats:
-            seat.assess = make_assessor()
+            seat.assess = Assessor()
             seat.restart()
         self.seat = self.federation.seats[ASKED]
         self.before: dict[type, Any] = {}

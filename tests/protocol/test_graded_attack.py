@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from niss import effective_variance
-from niss.accounting.assess import make_assessor
+from niss.accounting.assess import Assessor
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.client import Client
@@ -70,7 +70,7 @@ class Scene:
         }
         self.after_upload = [seat.kept[-1] for seat in self.federation.seats]
         self.colluders = frozenset(rng.sample(range(size), colluders))
-        mu = make_assessor()(self.agreed, colluders)
+        mu = Assessor()(self.agreed, colluders)
         self.charged = (self.agreed.terms.clip / size / mu) ** 2
 
     def attack(self, story: Story, *, forgetful: bool = False) -> Loot:

@@ -39,7 +39,7 @@ def entropy(seed: int) -> Callable[[int], bytes]:
 
 def play(
     plan: niss.Plan,
-    charges: list[tuple[float, float]],
+    charges: list[tuple[float, float, int]],
     *,
     seed: int = SEED,
     size: int = 12,
@@ -57,13 +57,13 @@ def allowed(plan: niss.Plan) -> float:
 
 @pytest.mark.usefixtures("unlucky")
 def test_the_next_attempt_has_its_own_link_and_more_noise() -> None:
-    charges: list[tuple[float, float]] = []
+    charges: list[tuple[float, float, int]] = []
     played = play(PLAN, charges)
     terms, first = played.agreed.terms, make_terms(PLAN, participants=12, coordinates=4, run=b"", number=0)
     assert played.attempts == terms.attempt + 1 > 1
     assert played.agreed.opened.beacon.index == link_of(0, terms.attempt)
     assert terms.residual_variance >= 1.1 * first.residual_variance
-    assert charges == [(played.mu, played.marginal_mu)], "one charge, for the attempt that was played"
+    assert charges == [(played.mu, played.marginal_mu, terms.attempt)], "one charge, for what was played"
     assert played.mu <= allowed(PLAN)
     assert played.outcome.exact
 
@@ -77,7 +77,7 @@ def test_a_graph_that_happens_to_be_bad_is_drawn_again() -> None:
 
 @pytest.mark.usefixtures("unlucky")
 def test_when_all_attempts_are_refused_nothing_is_charged_and_the_error_says_what_to_do() -> None:
-    charges: list[tuple[float, float]] = []
+    charges: list[tuple[float, float, int]] = []
     with pytest.raises(niss.PrivacyError, match="round 1: none of 1 graphs keeps the promise") as caught:
         play(replace(PLAN, attempts=1), charges)
     assert caught.value.hint is not None
@@ -88,11 +88,11 @@ def test_when_all_attempts_are_refused_nothing_is_charged_and_the_error_says_wha
 def test_a_graph_on_which_no_repair_is_possible_is_drawn_again() -> None:
     """Of four clients with a share apiece a third sit in pairs, whose one neighbour would hold the whole self-mask."""
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=1, attempts=LINKS_PER_ROUND)
-    charges: list[tuple[float, float]] = []
+    charges: list[tuple[float, float, int]] = []
     tried = (play(plan, charges, seed=seed, size=4, mode="repair") for seed in range(100))
     played = next(one for one in tried if one.attempts > 1)
     assert played.outcome.exact
-    assert charges[-1] == (played.mu, played.marginal_mu)
+    assert charges[-1][:2] == (played.mu, played.marginal_mu)
     charges.clear()
     with pytest.raises(niss.PrivacyError, match=r"none of 4 graphs .* single neighbour"):
         play(plan, charges, size=2, mode="repair")
@@ -159,7 +159,7 @@ def test_a_run_goes_on_tells_of_it_and_resumes(
     told = f"{again} graphs would have cost more"
     assert any(caveat.startswith(told) for caveat in result.statement.caveats)
     ledger = LedgerFile.read(tmp_path / "a" / "ledger.jsonl")
-    assert [entry.round for entry in ledger.entries] == [1, 2, 3]
+    assert [(entry.round, entry.attempt + 1) for entry in ledger.entries] == list(enumerate(attempts, 1))
     assert all(ledger.participations(str(client)) == 3 for client in range(12))
     assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
 

@@ -15,7 +15,7 @@ from support.federation import small_config
 
 def noise_of(exchange: ProtocolExchange, members: int, coordinates: int, number: int = 0) -> np.ndarray:
     update = np.zeros(coordinates)
-    played = exchange.play(number, np.arange(members), lambda _seat: update, charge=lambda _mu, _alone: None)
+    played = exchange.play(number, np.arange(members), lambda _seat: update, charge=lambda *_: None)
     assert played.outcome.exact
     return np.asarray(played.outcome.total / np.sqrt(played.predicted_variance))
 
@@ -38,9 +38,7 @@ def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> Non
     exchange = ProtocolExchange(plan, rounds=2, coordinates=50, mode=mode)
     updates = niss.SimStream(2).generator().standard_normal((9, 50)) * 0.05
     absent = [] if mode == "tolerate" else [3]
-    played = exchange.play(
-        0, np.arange(9), lambda seat: updates[seat], charge=lambda _mu, _alone: None, absent=absent
-    )
+    played = exchange.play(0, np.arange(9), lambda seat: updates[seat], charge=lambda *_: None, absent=absent)
     kept = [seat for seat in range(9) if seat not in absent]
     assert played.outcome.exact
     assert np.abs(played.outcome.total - updates[kept].sum(axis=0) / 9).max() < 9 * 2.0**-24
@@ -104,7 +102,7 @@ def test_who_drops_out_again_and_again_still_has_keys() -> None:
             number,
             np.arange(5),
             lambda _seat: np.zeros(5),
-            charge=lambda _mu, _alone: None,
+            charge=lambda *_: None,
             absent=[0] if number < 5 else [],
         )
     assert played.outcome.survivors == tuple(range(5))
@@ -113,9 +111,7 @@ def test_who_drops_out_again_and_again_still_has_keys() -> None:
 def test_a_repair_beyond_what_was_planned_leaves_noise_and_says_so() -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, revealed=1, dropped=1)
     exchange = ProtocolExchange(plan, rounds=1, coordinates=5, mode="repair")
-    played = exchange.play(
-        0, np.arange(6), lambda _seat: np.zeros(5), charge=lambda _mu, _alone: None, absent=[1, 2]
-    )
+    played = exchange.play(0, np.arange(6), lambda _seat: np.zeros(5), charge=lambda *_: None, absent=[1, 2])
     assert played.outcome.survivors == (0, 3, 4, 5)
     assert not played.outcome.exact
     assert played.predicted_variance > 4 * played.agreed.terms.residual_variance
@@ -125,7 +121,7 @@ def test_a_smaller_round_is_played_at_the_same_price() -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, graph="complete", participations=2)
     exchange = ProtocolExchange(plan, rounds=2, coordinates=5)
     mus = [
-        exchange.play(number, np.arange(size), lambda _seat: np.zeros(5), charge=lambda _mu, _alone: None).mu
+        exchange.play(number, np.arange(size), lambda _seat: np.zeros(5), charge=lambda *_: None).mu
         for number, size in enumerate((6, 4))
     ]
     assert mus == pytest.approx([plan.round_mu(np.zeros(1, dtype=np.int64))[0]] * 2)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from niss.accounting.collusion import worst_case
-from niss.accounting.corruption import Corruption, colluding_neighbours
+from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.accounting.ledger_file import LedgerFile
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import Agreed
@@ -22,26 +22,33 @@ LEAST_STEPS = 4.0
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 
 
-def make_assessor(*, relation: str = "zero-out", failure: float = 0.0) -> Callable[[Agreed, int], float]:
+class Assessor:
     """A function (round, colluders) -> mu; `failure` is the collusion bound's, charged to delta elsewhere."""
-    if relation not in RELATIONS:
-        raise ConfigError(
-            f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
-        )
 
-    known: dict[tuple[bytes, int], float] = {}
+    def __init__(self, *, relation: str = "zero-out", failure: float = 0.0) -> None:
+        if relation not in RELATIONS:
+            raise ConfigError(
+                f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
+            )
+        self._doubling, self._failure = RELATIONS[relation], failure
+        self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
 
-    def assess(agreed: Agreed, colluders: int) -> float:
+    def __call__(self, agreed: Agreed, colluders: int) -> float:
+        return self._assessed(agreed, colluders)[0]
+
+    def worst_case(self, agreed: Agreed, colluders: int) -> WorstCase:
+        """What the answer rests on: the worst set of colluders, and whether all of them were covered."""
+        return self._assessed(agreed, colluders)[1]
+
+    def _assessed(self, agreed: Agreed, colluders: int) -> tuple[float, WorstCase]:
         key = agreed.digest, colluders
-        if key not in known:
-            known.clear()
-            known[key] = _worst_mu(agreed, colluders, RELATIONS[relation], failure)
-        return known[key]
-
-    return assess
+        if key not in self._known:
+            self._known.clear()
+            self._known[key] = _worst_mu(agreed, colluders, self._doubling, self._failure)
+        return self._known[key]
 
 
-def _worst_mu(agreed: Agreed, colluders: int, doubling: float, failure: float) -> float:
+def _worst_mu(agreed: Agreed, colluders: int, doubling: float, failure: float) -> tuple[float, WorstCase]:
     terms = agreed.terms
     size = len(agreed.participants)
     if colluders > size - 2:
@@ -66,7 +73,8 @@ def _worst_mu(agreed: Agreed, colluders: int, doubling: float, failure: float) -
     if repairing:
         alone = terms.self_variance if _wide_enough(agreed, terms.self_variance) else 0.0
         variance = min(variance, terms.residual_variance + alone)
-    return doubling * terms.clip / size / math.sqrt(variance) if variance > 0.0 else math.inf
+    mu = doubling * terms.clip / size / math.sqrt(variance) if variance > 0.0 else math.inf
+    return mu, found
 
 
 def _wide_enough(agreed: Agreed, variance: float) -> bool:

@@ -1,4 +1,4 @@
-"""Attempts at a round: how much more noise the next one takes when the drawn graph costs more than was promised.
+"""Attempts at a round: the first graph that keeps the promise, and how much more noise each next one takes.
 
 The noise is committed to before the graph is known. An attempt that would cost too much is given up before any client
 is told of it: nothing is sent, so no client is charged. What attempts do cost is delta. A graph that is drawn again is
@@ -8,7 +8,49 @@ each of `Plan.attempts`, whether it is used or not.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+from niss.errors import PrivacyError, RemoteProtocolError
+from niss.protocol.agreement import Agreed, agree
+from niss.protocol.messages import RoundOpen
+
 _MARGIN, _MOST = 1.1, 10.0
+
+
+def draw_round(
+    propose: Callable[[int, float], RoundOpen],
+    assess: Callable[[Agreed, int], float],
+    *,
+    attempts: int,
+    colluders: int,
+    allowed: float,
+) -> tuple[RoundOpen, float]:
+    """The first attempt whose graph costs no client more than `allowed`, and its mu.
+
+    `propose(attempt, more)` draws the graph of an attempt, with `more` times the residual variance of the terms. A
+    graph on which clients would refuse the round altogether is given up like one that costs too much.
+    """
+    more, least = 1.0, math.inf
+    refusal: RemoteProtocolError | None = None
+    for attempt in range(attempts):
+        opened = propose(attempt, more)
+        try:
+            mu = assess(agree(opened), colluders)
+        except RemoteProtocolError as error:
+            refusal = error
+            continue
+        if mu <= allowed:
+            return opened, mu
+        least = min(least, mu)
+        more *= more_noise(mu, allowed)
+    why = f"the best would cost mu = {least:.4g}, {allowed:.4g} is allowed"
+    if refusal is not None and least == math.inf:
+        why = refusal.message
+    raise PrivacyError(
+        f"none of {attempts} graphs keeps the promise for every client: {why}",
+        hint="more neighbours, a larger kappa, more participants, or fewer colluders to be assumed",
+    )
 
 
 def more_noise(mu: float, allowed: float) -> float:

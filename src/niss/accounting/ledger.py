@@ -43,8 +43,17 @@ class Ledger:
         total = self.joint_squared[clients] + mu**2
         return np.asarray(total <= self.budget[clients] ** 2 * (1.0 + _ROUNDING))
 
-    def charge(self, participants: NDArray[np.int64], joint_mu: FloatArray, marginal_mu: FloatArray) -> None:
-        """Charge a round before it is sent; refuse it whole if any participant would overspend."""
+    def charge(
+        self,
+        participants: NDArray[np.int64],
+        joint_mu: FloatArray,
+        marginal_mu: FloatArray,
+        attempt: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Charge a round before it is sent; refuse it whole if any participant would overspend.
+
+        `attempt` is which of its attempts was played, for those who write it down.
+        """
         if np.unique(participants).size != participants.size:
             raise ConfigError("a client takes part in a round once", field="participants")
         overspending = participants[~self.room(participants, joint_mu)]

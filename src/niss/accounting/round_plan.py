@@ -137,13 +137,12 @@ class RoundPlan:
             return self.own_variance
         return self.unit_variance * (self.graph.out_weight + (1.0 + self.tau2) * self.graph.in_weight)
 
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise in the released sum over what one client puts into it (`p_k clip`): the outsider's number."""
+    def noise_multiplier(self, variance: float) -> float:
+        """Noise of that variance in the released sum over what one client puts into it (`p_k clip`): the outsider's."""
         plan = self.plan
         doubled = plan.unit == "record" or plan.relation == "replace-one"
         moved = float(self.sensitivity.max()) / (2.0 if doubled else 1.0)
-        return float(np.sqrt(self.aggregate_variance)) / moved if moved else 0.0
+        return float(np.sqrt(variance)) / moved if moved else 0.0
 
     @property
     def joint_mu(self) -> FloatArray:

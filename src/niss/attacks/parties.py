@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan
-from niss.accounting.assess import make_assessor
+from niss.accounting.assess import Assessor
 from niss.accounting.terms import make_terms
 from niss.mechanism.grid import centred
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
@@ -76,7 +76,7 @@ class Parties:
             holder=holder.public,
             anchor=self._chain.anchor,
         )
-        assess = make_assessor(relation=plan.relation, failure=plan.corruption.failure)
+        assess = Assessor(relation=plan.relation, failure=plan.corruption.failure)
         self.parties = [Party(Identity.generate(self.entropy), policy, assess) for _ in range(size)]
 
     def open(self, **changes: Any) -> RoundOpen:

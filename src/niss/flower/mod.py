@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from niss.accounting.assess import make_assessor
+from niss.accounting.assess import Assessor
 from niss.errors import LocalProtocolError, NissError, RemoteProtocolError
 from niss.flower.arrays import FloatArray, Model
 from niss.flower.enrolment import Enrolment
@@ -205,7 +205,7 @@ class _Exchange:
 @lru_cache(maxsize=8)
 def _assessor(relation: str, failure: float) -> Callable[[Agreed, int], float]:
     """Shared by the clients of one process: the worst case of a round is the same for all of them."""
-    return make_assessor(relation=relation, failure=failure)
+    return Assessor(relation=relation, failure=failure)
 
 
 def _keeper(limits: Limits, context: Context) -> AbstractContextManager[Keeper]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from niss.accounting import Plan
-from niss.accounting.attempts import more_noise
+from niss.accounting.attempts import draw_round
 from niss.accounting.terms import make_terms
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.coordinator import Coordinator
@@ -148,33 +148,37 @@ class Session:
                 f"{len(nodes)} nodes could take part, {self.proposal.participants} are wanted"
             )
         node_of = {self.members[node].identity: node for node in nodes}
-        opened = self._server.open_round(*self._draw(number, tuple(node_of), coordinates))
+        drawn = self._draw(number, tuple(node_of), coordinates)
+        opened = self._server.open_round(drawn.terms, drawn.participants, drawn.beacon)
         seats = tuple(node_of[one.identity] for one in opened.participants)
         self.round = Round(number, agree(opened), seats)
         body = encode(opened)
         return {node: self._letter(node, Stage.ROUND, body) for node in self.round.nodes}
 
-    def _draw(
-        self, number: int, identities: tuple[bytes, ...], coordinates: int
-    ) -> tuple[Terms, tuple[Participant, ...], Beacon]:
-        """A graph on which the plan's promise holds for everyone.
+    def _draw(self, number: int, identities: tuple[bytes, ...], coordinates: int) -> RoundOpen:
+        """A graph on which the plan's promise holds for everyone, else every client would decline.
 
-        The noise is set before the graph is known, with a margin. On an unlucky graph it is too little, and every
-        client would decline; then the next attempt is drawn, with that much more noise, before anyone is asked.
+        What is given up on the way is given up before anyone is asked.
         """
-        plan, more = self.proposal.plan, 1.0
-        for attempt in range(plan.attempts):
+        plan = self.proposal.plan
+
+        def propose(attempt: int, more: float) -> RoundOpen:
             people = self._coordinator.seat(number, attempt, identities, self.proposal.participants)
             terms = self._terms_for(people, coordinates)
             terms = replace(
                 terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
             )
-            beacon = self._coordinator.beacon(number, attempt, participants_hash(people) + terms_hash(terms))
-            mu = self._assess(agree(RoundOpen(terms, people, beacon)), plan.colluders)
-            if mu <= self.proposal.round_mu:
-                return terms, people, beacon
-            more *= more_noise(mu, self.proposal.round_mu)
-        raise ProtocolError(f"none of {plan.attempts} graphs keeps the plan's promise for everyone")
+            commitment = participants_hash(people) + terms_hash(terms)
+            return RoundOpen(terms, people, self._coordinator.beacon(number, attempt, commitment))
+
+        drawn, _ = draw_round(
+            propose,
+            self._assess,
+            attempts=plan.attempts,
+            colluders=plan.colluders,
+            allowed=self.proposal.round_mu,
+        )
+        return drawn
 
     def take_uploads(self, mail: Mail) -> None:
         """The answers to the round. What is forged, damaged, declined or missing counts as lost, and says why."""

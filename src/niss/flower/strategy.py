@@ -21,8 +21,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from niss.accounting import Plan, Statement
-from niss.accounting.assess import make_assessor
-from niss.errors import ConfigError, ProtocolError
+from niss.accounting.assess import Assessor
+from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.flower.account import Account, RoundReport
 from niss.flower.arrays import shared_model
 from niss.flower.coordinator import Coordinator, Relay
@@ -97,7 +97,7 @@ class NissStrategy(Strategy):
         if self._report is not None and not self._report.parent.is_dir():
             raise ConfigError(f"there is no folder {self._report.parent}", field="report")
         self._stage_timeout = stage_timeout
-        self._assess = make_assessor(relation=plan.relation, failure=self.plan.corruption.failure)
+        self._assess = Assessor(relation=plan.relation, failure=self.plan.corruption.failure)
         self._rounds = _ROUNDS_UNLESS_TOLD
         self._sent: list[Message] = []
         self._failed_enrolments: dict[int, int] = {}
@@ -152,8 +152,8 @@ class NissStrategy(Strategy):
         nodes = self.account.with_room(seatable, self.session.members)
         try:
             letters = self.session.open(number, nodes, self._model.size)
-        except ProtocolError as error:
-            # Too few, or a tracker that is away: the next round may do better.
+        except (ProtocolError, PrivacyError) as error:
+            # Too few, unlucky graphs, or a tracker that is away: the next round may do better.
             spent = len(seatable) - len(nodes)
             why = error.message + (f"; {spent} have spent what the plan allows" if spent else "")
             LOG.warning("niss: round %d is skipped: %s", server_round, why)

@@ -79,10 +79,10 @@ def left_over_variance(plan: RoundPlan, absent: list[int], *, repaired: bool) ->
     `sum_{k here} tau_k^2 sigma^2 in_k`, and unless it is repaired `sum c_e sigma^2` over the edges with one end lost.
     """
     method = plan.plan.method
+    if method == "central-dp" or not absent:
+        return plan.aggregate_variance
     here = np.ones(plan.participants.size, dtype=bool)
     here[absent] = False
-    if method == "central-dp":
-        return plan.aggregate_variance
     if method != "niss":
         return float(plan.own_variance[here].sum())
     graph = plan.graph

@@ -17,15 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan
-from niss.accounting.assess import make_assessor
-from niss.accounting.attempts import more_noise
+from niss.accounting.assess import Assessor
+from niss.accounting.attempts import draw_round
+from niss.accounting.corruption import WorstCase
 from niss.accounting.terms import grid_delta, make_terms
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Beacon, Message, Participant, Prekey, RoundOpen, Terms
+from niss.protocol.messages import Message, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
 
@@ -41,12 +42,14 @@ _ROUNDING = 1.0 + 4e-10
 class Exchanged:
     """What a round of the protocol gave: its outcome, what it cost each client, and what it should have left.
 
-    `mu` is the cost in the joint view, `marginal_mu` that of an upload looked at alone. `grid_delta` is what the grid
-    of these terms adds to delta over all participations of a client.
+    `mu` is the cost in the joint view, `found` the worst case over colluders that it rests on, `marginal_mu` the cost
+    of an upload looked at alone. `grid_delta` is what the grid of these terms adds to delta over all participations of
+    a client.
     """
 
     outcome: Outcome
     agreed: Agreed
+    found: WorstCase
     mu: float
     marginal_mu: float
     grid_delta: float
@@ -106,7 +109,7 @@ class ProtocolExchange:
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
         self._server = Server(Identity.generate(entropy))
         self._run = entropy(16)
-        self._assess = make_assessor(relation=plan.relation, failure=plan.corruption.failure)
+        self._assess = Assessor(relation=plan.relation, failure=plan.corruption.failure)
         # A given tau^2 promises nothing, so nothing is too dear.
         self._allowed = math.inf
         if plan.tau2 is None:
@@ -121,23 +124,24 @@ class ProtocolExchange:
         members: IntArray,
         updates: Callable[[int], NDArray[np.floating[Any]]],
         *,
-        charge: Callable[[float, float], None],
+        charge: Callable[[float, float, int], None],
         absent: Collection[int] = (),
     ) -> Exchanged:
         """One round: `updates(seat)` are bare updates, clipped and hidden by the clients; `absent` never upload.
 
-        `charge` is told the mu of the joint and of the marginal view, once, before the first upload.
+        `charge` is told the mu of the joint and of the marginal view, and the attempt, once, before the first upload.
         """
         clients = [self._client(int(member)) for member in members]
         participants = tuple(
             Participant(client.public, self._next_prekey(int(member)))
             for client, member in zip(clients, members, strict=True)
         )
-        terms, beacon, mu = self._draw(number, participants)
+        drawn, mu = self._draw(number, participants)
+        terms = drawn.terms
         rounding = grid_delta(self._plan, terms)
-        opened = self._server.open_round(terms, participants, beacon)
+        opened = self._server.open_round(terms, participants, drawn.beacon)
         alone = self._marginal_mu(terms, members.size)
-        charge(mu, alone)
+        charge(mu, alone, terms.attempt)
         sent = 0
         for seat, client in enumerate(clients):
             if seat in absent:
@@ -151,40 +155,35 @@ class ProtocolExchange:
         outcome = self._server.finish()
         for client in clients:
             client.close_round()
-        return Exchanged(outcome, agree(opened), mu, alone, rounding, sent)
+        agreed = agree(opened)
+        found = self._assess.worst_case(agreed, self._plan.colluders)
+        return Exchanged(outcome, agreed, found, mu, alone, rounding, sent)
 
-    def _draw(self, number: int, participants: tuple[Participant, ...]) -> tuple[Terms, Beacon, float]:
-        """The first attempt whose graph keeps the promise for everyone: its terms, its link, and its mu.
+    def _draw(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
+        """The first attempt whose graph keeps the promise for everyone, and its mu; each has its own link.
 
-        The noise is set before the graph is known. An attempt on whose graph it is too little is given up before any
-        client is told of it: nothing is sent and nothing charged, and the keys of the participants are still unused.
-        The next attempt has its own link and more noise; delta pays for all `Plan.attempts` in any case.
+        What is given up is given up before any client is told of it, and the keys of the participants stay unused.
         """
-        plan, more, least = self._plan, 1.0, math.inf
-        refusal: RemoteProtocolError | None = None
-        for attempt in range(plan.attempts):
+        plan = self._plan
+
+        def propose(attempt: int, more: float) -> RoundOpen:
             terms = self._terms_for(len(participants))
             terms = replace(
                 terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
             )
-            beacon = self._chain.release(number, attempt, participants_hash(participants) + terms_hash(terms))
-            try:
-                mu = self._assess(agree(RoundOpen(terms, participants, beacon)), plan.colluders)
-            except RemoteProtocolError as error:
-                # On this graph nobody would agree to the repair; the next may be denser where it matters.
-                refusal = error
-                continue
-            if mu <= self._allowed:
-                return terms, beacon, mu
-            least = min(least, mu)
-            more *= more_noise(mu, self._allowed)
-        why = f"the best would cost mu = {least:.4g}, {self._allowed:.4g} is allowed"
-        if refusal is not None and least == math.inf:
-            why = refusal.message
-        raise PrivacyError(
-            f"round {number + 1}: none of {plan.attempts} graphs keeps the promise for every client: {why}",
-            hint="more neighbours, a larger kappa, more participants, or fewer colluders to be assumed",
-        )
+            commitment = participants_hash(participants) + terms_hash(terms)
+            return RoundOpen(terms, participants, self._chain.release(number, attempt, commitment))
+
+        try:
+            return draw_round(
+                propose,
+                self._assess,
+                attempts=plan.attempts,
+                colluders=plan.colluders,
+                allowed=self._allowed,
+            )
+        except PrivacyError as error:
+            raise PrivacyError(f"round {number + 1}: {error.message}", hint=error.hint) from None
 
     def _terms_for(self, participants: int) -> Terms:
         """The terms for that many participants; round and attempt are filled in later."""

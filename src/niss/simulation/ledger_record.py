@@ -31,15 +31,16 @@ class RecordedLedger(Ledger):
         participants: NDArray[np.int64],
         joint_mu: NDArray[np.float64],
         marginal_mu: NDArray[np.float64],
+        attempt: int = 0,
     ) -> None:
-        super().charge(participants, joint_mu, marginal_mu)
+        super().charge(participants, joint_mu, marginal_mu, attempt)
         self.rounds += 1
         if self.file is not None:
             mus = {
                 str(client): (_or_infinite(joint), _or_infinite(marginal))
                 for client, joint, marginal in zip(participants, joint_mu, marginal_mu, strict=True)
             }
-            self.file.charge(self.rounds, 0, mus, self.basis)
+            self.file.charge(self.rounds, attempt, mus, self.basis)
 
 
 @contextlib.contextmanager
