@@ -62,6 +62,9 @@ def test_totals_are_sums_in_float64() -> None:
     rows = _rows()
     rows[0], rows[1] = 3e7, -3e7
     np.testing.assert_allclose(_on_device(rows).total(), HostUploads(rows).total(), rtol=1e-12, atol=1e-7)
+    some = np.array([0, 2], dtype=np.int64)
+    for uploads in (_on_device(rows), HostUploads(rows)):
+        np.testing.assert_allclose(uploads.total(some), rows[some].sum(axis=0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])

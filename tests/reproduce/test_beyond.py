@@ -12,7 +12,7 @@ from niss.errors import ConfigError, RunFolderError
 from niss.reproduce.beyond import run_scale, run_setting
 from niss.reproduce.chart import write_figures
 from niss.reproduce.claims import check_claims
-from niss.reproduce.results import result_path, select, write_result
+from niss.reproduce.results import Cell, Result, result_path, select, write_result
 from niss.reproduce.settings import (
     METHODS,
     SETTINGS,
@@ -20,6 +20,7 @@ from niss.reproduce.settings import (
     VARIANTS,
     Choice,
     find_setting,
+    setting_base,
     setting_config,
 )
 from niss.reproduce.tables import beyond_table, tuning_table
@@ -88,6 +89,41 @@ def test_dropouts_keep_the_promise(places, unit):
     assert all(cell.epsilon_joint <= 8.0 * (1 + 1e-6) for cell in result.cells)
     repaired, tolerated = sorted(result.cells, key=lambda cell: cell.labels["mode"])
     assert tolerated.aggregate_variance > 1.3 * repaired.aggregate_variance
+
+
+def compared(accuracies: dict[tuple[str, str], float]) -> Result:
+    """A setting with these accuracies by method and variant, at epsilon 3, the same for two seeds."""
+    setting = find_setting("mnist-iid-client", participants=100)
+    cells = tuple(
+        Cell(
+            id=f"{variant}/{method}/epsilon=3/seed-{seed}",
+            labels={"method": method, "variant": variant, "epsilon": 3.0, "seed": seed, "clip": 1.0},
+            rounds=1,
+            accuracy=accuracy,
+            curve=((1, accuracy),),
+            epsilon_joint=3.0,
+            epsilon_marginal=3.0,
+            aggregate_variance=1.0,
+            seconds=1.0,
+            engine="none",
+        )
+        for (method, variant), accuracy in accuracies.items()
+        for seed in (1, 2)
+    )
+    return Result("beyond", setting.full_name, dict(setting_base(setting)), cells)
+
+
+@pytest.mark.parametrize(
+    ("repaired", "holds", "words"),
+    [(0.5, True, "10.0 points ahead"), (0.397, True, "-0.3 points"), (0.39, False, "-1.0 points ahead")],
+)
+def test_what_dropouts_leave_is_claimed_and_drawn(tmp_path, repaired, holds, words):
+    result = compared({("dp-fedavg", "none"): 0.4, ("niss-planned", "repair"): repaired})
+    write_result(result_path(tmp_path, "beyond", result.name), result)
+    (claim,) = [one for one in check_claims(tmp_path) if "dropping out" in one.name]
+    assert (claim.holds, claim.required) == (holds, True)
+    assert words in claim.detail
+    assert tmp_path / "faults.png" in write_figures(tmp_path)
 
 
 def test_the_real_protocol_handles_dropouts_where_it_hides_what_is_hidden():

@@ -18,6 +18,7 @@ from niss.report.canvas import STYLE, as_png
 from niss.report.files import write_atomically
 from niss.reproduce.beyond import BEYOND, SCALE
 from niss.reproduce.chart_beyond import draw_beyond, draw_scale
+from niss.reproduce.chart_faults import FAULTS, draw_faults, with_faults
 from niss.reproduce.chart_leaks import draw_figure_4
 from niss.reproduce.chart_style import COLOURS, QUIET, accuracy_axis, accuracy_limits, curve_look
 from niss.reproduce.figure3 import FIGURE_3
@@ -103,6 +104,8 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     for name, draw in trained.items():
         if found := read_results(folder, name):
             written.append(write_atomically(folder / f"{name}.png", as_png(draw(found))))
+    if found := with_faults(read_results(folder, BEYOND)):
+        written.append(write_atomically(folder / f"{FAULTS}.png", as_png(draw_faults(found))))
     leaks = leaks_in_order(folder)
     figure = draw_figure_4(leaks, work) if leaks and work is not None else None
     if figure is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from niss.report.canvas import STYLE
 from niss.reproduce.chart_style import MARKERS, QUIET, accuracy_axis, accuracy_limits, curve_look
 from niss.reproduce.results import Cell, Result, select, spread
-from niss.reproduce.settings import EPSILONS, METHODS, SETTINGS, find_setting
+from niss.reproduce.settings import EPSILONS, METHODS, SETTINGS, Setting, find_setting
 
 _COLUMNS = 4
 _HELD_AT = 3.0
@@ -38,7 +38,7 @@ def draw_beyond(results: dict[str, Result]) -> Figure:
             hspace=1.25 / (2.5 * rows + 1.9) * 2,
         )
         grid = parts[0].subgridspec(rows, _COLUMNS, hspace=0.45, wspace=0.3)
-        for number, result in enumerate(sorted(results.values(), key=_order)):
+        for number, result in enumerate(in_order(results.values())):
             axes = figure.add_subplot(grid[number // _COLUMNS, number % _COLUMNS])
             _setting(axes, result)
             if number % _COLUMNS == 0:
@@ -62,21 +62,31 @@ def _handles() -> list[Line2D]:
     ]
 
 
-def _order(result: Result) -> tuple[int, str]:
-    """Settings as they are listed, others behind them."""
-    known = result.name in SETTINGS
-    return SETTINGS.index(result.name) if known else len(SETTINGS), result.name
+def in_order(results: Iterable[Result]) -> list[Result]:
+    """Settings as they are listed, then those with rounds of another size."""
+
+    def place(result: Result) -> tuple[bool, int, str]:
+        usual = _usual(result).name
+        listed = SETTINGS.index(usual) if usual in SETTINGS else len(SETTINGS)
+        return result.name != usual, listed, result.name
+
+    return sorted(results, key=place)
 
 
-def _title(result: Result) -> str:
-    """The setting, with the participants of a round where they are not the usual ones."""
+def _usual(result: Result) -> Setting:
     base = result.base
-    setting = find_setting(f"{base['dataset']}-{base['split']}-{base['unit']}")
-    return setting.title if result.name == setting.name else f"{setting.title}, m = {base['participants']:,}"
+    return find_setting(f"{base['dataset']}-{base['split']}-{base['unit']}")
+
+
+def setting_title(result: Result) -> str:
+    """The setting, with the participants of a round where they are not the usual ones."""
+    usual = _usual(result)
+    size = "" if result.name == usual.name else f", m = {result.base['participants']:,}"
+    return usual.title + size
 
 
 def _setting(axes: Axes, result: Result) -> None:
-    axes.set_title(_title(result), fontsize=9.5)
+    axes.set_title(setting_title(result), fontsize=9.5)
     accuracy_axis(axes)
     shown: list[float] = []
     for number, method in enumerate(METHODS):
@@ -85,15 +95,19 @@ def _setting(axes: Axes, result: Result) -> None:
             shown.append(spread([cell.accuracy for cell in cells]).mean)
             axes.axhline(shown[-1], **curve_look(number))
         else:
-            shown += _points(axes, cells, "epsilon", number)
+            shown += draw_points(axes, cells, "epsilon", number)
+    epsilon_axis(axes)
+    accuracy_limits(axes, shown)
+
+
+def epsilon_axis(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.minorticks_off()
-    accuracy_limits(axes, shown)
     axes.set_xlabel("ε promised, whole training")
 
 
-def _points(axes: Axes, cells: Sequence[Cell], label: str, number: int) -> list[float]:
+def draw_points(axes: Axes, cells: Sequence[Cell], label: str, number: int) -> list[float]:
     """Mean and deviation of the accuracy over a label; returns the accuracies that should be in sight."""
     places = sorted({cell.labels[label] for cell in cells})
     found = [spread([cell.accuracy for cell in cells if cell.labels[label] == place]) for place in places]
@@ -176,9 +190,7 @@ def draw_scale(results: dict[str, Result]) -> Figure:
 
 
 def _scale(axes: Axes, results: Sequence[Result]) -> None:
-    base = results[0].base
-    setting = find_setting(f"{base['dataset']}-{base['split']}-{base['unit']}")
-    axes.set_title(f"{setting.title}, ε = {_epsilon(results):g}", fontsize=9.5)
+    axes.set_title(f"{_usual(results[0]).title}, ε = {_epsilon(results):g}", fontsize=9.5)
     accuracy_axis(axes)
     sizes = sorted({result.base["participants"] for result in results})
     shown: list[float] = []

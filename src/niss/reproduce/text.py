@@ -40,6 +40,7 @@ IMAGES = {
     "figure-3": "Eight panels: test accuracy over rounds at X = 0, 0.3, 0.6 and 1, with bands over seeds",
     "figure-4": "Original and recovered pictures by kind of protection, and the DLG loss over iterations",
     "beyond": "Accuracy over epsilon by method and setting, and the epsilon that holds in each view",
+    "faults": "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts repaired and tolerated",
     "scale": "Accuracy over the participants of a round, by method",
 }
 """The figures of the text, and what they show for those who cannot see them."""

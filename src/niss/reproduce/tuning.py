@@ -33,7 +33,7 @@ TUNING = "tuning"
 HELD_OUT = 1 / 6
 TUNED = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
 GRID = {
-    "client": {"clip": (0.25, 0.5, 1.0), "learning_rate": (0.1, 0.2), "hidden": (16, 32)},
+    "client": {"clip": (0.05, 0.1, 0.25, 0.5, 1.0), "learning_rate": (0.1, 0.2), "hidden": (16, 32)},
     "record": {"clip": (0.5, 1.0, 2.0), "learning_rate": (0.5, 2.0), "hidden": (32, 128)},
 }
 
