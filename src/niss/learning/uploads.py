@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import PrivacyError
 from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, require_finite
+from niss.mechanism.clique import add_clique_shares, find_clique
 from niss.mechanism.shares import Edges
 from niss.randomness import SimStream
 
@@ -87,6 +88,9 @@ class HostUploads:
         stream: SimStream,
         keep_factors: bool = False,
     ) -> Rows | None:
+        if distortion == "additive" and (clique := find_clique(edges)) is not None:
+            add_clique_shares(self._rows, clique, unit_variance=unit_variance, stream=stream)
+            edges = _Received(edges)
         return add_shares(
             self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
             stream=stream, keep_factors=keep_factors,
@@ -99,6 +103,15 @@ class HostUploads:
 
     def rows(self) -> Rows:
         return self._rows
+
+
+class _Received:
+    """Edges whose shares are added already, so that only what is received of them is left, for the distortion."""
+
+    def __init__(self, edges: Edges) -> None:
+        self.size, self.in_weight = edges.size, edges.in_weight
+        self.senders = self.receivers = np.empty(0, dtype=np.int64)
+        self.weights = np.empty(0)
 
 
 def _bounded(update: Rows, clipping: Clipping, clip: float) -> tuple[Rows, bool]:
