@@ -203,7 +203,9 @@ def _scale(axes: Axes, results: Sequence[Result]) -> None:
         places = sorted(by_size)
         if places:
             _errorbar(axes, places, [(by_size[at].mean, by_size[at].deviation) for at in places], number)
-            shown += [by_size[at].mean for at in places]
+            shown += [
+                by_size[at].mean + side * by_size[at].deviation for at in places for side in (-1.0, 1.0)
+            ]
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
