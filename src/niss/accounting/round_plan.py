@@ -67,6 +67,11 @@ class RoundPlan:
             return float(self.own_variance.max())
         return float(self.own_variance.sum())
 
+    @property
+    def residual_variance(self) -> FloatArray:
+        """What each client's distortion adds: `tau_k^2 sigma^2 in_k`."""
+        return self.tau2 * self.unit_variance * self.graph.in_weight
+
     @cached_property
     def joint_variance(self) -> FloatArray | None:
         """Effective variance per client against a server that sees everything; None: not computed.
@@ -88,8 +93,9 @@ class RoundPlan:
             )
         if self.worst is not None:
             return self.worst.ratio * self.own_variance
-        residual = self.tau2 * self.unit_variance * self.graph.in_weight
-        return effective_variance(self.graph, unit_variance=self.unit_variance, residual_variance=residual)
+        return effective_variance(
+            self.graph, unit_variance=self.unit_variance, residual_variance=self.residual_variance
+        )
 
     @cached_property
     def worst(self) -> WorstCase | None:
@@ -106,7 +112,7 @@ class RoundPlan:
             self.graph,
             assumed,
             unit_variance=self.unit_variance,
-            residual_variance=self.tau2 * self.unit_variance * self.graph.in_weight,
+            residual_variance=self.residual_variance,
             target_variance=self.own_variance,
         )
 

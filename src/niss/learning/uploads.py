@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from niss.errors import PrivacyError
 from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, require_finite
 from niss.mechanism.clique import add_clique_shares, find_clique
-from niss.mechanism.shares import Edges
+from niss.mechanism.shares import Edges, SomeEdges
 from niss.randomness import SimStream
 
 Rows = NDArray[np.floating[Any]]
@@ -90,7 +90,8 @@ class HostUploads:
     ) -> Rows | None:
         if distortion == "additive" and (clique := find_clique(edges)) is not None:
             add_clique_shares(self._rows, clique, unit_variance=unit_variance, stream=stream)
-            edges = _Received(edges)
+            # The shares are added; what was received of them is left to be distorted.
+            edges = SomeEdges.of(edges, np.zeros(edges.senders.size, dtype=bool))
         return add_shares(
             self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
             stream=stream, keep_factors=keep_factors,
@@ -103,15 +104,6 @@ class HostUploads:
 
     def rows(self) -> Rows:
         return self._rows
-
-
-class _Received:
-    """Edges whose shares are added already, so that only what is received of them is left, for the distortion."""
-
-    def __init__(self, edges: Edges) -> None:
-        self.size, self.in_weight = edges.size, edges.in_weight
-        self.senders = self.receivers = np.empty(0, dtype=np.int64)
-        self.weights = np.empty(0)
 
 
 def _bounded(update: Rows, clipping: Clipping, clip: float) -> tuple[Rows, bool]:

@@ -20,6 +20,7 @@ variance `sigma^2`: the unit variance is used here.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,24 @@ class Edges(Protocol):
     def weights(self) -> FloatArray: ...
     @property
     def in_weight(self) -> FloatArray: ...
+
+
+@dataclass(frozen=True)
+class SomeEdges:
+    """Some edges of a graph. What a client distorts is all that it received, so `in_weight` is the whole graph's."""
+
+    size: int
+    senders: NDArray[np.int64]
+    receivers: NDArray[np.int64]
+    weights: FloatArray
+    in_weight: FloatArray
+
+    @classmethod
+    def of(cls, edges: Edges, kept: NDArray[np.bool_]) -> SomeEdges:
+        """Those that are `kept`, one entry per edge."""
+        return cls(
+            edges.size, edges.senders[kept], edges.receivers[kept], edges.weights[kept], edges.in_weight
+        )
 
 
 def share_counts(variance: ArrayLike, unit_variance: float) -> FloatArray:

@@ -155,13 +155,6 @@ class Config(_Section):
                 raise ValueError(f"methods: two are called {title!r}; give each its own label")
             if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
                 raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
-        if self.protocol.dropout and self.protocol.mode == "repair":
-            for method in self.methods:
-                if method.name == "niss" and method.distortion != "additive" and method.tau2 != 0.0:
-                    raise ValueError(
-                        f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
-                        "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
-                    )
         if self.exchange == "protocol":
             check_protocol(self)
         if privacy.colluders > training.participants - 2:
@@ -176,6 +169,12 @@ class Config(_Section):
                 raise ValueError(
                     f"methods.tau2: only the additive distortion can be calibrated, not {method.distortion}; "
                     "give a number, or use distortion = 'additive'"
+                )
+            multiplied = method.name == "niss" and method.distortion != "additive" and method.tau2 != 0.0
+            if multiplied and self.protocol.dropout and self.protocol.mode == "repair":
+                raise ValueError(
+                    f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
+                    "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
                 )
             if method.graph == "coalition" and not method.groups:
                 raise ValueError(

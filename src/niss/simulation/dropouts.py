@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import RoundPlan
 from niss.graph import ShareGraph
+from niss.mechanism.shares import SomeEdges
 from niss.randomness import SimStream
 
 IntArray = NDArray[np.int64]
@@ -22,23 +21,10 @@ def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
     return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
-@dataclass(frozen=True)
-class RepairedEdges:
-    """The edges between survivors, once the server was given those that join them to the lost, and took them out.
+def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
+    """The edges between survivors, once the server was given those to the lost, and took them out.
 
-    Each edge has the same noise with and without the others. What a client distorts is all that it received before
-    anyone was missing, so `in_weight` is that of the whole graph.
-    """
-
-    size: int
-    senders: IntArray
-    receivers: IntArray
-    weights: FloatArray
-    in_weight: FloatArray
-
-
-def repair(plan: RoundPlan, absent: list[int]) -> RepairedEdges | None:
-    """What is left of a round's graph after its repair; None where clients would refuse it.
+    Each edge has the same noise with and without the others. None where clients would refuse the repair.
 
     They do where more are lost, or a client has more lost neighbours, than the plan has charged for. The protocol
     then repairs around those who refuse; here nothing is repaired, which leaves more noise.
@@ -48,10 +34,7 @@ def repair(plan: RoundPlan, absent: list[int]) -> RepairedEdges | None:
     lost[absent] = True
     if len(absent) > limits.dropped or lost_neighbours(graph, lost).max(initial=0) > limits.revealed:
         return None
-    kept = ~(lost[graph.senders] | lost[graph.receivers])
-    return RepairedEdges(
-        graph.size, graph.senders[kept], graph.receivers[kept], graph.weights[kept], graph.in_weight
-    )
+    return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
 
 
 def with_self_masks(plan: RoundPlan) -> FloatArray:
@@ -60,8 +43,7 @@ def with_self_masks(plan: RoundPlan) -> FloatArray:
     A self-mask of `sigma_k^2 - residual` is in each upload until it is repaired (`niss.accounting.make_terms`), and a
     server that has a client's edges revealed is left with it and the residual noise: `max(sigma_k^2, residual)`.
     """
-    residual = plan.tau2 * plan.unit_variance * plan.graph.in_weight
-    alone = np.sqrt(np.maximum(plan.own_variance, residual))
+    alone = np.sqrt(np.maximum(plan.own_variance, plan.residual_variance))
     return np.maximum(plan.joint_mu, plan.sensitivity / alone)
 
 
@@ -86,8 +68,8 @@ def left_over_variance(plan: RoundPlan, absent: list[int], *, repaired: bool) ->
     if method != "niss":
         return float(plan.own_variance[here].sum())
     graph = plan.graph
-    residual = plan.tau2 * graph.in_weight
-    left = float(residual[here].sum())
+    left = float(plan.residual_variance[here].sum())
     if not repaired:
-        left += float(graph.weights[here[graph.senders] != here[graph.receivers]].sum())
-    return left * plan.unit_variance
+        crossing = here[graph.senders] != here[graph.receivers]
+        left += plan.unit_variance * float(graph.weights[crossing].sum())
+    return left
