@@ -14,15 +14,12 @@ from starlette.exceptions import HTTPException
 from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.prekeys import SignedPrekey
 from niss.tracker import schema
-from niss.tracker.auth import PATTERNS, Signed
-from niss.tracker.gate import BODY, CALLER, App, Gate, extra_headers
-from niss.tracker.hot import HotPath
-from niss.tracker.logs import log
-from niss.tracker.metrics import CONTENT_TYPE, Metrics
-from niss.tracker.records import Run, Stock
-from niss.tracker.refusal import Refusal
+from niss.tracker.auth import PATTERNS, Refusal, Signed
+from niss.tracker.gate import BODY, CALLER, App, Gate, HotPath, extra_headers
+from niss.tracker.observability import CONTENT_TYPE, Metrics, log
 from niss.tracker.rounds import RoundView, shown_beacon
 from niss.tracker.service import Tracker
+from niss.tracker.store import Run, Stock
 from niss.version import __version__
 
 _DESCRIPTION = """Who is live, who sits in a round, and the beacon that fixes who shares noise with whom.

@@ -1,8 +1,8 @@
-"""Requests signed by an identity: who asks, for what, of which tracker, when, and once.
+"""What is signed: requests to the tracker, its participant lists, the anchors of runs. And how it refuses.
 
-Signed are the tracker's own key, the method, the path with its query, a hash of the body, the time and a nonce. A copy
-of a request is refused as long as its time is within the tolerance, and for its time afterwards. Reading is signed too,
-but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see.
+In a request are signed the tracker's own key, the method, the path with its query, a hash of the body, the time and a
+nonce. A copy of a request is refused as long as its time is within the tolerance, and for its time afterwards. Reading
+is signed too, but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see.
 """
 
 from __future__ import annotations
@@ -13,11 +13,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.encoding import length_prefixed
-from niss.protocol.keys import Identity, verify
-from niss.tracker.refusal import Refusal
+from niss.protocol.encoding import length_prefixed, uint64
+from niss.protocol.keys import Identity, fingerprint, verify
 
-PURPOSE = "tracker-request"
+
+class Refusal(RemoteProtocolError):
+    """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        field: str | None = None,
+        hint: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.field = field
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The answer's JSON; the same three entries whatever went wrong."""
+        return {"error": {"message": self.message, "field": self.field, "hint": self.hint}}
+
+
+def require_server(caller: bytes, server: bytes) -> None:
+    """Pass the server on, and nobody else."""
+    if caller != server:
+        raise Refusal(
+            403,
+            f"only the server may do this, not {fingerprint(caller)}",
+            field="niss-identity",
+            hint="the tracker was started with another --server-key",
+        )
+
+
+PURPOSE, LIST_PURPOSE, ANCHOR_PURPOSE = "tracker-request", "participants", "anchor"
 IDENTITY, TIME, NONCE, SIGNATURE = "niss-identity", "niss-time", "niss-nonce", "niss-signature"
 NONCE_BYTES = 16
 _SHAPES = {
@@ -95,3 +128,17 @@ def check_request(
 def _message(tracker: bytes, method: str, target: bytes, body: bytes, time: int, nonce: bytes) -> bytes:
     hashed = hashlib.sha256(body).digest()
     return length_prefixed(tracker, method.encode(), target, hashed, str(time).encode(), nonce)
+
+
+def list_message(run: bytes, link: int, listed: bytes) -> bytes:
+    """What the tracker signs under a participant list."""
+    return length_prefixed(run, uint64(link), listed)
+
+
+def anchor_message(run: bytes, rounds: int, anchor: bytes) -> bytes:
+    return length_prefixed(run, uint64(rounds), anchor)
+
+
+def check_anchor(holder: bytes, run: bytes, rounds: int, anchor: bytes, signature: bytes) -> None:
+    """Refuse an anchor that the holder did not commit to for this run."""
+    verify(holder, ANCHOR_PURPOSE, anchor_message(run, rounds, anchor), signature)

@@ -21,9 +21,9 @@ from niss.protocol.coalition_file import load_coalition
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.beacons import BeaconHolder
+from niss.tracker.beacons import BeaconHolder, ExternalChains
 from niss.tracker.limits import Settings
-from niss.tracker.logs import log, start_logging
+from niss.tracker.observability import log, start_logging
 from niss.tracker.service import Tracker
 from niss.tracker.store import Store, open_store, sqlite_path
 
@@ -110,8 +110,6 @@ def find_identity(options: Options) -> Identity:
 def _external(options: Options, identity: Identity) -> BeaconHolder | None:
     if options.external_beacon is None:
         return None
-    from niss.tracker.external import ExternalChains
-
     return ExternalChains(options.external_beacon, identity, ca=options.external_ca)
 
 
