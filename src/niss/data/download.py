@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from niss.data.integrity import Digest, mismatch
+from niss.data.catalog import Digest, mismatch
 from niss.errors import DataError
+from niss.files import locked_folder
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -63,7 +62,8 @@ def download(
     part = target.with_name(target.name + ".part")
     with _disk_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _one_process_at_a_time(target.parent):
+    # Two processes must not write one `.part`. Where folders cannot be locked the checksum throws out what they made.
+    with locked_folder(target.parent):
         if target.is_file():  # another process was quicker
             _verify_rival(target, digest)
             return
@@ -214,23 +214,3 @@ def _disk_errors(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}",
             hint="check the free space and the permissions, or give another folder as the root",
         ) from error
-
-
-@contextlib.contextmanager
-def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Keep two processes from writing one `.part`, where the system and the file system can.
-
-    Where they cannot, the checksum still throws out whatever two writers made of the file.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

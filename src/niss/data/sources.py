@@ -14,8 +14,8 @@ import numpy as np
 
 from niss.data import mini, store
 from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, spec_named
-from niss.data.decode import Arrays, Images, Labels, decode
 from niss.data.download import Progress
+from niss.data.formats import Arrays, Images, Labels, decode
 from niss.errors import DataError
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from niss.data.catalog import DatasetSpec, SourceFile
+from niss.data.catalog import DatasetSpec, SourceFile, mismatch, sha256
 from niss.data.download import DownloadError, Progress, download
-from niss.data.integrity import mismatch, sha256
 from niss.errors import DataError
 
 
