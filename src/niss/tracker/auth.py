@@ -18,7 +18,12 @@ from niss.protocol.keys import Identity, fingerprint, verify
 
 
 class Refusal(RemoteProtocolError):
-    """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do."""
+    """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do.
+
+    status       of the answer; 4xx is the sender's fault, 503 means "later"
+    field        the header, path part or entry of the body that is wrong, None where no single one is
+    retry_after  seconds after which the same request may succeed, sent as Retry-After
+    """
 
     def __init__(
         self,
@@ -40,7 +45,7 @@ class Refusal(RemoteProtocolError):
 
 
 def require_server(caller: bytes, server: bytes) -> None:
-    """Pass the server on, and nobody else."""
+    """Refuse whoever is not the server of this federation, whose key the tracker was started with."""
     if caller != server:
         raise Refusal(
             403,
@@ -74,7 +79,10 @@ class Signed:
 def sign_request(
     identity: Identity, *, tracker: bytes, method: str, target: str, body: bytes, time: int, nonce: bytes
 ) -> dict[str, str]:
-    """The headers that make a request this identity's own."""
+    """The headers that make a request this identity's own; see `check_request` for the arguments.
+
+    `nonce` are 16 fresh random bytes, `time` whole seconds since 1970.
+    """
     message = _message(tracker, method, target.encode(), body, time, nonce)
     return {
         IDENTITY: identity.public.hex(),
@@ -94,7 +102,17 @@ def check_request(
     now: float,
     tolerance: float,
 ) -> Signed:
-    """Who signed the request; one that is unsigned, too old or changed on its way is a `Refusal`."""
+    """Who signed the request; one that is unsigned, too old or changed on its way is a `Refusal` with status 401.
+
+    headers            as they arrived, names in lower case
+    tracker            this tracker's public key: a request signed for another one does not verify
+    method, target     as sent; the target is the raw path with its query
+    body               the bytes that were sent, before any parsing
+    now, tolerance     seconds; the time in the request may be off by the tolerance either way
+
+    A copy within the tolerance still passes here. `Tracker.admit` refuses it by its nonce where it would change
+    anything.
+    """
     given = {name: headers.get(name, "") for name in _SHAPES}
     for name, shape in _SHAPES.items():
         if not shape.fullmatch(given[name]):
@@ -136,6 +154,7 @@ def list_message(run: bytes, link: int, listed: bytes) -> bytes:
 
 
 def anchor_message(run: bytes, rounds: int, anchor: bytes) -> bytes:
+    """What the holder of a chain signs when it commits to a run: its name, its length and the chain's anchor."""
     return length_prefixed(run, uint64(rounds), anchor)
 
 

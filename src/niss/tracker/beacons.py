@@ -53,6 +53,10 @@ class OwnChains(BeaconHolder):
         self._chain = lru_cache(_CHAINS_IN_MEMORY)(self._derive)
 
     def _derive(self, run: bytes, rounds: int, salt: bytes) -> BeaconChain:
+        """The chain of a run: its seed is SHA-256 of a deterministic Ed25519 signature under run, length and salt.
+
+        The signature is never sent or stored, so the seed is known only to whoever holds the identity.
+        """
         made = self._identity.sign("beacon-seed", length_prefixed(run, uint64(rounds), salt))
         seed = SecretBytes(hashlib.sha256(b"niss.beacon-seed.v1" + made).digest())
         return BeaconChain(rounds, holder=self._identity, entropy=lambda _count: seed)
@@ -75,6 +79,7 @@ class ExternalChains(BeaconHolder):
         self.public = self._client.describe().holder
 
     def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """The anchor and signature of the other tracker; the salt is not needed, since that one draws its own."""
         with _passed_on():
             self._client.start_run(run, rounds)
             told = self._client.describe(run)

@@ -42,7 +42,7 @@ class TrackerUnavailable(RemoteProtocolError):
 
 
 class TrackerRefused(RemoteProtocolError):
-    """The tracker answered that it will not do this; `status` and `field` say more."""
+    """The tracker answered that it will not do this; `status` and `field` say more. Not worth repeating as it is."""
 
     def __init__(self, status: int, message: str, *, field: str | None, hint: str | None) -> None:
         super().__init__(
@@ -64,6 +64,12 @@ class Connection:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """url              http or https, host and port, without a path
+        ca               a PEM file with the authority of the tracker's certificate; None: those of this machine
+        timeout          seconds for connecting and for each wait for data
+        retries          how often a request is repeated after trouble, with growing pauses up to 8 seconds
+        sleep, clock     stand-ins for tests
+        """
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -128,6 +134,7 @@ class Connection:
     def _once(
         self, method: str, target: str, body: bytes, signer: tuple[Identity, bytes] | None
     ) -> tuple[int, dict[str, str], bytes]:
+        """Send one request, signed anew each time, and read the whole answer, at most 16 MiB of it."""
         headers = {"accept": "application/json"}
         if body:
             headers["content-type"] = "application/json"
@@ -156,6 +163,7 @@ class Connection:
                 raise
 
     def _connection(self) -> http.client.HTTPConnection:
+        """The open connection, or a new one where there is none."""
         if self._open is None:
             if self._context is not None:
                 self._open = http.client.HTTPSConnection(
@@ -167,6 +175,9 @@ class Connection:
 
     @staticmethod
     def _answered(status: int, answer: bytes) -> Any:
+        """The content of an answer, or what it means that there is none: `TrackerRefused` with the tracker's own
+        words.
+        """
         try:
             content = json.loads(answer) if answer else None
         except ValueError:
@@ -376,11 +387,15 @@ class TrackerClient:
         return self._connection.ask(method, target, body, signer=(self._identity, self.describe().tracker))
 
     def _anchor(self, run: bytes, shown: Any) -> bytes:
+        """The anchor in an answer, once the holder's signature under it, the run and its length is verified."""
         anchor, rounds = _hex(shown, "anchor", 32), _whole(shown, "rounds")
         check_anchor(self.describe().holder, run, rounds, anchor, _hex(shown, "signature", 64))
         return anchor
 
     def _list(self, run: bytes, round: int, attempt: int, shown: Any) -> tuple[Participant, ...]:
+        """The participants in an answer, once the tracker's signature under exactly this list, run and link is
+        verified.
+        """
         found = tuple(_participant(one) for one in _entries(shown, "participants"))
         message = list_message(run, link_of(round, attempt), participants_hash(found))
         verify(self.describe().tracker, LIST_PURPOSE, message, _hex(shown, "signature", 64))
@@ -397,6 +412,7 @@ def _shown_prekey(prekey: Prekey | SignedPrekey) -> dict[str, object]:
 
 
 def _participant(shown: Any) -> Participant:
+    """A participant from JSON; its prekey must be signed by its identity."""
     inner = shown.get("prekey") if isinstance(shown, dict) else None
     prekey = Prekey(_whole(inner, "number"), _hex(inner, "public", 32), _hex(inner, "signature", 64))
     identity = _hex(shown, "identity", 32)
@@ -424,6 +440,7 @@ def _whole(shown: Any, name: str) -> int:
 
 
 def _hex(shown: Any, name: str, length: int) -> bytes:
+    """Bytes of a known length from hex; anything else in their place is an error of the tracker."""
     found = shown.get(name) if isinstance(shown, dict) else None
     try:
         value = bytes.fromhex(found) if isinstance(found, str) else b""
@@ -435,6 +452,7 @@ def _hex(shown: Any, name: str, length: int) -> bytes:
 
 
 def _odd(name: str) -> RemoteProtocolError:
+    """The error for an answer without a valid entry of that name."""
     return RemoteProtocolError(
         f"the tracker's answer has no valid {name!r}",
         hint="is this the address of a tracker of this version?",

@@ -38,7 +38,15 @@ _UNLIMITED = ("/healthz", "/metrics")
 
 
 class Gate:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application: rate, size, count and log of every request.
+
+    metrics        where answers are counted, by route
+    address_rate   requests a second from one address, on average; 0 for any number
+    body_bytes     the largest body that is read
+
+    The body is read here, whole, and put into the scope: signatures are over its bytes, not over what a parser made of
+    them.
+    """
 
     def __init__(self, app: App, *, metrics: Metrics, address_rate: float, body_bytes: int) -> None:
         self._app, self._metrics, self._body_bytes = app, metrics, body_bytes
@@ -74,6 +82,7 @@ class Gate:
         self._log(scope, route, status, seconds, failure)
 
     def _check_rate(self, scope: Scope) -> None:
+        """Refuse an address that asks too often; health and metrics are exempt, so that monitoring keeps working."""
         client = scope.get("client")
         if client is None or scope["path"] in _UNLIMITED:
             return
@@ -116,6 +125,7 @@ class Gate:
     def _log(
         self, scope: Scope, route: str, status: int, seconds: float, failure: BaseException | None
     ) -> None:
+        """One line an answer: reading at debug level, changes at info, defects with a redacted traceback."""
         if failure is not None:
             level = logging.ERROR
         else:
@@ -145,6 +155,7 @@ async def answer(refusal: Refusal, send: Send) -> None:
 
 
 def extra_headers(refusal: Refusal) -> dict[str, str]:
+    """The headers that a refusal needs beside its body."""
     headers = {}
     if refusal.retry_after is not None:
         headers["retry-after"] = str(math.ceil(refusal.retry_after))
@@ -182,7 +193,11 @@ _ROUTE = SimpleNamespace(path=NEIGHBOURS_ROUTE)
 
 
 class HotPath:
-    """ASGI middleware right before the application; it refuses nothing itself."""
+    """ASGI middleware right before the application; it refuses nothing itself.
+
+    It answers only a plain, signed, well-formed GET of neighbours from someone who has a seat, in a round whose view
+    is in memory. The application answers everything else, so the two cannot disagree about what is allowed.
+    """
 
     def __init__(self, app: App, tracker: Tracker) -> None:
         self._app, self._tracker = app, tracker
@@ -198,6 +213,7 @@ class HotPath:
         await send({"type": "http.response.body", "body": body})
 
     def _answer(self, scope: Scope) -> bytes | None:
+        """The body of the answer, or None where the application has to decide."""
         if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
             return None
         found = _PATH.fullmatch(scope["raw_path"])

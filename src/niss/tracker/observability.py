@@ -20,7 +20,11 @@ _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:
-    """What this process counted since it started."""
+    """What this process counted since it started: requests by route and status, and histograms of seconds by route.
+
+    Of several processes on one store, each counts its own requests, while the gauges (clients, prekeys, runs) come
+    from the store and are the same in all.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,6 +33,7 @@ class Metrics:
         self._sums: dict[str, float] = {}
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answer; `route` is the pattern of the path, never the path itself, so that labels stay few."""
         place = next((at for at, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))
         with self._lock:
             self._requests[method, route, status] += 1
@@ -75,6 +80,8 @@ _LOGGER = "niss.tracker"
 
 
 class _JsonLines(logging.Formatter):
+    """A log record as one JSON object; facts and messages pass `redact`, tracebacks show no values of variables."""
+
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -31,7 +31,13 @@ from niss.tracker.store import Release, Run, SeatRequest, Store, unknown_run, un
 
 
 class Seats:
-    """Who sits in an attempt, signed by the tracker; each seat is kept as the JSON that shows it."""
+    """Who sits in an attempt, signed by the tracker; each seat is kept as the JSON that shows it.
+
+    size, hash   how many they are, and the hash of the list that the server commits to
+    signature    the tracker's, under run, link and hash
+    numbers      the seat of each identity
+    shown        the JSON of each seat, in order
+    """
 
     def __init__(self, packed: bytes, sign: Callable[[bytes], bytes]) -> None:
         """`sign` is given the hash of the list."""
@@ -128,10 +134,12 @@ class RoundCache:
 
 
 def shown_beacon(beacon: Beacon) -> dict[str, object]:
+    """A beacon as the API shows it: `BeaconAnswer` of `niss.tracker.schema`."""
     return {"index": beacon.index, "value": beacon.value.hex(), "signature": beacon.signature.hex()}
 
 
 def _shown_participant(seat: int, one: Participant) -> dict[str, object]:
+    """A seat as the API shows it: `SeatAnswer` of `niss.tracker.schema`."""
     prekey = one.prekey
     return {
         "seat": seat,
@@ -153,7 +161,15 @@ _HASH_BYTES = 32
 
 
 class Openings:
-    """The runs of a tracker; only the server changes anything here."""
+    """The runs of a tracker; only the server changes anything here.
+
+    store     where runs, seatings and releases are written before they are answered
+    identity  the tracker's, which signs participant lists
+    holder    who commits to chains and lets links out: this tracker or another one
+    server    the public key of the one identity that may open rounds
+    clock     wall time in seconds, to tell who is live
+    entropy   a source of random bytes, for the salt of each chain
+    """
 
     def __init__(
         self,
@@ -191,6 +207,7 @@ class Openings:
         return begun
 
     def run(self, run: bytes) -> Run:
+        """A run that was started; `Refusal` 404 where it was not."""
         begun = self._store.run(run)
         if begun is None:
             raise unknown_run()
@@ -303,6 +320,7 @@ class Openings:
             return view
 
     def _seats(self, run: bytes, link: int) -> Seats:
+        """The list of an attempt from the store, signed."""
         seated = self._store.seating(run, link)
         if seated is None:
             raise Refusal(

@@ -24,7 +24,13 @@ _SECONDS_BETWEEN_COUNTS = 5.0
 
 
 class Membership:
-    """The clients of a tracker. Every `caller` has signed its request."""
+    """The clients of a tracker. Every `caller` has signed its request.
+
+    admitted     the closed list of those who may register; None: anyone
+    coalitions   closed lists by name; a coalition without one is open to all
+    clock        wall time in seconds: who is live
+    monotonic    seconds that never go back: how long a count stays valid
+    """
 
     def __init__(
         self,
@@ -68,9 +74,11 @@ class Membership:
         return _registered(stock, "identity")
 
     def heartbeat(self, caller: bytes) -> Stock:
+        """Stay live for another `ttl` seconds; the answer says how many prekeys are left."""
         return _registered(self._store.beat(caller, expires=self._expiry()), "niss-identity")
 
     def leave(self, caller: bytes) -> None:
+        """Forget the caller and its prekeys; 404 where it was not registered."""
         if not self._store.leave(caller, now=self._clock()):
             raise _not_registered("niss-identity")
 
@@ -89,6 +97,7 @@ class Membership:
         return self._clock() + self._settings.ttl
 
     def _check_room(self) -> None:
+        """Refuse newcomers once `max_clients` are registered; counted every few seconds."""
         # Counting is slow where there are many; a few too many do no harm.
         if self._monotonic() < self._room_until:
             return
@@ -100,6 +109,7 @@ class Membership:
 
     @staticmethod
     def _check_batch(identity: bytes, prekeys: Sequence[SignedPrekey]) -> None:
+        """Refuse a batch with a prekey that its owner did not sign; the field names which."""
         for place, prekey in enumerate(prekeys):
             try:
                 prekey.verify(identity)
@@ -112,6 +122,7 @@ class Membership:
                 ) from None
 
     def _check_coalition(self, caller: bytes, name: str) -> None:
+        """Refuse whoever is not on the closed list of a coalition, where it has one."""
         closed = self._coalitions.get(name)
         if closed is not None and caller not in closed:
             raise Refusal(

@@ -122,6 +122,7 @@ def pack_participants(seats: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def unpack_participants(packed: bytes) -> tuple[Participant, ...]:
+    """The list that `pack_participants` packed."""
     return tuple(
         Participant(
             packed[at : at + PUBLIC_BYTES], unpack_prekey(packed[at + PUBLIC_BYTES : at + SEAT_BYTES])
@@ -270,6 +271,7 @@ def bind_identity(store: Store, public: bytes) -> None:
 
 
 def too_few(found: int, wanted: int) -> Refusal:
+    """The refusal of a seating for which too few clients are live; nothing was used up."""
     return Refusal(
         409,
         f"{found} of the clients asked for are live and have a prekey left, at least {wanted} are needed",
@@ -279,6 +281,7 @@ def too_few(found: int, wanted: int) -> Refusal:
 
 
 def seated_otherwise() -> Refusal:
+    """The refusal of a second, different request for the seats of an attempt."""
     return Refusal(
         409,
         "this attempt was seated before, by another request",
@@ -288,6 +291,7 @@ def seated_otherwise() -> Refusal:
 
 
 def let_out_before(highest: int) -> Refusal:
+    """The refusal of an attempt whose turn is over: a later link is out."""
     return Refusal(
         409,
         f"link {highest} was let out: this attempt is over",

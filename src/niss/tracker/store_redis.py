@@ -98,7 +98,12 @@ _WANTED_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-pol
 
 
 class RedisStore(Store):
-    """A store in Redis, shared by any number of tracker processes with one identity."""
+    """A store in Redis, shared by any number of tracker processes with one identity.
+
+    Keys below one prefix: `live` (a sorted set of identities by expiry), `stock` (a list of packed prekeys a client),
+    `highest` (the highest prekey number ever taken), `coalition` and `coalition-of`, `run`, `seatings` and `releases`
+    (hashes by link), `nonce` (expiring by themselves), and the counters `prekeys` and `runs`.
+    """
 
     def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
         self._redis, self.trouble = redis, trouble
@@ -164,6 +169,7 @@ class RedisStore(Store):
         *,
         must_exist: bool,
     ) -> Stock | None:
+        """Add prekeys to a client's stock and make it live; None where it must exist and does not."""
         held_key, highest_key = self._key("stock", identity), self._key("highest", identity)
 
         def change(pipe: Any) -> Stock | None:
@@ -327,6 +333,7 @@ def _as_release(record: bytes) -> Release:
 
 
 def _check_settings(found: dict[str | None, str | None]) -> None:
+    """Refuse settings under which Redis could lose an answer it gave; one it does not tell passes."""
     for name, wanted in _WANTED_SETTINGS.items():
         if found.get(name) not in (wanted, None):
             raise ConfigError(

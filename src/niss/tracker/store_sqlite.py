@@ -59,11 +59,13 @@ CREATE TABLE IF NOT EXISTS releases (
 
 
 def is_registered(db: sqlite3.Connection, identity: bytes) -> bool:
+    """Whether a client is registered; one that left has a negative expiry."""
     found = db.execute("SELECT 1 FROM clients WHERE identity = ? AND expires > 0", (identity,)).fetchone()
     return found is not None
 
 
 def held(db: sqlite3.Connection, identity: bytes) -> int:
+    """How many prekeys of a client are in stock."""
     count: int = db.execute("SELECT count(*) FROM prekeys WHERE identity = ?", (identity,)).fetchone()[0]
     return count
 
@@ -71,6 +73,7 @@ def held(db: sqlite3.Connection, identity: bytes) -> int:
 def put(
     db: sqlite3.Connection, identity: bytes, prekeys: Sequence[SignedPrekey], expires: float, largest: int
 ) -> Stock:
+    """Add prekeys to a registered client's stock and make it live; what became of each is in the answer."""
     row = db.execute("SELECT highest FROM clients WHERE identity = ?", (identity,)).fetchone()
     highest = -1 if row[0] is None else int.from_bytes(row[0], "big")
     stock = frozenset(
@@ -114,6 +117,7 @@ def take(db: sqlite3.Connection, identity: bytes) -> bytes:
 
 
 def find_run(db: sqlite3.Connection, run: bytes) -> Run | None:
+    """A run by name, or None."""
     row = db.execute(
         "SELECT rounds, salt, anchor, signature, highest FROM runs WHERE run = ?", (run,)
     ).fetchone()
@@ -126,6 +130,7 @@ def find_seating(db: sqlite3.Connection, run: bytes, link: int) -> Seating | Non
 
 
 def find_release(db: sqlite3.Connection, run: bytes, link: int) -> Release | None:
+    """The release of a link, or None while it is not out."""
     row = db.execute(
         "SELECT commitment, neighbours FROM releases WHERE run = ? AND link = ?", (run, link)
     ).fetchone()
@@ -138,7 +143,11 @@ _BUSY_SECONDS = 10.0
 
 
 class SqliteStore(Store):
-    """A store in one file, which only its owner can read."""
+    """A store in one file, which only its owner can read.
+
+    One connection, used by one thread at a time. Every change is one transaction; `BEGIN IMMEDIATE` keeps other
+    processes on the same file from reading what is about to change.
+    """
 
     trouble = (sqlite3.Error, OSError)
 
