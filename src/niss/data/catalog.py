@@ -54,7 +54,13 @@ def mismatch(path: Path, expected: Digest, found: str, *, fix: str) -> DataError
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a dataset; `mirrors` are base addresses in order, `max_bytes` bounds a download."""
+    """One file of a dataset.
+
+    name       as published, and as it is stored below the dataset's folder
+    digest     what it must hash to
+    mirrors    base addresses, tried in order
+    max_bytes  more than this is never downloaded, whatever a server sends
+    """
 
     name: str
     digest: Digest
@@ -63,6 +69,7 @@ class SourceFile:
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """The file's address on each mirror."""
         return tuple(mirror.rstrip("/") + "/" + self.name for mirror in self.mirrors)
 
 
@@ -80,7 +87,11 @@ class IdxLayout:
 class CifarLayout:
     """Files of fixed-length records (label bytes, then the pixels), loose or inside a tar archive.
 
-    The last label byte is the one that is used: CIFAR-100 puts its coarse label before the fine one.
+    archive            the published .tar.gz; `folder_in_archive` is where the files lie in it
+    train, test        the names of the record files
+    label_bytes        bytes before the pixels; the last one is the label that is used, since CIFAR-100 puts its coarse
+                       label before the fine one
+    digests            of the loose files, where they are published
     """
 
     archive: str
@@ -275,7 +286,7 @@ CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)
 
 
 def spec_named(name: str) -> DatasetSpec:
-    """The dataset of that name; an unknown name is answered with the nearest one and the whole list."""
+    """The catalog entry of that name; `ConfigError` with the nearest name where there is none."""
     for spec in CATALOG:
         if spec.name == name:
             return spec

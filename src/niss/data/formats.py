@@ -41,7 +41,13 @@ class Arrays(NamedTuple):
 
 
 def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
-    """The arrays in the files of one of the spec's file sets, given by name; all sizes must be the spec's."""
+    """The arrays in the files of one of the spec's file sets, given by name; all sizes must be the spec's.
+
+    spec       the catalog entry: its layout says which reader, its sizes what must come out
+    contents   verified bytes by file name
+
+    Raises `DataError` for anything that is not exactly the published format and size.
+    """
     match spec.layout:
         case IdxLayout():
             return _from_idx(spec, spec.layout, contents)
@@ -52,6 +58,8 @@ def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
 
 
 def _from_idx(spec: DatasetSpec, layout: IdxLayout, contents: Mapping[str, bytes]) -> Arrays:
+    """The MNIST family: images and labels in four gzipped IDX files."""
+
     def array(name: str, shape: tuple[int, ...]) -> Images:
         return parse_idx(gunzip_exactly(contents[name], idx_size(shape), name=name), shape, name=name)
 
@@ -67,6 +75,7 @@ def _from_idx(spec: DatasetSpec, layout: IdxLayout, contents: Mapping[str, bytes
 
 
 def _from_records(spec: DatasetSpec, layout: CifarLayout, contents: Mapping[str, bytes]) -> Arrays:
+    """The CIFAR family: records of label and pixels, loose or in the published archive."""
     counts = {name: spec.train_size // len(layout.train) for name in layout.train}
     counts |= {name: spec.test_size // len(layout.test) for name in layout.test}
     if layout.archive in contents:
@@ -94,6 +103,7 @@ def _from_records(spec: DatasetSpec, layout: CifarLayout, contents: Mapping[str,
 def _unpacked(
     spec: DatasetSpec, layout: CifarLayout, archive: bytes, counts: Mapping[str, int]
 ) -> dict[str, bytes]:
+    """The record files inside the archive, each checked against its own published checksum where there is one."""
     record = layout.label_bytes + math.prod(spec.image_shape)
     sizes = {f"{layout.folder_in_archive}/{name}": count * record for name, count in counts.items()}
     members = read_tar_members(archive, sizes, name=layout.archive)
@@ -133,7 +143,10 @@ def idx_size(shape: tuple[int, ...]) -> int:
 
 
 def parse_idx(raw: bytes, shape: tuple[int, ...], *, name: str) -> npt.NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes, which must have exactly this shape and no byte more."""
+    """The array in an IDX file of unsigned bytes, which must have exactly this shape and no byte more.
+
+    IDX: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian 32-bit number, the data.
+    """
     header = 4 + 4 * len(shape)
     if len(raw) < header:
         raise DataError(f"{name} ends inside its header: {len(raw)} of {header} bytes")
@@ -210,6 +223,7 @@ def read_tar_members(raw: bytes, sizes: Mapping[str, int], *, name: str) -> dict
 
 
 def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
+    """Refuse an archive with a member that points out of it, or that is neither file nor folder."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name:
         raise DataError(f"{archive} holds a member with the unsafe name {member.name!r}")
@@ -218,6 +232,7 @@ def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, size: int, name: str) -> bytes:
+    """The bytes of one wanted member, which must have exactly the size it should."""
     if not member.isreg() or member.size != size:
         raise DataError(f"{member.name} in {name} should be a file of {size} bytes, and has {member.size}")
     file = archive.extractfile(member)

@@ -92,6 +92,7 @@ def read_mini() -> tuple[Arrays, str]:
 
 
 def _layout() -> EmbeddedLayout:
+    """Where the catalog says the embedded file is, and what it hashes to."""
     layout = MNIST_MINI.layout
     assert isinstance(layout, EmbeddedLayout)
     return layout

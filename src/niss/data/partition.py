@@ -75,6 +75,7 @@ def partition(
 def _shards(
     labels: npt.NDArray[Any], pool: Indices, sizes: list[int], shards_per_client: int, stream: SimStream
 ) -> list[Indices]:
+    """Sort by label, cut into runs, deal the runs out at random; see `partition`."""
     # The pool is in random order already, so a stable sort leaves equal labels in random order.
     by_label = pool[np.argsort(labels[pool], kind="stable")]
     # A shard's size is settled by its owner, so that every client's total comes out as asked.
@@ -89,6 +90,7 @@ def _shards(
 
 
 def _dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, stream: SimStream) -> list[Indices]:
+    """Share out each class in proportions of its own draw from Dir(alpha), rounded so that nothing is lost."""
     classes = np.unique(labels)
     counts = np.empty((len(classes), clients), dtype=np.int64)
     for row, label in enumerate(classes):
@@ -134,10 +136,12 @@ def _leave_nobody_empty(counts: npt.NDArray[np.int64]) -> None:
 
 
 def _cut(order: Indices, sizes: list[int]) -> list[Indices]:
+    """`order` in pieces of these sizes."""
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
 def _wanted(available: int, clients: int, split: str, samples_per_client: int | None) -> int:
+    """How many samples are dealt out, or why these clients cannot have what was asked for."""
     if samples_per_client is None:
         if available < clients:
             raise ConfigError(
@@ -165,6 +169,7 @@ def _wanted(available: int, clients: int, split: str, samples_per_client: int | 
 
 
 def _checked_labels(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Labels as an array of class numbers, one for each sample; `ConfigError` for anything else."""
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(
@@ -178,6 +183,7 @@ def _checked_labels(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _positive(value: int, field: str) -> int:
+    """A whole number of at least 1; booleans and floats are refused, since they are usually mistakes."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -192,6 +198,7 @@ def _positive(value: int, field: str) -> int:
 
 
 def _checked_alpha(value: float) -> float:
+    """The concentration of the Dirichlet split: a finite number above 0."""
     try:
         alpha = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
