@@ -13,9 +13,8 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from niss.data.catalog import MNIST, MNIST_MINI
-from niss.data.decode import decode
-from niss.data.integrity import sha256
+from niss.data.catalog import MNIST, MNIST_MINI, sha256
+from niss.data.formats import decode
 from niss.data.mini import cut_mini, mini_path, pack_npz
 from niss.data.store import Found, read_verified
 

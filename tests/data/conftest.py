@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niss.data.catalog import CIFAR10, MNIST, CifarLayout, DatasetSpec, IdxLayout, SourceFile
-from niss.data.integrity import Digest
+from niss.data.catalog import CIFAR10, MNIST, CifarLayout, DatasetSpec, Digest, IdxLayout, SourceFile
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from niss.data.catalog import Digest
 from niss.data.download import DownloadError, download
-from niss.data.integrity import Digest
 from niss.errors import DataError
 
 # Longer than what is read at one go, so that a cut can fall in the middle.

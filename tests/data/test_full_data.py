@@ -10,7 +10,7 @@ import pytest
 
 from niss.data import load_dataset
 from niss.data.catalog import spec_named
-from niss.data.decode import Arrays
+from niss.data.formats import Arrays
 from niss.data.mini import cut_mini
 from niss.data.store import find
 

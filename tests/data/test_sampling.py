@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.data.sampling import even_sizes, largest_remainder, random_order
+from niss.data.partition import even_sizes, largest_remainder, random_order
 from niss.randomness import SimStream
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from niss.data import Dataset, fetch_dataset, list_datasets, load_dataset
-from niss.data.catalog import CATALOG, CIFAR10, MNIST, CifarLayout, EmbeddedLayout
-from niss.data.integrity import Digest
+from niss.data.catalog import CATALOG, CIFAR10, MNIST, CifarLayout, Digest, EmbeddedLayout
 from niss.data.sources import fetch_spec, load_spec
 from niss.data.store import search_roots, user_cache
 from niss.errors import ConfigError, DataError

@@ -86,9 +86,9 @@ def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
 
 
 def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, monkeypatch):
-    from niss.tracker import connection
+    from niss.tracker import client
 
-    monkeypatch.setattr(connection, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
     grid, strategy = FakeGrid(6), service.strategy()
 
     def kill(message: Message) -> Message:

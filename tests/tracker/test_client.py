@@ -15,10 +15,9 @@ import pytest
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import Identity
 from niss.tracker.beacons import OwnChains
-from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
-from niss.tracker.connection import Connection
-from niss.tracker.records import pack_participants
+from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import LIST_PURPOSE, RoundView, Seats, list_message
+from niss.tracker.store import pack_participants
 from support.protocol_round import seeded_entropy
 from tracker.harness import free_port, member, members
 
@@ -84,7 +83,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture
 def line(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackerClient]:
-    monkeypatch.setattr("niss.tracker.connection._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("niss.tracker.client._FIRST_PAUSE", 0.0)
     with TrackerClient(stub.url, member(1).identity, retries=3) as made:
         yield made
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from niss.tracker.auth import Refusal
 from niss.tracker.gate import Gate, Receive, Scope, Send
-from niss.tracker.logs import log, start_logging
-from niss.tracker.metrics import Metrics
-from niss.tracker.records import Counts
-from niss.tracker.refusal import Refusal
+from niss.tracker.observability import Metrics, log, start_logging
+from niss.tracker.store import Counts
 
 
 def ask(

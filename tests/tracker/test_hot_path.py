@@ -14,11 +14,11 @@ import pytest
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
 from niss.tracker.auth import sign_request
-from niss.tracker.hot import HotPath
+from niss.tracker.gate import HotPath
 from niss.tracker.limits import Settings
-from niss.tracker.records import pack_participants
 from niss.tracker.rounds import RoundCache, RoundView, Seats
 from niss.tracker.service import Tracker
+from niss.tracker.store import pack_participants
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
 from tracker.harness import Member, member, members

@@ -9,9 +9,8 @@ import pytest
 
 from niss.protocol.coalition_file import Coalition
 from niss.protocol.keys import Identity
-from niss.tracker.auth import NONCE, SIGNATURE, TIME, sign_request
+from niss.tracker.auth import NONCE, SIGNATURE, TIME, Refusal, sign_request
 from niss.tracker.limits import Buckets, Settings
-from niss.tracker.refusal import Refusal
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy

@@ -13,8 +13,7 @@ from niss.protocol.agreement import agree, participants_hash, terms_hash
 from niss.protocol.beacon import link_of, verify_beacon
 from niss.protocol.keys import Identity, verify
 from niss.protocol.messages import Beacon, RoundOpen, Terms
-from niss.tracker.beacons import check_anchor
-from niss.tracker.refusal import Refusal
+from niss.tracker.auth import Refusal, check_anchor
 from niss.tracker.rounds import LIST_PURPOSE, RoundView, list_message
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from niss.errors import ConfigError
-from niss.tracker.records import Release, Run, SeatRequest, Stock
-from niss.tracker.refusal import Refusal
-from niss.tracker.store import KEPT_LINKS, Store, bind_identity
+from niss.tracker.auth import Refusal
+from niss.tracker.store import KEPT_LINKS, Release, Run, SeatRequest, Stock, Store, bind_identity
 from tracker.harness import Member, member, members
 
 RUN = b"run"

@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from niss.data.integrity import Digest
-from niss.errors import ConfigError
+from niss.errors import ConfigError, DataError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The published checksum of a file.
+
+    MD5 appears where it is all that the authors of a dataset publish. It still binds us to their file:
+    forging another file with the same MD5 as one already fixed is out of reach, collisions or not.
+    """
+
+    algorithm: Literal["md5", "sha256"]
+    hexdigest: str
+
+    def of_bytes(self, raw: bytes) -> str:
+        """The checksum of `raw` under this algorithm."""
+        return hashlib.new(self.algorithm, raw, usedforsecurity=False).hexdigest()
+
+    def of_file(self, path: Path) -> str:
+        """The checksum of a file under this algorithm, read in pieces."""
+        running = hashlib.new(self.algorithm, usedforsecurity=False)
+        with path.open("rb") as file:
+            while piece := file.read(_CHUNK):
+                running.update(piece)
+        return running.hexdigest()
+
+
+def sha256(raw: bytes) -> str:
+    """The SHA-256 of `raw` in hexadecimal."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def mismatch(path: Path, expected: Digest, found: str, *, fix: str) -> DataError:
+    """The error for a file that is there but is not the published one."""
+    return DataError(
+        f"{path} is damaged or is another file: its {expected.algorithm} should be "
+        f"{expected.hexdigest} and is {found}",
+        hint=fix,
+    )
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a dataset; `mirrors` are base addresses in order, `max_bytes` bounds a download."""
+    """One file of a dataset.
+
+    name       as published, and as it is stored below the dataset's folder
+    digest     what it must hash to
+    mirrors    base addresses, tried in order
+    max_bytes  more than this is never downloaded, whatever a server sends
+    """
 
     name: str
     digest: Digest
@@ -21,6 +69,7 @@ class SourceFile:
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """The file's address on each mirror."""
         return tuple(mirror.rstrip("/") + "/" + self.name for mirror in self.mirrors)
 
 
@@ -38,7 +87,11 @@ class IdxLayout:
 class CifarLayout:
     """Files of fixed-length records (label bytes, then the pixels), loose or inside a tar archive.
 
-    The last label byte is the one that is used: CIFAR-100 puts its coarse label before the fine one.
+    archive            the published .tar.gz; `folder_in_archive` is where the files lie in it
+    train, test        the names of the record files
+    label_bytes        bytes before the pixels; the last one is the label that is used, since CIFAR-100 puts its coarse
+                       label before the fine one
+    digests            of the loose files, where they are published
     """
 
     archive: str
@@ -233,7 +286,7 @@ CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)
 
 
 def spec_named(name: str) -> DatasetSpec:
-    """The dataset of that name; an unknown name is answered with the nearest one and the whole list."""
+    """The catalog entry of that name; `ConfigError` with the nearest name where there is none."""
     for spec in CATALOG:
         if spec.name == name:
             return spec

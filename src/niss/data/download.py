@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from niss.data.integrity import Digest, mismatch
+from niss.data.catalog import Digest, mismatch
 from niss.errors import DataError
+from niss.files import locked_folder
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -63,7 +62,8 @@ def download(
     part = target.with_name(target.name + ".part")
     with _disk_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _one_process_at_a_time(target.parent):
+    # Two processes must not write one `.part`. Where folders cannot be locked the checksum throws out what they made.
+    with locked_folder(target.parent):
         if target.is_file():  # another process was quicker
             _verify_rival(target, digest)
             return
@@ -89,6 +89,12 @@ def _from_mirror(
     timeout: float,
     failures: list[str],
 ) -> None:
+    """Get the file from one mirror, picking up where an earlier transfer ended, or raise `_MirrorFailed`.
+
+    A mirror gets five tries as long as each brings new bytes. A wrong checksum after a resumed transfer may be the old
+    beginning's fault, so it is fetched once more from nothing; a wrong checksum of a whole transfer ends it.
+    `failures` collects what went wrong, for the message if no mirror delivers.
+    """
     reason = ""
     for _ in range(_TRIES_PER_MIRROR):
         before = _size(part)
@@ -145,6 +151,7 @@ def _transfer(
 
 @contextlib.contextmanager
 def _opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
+    """The response to a request; what goes wrong before the first byte means that this mirror is of no use now."""
     try:
         response = urlopen(request, timeout=timeout)
     except HTTPError as error:
@@ -183,6 +190,7 @@ def _take_if_right(
 
 
 def _discard(part: Path, report: str, failures: list[str]) -> None:
+    """Throw away a `.part` that cannot become the file, and say so in the log and in `failures`."""
     _log.warning("%s", report)
     failures.append(report)
     with _disk_errors(part):
@@ -190,6 +198,7 @@ def _discard(part: Path, report: str, failures: list[str]) -> None:
 
 
 def _verify_rival(target: Path, digest: Digest) -> None:
+    """Check a file that another process finished while this one waited for the lock."""
     with _disk_errors(target):
         found = digest.of_file(target)
     if found != digest.hexdigest:
@@ -201,12 +210,14 @@ def _size(path: Path) -> int:
 
 
 def _first_byte(content_range: str | None) -> int | None:
+    """Where the range begins that a server says it sends, None if it does not say."""
     match = re.match(r"bytes (\d+)-", content_range or "")
     return int(match[1]) if match else None
 
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
+    """Trouble with the disk as a `DataError` that names the place; network errors pass."""
     try:
         yield
     except OSError as error:
@@ -214,23 +225,3 @@ def _disk_errors(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}",
             hint="check the free space and the permissions, or give another folder as the root",
         ) from error
-
-
-@contextlib.contextmanager
-def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Keep two processes from writing one `.part`, where the system and the file system can.
-
-    Where they cannot, the checksum still throws out whatever two writers made of the file.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

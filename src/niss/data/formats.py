@@ -1,8 +1,8 @@
-"""Strict readers of the file formats that datasets come in: gzipped IDX, CIFAR records, tar archives.
+"""From the verified bytes of a dataset's files to its arrays: gzipped IDX, CIFAR records, tar archives.
 
-Every reader is told the exact shape or size it must find and refuses anything else, so a damaged or
-hostile file ends in a `DataError` and never in more memory than the dataset itself needs. Nothing is ever
-unpickled, and no archive member is ever written to disk.
+Every reader is told the exact shape or size it must find and refuses anything else, so a damaged or hostile file ends
+in a `DataError` and never in more memory than the dataset itself needs. Nothing is ever unpickled, and no archive
+member is ever written to disk.
 """
 
 from __future__ import annotations
@@ -15,15 +15,109 @@ import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from niss.data.catalog import CifarLayout, DatasetSpec, EmbeddedLayout, IdxLayout
 from niss.errors import DataError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+
+
+class Arrays(NamedTuple):
+    """Images as uint8 [N, C, H, W] and labels as int64, for training and test."""
+
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+
+
+def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
+    """The arrays in the files of one of the spec's file sets, given by name; all sizes must be the spec's.
+
+    spec       the catalog entry: its layout says which reader, its sizes what must come out
+    contents   verified bytes by file name
+
+    Raises `DataError` for anything that is not exactly the published format and size.
+    """
+    match spec.layout:
+        case IdxLayout():
+            return _from_idx(spec, spec.layout, contents)
+        case CifarLayout():
+            return _from_records(spec, spec.layout, contents)
+        case EmbeddedLayout():
+            raise TypeError(f"{spec.name} is embedded and has no files to decode")
+
+
+def _from_idx(spec: DatasetSpec, layout: IdxLayout, contents: Mapping[str, bytes]) -> Arrays:
+    """The MNIST family: images and labels in four gzipped IDX files."""
+
+    def array(name: str, shape: tuple[int, ...]) -> Images:
+        return parse_idx(gunzip_exactly(contents[name], idx_size(shape), name=name), shape, name=name)
+
+    def images(name: str, count: int) -> Images:
+        return array(name, (count, *spec.image_shape[1:])).reshape(count, *spec.image_shape)
+
+    return Arrays(
+        train_images=images(layout.train_images, spec.train_size),
+        train_labels=array(layout.train_labels, (spec.train_size,)).astype(np.int64),
+        test_images=images(layout.test_images, spec.test_size),
+        test_labels=array(layout.test_labels, (spec.test_size,)).astype(np.int64),
+    )
+
+
+def _from_records(spec: DatasetSpec, layout: CifarLayout, contents: Mapping[str, bytes]) -> Arrays:
+    """The CIFAR family: records of label and pixels, loose or in the published archive."""
+    counts = {name: spec.train_size // len(layout.train) for name in layout.train}
+    counts |= {name: spec.test_size // len(layout.test) for name in layout.test}
+    if layout.archive in contents:
+        contents = _unpacked(spec, layout, contents[layout.archive], counts)
+
+    def joined(names: tuple[str, ...]) -> tuple[Images, Labels]:
+        images, labels = zip(
+            *(
+                parse_records(
+                    contents[name],
+                    counts[name],
+                    label_bytes=layout.label_bytes,
+                    image_shape=spec.image_shape,
+                    name=name,
+                )
+                for name in names
+            ),
+            strict=True,
+        )
+        return np.concatenate(images), np.concatenate(labels)
+
+    return Arrays(*joined(layout.train), *joined(layout.test))
+
+
+def _unpacked(
+    spec: DatasetSpec, layout: CifarLayout, archive: bytes, counts: Mapping[str, int]
+) -> dict[str, bytes]:
+    """The record files inside the archive, each checked against its own published checksum where there is one."""
+    record = layout.label_bytes + math.prod(spec.image_shape)
+    sizes = {f"{layout.folder_in_archive}/{name}": count * record for name, count in counts.items()}
+    members = read_tar_members(archive, sizes, name=layout.archive)
+    files = {name: members[f"{layout.folder_in_archive}/{name}"] for name in counts}
+    for name, digest in layout.digests.items():
+        found = digest.of_bytes(files[name])
+        if found != digest.hexdigest:
+            raise DataError(
+                f"{name} in {layout.archive} is not the published file: its {digest.algorithm} should be "
+                f"{digest.hexdigest} and is {found}",
+                hint=f"delete {layout.archive} and run `niss data fetch {spec.name}`",
+            )
+    return files
+
 
 _IDX_UNSIGNED_BYTE = 0x08
 # Room for the tar headers, the paddings and the few small text files beside the records.
@@ -49,7 +143,10 @@ def idx_size(shape: tuple[int, ...]) -> int:
 
 
 def parse_idx(raw: bytes, shape: tuple[int, ...], *, name: str) -> npt.NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes, which must have exactly this shape and no byte more."""
+    """The array in an IDX file of unsigned bytes, which must have exactly this shape and no byte more.
+
+    IDX: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian 32-bit number, the data.
+    """
     header = 4 + 4 * len(shape)
     if len(raw) < header:
         raise DataError(f"{name} ends inside its header: {len(raw)} of {header} bytes")
@@ -126,6 +223,7 @@ def read_tar_members(raw: bytes, sizes: Mapping[str, int], *, name: str) -> dict
 
 
 def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
+    """Refuse an archive with a member that points out of it, or that is neither file nor folder."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name:
         raise DataError(f"{archive} holds a member with the unsafe name {member.name!r}")
@@ -134,6 +232,7 @@ def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, size: int, name: str) -> bytes:
+    """The bytes of one wanted member, which must have exactly the size it should."""
     if not member.isreg() or member.size != size:
         raise DataError(f"{member.name} in {name} should be a file of {size} bytes, and has {member.size}")
     file = archive.extractfile(member)

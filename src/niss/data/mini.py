@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from niss.data.catalog import MNIST_MINI, EmbeddedLayout
-from niss.data.decode import Arrays
-from niss.data.integrity import mismatch
-from niss.data.sampling import largest_remainder, random_order
+from niss.data.catalog import MNIST_MINI, EmbeddedLayout, mismatch
+from niss.data.formats import Arrays
+from niss.data.partition import largest_remainder, random_order
 from niss.errors import DataError
 from niss.randomness import SimStream
 
@@ -93,6 +92,7 @@ def read_mini() -> tuple[Arrays, str]:
 
 
 def _layout() -> EmbeddedLayout:
+    """Where the catalog says the embedded file is, and what it hashes to."""
     layout = MNIST_MINI.layout
     assert isinstance(layout, EmbeddedLayout)
     return layout

@@ -1,7 +1,8 @@
 """Dealing a labelled dataset out to clients: IID, by label shards, or by Dirichlet proportions.
 
 `shards` is the pathological split of McMahan et al. (2017): sort by label, cut into shards, deal a few to
-each client. `dirichlet` is the split of Hsu, Qi and Brown (2019), drawn class by class.
+each client. `dirichlet` is the split of Hsu, Qi and Brown (2019), drawn class by class. All three are fixed by a
+stream, and the small tools at the end keep them so: a reproducible random order, and fair whole-number shares.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from niss.data.sampling import even_sizes, largest_remainder, random_order
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
@@ -75,6 +75,7 @@ def partition(
 def _shards(
     labels: npt.NDArray[Any], pool: Indices, sizes: list[int], shards_per_client: int, stream: SimStream
 ) -> list[Indices]:
+    """Sort by label, cut into runs, deal the runs out at random; see `partition`."""
     # The pool is in random order already, so a stable sort leaves equal labels in random order.
     by_label = pool[np.argsort(labels[pool], kind="stable")]
     # A shard's size is settled by its owner, so that every client's total comes out as asked.
@@ -89,6 +90,7 @@ def _shards(
 
 
 def _dirichlet(labels: npt.NDArray[Any], clients: int, alpha: float, stream: SimStream) -> list[Indices]:
+    """Share out each class in proportions of its own draw from Dir(alpha), rounded so that nothing is lost."""
     classes = np.unique(labels)
     counts = np.empty((len(classes), clients), dtype=np.int64)
     for row, label in enumerate(classes):
@@ -134,10 +136,12 @@ def _leave_nobody_empty(counts: npt.NDArray[np.int64]) -> None:
 
 
 def _cut(order: Indices, sizes: list[int]) -> list[Indices]:
+    """`order` in pieces of these sizes."""
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
 def _wanted(available: int, clients: int, split: str, samples_per_client: int | None) -> int:
+    """How many samples are dealt out, or why these clients cannot have what was asked for."""
     if samples_per_client is None:
         if available < clients:
             raise ConfigError(
@@ -165,6 +169,7 @@ def _wanted(available: int, clients: int, split: str, samples_per_client: int | 
 
 
 def _checked_labels(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Labels as an array of class numbers, one for each sample; `ConfigError` for anything else."""
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(
@@ -178,6 +183,7 @@ def _checked_labels(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _positive(value: int, field: str) -> int:
+    """A whole number of at least 1; booleans and floats are refused, since they are usually mistakes."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -192,6 +198,7 @@ def _positive(value: int, field: str) -> int:
 
 
 def _checked_alpha(value: float) -> float:
+    """The concentration of the Dirichlet split: a finite number above 0."""
     try:
         alpha = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
@@ -203,3 +210,31 @@ def _checked_alpha(value: float) -> float:
             hint="0.1 gives very uneven clients, 0.5 uneven ones, 100 nearly equal ones",
         )
     return alpha
+
+
+def random_order(count: int, stream: SimStream) -> npt.NDArray[np.int64]:
+    """A uniformly random order of 0 .. count-1, fixed by the stream.
+
+    Sorts random keys rather than calling `Generator.permutation`: numpy may change that method's numbers
+    between versions, while plain uniform doubles are as stable as it gets.
+    """
+    return np.argsort(stream.generator().random(count), kind="stable").astype(np.int64)
+
+
+def largest_remainder(total: int, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Whole shares of `total` in proportion to `weights`, each within one of its exact share.
+
+    Every share is rounded down, and what is left goes one by one to the largest remainders (the earlier
+    place wins a tie): Hamilton's method. The shares sum to `total`.
+    """
+    exact = weights * (total / weights.sum())
+    shares: npt.NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    left = total - int(shares.sum())
+    shares[np.argsort(shares - exact, kind="stable")[:left]] += 1
+    return shares
+
+
+def even_sizes(total: int, parts: int) -> list[int]:
+    """`total` cut into `parts` sizes that differ by at most one, the larger ones first."""
+    base, extra = divmod(total, parts)
+    return [base + (place < extra) for place in range(parts)]

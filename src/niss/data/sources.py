@@ -14,8 +14,8 @@ import numpy as np
 
 from niss.data import mini, store
 from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, spec_named
-from niss.data.decode import Arrays, Images, Labels, decode
 from niss.data.download import Progress
+from niss.data.formats import Arrays, Images, Labels, decode
 from niss.errors import DataError
 
 
@@ -23,8 +23,14 @@ from niss.errors import DataError
 class Dataset:
     """A labelled image dataset in memory.
 
-    Images are uint8 of shape [N, C, H, W], labels int64 in 0 .. classes-1. `mean` and `std` normalise,
-    per channel, pixels scaled to [0, 1]. `checksums` gives the SHA-256 of each file it was read from.
+    name            as in the catalog
+    train_images    uint8 of shape [N, C, H, W]; likewise `test_images`
+    train_labels    int64 in 0 .. classes-1, one for each image; likewise `test_labels`
+    classes         how many labels there are
+    mean, std       per channel, of pixels scaled to [0, 1]; for normalising
+    checksums       SHA-256 of each file it was read from, by name: recorded in the manifest of a run
+
+    All of it is checked when it is made, so that later code need not.
     """
 
     name: str
@@ -62,7 +68,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A line of the list of datasets; `available` means that its files exist, not that they are right."""
+    """A line of the list of datasets.
+
+    `available` means that its files exist in `location`, not that they are right: nothing is read or hashed for the
+    list.
+    """
 
     name: str
     description: str
@@ -81,8 +91,13 @@ def load_dataset(
 ) -> Dataset:
     """The dataset of that name, verified, and downloaded first where need be and `download` allows it.
 
-    Looks for `<name>/<file>` in `root` if given, otherwise in `$NISS_DATA` and then in the user cache.
-    Downloads go to `root` if given, otherwise to the user cache. `mnist-mini` is always at hand.
+    name       of the catalog; `list_datasets` has them all
+    root       a folder that holds `<name>/<file>`; by default `$NISS_DATA` is searched, then the user cache
+    download   whether to fetch missing files, to `root` if given, otherwise to the user cache
+    progress   called with file name, bytes so far and their final number if known
+
+    `mnist-mini` is part of the package and always at hand. Raises `ConfigError` for an unknown name and `DataError`
+    for files that are missing, damaged or cannot be fetched, with what to put where.
     """
     return load_spec(spec_named(name), root=root, download=download, progress=progress)
 
@@ -127,6 +142,7 @@ def fetch_spec(spec: DatasetSpec, *, root: Path | None = None, progress: Progres
 
 
 def _info(spec: DatasetSpec) -> DatasetInfo:
+    """What the list says of one dataset."""
     if isinstance(spec.layout, EmbeddedLayout):
         location: Path | None = mini.mini_path()
     else:

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from niss.data.catalog import DatasetSpec, SourceFile
+from niss.data.catalog import DatasetSpec, SourceFile, mismatch, sha256
 from niss.data.download import DownloadError, Progress, download
-from niss.data.integrity import mismatch, sha256
 from niss.errors import DataError
 
 
@@ -99,6 +98,7 @@ def not_here(spec: DatasetSpec, roots: Sequence[Path]) -> DataError:
 
 
 def _how_to_provide(spec: DatasetSpec, folder: Path) -> str:
+    """What to do about missing files, in words: fetch them elsewhere, or put them there."""
     choices = [", ".join(file.name for file in files) for files in spec.file_sets]
     return (
         f"run `niss data fetch {spec.name}` where there is a network, or put these files into {folder}: "
@@ -108,6 +108,7 @@ def _how_to_provide(spec: DatasetSpec, folder: Path) -> str:
 
 
 def _refuse_wrong(spec: DatasetSpec, path: Path, file: SourceFile, found: str) -> None:
+    """Refuse a file whose checksum is not the published one."""
     if found != file.digest.hexdigest:
         fix = f"delete {path}, then run `niss data fetch {spec.name}` to fetch it again"
         raise mismatch(path, file.digest, found, fix=fix)
@@ -115,6 +116,7 @@ def _refuse_wrong(spec: DatasetSpec, path: Path, file: SourceFile, found: str) -
 
 @contextlib.contextmanager
 def _read_errors(path: Path) -> Iterator[None]:
+    """Trouble with reading as a `DataError` that names the file."""
     try:
         yield
     except OSError as error:

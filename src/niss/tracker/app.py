@@ -14,15 +14,12 @@ from starlette.exceptions import HTTPException
 from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.prekeys import SignedPrekey
 from niss.tracker import schema
-from niss.tracker.auth import PATTERNS, Signed
-from niss.tracker.gate import BODY, CALLER, App, Gate, extra_headers
-from niss.tracker.hot import HotPath
-from niss.tracker.logs import log
-from niss.tracker.metrics import CONTENT_TYPE, Metrics
-from niss.tracker.records import Run, Stock
-from niss.tracker.refusal import Refusal
+from niss.tracker.auth import PATTERNS, Refusal, Signed
+from niss.tracker.gate import BODY, CALLER, App, Gate, HotPath, extra_headers
+from niss.tracker.observability import CONTENT_TYPE, Metrics, log
 from niss.tracker.rounds import RoundView, shown_beacon
 from niss.tracker.service import Tracker
+from niss.tracker.store import Run, Stock
 from niss.version import __version__
 
 _DESCRIPTION = """Who is live, who sits in a round, and the beacon that fixes who shares noise with whom.
@@ -75,6 +72,8 @@ def make_app(tracker: Tracker, metrics: Metrics | None = None) -> App:
 
 
 def _about(app: FastAPI, tracker: Tracker, metrics: Metrics) -> None:
+    """What anyone may ask without signing: whether it lives, its counters, and whose keys it holds."""
+
     @app.get("/healthz", response_model=schema.Health)
     def health() -> Response:
         """Whether the tracker can reach its store."""
@@ -105,6 +104,11 @@ def _about(app: FastAPI, tracker: Tracker, metrics: Metrics) -> None:
 
 
 def _clients(app: FastAPI, tracker: Tracker) -> None:
+    """What a client does for itself, and the one thing the server does for it (`deposit`).
+
+    All of it changes something, so every request passes `Tracker.admit`: signed, once, not too often.
+    """
+
     def answer(stock: Stock) -> Response:
         held, wanted, ttl = stock.held, tracker.members.wanted(stock), tracker.settings.ttl
         sorted_out = {"accepted": stock.accepted, "known": stock.known, "stale": stock.stale}
@@ -141,6 +145,8 @@ def _clients(app: FastAPI, tracker: Tracker) -> None:
 
 
 def _runs(app: FastAPI, tracker: Tracker) -> None:
+    """What the server alone may do: start a run, seat an attempt, have its link let out."""
+
     def answer(begun: Run) -> Response:
         return JSONResponse(
             {
@@ -208,6 +214,12 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
 
 
 def _reading(app: FastAPI, tracker: Tracker) -> None:
+    """What participants read in a round. Signed, but not counted against replays: see `niss.tracker.auth`.
+
+    These two are asked by all participants of a round at once. A view that is in memory is answered on the event loop;
+    only one that has to be made from the store goes to a thread.
+    """
+
     async def view_for(
         request: Request, run: str, round_number: int, attempt: int
     ) -> tuple[RoundView, bytes]:
@@ -265,6 +277,12 @@ def _prekeys(given: list[schema.PrekeyBody]) -> list[SignedPrekey]:
 
 
 def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
+    """Answer every error in the one form of `Refusal.body`, with a hint.
+
+    `trouble` are the errors of the store when it is out of order: they become 503 with Retry-After, and the log says
+    which error it was, since a client can do nothing with the details.
+    """
+
     def show(refusal: Refusal) -> Response:
         return JSONResponse(refusal.body(), refusal.status, headers=extra_headers(refusal))
 

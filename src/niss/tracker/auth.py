@@ -1,8 +1,8 @@
-"""Requests signed by an identity: who asks, for what, of which tracker, when, and once.
+"""What is signed: requests to the tracker, its participant lists, the anchors of runs. And how it refuses.
 
-Signed are the tracker's own key, the method, the path with its query, a hash of the body, the time and a nonce. A copy
-of a request is refused as long as its time is within the tolerance, and for its time afterwards. Reading is signed too,
-but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see.
+In a request are signed the tracker's own key, the method, the path with its query, a hash of the body, the time and a
+nonce. A copy of a request is refused as long as its time is within the tolerance, and for its time afterwards. Reading
+is signed too, but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see.
 """
 
 from __future__ import annotations
@@ -13,11 +13,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.encoding import length_prefixed
-from niss.protocol.keys import Identity, verify
-from niss.tracker.refusal import Refusal
+from niss.protocol.encoding import length_prefixed, uint64
+from niss.protocol.keys import Identity, fingerprint, verify
 
-PURPOSE = "tracker-request"
+
+class Refusal(RemoteProtocolError):
+    """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do.
+
+    status       of the answer; 4xx is the sender's fault, 503 means "later"
+    field        the header, path part or entry of the body that is wrong, None where no single one is
+    retry_after  seconds after which the same request may succeed, sent as Retry-After
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        field: str | None = None,
+        hint: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.field = field
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The answer's JSON; the same three entries whatever went wrong."""
+        return {"error": {"message": self.message, "field": self.field, "hint": self.hint}}
+
+
+def require_server(caller: bytes, server: bytes) -> None:
+    """Refuse whoever is not the server of this federation, whose key the tracker was started with."""
+    if caller != server:
+        raise Refusal(
+            403,
+            f"only the server may do this, not {fingerprint(caller)}",
+            field="niss-identity",
+            hint="the tracker was started with another --server-key",
+        )
+
+
+PURPOSE, LIST_PURPOSE, ANCHOR_PURPOSE = "tracker-request", "participants", "anchor"
 IDENTITY, TIME, NONCE, SIGNATURE = "niss-identity", "niss-time", "niss-nonce", "niss-signature"
 NONCE_BYTES = 16
 _SHAPES = {
@@ -41,7 +79,10 @@ class Signed:
 def sign_request(
     identity: Identity, *, tracker: bytes, method: str, target: str, body: bytes, time: int, nonce: bytes
 ) -> dict[str, str]:
-    """The headers that make a request this identity's own."""
+    """The headers that make a request this identity's own; see `check_request` for the arguments.
+
+    `nonce` are 16 fresh random bytes, `time` whole seconds since 1970.
+    """
     message = _message(tracker, method, target.encode(), body, time, nonce)
     return {
         IDENTITY: identity.public.hex(),
@@ -61,7 +102,17 @@ def check_request(
     now: float,
     tolerance: float,
 ) -> Signed:
-    """Who signed the request; one that is unsigned, too old or changed on its way is a `Refusal`."""
+    """Who signed the request; one that is unsigned, too old or changed on its way is a `Refusal` with status 401.
+
+    headers            as they arrived, names in lower case
+    tracker            this tracker's public key: a request signed for another one does not verify
+    method, target     as sent; the target is the raw path with its query
+    body               the bytes that were sent, before any parsing
+    now, tolerance     seconds; the time in the request may be off by the tolerance either way
+
+    A copy within the tolerance still passes here. `Tracker.admit` refuses it by its nonce where it would change
+    anything.
+    """
     given = {name: headers.get(name, "") for name in _SHAPES}
     for name, shape in _SHAPES.items():
         if not shape.fullmatch(given[name]):
@@ -95,3 +146,18 @@ def check_request(
 def _message(tracker: bytes, method: str, target: bytes, body: bytes, time: int, nonce: bytes) -> bytes:
     hashed = hashlib.sha256(body).digest()
     return length_prefixed(tracker, method.encode(), target, hashed, str(time).encode(), nonce)
+
+
+def list_message(run: bytes, link: int, listed: bytes) -> bytes:
+    """What the tracker signs under a participant list."""
+    return length_prefixed(run, uint64(link), listed)
+
+
+def anchor_message(run: bytes, rounds: int, anchor: bytes) -> bytes:
+    """What the holder of a chain signs when it commits to a run: its name, its length and the chain's anchor."""
+    return length_prefixed(run, uint64(rounds), anchor)
+
+
+def check_anchor(holder: bytes, run: bytes, rounds: int, anchor: bytes, signature: bytes) -> None:
+    """Refuse an anchor that the holder did not commit to for this run."""
+    verify(holder, ANCHOR_PURPOSE, anchor_message(run, rounds, anchor), signature)

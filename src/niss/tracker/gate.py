@@ -1,4 +1,9 @@
-"""What every request passes first: limits of rate and size, then the count and the log line of its answer."""
+"""What every request passes before the framework: limits of rate and size, counting, logging, and a fast path.
+
+Routing and validation cost as much as the signature check. A plain request for neighbours in a round that is in
+memory, the one question every client asks in every round, is answered by `HotPath`; everything else, and every doubt,
+is passed on to the application, which checks it all.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,18 @@ import asyncio
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
+from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.keys import fingerprint
+from niss.tracker.auth import Refusal
 from niss.tracker.limits import Buckets
-from niss.tracker.logs import log
-from niss.tracker.metrics import Metrics
-from niss.tracker.refusal import Refusal
+from niss.tracker.observability import Metrics, log
+from niss.tracker.service import Tracker
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,7 +38,15 @@ _UNLIMITED = ("/healthz", "/metrics")
 
 
 class Gate:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application: rate, size, count and log of every request.
+
+    metrics        where answers are counted, by route
+    address_rate   requests a second from one address, on average; 0 for any number
+    body_bytes     the largest body that is read
+
+    The body is read here, whole, and put into the scope: signatures are over its bytes, not over what a parser made of
+    them.
+    """
 
     def __init__(self, app: App, *, metrics: Metrics, address_rate: float, body_bytes: int) -> None:
         self._app, self._metrics, self._body_bytes = app, metrics, body_bytes
@@ -66,6 +82,7 @@ class Gate:
         self._log(scope, route, status, seconds, failure)
 
     def _check_rate(self, scope: Scope) -> None:
+        """Refuse an address that asks too often; health and metrics are exempt, so that monitoring keeps working."""
         client = scope.get("client")
         if client is None or scope["path"] in _UNLIMITED:
             return
@@ -108,6 +125,7 @@ class Gate:
     def _log(
         self, scope: Scope, route: str, status: int, seconds: float, failure: BaseException | None
     ) -> None:
+        """One line an answer: reading at debug level, changes at info, defects with a redacted traceback."""
         if failure is not None:
             level = logging.ERROR
         else:
@@ -137,6 +155,7 @@ async def answer(refusal: Refusal, send: Send) -> None:
 
 
 def extra_headers(refusal: Refusal) -> dict[str, str]:
+    """The headers that a refusal needs beside its body."""
     headers = {}
     if refusal.retry_after is not None:
         headers["retry-after"] = str(math.ceil(refusal.retry_after))
@@ -166,3 +185,50 @@ def _once(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
+
+
+NEIGHBOURS_ROUTE = "/v1/runs/{run}/rounds/{round}/attempts/{attempt}/neighbours"
+_PATH = re.compile(rb"/v1/runs/((?:[0-9a-f]{2}){1,64})/rounds/([0-9]{1,5})/attempts/([0-9])/neighbours")
+_ROUTE = SimpleNamespace(path=NEIGHBOURS_ROUTE)
+
+
+class HotPath:
+    """ASGI middleware right before the application; it refuses nothing itself.
+
+    It answers only a plain, signed, well-formed GET of neighbours from someone who has a seat, in a round whose view
+    is in memory. The application answers everything else, so the two cannot disagree about what is allowed.
+    """
+
+    def __init__(self, app: App, tracker: Tracker) -> None:
+        self._app, self._tracker = app, tracker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = self._answer(scope)
+        if body is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = _ROUTE
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _answer(self, scope: Scope) -> bytes | None:
+        """The body of the answer, or None where the application has to decide."""
+        if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
+            return None
+        found = _PATH.fullmatch(scope["raw_path"])
+        if found is None or int(found[3]) >= LINKS_PER_ROUND:
+            return None
+        run = bytes.fromhex(found[1].decode())
+        view = self._tracker.rounds.final_view(run, int(found[2]), int(found[3]))
+        if view is None:
+            return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            signed = self._tracker.check(headers, method="GET", target=scope["raw_path"], body=b"")
+            if not view.has_seat(signed.identity):
+                return None
+            scope[CALLER] = signed.identity
+            return view.neighbours_json(signed.identity)
+        except Refusal:
+            return None

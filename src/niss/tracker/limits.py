@@ -39,6 +39,7 @@ class Settings:
     wanted: int = 16
 
     def __post_init__(self) -> None:
+        """Every setting is above 0 and finite; a rate may be 0, which means no limit."""
         for field in fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name.endswith("_rate")

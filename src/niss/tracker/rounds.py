@@ -1,29 +1,43 @@
-"""A round as it is asked about: its participant list ready to be sent, and who is whose neighbour.
+"""Runs and rounds: seats first, then the beacon, and never the other way round.
 
-A seating never changes once it is made, nor does a release; so both are made ready once and kept in memory, as few
-large objects: a tracker that holds a hundred thousand seats must not pause to look through all of them for garbage.
+Nobody joins an attempt once it is seated. A link is written down as let out before anyone sees it, and where the
+tracker seated an attempt its link is let out for that list alone.
+
+A seating never changes once it is made, nor does a release; so both are prepared once as the JSON that is sent and
+cached, as few large objects: a tracker that holds a hundred thousand seats must not pause to look through all of them
+for garbage.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from niss.graph import ShareGraph
 from niss.protocol.agreement import draw_graph, participants_hash
+from niss.protocol.beacon import LINKS_PER_ROUND, link_of
 from niss.protocol.encoding import length_prefixed, uint64
+from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon, Participant
-from niss.tracker.records import Release, unpack_participants
-from niss.tracker.refusal import Refusal
-
-LIST_PURPOSE = "participants"
+from niss.protocol.secret import Entropy, draw
+from niss.tracker.auth import LIST_PURPOSE, Refusal, list_message, require_server
+from niss.tracker.beacons import BeaconHolder
+from niss.tracker.limits import LONGEST_RUN
+from niss.tracker.store import Release, Run, SeatRequest, Store, unknown_run, unpack_participants
 
 
 class Seats:
-    """Who sits in an attempt, signed by the tracker; each seat is kept as the JSON that shows it."""
+    """Who sits in an attempt, signed by the tracker; each seat is kept as the JSON that shows it.
+
+    size, hash   how many they are, and the hash of the list that the server commits to
+    signature    the tracker's, under run, link and hash
+    numbers      the seat of each identity
+    shown        the JSON of each seat, in order
+    """
 
     def __init__(self, packed: bytes, sign: Callable[[bytes], bytes]) -> None:
         """`sign` is given the hash of the list."""
@@ -119,16 +133,13 @@ class RoundCache:
                 self._seats -= self._views.popitem(last=False)[1].seats.size
 
 
-def list_message(run: bytes, link: int, listed: bytes) -> bytes:
-    """What the tracker signs under a participant list."""
-    return length_prefixed(run, uint64(link), listed)
-
-
 def shown_beacon(beacon: Beacon) -> dict[str, object]:
+    """A beacon as the API shows it: `BeaconAnswer` of `niss.tracker.schema`."""
     return {"index": beacon.index, "value": beacon.value.hex(), "signature": beacon.signature.hex()}
 
 
 def _shown_participant(seat: int, one: Participant) -> dict[str, object]:
+    """A seat as the API shows it: `SeatAnswer` of `niss.tracker.schema`."""
     prekey = one.prekey
     return {
         "seat": seat,
@@ -143,3 +154,201 @@ def _shown_participant(seat: int, one: Participant) -> dict[str, object]:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+_SALT_BYTES = 32
+_HASH_BYTES = 32
+
+
+class Openings:
+    """The runs of a tracker; only the server changes anything here.
+
+    store     where runs, seatings and releases are written before they are answered
+    identity  the tracker's, which signs participant lists
+    holder    who commits to chains and lets links out: this tracker or another one
+    server    the public key of the one identity that may open rounds
+    clock     wall time in seconds, to tell who is live
+    entropy   a source of random bytes, for the salt of each chain
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        holder: BeaconHolder,
+        *,
+        server: bytes,
+        clock: Callable[[], float],
+        entropy: Entropy,
+    ) -> None:
+        self._store, self._identity, self._holder, self._server = store, identity, holder, server
+        self._clock, self._entropy = clock, entropy
+        self._rounds, self._making = RoundCache(), threading.Lock()
+
+    def start_run(self, caller: bytes, run: bytes, rounds: int) -> Run:
+        """Commit to a chain for a run; asked again for as many rounds, the same one."""
+        require_server(caller, self._server)
+        if not 1 <= rounds <= LONGEST_RUN:
+            raise Refusal(
+                422, f"a run has 1 to {LONGEST_RUN} rounds", field="rounds", hint="split it into several runs"
+            )
+        begun = self._store.run(run)
+        if begun is None:
+            salt = bytes(draw(self._entropy, _SALT_BYTES))
+            anchor, signature = self._holder.commit(run, rounds, salt)
+            begun = self._store.start_run(run, Run(rounds, salt, anchor, signature))
+        if begun.rounds != rounds:
+            raise Refusal(
+                409,
+                f"this run has begun, with {begun.rounds} rounds",
+                field="rounds",
+                hint="name the new run otherwise",
+            )
+        return begun
+
+    def run(self, run: bytes) -> Run:
+        """A run that was started; `Refusal` 404 where it was not."""
+        begun = self._store.run(run)
+        if begun is None:
+            raise unknown_run()
+        return begun
+
+    def link(self, run: bytes, round_number: int, attempt: int) -> int:
+        """The link of an attempt of this run."""
+        begun = self.run(run)
+        if not 0 <= attempt < LINKS_PER_ROUND:
+            raise Refusal(
+                404,
+                f"a round can be tried {LINKS_PER_ROUND} times",
+                field="attempt",
+                hint="go on with the next round",
+            )
+        if not 0 <= round_number < begun.rounds:
+            raise Refusal(
+                404,
+                f"this run has rounds 0 to {begun.rounds - 1}",
+                field="round",
+                hint="start a new run for more rounds",
+            )
+        return link_of(round_number, attempt)
+
+    def seat(
+        self,
+        caller: bytes,
+        run: bytes,
+        round_number: int,
+        attempt: int,
+        *,
+        members: Sequence[bytes] | None,
+        count: int | None,
+        coalition: str | None,
+        at_least: int,
+    ) -> RoundView:
+        """Fix who takes part in an attempt, and take one prekey of each."""
+        require_server(caller, self._server)
+        _check_wish(members, count, coalition)
+        wanted = members if members is not None else ()
+        asked = length_prefixed(
+            uint64(0 if count is None else count),
+            (coalition or "").encode(),
+            uint64(at_least),
+            *wanted,
+        )
+        request = SeatRequest(
+            hashlib.sha256(asked).digest(),
+            None if members is None else tuple(members),
+            len(wanted) if count is None else count,
+            coalition,
+            at_least,
+        )
+        self._store.seat(run, self.link(run, round_number, attempt), request, now=self._clock())
+        return self.view(run, round_number, attempt)
+
+    def beacon(
+        self,
+        caller: bytes,
+        run: bytes,
+        round_number: int,
+        attempt: int,
+        *,
+        commitment: bytes,
+        neighbours: float | None,
+    ) -> Beacon:
+        """Let out the link of an attempt for this commitment; asked again for the same, the same beacon.
+
+        Where the tracker seated the attempt, the commitment must be to that list. Where the server keeps the list
+        itself, the tracker holds it to its first commitment.
+        """
+        require_server(caller, self._server)
+        link, begun = self.link(run, round_number, attempt), self.run(run)
+        seated = self._store.seating(run, link)
+        if seated is not None and commitment[:_HASH_BYTES] != participants_hash(seated.participants()):
+            raise Refusal(
+                409,
+                "this commitment is to other participants than were seated",
+                field="commitment",
+                hint="open the round with the list that seating it returned, in its order",
+            )
+        wanted = Release(commitment, neighbours)
+        released = self._store.release(run, link, wanted)
+        if released != wanted:
+            raise Refusal(
+                409,
+                "the link of this attempt was let out for another commitment",
+                field="commitment",
+                hint="open a later attempt or round",
+            )
+        return self._holder.link(run, begun, round_number, attempt, commitment)
+
+    def view(self, run: bytes, round_number: int, attempt: int) -> RoundView:
+        """An attempt that was seated here, with its beacon if it is out."""
+        link = link_of(round_number, attempt)
+        # One at a time: when a round opens all its clients ask at once, and the first makes it ready for the others.
+        with self._making:
+            kept = self._rounds.get(run, link)
+            if kept is not None and kept.beacon is not None:
+                return kept
+            begun, released = self.run(run), self._store.released(run, link)
+            if kept is not None and released is None:
+                return kept
+            beacon = None
+            if released is not None:
+                beacon = self._holder.link(run, begun, round_number, attempt, released.commitment)
+            view = RoundView(self._seats(run, link) if kept is None else kept.seats, released, beacon)
+            view.prepare()
+            self._rounds.keep(run, link, view)
+            return view
+
+    def _seats(self, run: bytes, link: int) -> Seats:
+        """The list of an attempt from the store, signed."""
+        seated = self._store.seating(run, link)
+        if seated is None:
+            raise Refusal(
+                404,
+                "this attempt was not seated here, or so long ago that its list is erased",
+                field="attempt",
+                hint="the server seats it first",
+            )
+        return Seats(
+            seated.packed, lambda listed: self._identity.sign(LIST_PURPOSE, list_message(run, link, listed))
+        )
+
+    def final_view(self, run: bytes, round_number: int, attempt: int) -> RoundView | None:
+        """The view if it is in memory with its beacon: no store is asked, so this does not block."""
+        kept = self._rounds.get(run, link_of(round_number, attempt))
+        return None if kept is None or kept.beacon is None else kept
+
+
+def _check_wish(members: Sequence[bytes] | None, count: int | None, coalition: str | None) -> None:
+    """Refuse a request for seats that contradicts itself."""
+    if (members is None) == (count is None):
+        raise Refusal(422, "give either members or a count", field="members", hint="leave one of them out")
+    if members is not None and coalition is not None:
+        raise Refusal(
+            422,
+            "applies to a count only, not to members",
+            field="coalition",
+            hint="name its members, or give a count",
+        )
+    if members is not None and len(set(members)) != len(members):
+        raise Refusal(422, "names a client twice", field="members", hint="name each client once")

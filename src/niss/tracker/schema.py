@@ -137,6 +137,8 @@ class SeatAnswer(BaseModel):
 
 
 class _RoundAnswer(BaseModel):
+    """What every answer about an attempt begins with; commitment and beacon are null until the link is let out."""
+
     size: int
     participants_hash: HexKey
     signature: HexSignature

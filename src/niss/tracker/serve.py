@@ -21,9 +21,9 @@ from niss.protocol.coalition_file import load_coalition
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.beacons import BeaconHolder
+from niss.tracker.beacons import BeaconHolder, ExternalChains
 from niss.tracker.limits import Settings
-from niss.tracker.logs import log, start_logging
+from niss.tracker.observability import log, start_logging
 from niss.tracker.service import Tracker
 from niss.tracker.store import Store, open_store, sqlite_path
 
@@ -110,12 +110,11 @@ def find_identity(options: Options) -> Identity:
 def _external(options: Options, identity: Identity) -> BeaconHolder | None:
     if options.external_beacon is None:
         return None
-    from niss.tracker.external import ExternalChains
-
     return ExternalChains(options.external_beacon, identity, ca=options.external_ca)
 
 
 def _check_tls(options: Options) -> None:
+    """Certificate and key come together, and both are files."""
     if (options.tls_cert is None) != (options.tls_key is None):
         missing = "--tls-cert" if options.tls_cert is None else "--tls-key"
         raise ConfigError("is missing", field=missing, hint="TLS needs a certificate and its key")
@@ -125,6 +124,9 @@ def _check_tls(options: Options) -> None:
 
 
 def _listen(options: Options) -> socket.socket:
+    """A listening socket; taken before uvicorn starts, so that a taken port is an error with a hint, not a log
+    line.
+    """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
@@ -137,6 +139,7 @@ def _listen(options: Options) -> socket.socket:
 
 
 def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
+    """uvicorn without websockets, access log and headers that tell its version; certificates are tried here."""
     config = uvicorn.Config(
         make_app(tracker),
         ssl_certfile=options.tls_cert,
@@ -170,6 +173,7 @@ class _Server(uvicorn.Server):
         self._sweeping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, begin to sweep, then print the one line of JSON that says where and under which keys."""
         await super().startup(sockets)
         if not self.started:
             return
@@ -199,6 +203,7 @@ class _Server(uvicorn.Server):
         return str(name[0]), int(name[1])
 
     async def _sweep(self) -> None:
+        """Erase clients that are long gone, once an hour; a failure is logged and tried again the next hour."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:

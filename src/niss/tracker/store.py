@@ -1,22 +1,140 @@
-"""What the tracker keeps, and what every store must guarantee.
+"""What the tracker keeps, as plain frozen values, and what every store must guarantee.
 
-All methods are atomic, also against other processes on the same store. What `seat` and `release` answer was written
-durably before: after a crash the same question has the same answer. A prekey leaves the store once, in one seating.
-A link is let out once, for one commitment, and never after a later one. No store holds a secret: not the seed of a
-beacon chain, and of keys only public halves.
+All methods of a `Store` are atomic, also against other processes on the same store. What `seat` and `release` answer
+was written durably before: after a crash the same question has the same answer. A prekey leaves the store once, in one
+seating. A link is let out once, for one commitment, and never after a later one. No store holds a secret: not the seed
+of a beacon chain, and of keys only public halves.
+
+A participant list is packed as identity and prekey of each seat, 136 bytes a seat; see `pack_participants`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from niss.errors import ConfigError
 from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.keys import fingerprint
+from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, fingerprint
+from niss.protocol.messages import Participant, Prekey
 from niss.protocol.prekeys import SignedPrekey
-from niss.tracker.records import Counts, Release, Run, Seating, SeatRequest, SortedBatch, Stock
-from niss.tracker.refusal import Refusal
+from niss.tracker.auth import Refusal
+
+NUMBER_BYTES = 8
+PREKEY_BYTES = NUMBER_BYTES + PUBLIC_BYTES + SIGNATURE_BYTES
+SEAT_BYTES = PUBLIC_BYTES + PREKEY_BYTES
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A client's one-time keys after a request: how many are held, and what became of those it sent.
+
+    accepted    new ones, put into stock
+    known       sent before and still in stock
+    stale       with a number that was used up before: never handed out again
+    """
+
+    held: int
+    accepted: int = 0
+    known: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its chain: what was committed to when it began, and the highest link let out so far."""
+
+    rounds: int
+    salt: bytes
+    anchor: bytes
+    signature: bytes
+    highest: int = 0
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Who sits in an attempt, in order, for good; `asked` is a hash of the request that made it."""
+
+    asked: bytes
+    packed: bytes
+
+    def participants(self) -> tuple[Participant, ...]:
+        return unpack_participants(self.packed)
+
+
+@dataclass(frozen=True)
+class Release:
+    """A link that was let out: for this commitment and no other."""
+
+    commitment: bytes
+    neighbours: float | None
+
+
+@dataclass(frozen=True)
+class SeatRequest:
+    """Whom the server wants: those named, or `count` of the live clients, all or those of one coalition."""
+
+    asked: bytes
+    members: tuple[bytes, ...] | None
+    count: int
+    coalition: str | None
+    at_least: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """For the metrics."""
+
+    registered: int
+    live: int
+    prekeys: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class SortedBatch:
+    """A batch of prekeys, held against what is known of their owner."""
+
+    new: tuple[bytes, ...]
+    known: int
+    stale: int
+
+
+def sort_batch(batch: Iterable[SignedPrekey], stock: frozenset[bytes], highest: int) -> SortedBatch:
+    """Numbers above the highest ever taken are new; the rest are known, or stale. `highest` is -1 at first."""
+    new: dict[int, bytes] = {}
+    known = stale = 0
+    for prekey in batch:
+        packed = prekey.encode()
+        if prekey.id > highest:
+            new[prekey.id] = packed
+        elif packed in stock:
+            known += 1
+        else:
+            stale += 1
+    return SortedBatch(tuple(new[number] for number in sorted(new)), known, stale)
+
+
+def pack_participants(seats: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Identity and packed prekey of each seat, 136 bytes a seat."""
+    return b"".join(part for seat in seats for part in seat)
+
+
+def unpack_participants(packed: bytes) -> tuple[Participant, ...]:
+    """The list that `pack_participants` packed."""
+    return tuple(
+        Participant(
+            packed[at : at + PUBLIC_BYTES], unpack_prekey(packed[at + PUBLIC_BYTES : at + SEAT_BYTES])
+        )
+        for at in range(0, len(packed), SEAT_BYTES)
+    )
+
+
+def unpack_prekey(packed: bytes) -> Prekey:
+    one = SignedPrekey.decode(packed)
+    return Prekey(one.id, one.public, one.signature)
+
 
 KEPT_LINKS = 16 * LINKS_PER_ROUND
 """Participant lists are kept for that many links after the last one let out; then they are erased."""
@@ -153,6 +271,7 @@ def bind_identity(store: Store, public: bytes) -> None:
 
 
 def too_few(found: int, wanted: int) -> Refusal:
+    """The refusal of a seating for which too few clients are live; nothing was used up."""
     return Refusal(
         409,
         f"{found} of the clients asked for are live and have a prekey left, at least {wanted} are needed",
@@ -162,6 +281,7 @@ def too_few(found: int, wanted: int) -> Refusal:
 
 
 def seated_otherwise() -> Refusal:
+    """The refusal of a second, different request for the seats of an attempt."""
     return Refusal(
         409,
         "this attempt was seated before, by another request",
@@ -171,6 +291,7 @@ def seated_otherwise() -> Refusal:
 
 
 def let_out_before(highest: int) -> Refusal:
+    """The refusal of an attempt whose turn is over: a later link is out."""
     return Refusal(
         409,
         f"link {highest} was let out: this attempt is over",

@@ -1,8 +1,9 @@
 """The shared store: one Redis server, for several tracker processes.
 
-Seatings and releases are single Lua scripts, stocks are changed in watched transactions: two processes cannot hand out
-one prekey or let out one link for two commitments. Redis must write its log before it answers (`appendfsync always`)
-and must not evict; `connect` refuses one that does otherwise.
+Seatings and releases are single Lua scripts, which Redis runs in one piece between other requests; stocks are changed
+in watched transactions. So two processes cannot hand out one prekey or let out one link for two commitments. Redis
+must write its log before it answers (`appendfsync always`) and must not evict; `connect` refuses one that does
+otherwise.
 """
 
 from __future__ import annotations
@@ -15,28 +16,80 @@ from typing import Any
 
 from niss.errors import ConfigError
 from niss.protocol.prekeys import SignedPrekey
-from niss.tracker.records import (
+from niss.tracker.store import (
+    KEPT_LINKS,
     NUMBER_BYTES,
+    REMEMBER_LEFT,
     Counts,
     Release,
     Run,
     Seating,
     SeatRequest,
     Stock,
-    sort_batch,
-)
-from niss.tracker.redis_scripts import RELEASE, SEAT, START
-from niss.tracker.store import (
-    KEPT_LINKS,
-    REMEMBER_LEFT,
     Store,
     check_stale,
     let_out_before,
     seated_otherwise,
+    sort_batch,
     stock_full,
     too_few,
     unknown_run,
 )
+
+# KEYS: run, seatings, live, number of prekeys.
+# ARGV: link, asked, now, at least, at most, prefix of stocks, candidates...
+SEAT = """
+local before = redis.call('HGET', KEYS[2], ARGV[1])
+if before then return {'seated', before} end
+local highest = redis.call('HGET', KEYS[1], 'highest')
+if not highest then return {'unknown'} end
+if tonumber(ARGV[1]) <= tonumber(highest) then return {'late', highest} end
+local chosen = {}
+for place = 7, #ARGV do
+    if #chosen >= tonumber(ARGV[5]) then break end
+    local one = ARGV[place]
+    local expires = redis.call('ZSCORE', KEYS[3], one)
+    if expires and tonumber(expires) > tonumber(ARGV[3]) and redis.call('LLEN', ARGV[6] .. one) > 0 then
+        chosen[#chosen + 1] = one
+    end
+end
+if #chosen < tonumber(ARGV[4]) then return {'few', tostring(#chosen)} end
+local parts = {ARGV[2]}
+for _, one in ipairs(chosen) do
+    parts[#parts + 1] = one
+    parts[#parts + 1] = redis.call('LPOP', ARGV[6] .. one)
+end
+redis.call('DECRBY', KEYS[4], #chosen)
+local record = table.concat(parts)
+redis.call('HSET', KEYS[2], ARGV[1], record)
+return {'seated', record}
+"""
+
+# KEYS: run, releases, seatings. ARGV: link, record, oldest seating that is kept.
+RELEASE = """
+local before = redis.call('HGET', KEYS[2], ARGV[1])
+if before then return {'out', before} end
+local highest = redis.call('HGET', KEYS[1], 'highest')
+if not highest then return {'unknown'} end
+if tonumber(ARGV[1]) <= tonumber(highest) then return {'late', highest} end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[1], 'highest', ARGV[1])
+for _, link in ipairs(redis.call('HKEYS', KEYS[3])) do
+    if tonumber(link) < tonumber(ARGV[3]) then redis.call('HDEL', KEYS[3], link) end
+end
+return {'out', ARGV[2]}
+"""
+
+# KEYS: run, number of runs. ARGV: rounds, salt, anchor, signature.
+START = """
+if redis.call('EXISTS', KEYS[1]) == 0 then
+    redis.call('HSET', KEYS[1], 'rounds', ARGV[1], 'salt', ARGV[2], 'anchor', ARGV[3],
+               'signature', ARGV[4], 'highest', '0')
+    redis.call('INCR', KEYS[2])
+end
+return 1
+"""
+
 
 # One hash tag: all keys of a tracker lie in one slot, so that scripts and transactions may touch several.
 _PREFIX = b"niss:{tracker}:"
@@ -45,7 +98,12 @@ _WANTED_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-pol
 
 
 class RedisStore(Store):
-    """A store in Redis, shared by any number of tracker processes with one identity."""
+    """A store in Redis, shared by any number of tracker processes with one identity.
+
+    Keys below one prefix: `live` (a sorted set of identities by expiry), `stock` (a list of packed prekeys a client),
+    `highest` (the highest prekey number ever taken), `coalition` and `coalition-of`, `run`, `seatings` and `releases`
+    (hashes by link), `nonce` (expiring by themselves), and the counters `prekeys` and `runs`.
+    """
 
     def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
         self._redis, self.trouble = redis, trouble
@@ -111,6 +169,7 @@ class RedisStore(Store):
         *,
         must_exist: bool,
     ) -> Stock | None:
+        """Add prekeys to a client's stock and make it live; None where it must exist and does not."""
         held_key, highest_key = self._key("stock", identity), self._key("highest", identity)
 
         def change(pipe: Any) -> Stock | None:
@@ -274,6 +333,7 @@ def _as_release(record: bytes) -> Release:
 
 
 def _check_settings(found: dict[str | None, str | None]) -> None:
+    """Refuse settings under which Redis could lose an answer it gave; one it does not tell passes."""
     for name, wanted in _WANTED_SETTINGS.items():
         if found.get(name) not in (wanted, None):
             raise ConfigError(

@@ -1,12 +1,14 @@
 """The embedded store: one SQLite file, for one machine.
 
 Write-ahead log; seatings, releases, runs and stocks are synced to disk before they are answered. Heartbeats and nonces
-are written but not synced: a power failure can lose the last of them, which costs a client one heartbeat.
+are written but not synced: a power failure can lose the last of them, which costs a client one heartbeat. The
+functions on a connection run inside a transaction of the store.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,35 +17,125 @@ from pathlib import Path
 
 from niss.errors import ConfigError
 from niss.protocol.prekeys import SignedPrekey
-from niss.tracker.records import (
+from niss.tracker.store import (
+    KEPT_LINKS,
+    NUMBER_BYTES,
+    REMEMBER_LEFT,
     Counts,
     Release,
     Run,
     Seating,
     SeatRequest,
     Stock,
-    pack_participants,
-)
-from niss.tracker.sqlite_tables import (
-    LAYOUT,
-    choose,
-    find_release,
-    find_run,
-    find_seating,
-    held,
-    is_registered,
-    put,
-    take,
-)
-from niss.tracker.store import (
-    KEPT_LINKS,
-    REMEMBER_LEFT,
     Store,
+    check_stale,
     let_out_before,
+    pack_participants,
     seated_otherwise,
+    sort_batch,
+    stock_full,
     too_few,
     unknown_run,
 )
+
+LAYOUT = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS clients (
+    identity BLOB PRIMARY KEY, expires REAL NOT NULL, highest BLOB, coalition TEXT) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS clients_live ON clients (expires);
+CREATE TABLE IF NOT EXISTS prekeys (
+    identity BLOB, number BLOB, packed BLOB NOT NULL, PRIMARY KEY (identity, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS nonces (
+    identity BLOB, nonce BLOB, expires REAL NOT NULL, PRIMARY KEY (identity, nonce)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS nonces_old ON nonces (expires);
+CREATE TABLE IF NOT EXISTS runs (
+    run BLOB PRIMARY KEY, rounds INTEGER NOT NULL, salt BLOB NOT NULL, anchor BLOB NOT NULL,
+    signature BLOB NOT NULL, highest INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS seatings (
+    run BLOB, link INTEGER, asked BLOB NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (run, link));
+CREATE TABLE IF NOT EXISTS releases (
+    run BLOB, link INTEGER, commitment BLOB NOT NULL, neighbours REAL, PRIMARY KEY (run, link)) WITHOUT ROWID;
+"""
+
+
+def is_registered(db: sqlite3.Connection, identity: bytes) -> bool:
+    """Whether a client is registered; one that left has a negative expiry."""
+    found = db.execute("SELECT 1 FROM clients WHERE identity = ? AND expires > 0", (identity,)).fetchone()
+    return found is not None
+
+
+def held(db: sqlite3.Connection, identity: bytes) -> int:
+    """How many prekeys of a client are in stock."""
+    count: int = db.execute("SELECT count(*) FROM prekeys WHERE identity = ?", (identity,)).fetchone()[0]
+    return count
+
+
+def put(
+    db: sqlite3.Connection, identity: bytes, prekeys: Sequence[SignedPrekey], expires: float, largest: int
+) -> Stock:
+    """Add prekeys to a registered client's stock and make it live; what became of each is in the answer."""
+    row = db.execute("SELECT highest FROM clients WHERE identity = ?", (identity,)).fetchone()
+    highest = -1 if row[0] is None else int.from_bytes(row[0], "big")
+    stock = frozenset(
+        packed for (packed,) in db.execute("SELECT packed FROM prekeys WHERE identity = ?", (identity,))
+    )
+    batch = sort_batch(prekeys, stock, highest)
+    check_stale(batch, len(prekeys))
+    if len(stock) + len(batch.new) > largest:
+        raise stock_full(largest)
+    db.executemany(
+        "INSERT INTO prekeys VALUES (?, ?, ?)", [(identity, one[:NUMBER_BYTES], one) for one in batch.new]
+    )
+    top = batch.new[-1][:NUMBER_BYTES] if batch.new else row[0]
+    db.execute("UPDATE clients SET expires = ?, highest = ? WHERE identity = ?", (expires, top, identity))
+    return Stock(len(stock) + len(batch.new), len(batch.new), batch.known, batch.stale)
+
+
+def choose(db: sqlite3.Connection, request: SeatRequest, now: float) -> list[bytes]:
+    """The live clients to be seated that have a prekey left: those named, in that order, or a random sample."""
+    able = "expires > ? AND EXISTS (SELECT 1 FROM prekeys WHERE prekeys.identity = clients.identity)"
+    if request.members is not None:
+        query = f"SELECT 1 FROM clients WHERE identity = ? AND {able}"
+        return [one for one in request.members if db.execute(query, (one, now)).fetchone() is not None]
+    query, values = f"SELECT identity FROM clients WHERE {able}", [now]
+    if request.coalition is not None:
+        found = db.execute(f"{query} AND coalition = ?", (now, request.coalition)).fetchall()
+    else:
+        found = db.execute(query, values).fetchall()
+    pool = [identity for (identity,) in found]
+    return secrets.SystemRandom().sample(pool, min(request.count, len(pool)))
+
+
+def take(db: sqlite3.Connection, identity: bytes) -> bytes:
+    """The oldest prekey of a client, which leaves the stock for good."""
+    number, packed = db.execute(
+        "SELECT number, packed FROM prekeys WHERE identity = ? ORDER BY number LIMIT 1", (identity,)
+    ).fetchone()
+    db.execute("DELETE FROM prekeys WHERE identity = ? AND number = ?", (identity, number))
+    taken: bytes = packed
+    return taken
+
+
+def find_run(db: sqlite3.Connection, run: bytes) -> Run | None:
+    """A run by name, or None."""
+    row = db.execute(
+        "SELECT rounds, salt, anchor, signature, highest FROM runs WHERE run = ?", (run,)
+    ).fetchone()
+    return None if row is None else Run(*row)
+
+
+def find_seating(db: sqlite3.Connection, run: bytes, link: int) -> Seating | None:
+    row = db.execute("SELECT asked, packed FROM seatings WHERE run = ? AND link = ?", (run, link)).fetchone()
+    return None if row is None else Seating(*row)
+
+
+def find_release(db: sqlite3.Connection, run: bytes, link: int) -> Release | None:
+    """The release of a link, or None while it is not out."""
+    row = db.execute(
+        "SELECT commitment, neighbours FROM releases WHERE run = ? AND link = ?", (run, link)
+    ).fetchone()
+    return None if row is None else Release(*row)
+
 
 _VERSION = 1
 _NONCES_BETWEEN_SWEEPS = 1000
@@ -51,7 +143,11 @@ _BUSY_SECONDS = 10.0
 
 
 class SqliteStore(Store):
-    """A store in one file, which only its owner can read."""
+    """A store in one file, which only its owner can read.
+
+    One connection, used by one thread at a time. Every change is one transaction; `BEGIN IMMEDIATE` keeps other
+    processes on the same file from reading what is about to change.
+    """
 
     trouble = (sqlite3.Error, OSError)
 

@@ -1,18 +1,30 @@
-"""Counters and latencies in Prometheus' text format; nothing here names a client."""
+"""What the tracker tells about itself: counters for Prometheus, and a log of one JSON object a line on stderr.
+
+The metrics name no client. The log says what happened, never a key, a signature, a nonce or a link.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
 import threading
+import time
 from collections import Counter
 
-from niss.tracker.records import Counts
+from niss.redaction import redact, safe_traceback
+from niss.tracker.store import Counts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:
-    """What this process counted since it started."""
+    """What this process counted since it started: requests by route and status, and histograms of seconds by route.
+
+    Of several processes on one store, each counts its own requests, while the gauges (clients, prekeys, runs) come
+    from the store and are the same in all.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,6 +33,7 @@ class Metrics:
         self._sums: dict[str, float] = {}
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answer; `route` is the pattern of the path, never the path itself, so that labels stay few."""
         place = next((at for at, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))
         with self._lock:
             self._requests[method, route, status] += 1
@@ -61,3 +74,42 @@ class Metrics:
 
 def _label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+_LOGGER = "niss.tracker"
+
+
+class _JsonLines(logging.Formatter):
+    """A log record as one JSON object; facts and messages pass `redact`, tracebacks show no values of variables."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "event": redact(record.getMessage()),
+        }
+        # A reason is what some library said, of an address with its password for example.
+        for name, fact in getattr(record, "facts", {}).items():
+            entry[name] = redact(fact) if isinstance(fact, str) else fact
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            # What an exception says could hold a secret.
+            entry["traceback"] = safe_traceback(record.exc_info[1]).splitlines()
+        return json.dumps(entry, default=str)
+
+
+def start_logging(level: str) -> None:
+    """Send the tracker's log and uvicorn's own to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    for name in (_LOGGER, "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level.upper())
+
+
+def log(
+    event: str, *, level: int = logging.INFO, error: BaseException | None = None, **facts: object
+) -> None:
+    """Log an event with its facts."""
+    logging.getLogger(_LOGGER).log(level, event, extra={"facts": facts}, exc_info=error)
