@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from niss.protocol.shamir import Piece as Piece
     from niss.protocol.shamir import check_commitment as check_commitment
     from niss.protocol.shamir import combine as combine
-    from niss.protocol.wire import Limits as Limits
     from niss.protocol.wire import decode as decode
     from niss.protocol.wire import encode as encode
     from niss.protocol.wire import signed_part as signed_part
+    from niss.protocol.wire_fields import Limits as Limits
 
 _NAMES = {
     "agreement": "Agreed agree draw_graph participants_hash terms_hash",
@@ -87,7 +87,8 @@ _NAMES = {
     "secret": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",
     "server": "Outcome Server",
     "shamir": "Piece check_commitment combine",
-    "wire": "Limits decode encode signed_part",
+    "wire": "decode encode signed_part",
+    "wire_fields": "Limits",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

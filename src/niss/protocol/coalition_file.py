@@ -92,30 +92,27 @@ def parse_coalition(text: str, *, where: str = "coalition") -> Coalition:
             f"unknown entry {next(iter(content))!r}", field=where, hint="only [[members]] belong here"
         )
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(
-            "does not list any members", field=where, hint="add [[members]] with a name and an identity"
-        )
+        hint = "add [[members]] with a name and an identity"
+        raise ConfigError("does not list any members", field=where, hint=hint)
     lines = [text.count("\n", 0, header.start()) + 1 for header in _HEADER.finditer(text)]
     members: dict[str, bytes] = {}
-    names: dict[str, str] = {}
+    names: dict[str, int] = {}
     owners: dict[bytes, str] = {}
     for number, entry in enumerate(entries, start=1):
         # The lines are a help for people: left out where they could be wrong.
         place = f", line {lines[number - 1]}" if len(lines) == len(entries) else ""
         field = f"{where}{place}: members, entry {number}"
         name, identity = _member(entry, field)
-        folded = name.casefold()
-        if folded in names:
-            raise ConfigError(f"{name!r} is already taken by {names[folded]}", field=f"{field}: name")
-        if identity in owners:
-            raise ConfigError(f"already belongs to {owners[identity]}", field=f"{field}: identity")
-        names[folded] = f"entry {number}"
-        owners[identity] = repr(name)
+        if (first := names.setdefault(name.casefold(), number)) != number:
+            raise ConfigError(f"{name!r} is already taken by entry {first}", field=f"{field}: name")
+        if (owner := owners.setdefault(identity, name)) != name:
+            raise ConfigError(f"already belongs to {owner!r}", field=f"{field}: identity")
         members[name] = identity
     return Coalition(members)
 
 
 def _member(entry: object, field: str) -> tuple[str, bytes]:
+    """Name and identity of one entry; `field` is where it stands."""
     if not isinstance(entry, dict):
         raise ConfigError("must be a table", field=field, hint="write [[members]], then name and identity")
     for key in ("name", "identity"):
@@ -128,14 +125,13 @@ def _member(entry: object, field: str) -> tuple[str, bytes]:
         )
     name: str = entry["name"]
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or name != name.strip():
-        raise ConfigError(
-            f"must be 1 to {_LONGEST_NAME} printable characters, without spaces at the ends",
-            field=f"{field}: name",
-        )
+        problem = f"must be 1 to {_LONGEST_NAME} printable characters, without spaces at the ends"
+        raise ConfigError(problem, field=f"{field}: name")
     return name, _identity(entry["identity"], f"{field}: identity")
 
 
 def _identity(text: str, field: str) -> bytes:
+    """A public key in hex or in base64 of either alphabet, padded or not; refused if nobody could hold it."""
     hint = "copy it from what its owner's `niss keys show` prints"
     if _HEX.fullmatch(text):
         public = bytes.fromhex(text)
@@ -146,9 +142,8 @@ def _identity(text: str, field: str) -> bytes:
         except binascii.Error:
             raise ConfigError("is not valid base64", field=field, hint=hint) from None
     else:
-        raise ConfigError(
-            f"must be a public key: {PUBLIC_BYTES} bytes in hex or base64", field=field, hint=hint
-        )
+        problem = f"must be a public key: {PUBLIC_BYTES} bytes in hex or base64"
+        raise ConfigError(problem, field=field, hint=hint)
     try:
         check_public(public)
     except RemoteProtocolError as error:

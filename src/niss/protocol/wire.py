@@ -2,6 +2,15 @@
 
     magic "NISS" | version, 1 byte | tag of the message, 1 byte | its fields, as `MESSAGES` lays them out
 
+    tag  message         bytes, with its signature, for seats below 128
+    1    RoundOpen       about 250, and 130 for each participant
+    2    Upload          108, the vector, 98 for each fresh prekey; in `repair` 32 more, and 87 for each neighbour
+    3    SurvivorClaim   104, and 1 for each survivor
+    4    Verdict         136
+    5    RevealRequest   106, 1 for each survivor, 130 for each verdict, 87 for each piece
+    6    Reveal          106, 34 for each edge, 36 for each piece
+    7    Refusal         104, and its text
+
 Each message has one encoding and each accepted encoding is that of the message it decodes to. What is refused is
 named by its field and never quoted. No length is believed before the bytes for it are there: `decode` takes about
 as much memory as a vector it is given, and some 35 times as much as a message that is all tiny items (Python's
@@ -17,24 +26,8 @@ from operator import attrgetter
 from typing import Any, cast
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.messages import (
-    MODES,
-    Beacon,
-    Message,
-    Participant,
-    Prekey,
-    Refusal,
-    Reveal,
-    RevealedEdge,
-    RevealedPiece,
-    RevealRequest,
-    RoundOpen,
-    SealedPiece,
-    SurvivorClaim,
-    Terms,
-    Upload,
-    Verdict,
-)
+from niss.protocol import messages
+from niss.protocol.messages import MODES, Message
 from niss.protocol.packing import NARROWEST, WIDEST
 from niss.protocol.wire_fields import (
     Blob,
@@ -42,7 +35,6 @@ from niss.protocol.wire_fields import (
     Choice,
     Exact,
     Fault,
-    Limits,
     Maybe,
     Reader,
     Real,
@@ -52,30 +44,26 @@ from niss.protocol.wire_fields import (
     Uint,
     Writer,
 )
-
-__all__ = ["GROUPS", "MAGIC", "VERSION", "Limits", "decode", "encode", "signed_part", "size_report"]
+from niss.protocol.wire_fields import Limits as Limits
 
 MAGIC = b"NISS"
 VERSION = 1
 HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
-GROUPS = ("vector", "prekeys", "pieces", "signature", "rest")
 RUN_BYTES = 64
-COUNTER = (1 << 32) - 1
 
 _DEFAULT = Limits()
-_SIGNED = {"signature": "signature"}
-
 _participants: Bound = attrgetter("max_participants")
 _pieces: Bound = attrgetter("max_pieces")
 _piece_bytes: Bound = attrgetter("max_piece_bytes")
+_reason_bytes: Bound = attrgetter("max_reason_bytes")
 
 
-def _own_edge(edge: RevealedEdge) -> str | None:
+def _own_edge(edge: messages.RevealedEdge) -> str | None:
     return "sender and receiver must differ" if edge.sender == edge.receiver else None
 
 
-def _edge_order(reveal: Reveal) -> str | None:
+def _edge_order(reveal: messages.Reveal) -> str | None:
     """Edges go neighbour by neighbour in rising order, of each the share sent before the share received."""
     keys = []
     for edge in reveal.edges:
@@ -90,15 +78,16 @@ KEY = HASH = SEED = Exact(32)
 SIGNATURE = Maybe(64)
 SEAT = Uint(lambda limits: limits.max_participants - 1)
 HEADCOUNT = Uint(_participants)
+COUNT32 = Uint(lambda _: (1 << 32) - 1)
 SURVIVORS = Sequence(SEAT, _participants, rising=lambda seat: seat)
 
-PREKEY = Record(Prekey, number=Uint(), public=KEY, signature=SIGNATURE)
-PARTICIPANT = Record(Participant, groups={"prekey": "prekeys"}, identity=KEY, prekey=PREKEY)
+PREKEY = Record(messages.Prekey, number=Uint(), public=KEY, signature=SIGNATURE)
+PARTICIPANT = Record(messages.Participant, identity=KEY, prekey=PREKEY)
 TERMS = Record(
-    Terms,
+    messages.Terms,
     run=Blob(lambda _: RUN_BYTES, low=1),
-    round=Uint(lambda _: COUNTER),
-    attempt=Uint(lambda _: COUNTER),
+    round=COUNT32,
+    attempt=COUNT32,
     mode=Choice(MODES),
     coordinates=Uint(lambda limits: limits.max_coordinates, low=1),
     grid_bits=Uint(lambda _: WIDEST),
@@ -113,35 +102,24 @@ TERMS = Record(
     dropped=HEADCOUNT,
     threshold_share=Real(),
 )
-BEACON = Record(Beacon, groups=_SIGNED, index=Uint(lambda _: COUNTER), value=HASH, signature=SIGNATURE)
-SEALED_PIECE = Record(SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1))
+BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
+SEALED_PIECE = Record(messages.SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1))
 SEALED_PIECES = Sequence(SEALED_PIECE, _pieces, rising=attrgetter("seat"))
-EDGE = Record(RevealedEdge, rule=_own_edge, sender=SEAT, receiver=SEAT, seed=SEED)
-REVEALED_PIECE = Record(
-    RevealedPiece, seat=SEAT, index=Uint(lambda _: COUNTER), value=Blob(_piece_bytes, low=1)
-)
-VERDICT = Record(
-    Verdict,
-    groups=_SIGNED,
-    context=HASH,
-    seat=SEAT,
-    survivors_hash=HASH,
-    signature=SIGNATURE,
-)
+EDGE = Record(messages.RevealedEdge, rule=_own_edge, sender=SEAT, receiver=SEAT, seed=SEED)
+REVEALED_PIECE = Record(messages.RevealedPiece, seat=SEAT, index=COUNT32, value=Blob(_piece_bytes, low=1))
+VERDICT = Record(messages.Verdict, context=HASH, seat=SEAT, survivors_hash=HASH, signature=SIGNATURE)
 
 # The tag of a message is its key here; a tag is never used for anything else, even when its message is gone.
 MESSAGES: dict[int, Record] = {
     1: Record(
-        RoundOpen,
-        groups=_SIGNED,
+        messages.RoundOpen,
         terms=TERMS,
         participants=Sequence(PARTICIPANT, _participants, unique=attrgetter("identity")),
         beacon=BEACON,
         signature=SIGNATURE,
     ),
     2: Record(
-        Upload,
-        groups={"vector": "vector", "fresh_prekeys": "prekeys", "pieces": "pieces", "signature": "signature"},
+        messages.Upload,
         context=HASH,
         seat=SEAT,
         vector=Blob(lambda limits: limits.max_coordinates * (WIDEST // 8)),
@@ -150,11 +128,10 @@ MESSAGES: dict[int, Record] = {
         pieces=SEALED_PIECES,
         signature=SIGNATURE,
     ),
-    3: Record(SurvivorClaim, groups=_SIGNED, context=HASH, survivors=SURVIVORS, signature=SIGNATURE),
+    3: Record(messages.SurvivorClaim, context=HASH, survivors=SURVIVORS, signature=SIGNATURE),
     4: VERDICT,
     5: Record(
-        RevealRequest,
-        groups={"pieces": "pieces", "signature": "signature"},
+        messages.RevealRequest,
         context=HASH,
         survivors=SURVIVORS,
         verdicts=Sequence(VERDICT, _participants, rising=attrgetter("seat")),
@@ -162,22 +139,15 @@ MESSAGES: dict[int, Record] = {
         signature=SIGNATURE,
     ),
     6: Record(
-        Reveal,
+        messages.Reveal,
         rule=_edge_order,
-        groups={"edges": "pieces", "pieces": "pieces", "signature": "signature"},
         context=HASH,
         seat=SEAT,
         edges=Sequence(EDGE, lambda limits: 2 * limits.max_pieces),
         pieces=Sequence(REVEALED_PIECE, _pieces, rising=attrgetter("seat")),
         signature=SIGNATURE,
     ),
-    7: Record(
-        Refusal,
-        groups=_SIGNED,
-        context=HASH,
-        reason=Text(lambda limits: limits.max_reason_bytes),
-        signature=SIGNATURE,
-    ),
+    7: Record(messages.Refusal, context=HASH, reason=Text(_reason_bytes), signature=SIGNATURE),
 }
 TAGS: dict[type[Any], int] = {record.kind: tag for tag, record in MESSAGES.items()}
 
@@ -212,9 +182,7 @@ def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
     except Fault as fault:
         raise RemoteProtocolError(f"{fault.within(MESSAGES[tag].kind.__name__)}") from None
     if reader.left:
-        raise RemoteProtocolError(
-            f"{MESSAGES[tag].kind.__name__}: {reader.left} bytes too many at the end"
-        )
+        raise RemoteProtocolError(f"{MESSAGES[tag].kind.__name__}: {reader.left} bytes too many at the end")
     return cast(Message, message)
 
 
@@ -226,18 +194,6 @@ def signed_part(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
     if type(message) not in TAGS:
         raise LocalProtocolError("message: must be one of the messages of the protocol")
     return SIGNING_DOMAIN + encode(replace(message, signature=b""), limits=limits)
-
-
-def size_report(message: Message, *, limits: Limits = _DEFAULT) -> dict[str, int]:
-    """How many bytes of the encoding go where; the groups add up to its length.
-
-    `pieces` counts all that a repair moves, revealed edges too; `signature` counts every signature but those of
-    prekeys, which belong to `prekeys`. Lengths count with what they announce, the header with the `rest`.
-    """
-    writer = write(message, Writer(limits))
-    sizes = {group: writer.groups.get(group, 0) for group in GROUPS}
-    sizes["rest"] = writer.size - sum(sizes.values())
-    return sizes
 
 
 def write(message: Message, writer: Writer) -> Writer:

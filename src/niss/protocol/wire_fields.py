@@ -21,7 +21,6 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 from niss.errors import ConfigError
@@ -84,14 +83,12 @@ class Fault(Exception):
 
 
 class Writer:
-    """Collects the bytes of a message, and on demand how many of them belong to which group of fields."""
+    """Collects the bytes of a message."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.parts: list[bytes] = []
         self.size = 0
-        self.groups: dict[str, int] = {}
-        self._group: str | None = None
 
     def raw(self, data: bytes) -> None:
         """Appends bytes as they are."""
@@ -109,16 +106,6 @@ class Writer:
             value >>= 7
         out.append(value)
         self.raw(bytes(out))
-
-    def grouped(self, group: str, write: Callable[[], None]) -> None:
-        """Counts what `write` appends under `group`, unless it is already being counted under another."""
-        if self._group is not None:
-            write()
-            return
-        self._group, start = group, self.size
-        write()
-        self._group = None
-        self.groups[group] = self.groups.get(group, 0) + self.size - start
 
 
 class Reader:
@@ -377,7 +364,6 @@ class Record(Field):
 
     kind        the dataclass
     rule        says what is wrong between fields of a value; None if nothing is
-    groups      for some fields the group they count under in the size report
     layout      the kind of each field
     """
 
@@ -387,13 +373,11 @@ class Record(Field):
         /,
         *,
         rule: Callable[[Any], str | None] | None = None,
-        groups: dict[str, str] | None = None,
         **layout: Field,
     ) -> None:
         if tuple(layout) != tuple(field.name for field in fields(kind)):
             raise TypeError(f"the wire layout of {kind.__name__} does not have its fields in its order")
-        self.kind, self.rule, self.groups = kind, rule, groups or {}
-        self.layout = layout
+        self.kind, self.rule, self.layout = kind, rule, layout
         self.smallest = sum(field.smallest for field in layout.values())
 
     def _check(self, value: Any) -> None:
@@ -406,10 +390,7 @@ class Record(Field):
             raise Fault(f"must be a {self.kind.__name__}")
         for name, field in self.layout.items():
             try:
-                if name in self.groups:
-                    out.grouped(self.groups[name], partial(field.write, out, getattr(value, name)))
-                else:
-                    field.write(out, getattr(value, name))
+                field.write(out, getattr(value, name))
             except Fault as fault:
                 raise fault.within(name) from None
         self._check(value)
