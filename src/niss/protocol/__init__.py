@@ -1,12 +1,17 @@
 """The protocol: who may say what to whom, and the keys, seals and pieces it rests on.
 
-A round of `Client` and `Server` machines, joined by whatever carries bytes:
+A round of `Client` and `Server` machines, joined by whatever carries bytes. Top to bottom, what rests on what:
 
-    RoundOpen -> Upload -> SurvivorClaim -> Verdict -> RevealRequest -> Reveal        (`messages`, `table`)
+    client, server          the two machines; `table` has all their states and steps, `memory` what a client keeps
+    shares                  seeds that both ends of an edge derive, sealed pieces, the noise of an upload
+    agreement, beacon       the graph and the context that follow from an opened round; who releases its randomness
+    wire, packing           messages and vectors as bytes; `wire_fields` has the kinds of fields
+    messages                what is said: RoundOpen, Upload, SurvivorClaim, Verdict, RevealRequest, Reveal, Refusal
+    keyfile, coalition_file a client's keys and the identities it trusts, on disk
+    keys, shamir, secret    identities and prekeys, split secrets, bytes that do not show themselves
 
-`agree` derives graph and seeds' context from what was opened, `shares` the noise that both ends of an edge know,
-`encode` and `decode` put messages on the wire. No sockets, no clock, no hidden randomness: entropy comes in as an
-argument, and of these files only `keyfile` and `coalition_file` touch the disk.
+No sockets, no clock, no hidden randomness: entropy comes in as an argument, and of these files only `keyfile` and
+`coalition_file` touch the disk.
 
 The names below are the face of this room. Each is imported on first use, so that a command that only reads a key file
 does not load numpy.

@@ -73,7 +73,12 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A round as every participant sees it; made by `agree`. A seat is a place in the list of participants."""
+    """A round as every participant sees it; made by `agree`. A seat is a place in the list of participants.
+
+    opened      the message that opened the round
+    graph       who shares noise with whom, by seat
+    context     what every seed of the round is bound to
+    """
 
     opened: RoundOpen
     graph: ShareGraph
@@ -202,7 +207,7 @@ def _check_terms(terms: Terms, graph: ShareGraph) -> None:
 
 
 def participants_hash(participants: tuple[Participant, ...]) -> bytes:
-    """Commits to who sits where, with which prekey."""
+    """Commits to who sits where, with which prekey: SHA-256 over the list in order, signatures included."""
     state = hashlib.sha256(b"niss.participants.v1" + struct.pack("<Q", len(participants)))
     for one in participants:
         state.update(
@@ -226,6 +231,6 @@ def terms_hash(terms: Terms) -> bytes:
 
 
 def survivors_hash(context: bytes, survivors: tuple[int, ...]) -> bytes:
-    """Commits to a survivor set of one round."""
+    """Commits to a survivor set of one round: what a verdict signs. `context` is the round's digest."""
     seats = struct.pack(f"<{len(survivors)}Q", *survivors)
     return hashlib.sha256(b"niss.survivors.v1" + context + seats).digest()

@@ -115,8 +115,18 @@ class Client:
     def upload(self, opened: RoundOpen, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
         """Answer a round: check everything, charge its worst case, then hide the update and send it.
 
-        `update` is x_k, one number a coordinate, clipped here; `entropy` gives residual noise, the self-mask and the
-        coins of rounding. Once the memory is persisted this attempt is used up, even if the charge then fails.
+        opened      what the server sent; nothing in it is believed
+        update      x_k, one number a coordinate; clipped here
+        entropy     gives the coins of rounding, the residual noise, the self-mask and a fresh prekey
+
+        In this order, so that a refusal costs nothing and a crash never lets a context be answered twice:
+
+        1. check the round against policy and memory, and that its sum fits the grid;
+        2. clip and round the update; ask `assess` what the round costs at worst, and refuse if that is too much;
+        3. agree with every neighbour, which refuses a degenerate prekey;
+        4. persist that this attempt is answered, with the last round's prekey erased and a fresh one made;
+        5. charge; from 4 on the attempt is used up, even if this fails;
+        6. add shares, residual noise and, in mode `repair`, the self-mask; sign.
         """
         agreed, seat = self._check_round(opened)
         terms = agreed.terms
@@ -156,7 +166,8 @@ class Client:
     def judge(self, claim: SurvivorClaim) -> Verdict:
         """Agree to a survivor set that has this client in it and stays within what it may have to reveal.
 
-        The same claim again gets the same verdict; another one is refused for the rest of the round.
+        Refused: a set without this client (its upload would be bared as if it had dropped out), one with more losses
+        than the terms allow, and any second set in the same round. The same claim again gets the same verdict.
         """
         agreed, current = self._current(claim.context)
         verify(self.policy.server, "claim", signed_part(claim), claim.signature)
@@ -173,7 +184,9 @@ class Client:
     def reveal(self, request: RevealRequest) -> Reveal:
         """Give edges of dropped neighbours and pieces of surviving ones, each against a quorum of verdicts.
 
-        What is given is remembered before its secrets are derived; the request repeated gets the same answer.
+        For each neighbour the quorum is counted among that neighbour's own neighbours (`Agreed.quorum`): two survivor
+        sets cannot both reach it, so no server collects edge and piece of one client, which together would bare its
+        upload. What is given is remembered before its secrets are derived; the request repeated gets the same answer.
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
@@ -205,7 +218,11 @@ class Client:
         self._remember()
 
     def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
-        """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat."""
+        """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
+
+        Signature, replay of an attempt, too many attempts, mode, clip, number of participants, the list of them, the
+        beacon, terms that cannot be carried out, a grid on which the sum wraps.
+        """
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
         if self._memory.answered(terms.run, terms.round, terms.attempt):
@@ -262,6 +279,7 @@ class Client:
         return seat
 
     def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> None:
+        """Refuse a set that is malformed, says this client dropped out, or asks for more than was charged."""
         size, terms = len(agreed.participants), agreed.terms
         if list(survivors) != sorted(set(survivors)) or not all(0 <= one < size for one in survivors):
             raise RemoteProtocolError("the survivor set is not a list of seats")
@@ -311,6 +329,7 @@ class Client:
             )
 
     def _edges_with(self, secrets: PairSecrets, other: int) -> list[RevealedEdge]:
+        """The seeds of the shares to and from a dropped neighbour, where there is one."""
         pairs = [(secrets.seat, other), (other, secrets.seat)]
         return [
             RevealedEdge(sender, receiver, bytes(secrets.edge_seed(sender, receiver)))
@@ -343,11 +362,13 @@ class Client:
         return agreed, current
 
     def _forget_prekey(self) -> None:
+        """Erase the prekey of the round that is over: from here on its seeds cannot be derived again."""
         current = self._memory.current
         if current is not None and current.prekey in self._prekeys:
             self._prekeys.erase(current.prekey)
 
     def _remember(self) -> None:
+        """Hand memory and prekeys to the driver, who has them on durable storage when this returns."""
         self._persist(dump(self._memory, self._prekeys.to_bytes()))
 
     def _signed(self, purpose: str, message: Answer) -> Answer:

@@ -4,7 +4,9 @@
     name = "Hospital North"
     identity = "3b6a27bc..."    # from `niss keys show`, hex or base64
 
-Names and identities are unique; names differ in more than case. Errors name the line, the entry and the field.
+Names and identities are unique; names differ in more than case, and hold no characters that do not show. Errors name
+the line, the entry and the field. Everyone who may change the file could add a stranger: it is not read if that is
+everyone on the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Coalition:
-    """Names and identities of those who are trusted; everyone else is a stranger. `identity in coalition` works."""
+    """Names and identities of those who are trusted; everyone else is a stranger.
+
+    `members` maps each name to its public key and cannot be changed. `public in coalition` asks for an identity.
+    """
 
     members: Mapping[str, bytes]
 

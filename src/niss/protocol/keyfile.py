@@ -23,7 +23,12 @@ _CHECK_BYTES = 32
 
 
 class KeyFile(Secret):
-    """A key file that was created or loaded: change `prekeys`, then `save`."""
+    """A key file that was created or loaded: change `prekeys`, then `save`.
+
+    path        where it is, links resolved
+    identity    whose it is
+    prekeys     the store; what is erased there is gone from the file after `save`
+    """
 
     __slots__ = ("_saved", "identity", "path", "prekeys")
 
@@ -100,13 +105,17 @@ def load_identity(path: Path) -> Identity:
 
 
 def default_keyfile(environment: Mapping[str, str]) -> Path:
-    """$XDG_CONFIG_HOME/niss/identity.key, or ~/.config/niss/identity.key."""
+    """$XDG_CONFIG_HOME/niss/identity.key, or ~/.config/niss/identity.key.
+
+    `environment` is usually `os.environ`; a relative XDG_CONFIG_HOME is ignored, as its specification demands.
+    """
     configured = Path(environment.get("XDG_CONFIG_HOME", ""))
     base = configured if configured.is_absolute() else Path.home() / ".config"
     return base / "niss" / "identity.key"
 
 
 def _pack(identity: Identity, prekeys: PrekeyStore) -> SecretBytes:
+    """The whole content of a file; the hash at its end finds damage, and is no protection against forgery."""
     body = _TAG + identity.secret_bytes() + prekeys.to_bytes()
     return body + _digest(body)
 

@@ -57,7 +57,10 @@ _SMALL_ORDER = frozenset(
 
 
 class Identity(Secret):
-    """Who a client is: a long-lived Ed25519 key. It shows the fingerprint of its public half only."""
+    """Who a client is: a long-lived Ed25519 key. It shows the fingerprint of its public half only.
+
+    `public` is its 32-byte public key, by which everyone else knows it.
+    """
 
     __slots__ = ("_key", "_secret", "public")
 
@@ -90,7 +93,13 @@ class Identity(Secret):
 
 
 def verify(public: bytes, purpose: str, message: bytes, signature: bytes) -> None:
-    """Passes if the owner of `public` signed `message` for `purpose`, else raises `RemoteProtocolError`."""
+    """Passes if the owner of `public` signed `message` for `purpose`, else raises `RemoteProtocolError`.
+
+    public      32 bytes; degenerate keys are refused before the signature is looked at
+    purpose     as given to `Identity.sign`: "open", "upload", "claim", "verdict", "request", "reveal", "beacon", ...
+    message     all bytes that were signed
+    signature   64 bytes
+    """
     check_public(public)
     signed = _signed_bytes(purpose, message)
     try:
@@ -103,7 +112,10 @@ def verify(public: bytes, purpose: str, message: bytes, signature: bytes) -> Non
 
 
 def check_public(public: bytes) -> None:
-    """Refuses what cannot identify anyone: wrong lengths, other spellings of a key, points of small order."""
+    """Refuses what cannot identify anyone: wrong lengths, other spellings of a key, points of small order.
+
+    One key has one spelling (y below the field's prime), so that a list of identities has no hidden duplicates.
+    """
     if not isinstance(public, bytes) or len(public) != PUBLIC_BYTES:
         raise RemoteProtocolError(f"an identity has {PUBLIC_BYTES} bytes")
     y = int.from_bytes(public, "little") & (2**255 - 1)
@@ -175,7 +187,10 @@ def check_prekey(prekey: Prekey, identity: bytes) -> None:
 
 
 class PrekeyStore(Secret):
-    """The private halves of a client's prekeys, in memory; `to_bytes` is what a key file keeps."""
+    """The private halves of a client's prekeys, in memory; `to_bytes` is what a key file keeps.
+
+    `number in store` says whether that prekey can still be used, `len(store)` how many can.
+    """
 
     __slots__ = ("_next", "_privates")
 

@@ -39,7 +39,13 @@ class CurrentRound:
 
 @dataclass
 class Memory:
-    """`last` maps a run to the last (round, attempt) answered; `beacon` an anchor to the last link seen."""
+    """What a client knows of the rounds it answered.
+
+    last        by run, in hex, the last (round, attempt) answered: no earlier one is answered again
+    beacon      by anchor, in hex, the last link seen: no earlier one is accepted again
+    state       where it stands in the current round
+    current     that round, until it is closed
+    """
 
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
     beacon: dict[str, int] = field(default_factory=dict)

@@ -66,6 +66,8 @@ class Outcome:
 
 @dataclass
 class _Round:
+    """What has arrived in the round under way, by seat; `survivors` is what was claimed, once it was."""
+
     agreed: Agreed
     uploads: dict[int, Upload] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
@@ -79,7 +81,11 @@ class _Round:
 
 
 class Server:
-    """The server of a run, round after round; `identity` signs what it sends."""
+    """The server of a run, round after round; `identity` signs what it sends.
+
+    The driver calls `open_round`, hands in uploads, then either `finish` (mode `tolerate`), or `claim_survivors`,
+    verdicts, `request_reveals`, reveals, `finish`. It may finish at any stage: with whatever has arrived by then.
+    """
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -108,7 +114,11 @@ class Server:
         return opened
 
     def take_upload(self, upload: Upload) -> None:
-        """Keep a client's upload; of two different ones from one seat the first counts."""
+        """Keep a client's upload; of two different ones from one seat the first counts.
+
+        Refused are vectors of the wrong length, prekeys not signed by the sender and, in mode `repair`, anything but a
+        commitment and one piece for each neighbour, in order of seats. Whether the pieces are true shows only later.
+        """
         current, following = self._receive(upload, "upload")
         agreed, terms = current.agreed, current.agreed.terms
         if upload.seat in current.uploads:
@@ -145,7 +155,10 @@ class Server:
         self.state = following
 
     def request_reveals(self) -> dict[int, RevealRequest]:
-        """By seat, one request for each survivor that gave its verdict, with the pieces it is to open."""
+        """By seat, one request for each survivor that gave its verdict, with the pieces it is to open.
+
+        Each carries as few verdicts as make a quorum for all neighbours of that seat, not all of them.
+        """
         current, following = self._step("request reveals")
         agreed = current.agreed
         sealed: dict[int, list[SealedPiece]] = {seat: [] for seat in current.verdicts}
@@ -171,7 +184,11 @@ class Server:
         self.state = following
 
     def finish(self) -> Outcome:
-        """Sum what arrived, take out what was revealed, and say what is left."""
+        """Sum what arrived, take out what was revealed, and say what is left.
+
+        The sum of the survivors' vectors, modulo 2^modulus_bits, less the shares between survivors and dropped
+        clients whose seeds were revealed, less the self-masks that could be rebuilt; then nearest to zero, as floats.
+        """
         current, following = self._step("finish")
         agreed, terms = current.agreed, current.agreed.terms
         survivors = current.survivors or tuple(sorted(current.uploads))
@@ -216,7 +233,10 @@ class Server:
 
 
 def _signers_for(agreed: Agreed, seat: int, verdicts: Collection[int]) -> list[int]:
-    """Seats whose verdicts make a quorum, where there is one, among the neighbours of each neighbour of `seat`."""
+    """Seats whose verdicts make a quorum, where there is one, among the neighbours of each neighbour of `seat`.
+
+    Greedy, lowest seats first, counting those already chosen for another neighbour: few, not the fewest.
+    """
     chosen: set[int] = set()
     for other in agreed.neighbours(seat):
         willing = {one for one in agreed.neighbours(other) if one in verdicts}
@@ -226,7 +246,11 @@ def _signers_for(agreed: Agreed, seat: int, verdicts: Collection[int]) -> list[i
 
 
 def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[int]) -> tuple[int, float]:
-    """Subtract the revealed shares of dropped clients; count those that stay, and their variance."""
+    """Subtract the revealed shares of dropped clients; count those that stay, and their variance.
+
+    A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it. Only
+    seeds revealed by one end of their edge count; a false one adds noise of the same strength, and no more.
+    """
     agreed, graph = current.agreed, current.agreed.graph
     seeds = {
         (edge.sender, edge.receiver): edge.seed

@@ -105,7 +105,8 @@ def combine(pieces: Sequence[Piece], threshold: int) -> SecretBytes:
 def commit(seed: bytes, context: bytes) -> bytes:
     """A hash that binds to `seed` and hides it, for one context. Also for pieces: `commit(piece.encode(), ...)`.
 
-    It hides because a seed is 32 unpredictable bytes; anything shorter could be guessed, and is refused.
+    SHA-256 binds because it is collision-resistant. It hides because a seed is 32 unpredictable bytes; anything
+    shorter could be guessed, and is refused.
     """
     seed = SecretBytes(seed)
     if len(seed) < SECRET_BYTES:
@@ -114,7 +115,7 @@ def commit(seed: bytes, context: bytes) -> bytes:
 
 
 def check_commitment(commitment: bytes, seed: bytes, context: bytes) -> None:
-    """Raises `RemoteProtocolError` unless `commitment` was made for this seed and context."""
+    """Raises `RemoteProtocolError` unless `commitment` was made for this seed and context; in constant time."""
     if not hmac.compare_digest(commit(seed, context), commitment):
         raise RemoteProtocolError(
             "what was revealed is not what was committed to",

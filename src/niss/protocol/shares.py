@@ -94,7 +94,10 @@ def expand(
     purpose: str,
     salt: bytes | None = None,
 ) -> SecretBytes:
-    """32 bytes of HKDF-SHA256; `tag` keeps seeds, which repair may reveal, apart from sealing keys."""
+    """32 bytes of HKDF-SHA256 over the pair's secret, bound to context, direction and purpose.
+
+    `tag` keeps seeds, which repair may reveal, apart from sealing keys; `salt` makes a sealing key fresh.
+    """
     shared = SecretBytes(shared)
     for name, identity in (("sender", sender), ("receiver", receiver)):
         if not isinstance(identity, bytes) or len(identity) != PUBLIC_BYTES:
@@ -133,7 +136,7 @@ def seal(
 def open_sealed(
     shared: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str, sealed: bytes
 ) -> SecretBytes:
-    """What `sender` sealed; anything else, to the last bit, is a `RemoteProtocolError`."""
+    """What `sender` sealed with the same context, ends and purpose; anything else is a `RemoteProtocolError`."""
     shared = SecretBytes(shared)
     if not OVERHEAD_BYTES <= len(sealed) <= OVERHEAD_BYTES + LONGEST_PLAINTEXT:
         raise RemoteProtocolError(f"{len(sealed)} bytes cannot be a sealed message")

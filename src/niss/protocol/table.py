@@ -12,7 +12,13 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 
 
 class ClientState(Enum):
-    """Where a client stands in its current round."""
+    """Where a client stands in its current round; part of what it must not forget.
+
+    IDLE        has not answered a round yet
+    UPLOADED    has sent its noisy update; whatever comes later can only be a repair, or the next round
+    JUDGED      has signed one survivor set, and will sign no other in this round
+    REVEALED    has given edges and pieces for that set
+    """
 
     IDLE = "idle"
     UPLOADED = "uploaded"
@@ -21,7 +27,14 @@ class ClientState(Enum):
 
 
 class ServerState(Enum):
-    """Where the server stands in its current round."""
+    """Where the server stands in its current round.
+
+    IDLE        has not opened a round yet
+    COLLECTING  takes uploads
+    JUDGING     has claimed who survived, and takes verdicts
+    REPAIRING   has asked for reveals, and takes them
+    CLOSED      has summed; the next round may be opened
+    """
 
     IDLE = "idle"
     COLLECTING = "collecting"

@@ -60,6 +60,7 @@ _reason_bytes: Bound = attrgetter("max_reason_bytes")
 
 
 def _own_edge(edge: messages.RevealedEdge) -> str | None:
+    """No client shares noise with itself."""
     return "sender and receiver must differ" if edge.sender == edge.receiver else None
 
 
@@ -74,6 +75,7 @@ def _edge_order(reveal: messages.Reveal) -> str | None:
     return None if keys == sorted(set(keys)) else "edges must be in rising order, none of them twice"
 
 
+# Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
 KEY = HASH = SEED = Exact(32)
 SIGNATURE = Maybe(64)
 SEAT = Uint(lambda limits: limits.max_participants - 1)
@@ -153,14 +155,18 @@ TAGS: dict[type[Any], int] = {record.kind: tag for tag, record in MESSAGES.items
 
 
 def encode(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
-    """The one encoding of the message; refuses, as our own fault (`LocalProtocolError`), what `decode` would refuse."""
+    """The one encoding of the message.
+
+    What `decode` would refuse under the same `limits` is refused here as our own fault: `LocalProtocolError`.
+    """
     return b"".join(write(message, Writer(limits)).parts)
 
 
 def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
     """The message whose encoding this is; everything else is refused, as a fault of whoever sent it.
 
-    `RemoteProtocolError`, in words that name the field and quote nothing of the message.
+    `RemoteProtocolError`, in words that name the field and quote nothing of the message. Checked are form and bounds
+    alone: signatures and meaning are left to the machines.
     """
     if type(data) is not bytes:
         raise LocalProtocolError("message: must be bytes")
@@ -177,12 +183,13 @@ def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
     if tag not in MESSAGES:
         raise RemoteProtocolError(f"type: wire version {VERSION} has no message of type {tag}")
     reader = Reader(data, limits, HEADER_BYTES)
+    name = MESSAGES[tag].kind.__name__
     try:
         message = MESSAGES[tag].read(reader)
     except Fault as fault:
-        raise RemoteProtocolError(f"{fault.within(MESSAGES[tag].kind.__name__)}") from None
+        raise RemoteProtocolError(str(fault.within(name))) from None
     if reader.left:
-        raise RemoteProtocolError(f"{MESSAGES[tag].kind.__name__}: {reader.left} bytes too many at the end")
+        raise RemoteProtocolError(f"{name}: {reader.left} bytes too many at the end")
     return cast(Message, message)
 
 
@@ -205,7 +212,7 @@ def write(message: Message, writer: Writer) -> Writer:
     try:
         MESSAGES[tag].write(writer, message)
     except Fault as fault:
-        raise LocalProtocolError(f"{fault.within(type(message).__name__)}") from None
+        raise LocalProtocolError(str(fault.within(type(message).__name__))) from None
     if writer.size > writer.limits.max_message_bytes:
         raise LocalProtocolError(f"message: larger than {writer.limits.max_message_bytes} bytes")
     return writer

@@ -65,7 +65,10 @@ Bound = Callable[[Limits], int]
 
 
 class Fault(Exception):
-    """A value that may not be on the wire; gathers the path to its field on the way out."""
+    """A value that may not be on the wire; gathers the path to its field on the way out.
+
+    `wire` turns it into a `LocalProtocolError` when writing and a `RemoteProtocolError` when reading.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -83,7 +86,7 @@ class Fault(Exception):
 
 
 class Writer:
-    """Collects the bytes of a message."""
+    """Collects the bytes of a message: `parts`, and their `size` so far."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -167,7 +170,7 @@ class Field(ABC):
 
 
 class Uint(Field):
-    """A whole number from `low` up to a bound."""
+    """A whole number from `low` up to a bound; a bool or a numpy number is not one."""
 
     def __init__(self, high: Bound = lambda _: UINT64, low: int = 0) -> None:
         self.low, self.high = low, high
@@ -244,7 +247,7 @@ class Exact(Field):
 
 
 class Blob(Field):
-    """Bytes of any length between `low` and a bound, after their length."""
+    """Bytes of any length between `low` and a bound, after their length. Only `bytes`: nothing that could change."""
 
     def __init__(self, high: Bound, low: int = 0) -> None:
         self.low, self.high = low, high
@@ -319,6 +322,7 @@ class Sequence(Field):
         if count > self.high(limits):
             raise Fault(f"must hold at most {self.high(limits)} items")
 
+    # Between neighbours, while they are read: a long list in the wrong order is refused at its first fault.
     def _check_rising(self, before: Any, item: Any) -> None:
         if self.rising is not None and self.rising(before) >= self.rising(item):
             raise Fault("must be in rising order, none of them twice")
@@ -388,20 +392,22 @@ class Record(Field):
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not self.kind:
             raise Fault(f"must be a {self.kind.__name__}")
-        for name, field in self.layout.items():
-            try:
+        name = ""
+        try:
+            for name, field in self.layout.items():
                 field.write(out, getattr(value, name))
-            except Fault as fault:
-                raise fault.within(name) from None
+        except Fault as fault:
+            raise fault.within(name) from None
         self._check(value)
 
     def read(self, source: Reader) -> Any:
-        values = {}
-        for name, field in self.layout.items():
-            try:
+        values: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, field in self.layout.items():
                 values[name] = field.read(source)
-            except Fault as fault:
-                raise fault.within(name) from None
+        except Fault as fault:
+            raise fault.within(name) from None
         result = self.kind(**values)
         self._check(result)
         return result
