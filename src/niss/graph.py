@@ -374,23 +374,21 @@ def _balanced_edges(
             hint="make the share counts less unequal, or let more clients take part",
         )
     needed = np.ceil(fewest * shares / shares.min() - 1e-9)
-    # Near the complete graph everything that can be balanced can be balanced there.
-    degrees = np.minimum(needed, size - 1).astype(np.int64)
-    for _ in range(_BALANCING_TRIES):
-        senders, receivers = _edges_of_degrees(degrees, stream)
+    # Near the complete graph everything that can be balanced can be balanced there: it is tried last.
+    for extra in range(_BALANCING_TRIES + 1):
+        if extra < _BALANCING_TRIES:
+            degrees = np.minimum(needed + extra, size - 1).astype(np.int64)
+            senders, receivers = _edges_of_degrees(degrees, stream)
+        else:
+            senders, receivers = _edges_except(np.eye(size, dtype=bool))
         weights = _balanced_weights(senders, receivers, shares)
         if weights is not None:
             return senders, receivers, weights
-        degrees = np.minimum(degrees + 1, size - 1)
-    senders, receivers = _edges_except(np.eye(size, dtype=bool))
-    weights = _balanced_weights(senders, receivers, shares)
-    if weights is None:
-        raise ConfigError(
-            "no weights let every client receive as much as it sends",
-            field="shares",
-            hint="make the share counts less unequal",
-        )
-    return senders, receivers, weights
+    raise ConfigError(
+        "no weights let every client receive as much as it sends",
+        field="shares",
+        hint="make the share counts less unequal",
+    )
 
 
 def _edges_of_degrees(degrees: IntArray, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
