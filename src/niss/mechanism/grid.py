@@ -63,7 +63,7 @@ Residues = NDArray[np.uint32] | NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of `g = 2^-bits`."""
+    """The multiples of `g = 2^-bits`; `bits` is 0 to 62, anything else a `ConfigError`."""
 
     bits: int
 
@@ -180,6 +180,7 @@ def centred(values: Residues) -> NDArray[np.int64]:
 
 
 def require_modulus(modulus_bits: int) -> ModulusBits:
+    """The same number if sums are possible modulo 2 to it: 32 or 64; else a `ConfigError`."""
     if modulus_bits == 64:
         return 64
     if modulus_bits == 32:
