@@ -17,8 +17,8 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.keys import Identity, verify
 from niss.protocol.messages import Beacon
 
+# How many attempts at one round there can be.
 LINKS_PER_ROUND = 4
-"""How many attempts at one round there can be."""
 _LONGEST = 1_000_000
 
 

@@ -154,11 +154,8 @@ class Client:
         fresh = self._prekeys.batch(1, self._identity, entropy)
         self._remember()
         self._charge(agreed, mu)
-        commitment: bytes = b""
-        pieces: tuple[SealedPiece, ...] = ()
-        mask: SecretBytes | None = None
-        if terms.mode == "repair":
-            commitment, pieces, mask = self_mask_pieces(secrets, entropy)
+        repair = terms.mode == "repair"
+        commitment, pieces, mask = self_mask_pieces(secrets, entropy) if repair else (b"", (), None)
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
         message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces)
         return self._signed("upload", message)

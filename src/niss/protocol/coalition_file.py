@@ -44,7 +44,10 @@ class Coalition:
         object.__setattr__(self, "members", MappingProxyType(dict(self.members)))
 
     def require(self, public: bytes) -> str:
-        """The name of the member with this identity; a stranger is a `RemoteProtocolError`."""
+        """The name of the member with this identity; a stranger is a `RemoteProtocolError`.
+
+        The error names the stranger's fingerprint, which its owner can read out with `niss keys show`.
+        """
         for name, identity in self.members.items():
             if identity == public:
                 return name

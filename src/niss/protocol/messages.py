@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# What happens to the shares of clients that drop out: they stay as noise, or are taken out again.
 MODES = ("tolerate", "repair")
-"""What happens to the shares of clients that drop out: they stay as noise, or are taken out again."""
 
 
 @dataclass(frozen=True)

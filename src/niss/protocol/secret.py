@@ -13,8 +13,8 @@ from typing import Any, NoReturn, Self, SupportsIndex, overload
 
 from niss.errors import LocalProtocolError
 
+# Gives that many fresh, unpredictable bytes; `os.urandom` outside of tests.
 Entropy = Callable[[int], bytes]
-"""Gives that many fresh, unpredictable bytes; `os.urandom` outside of tests."""
 
 LARGEST_UINT64 = 2**64 - 1
 LONGEST_PURPOSE = 64

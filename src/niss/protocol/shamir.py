@@ -124,6 +124,7 @@ def check_commitment(commitment: bytes, seed: bytes, context: bytes) -> None:
 
 
 def _check_threshold(threshold: int) -> None:
+    """At least two: no single neighbour may hold a secret."""
     if not 2 <= threshold <= MOST_SHARES:
         raise LocalProtocolError(
             f"the threshold must be 2 to {MOST_SHARES}, not {threshold}",

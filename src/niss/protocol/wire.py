@@ -112,6 +112,7 @@ REVEALED_PIECE = Record(messages.RevealedPiece, seat=SEAT, index=COUNT32, value=
 VERDICT = Record(messages.Verdict, context=HASH, seat=SEAT, survivors_hash=HASH, signature=SIGNATURE)
 
 # The tag of a message is its key here; a tag is never used for anything else, even when its message is gone.
+# An upload's vector is bounded in bytes alone: that it fits the terms is for the server to check.
 MESSAGES: dict[int, Record] = {
     1: Record(
         messages.RoundOpen,

@@ -26,10 +26,10 @@ from typing import Any
 from niss.errors import ConfigError
 
 UINT64 = (1 << 64) - 1
+# The varints of one and two bytes: nearly all there are.
 _SHORT = tuple(
     bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80, value >> 7]) for value in range(1 << 14)
 )
-"""The varints of one and two bytes: nearly all there are."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Limits:
                 raise ConfigError("must be a whole number above zero", field=field.name)
 
 
+# The largest value, length or count of a field under given limits.
 Bound = Callable[[Limits], int]
-"""The largest value, length or count of a field under given limits."""
 
 
 class Fault(Exception):
@@ -112,7 +112,10 @@ class Writer:
 
 
 class Reader:
-    """Takes a message apart from front to back, and never reaches beyond its end."""
+    """Takes a message apart from front to back, and never reaches beyond its end.
+
+    A slice of the message is the only memory it takes; `at` is the place of the next byte.
+    """
 
     def __init__(self, data: bytes, limits: Limits, at: int = 0) -> None:
         self.data = data
@@ -132,7 +135,7 @@ class Reader:
         return self.data[start : self.at]
 
     def varint(self) -> int:
-        """The next number: shortest form, below 2^64."""
+        """The next number: at most ten bytes, in its shortest form, below 2^64; anything else is a `Fault`."""
         value = shift = 0
         while True:
             if not self.left:
@@ -214,7 +217,7 @@ class Real(Field):
 
 
 class Choice(Field):
-    """One of a few words, as its place in the list, in one byte."""
+    """One of a few words, as its place in the list, in one byte. A word's place never changes."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self.words = words

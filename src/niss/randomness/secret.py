@@ -39,8 +39,8 @@ from niss.randomness.normal_table import FIRST_ROW, LOWEST_EXPONENT, PLACE_BITS,
 
 SEED_BYTES = 32
 BLOCK = 16384
+# In grid steps: what the sampler can reach, 10.2 deviations, stays below 2^62.
 LARGEST_DEVIATION = 2.0**58
-"""In grid steps: what the sampler can reach, 10.2 deviations, stays below 2^62."""
 
 _DOMAIN = b"niss.secret-stream.v1"
 _TAIL_EXPONENT = 44
@@ -68,9 +68,9 @@ class SecretStream:
 
     def __init__(self, seed: bytes) -> None:
         if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
-            shown = f"{len(seed)} bytes" if isinstance(seed, bytes) else type(seed).__name__
+            description = f"{len(seed)} bytes" if isinstance(seed, bytes) else type(seed).__name__
             del seed  # a report that prints local variables must not show it
-            raise ConfigError(f"must be {SEED_BYTES} bytes, not {shown}", field="seed")
+            raise ConfigError(f"must be {SEED_BYTES} bytes, not {description}", field="seed")
         keys = hashlib.blake2b(seed, key=_DOMAIN, digest_size=64).digest()
         self._keystream = _Keystream(keys[:32])
         self._tail_keystream = _Keystream(keys[32:])

@@ -55,8 +55,10 @@ class SimStream:
             number = operator.index(seed)
         except TypeError:
             # Bytes may be the seed of a `SecretStream` gone astray: name their type alone.
-            shown = type(seed).__name__ if isinstance(seed, bytes | bytearray | memoryview) else repr(seed)
-            raise ConfigError(f"must be a whole number, not {shown}", field="seed") from None
+            description = (
+                type(seed).__name__ if isinstance(seed, bytes | bytearray | memoryview) else repr(seed)
+            )
+            raise ConfigError(f"must be a whole number, not {description}", field="seed") from None
         if not 0 <= number < 2**63:
             raise ConfigError(f"must be between 0 and 2^63 - 1, not {number}", field="seed")
         self._key = hashlib.blake2b(number.to_bytes(8, "little"), key=_DOMAIN, digest_size=32).digest()
