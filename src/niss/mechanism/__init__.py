@@ -8,16 +8,19 @@ from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_e
 from niss.mechanism.grid import Grid, centred, discretisation_delta
 from niss.mechanism.shares import (
     DISTORTIONS,
+    Distortion,
     Edges,
     add_gaussian,
     add_shares,
     aggregate_variance,
+    distortion_named,
     share_counts,
 )
 
 __all__ = [
     "DISTORTIONS",
     "MECHANISMS",
+    "Distortion",
     "Edges",
     "Grid",
     "add_gaussian",
@@ -27,6 +30,7 @@ __all__ = [
     "clip_elements",
     "clip_l2",
     "discretisation_delta",
+    "distortion_named",
     "gaussian_sigma",
     "gdp_delta",
     "gdp_epsilon",
