@@ -12,8 +12,7 @@ from scipy import special
 
 from niss.errors import ConfigError
 from niss.mechanism import gdp_delta
-from niss.mechanism.discretisation import aliasing_distance
-from niss.mechanism.grid import discretisation_delta
+from niss.mechanism.grid import aliasing_distance, discretisation_delta
 from niss.randomness import sampler_distance
 
 Law = NDArray[np.float64]

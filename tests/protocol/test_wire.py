@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.messages import Message, RevealedEdge, Upload
 from niss.protocol.packing import pack
-from niss.protocol.wire import GROUPS, SIGNING_DOMAIN, Limits, decode, encode, signed_part, size_report
+from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, signed_part
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
@@ -62,14 +62,6 @@ def test_a_changed_byte_is_refused_or_another_message(message: Message, data: st
     assert encode(other) == bytes(damaged)
 
 
-@settings(max_examples=100)
-@given(messages())
-def test_sizes_add_up(message: Message) -> None:
-    sizes = size_report(message)
-    assert tuple(sizes) == GROUPS
-    assert sum(sizes.values()) == len(encode(message))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_format_has_not_changed(name: str) -> None:
     golden = dict(line.split() for line in GOLDEN.read_text().splitlines())
@@ -114,10 +106,10 @@ def claim(body: bytes) -> bytes:
     [
         (b"\x02\x01\x01\x00", "SurvivorClaim.survivors: must be in rising order"),
         (b"\x02\x02\x01\x00", "SurvivorClaim.survivors: must be in rising order"),
-        (b"\x01\x81\x00\x00", r"SurvivorClaim.survivors\[0\]: a number not in its shortest form"),
-        (b"\x81\x00\x01\x00", "SurvivorClaim.survivors: a number not in its shortest form"),
-        (b"\x01" + b"\xff" * 9 + b"\x02\x00", r"survivors\[0\]: a number too large"),
-        (b"\x01" + b"\x80" * 10 + b"\x01\x00", r"survivors\[0\]: a number too long"),
+        (b"\x01\x81\x00\x00", r"SurvivorClaim.survivors\[0\]: the number is not in its shortest form"),
+        (b"\x81\x00\x01\x00", "SurvivorClaim.survivors: the number is not in its shortest form"),
+        (b"\x01" + b"\xff" * 9 + b"\x02\x00", r"survivors\[0\]: the number is too large"),
+        (b"\x01" + b"\x80" * 10 + b"\x01\x00", r"survivors\[0\]: the number is too long"),
         (b"\x01\x90\x4e\x00", r"survivors\[0\]: must lie between 0 and 9999"),
         (b"\x00\x01\x07", "SurvivorClaim.signature: must be 64 bytes, or empty"),
     ],
@@ -185,17 +177,14 @@ def test_an_upload_costs_hardly_more_than_its_floats() -> None:
     upload = Upload(CONTEXT, 999, pack(steps, 32), prekeys, b"", (), bytes(64))
     size = len(encode(upload))
     assert size <= 1.01 * 4 * 200_000
-    assert size_report(upload) == {
-        "vector": 800_003,
-        "prekeys": 1 + 4 * (2 + 32 + 65),
-        "pieces": 1,
-        "signature": 65,
-        "rest": 6 + 32 + 2 + 1,
-    }
+    vector, prekeys, pieces, signature, rest = 800_003, 1 + 4 * (2 + 32 + 65), 1, 65, 6 + 32 + 2 + 1
+    assert size == vector + prekeys + pieces + signature + rest
 
 
 def test_small_messages_are_small() -> None:
     sizes = {name: len(encode(message)) for name, message in examples().items()}
     assert sizes["Verdict"] == 6 + 32 + 1 + 32 + 65
     assert sizes["SurvivorClaim"] == 6 + 32 + 1 + 6 + 65
-    assert size_report(examples()["RoundOpen"])["prekeys"] == 3 * (1 + 32 + 65)
+    opened = examples()["RoundOpen"]
+    fewer = len(encode(replace(opened, participants=opened.participants[:-1])))
+    assert sizes["RoundOpen"] - fewer == 32 + (1 + 32 + 65)

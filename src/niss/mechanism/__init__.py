@@ -1,25 +1,36 @@
-"""The noise: how much is needed, how an update is bounded, how noise is split into shares."""
+"""The noise: how much is needed, how an update is bounded, how noise is split into shares, the grid it lies on.
+
+`niss.mechanism.rounding` puts updates on that grid. No I/O, no torch.
+"""
 
 from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_finite
 from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
+from niss.mechanism.grid import Grid, centred, discretisation_delta
 from niss.mechanism.shares import (
     DISTORTIONS,
+    Distortion,
     Edges,
     add_gaussian,
     add_shares,
     aggregate_variance,
+    distortion_named,
     share_counts,
 )
 
 __all__ = [
     "DISTORTIONS",
     "MECHANISMS",
+    "Distortion",
     "Edges",
+    "Grid",
     "add_gaussian",
     "add_shares",
     "aggregate_variance",
+    "centred",
     "clip_elements",
     "clip_l2",
+    "discretisation_delta",
+    "distortion_named",
     "gaussian_sigma",
     "gdp_delta",
     "gdp_epsilon",

@@ -88,6 +88,7 @@ def gaussian_sigma(
 ) -> float:
     """The noise standard deviation that makes one release (epsilon, delta)-DP.
 
+    `sensitivity` is how far one client can move the released value in L2 norm, `Delta` above.
     `analytic` is exact at every epsilon. `classical` is the paper's Theorem 1,
     `sigma = Delta * sqrt(2 ln(1.25/delta)) / epsilon`, proved only for epsilon < 1; at larger epsilon
     it may add too little noise, so it is refused unless `allow_invalid=True` (at epsilon = 10,

@@ -39,8 +39,8 @@ from niss.errors import ConfigError
 from niss.mechanism.grid import Grid
 from niss.randomness import SecretStream
 
+# How many deviations of `||q||^2` are left below the bound, in the first draw and in those after it.
 MARGINS = (3.0, 6.0, 12.0, 24.0)
-"""How many deviations of `||q||^2` are left below the bound, in the first draw and in those after it."""
 
 _BLOCK = 16384
 _PASSES = 12

@@ -1,4 +1,8 @@
-"""The states of a round and what moves each side from one to the next: the whole protocol in one table."""
+"""The states of a round and what moves each side from one to the next: the whole protocol in one table.
+
+`tolerate`: a client goes IDLE -> UPLOADED and waits for the next round, the server IDLE -> COLLECTING -> CLOSED.
+`repair` adds judging who survived and revealing what the dropped left behind. Whatever is not in a table is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,13 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 
 
 class ClientState(Enum):
-    """Where a client stands in its current round."""
+    """Where a client stands in its current round; part of what it must not forget.
+
+    IDLE        has not answered a round yet
+    UPLOADED    has sent its noisy update; whatever comes later can only be a repair, or the next round
+    JUDGED      has signed one survivor set, and will sign no other in this round
+    REVEALED    has given edges and pieces for that set
+    """
 
     IDLE = "idle"
     UPLOADED = "uploaded"
@@ -17,7 +27,14 @@ class ClientState(Enum):
 
 
 class ServerState(Enum):
-    """Where the server stands in its current round."""
+    """Where the server stands in its current round.
+
+    IDLE        has not opened a round yet
+    COLLECTING  takes uploads
+    JUDGING     has claimed who survived, and takes verdicts
+    REPAIRING   has asked for reveals, and takes them
+    CLOSED      has summed; the next round may be opened
+    """
 
     IDLE = "idle"
     COLLECTING = "collecting"
@@ -55,20 +72,23 @@ SERVER_TABLE: dict[tuple[ServerState, str], ServerState] = {
 
 
 def client_step(state: ClientState, message: str) -> ClientState:
-    """The client's next state, or an error: the server spoke out of turn."""
+    """The client's state after `message` (a message's class name), or `RemoteProtocolError`: it is out of turn."""
     following = CLIENT_TABLE.get((state, message))
     if following is None:
         raise RemoteProtocolError(
-            f"{message} does not follow when this client is {state.value}",
+            f"{message} is not allowed while this client is in state {state.value!r}",
             hint="the server is out of step; wait for the next round",
         )
     return following
 
 
 def server_step(state: ServerState, event: str) -> ServerState:
-    """The server's next state, or an error: a client or the driver acted out of turn."""
+    """The server's state after `event`: a message's class name, or in lower case what the driver asks for.
+
+    Out of turn, a message is a `RemoteProtocolError` and a call of the driver a `LocalProtocolError`.
+    """
     following = SERVER_TABLE.get((state, event))
     if following is None:
         kind = RemoteProtocolError if event[0].isupper() else LocalProtocolError
-        raise kind(f"{event!r} does not follow when the server is {state.value}")
+        raise kind(f"{event!r} is not allowed while the server is in state {state.value!r}")
     return following

@@ -1,47 +1,180 @@
 """Messages as bytes: compact, versioned, and canonical, so that a signature over an encoding is safe.
 
-    magic "NISS" | version, 1 byte | tag of the message, 1 byte | its fields, as `wire_layout` lays them out
+    magic "NISS" | version, 1 byte | tag of the message, 1 byte | its fields, as `MESSAGES` lays them out
+
+    tag  message         bytes, with its signature, for seats below 128
+    1    RoundOpen       about 250, and 130 for each participant
+    2    Upload          108, the vector, 98 for each fresh prekey; in `repair` 32 more, and 87 for each neighbour
+    3    SurvivorClaim   104, and 1 for each survivor
+    4    Verdict         136
+    5    RevealRequest   106, 1 for each survivor, 130 for each verdict, 87 for each piece
+    6    Reveal          106, 34 for each edge, 36 for each piece
+    7    Refusal         104, and its text
 
 Each message has one encoding and each accepted encoding is that of the message it decodes to. What is refused is
 named by its field and never quoted. No length is believed before the bytes for it are there: `decode` takes about
 as much memory as a vector it is given, and some 35 times as much as a message that is all tiny items (Python's
 objects are larger than one-byte pieces), of which `Limits` allows only so many.
+
+The layouts below are the format: whatever changes there changes the encodings, and needs a new `VERSION`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from operator import attrgetter
+from typing import Any, cast
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.messages import Message
-from niss.protocol.wire_fields import Fault, Limits, Reader, Writer
-from niss.protocol.wire_layout import MESSAGES, TAGS
-
-__all__ = ["GROUPS", "MAGIC", "VERSION", "Limits", "decode", "encode", "signed_part", "size_report"]
+from niss.protocol import messages
+from niss.protocol.messages import MODES, Message
+from niss.protocol.packing import NARROWEST, WIDEST
+from niss.protocol.wire_fields import (
+    Blob,
+    Bound,
+    Choice,
+    Exact,
+    Fault,
+    Maybe,
+    Reader,
+    Real,
+    Record,
+    Sequence,
+    Text,
+    Uint,
+    Writer,
+)
+from niss.protocol.wire_fields import Limits as Limits
 
 MAGIC = b"NISS"
 VERSION = 1
 HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
-GROUPS = ("vector", "prekeys", "pieces", "signature", "rest")
+RUN_BYTES = 64
 
 _DEFAULT = Limits()
+_participants: Bound = attrgetter("max_participants")
+_pieces: Bound = attrgetter("max_pieces")
+_piece_bytes: Bound = attrgetter("max_piece_bytes")
+_reason_bytes: Bound = attrgetter("max_reason_bytes")
+
+
+def _own_edge(edge: messages.RevealedEdge) -> str | None:
+    """No client shares noise with itself."""
+    return "sender and receiver must differ" if edge.sender == edge.receiver else None
+
+
+def _edge_order(reveal: messages.Reveal) -> str | None:
+    """Edges go neighbour by neighbour in rising order, of each the share sent before the share received."""
+    keys = []
+    for edge in reveal.edges:
+        if reveal.seat not in (edge.sender, edge.receiver):
+            return "edges must have the client's own seat at one end"
+        sent = edge.sender == reveal.seat
+        keys.append((edge.receiver if sent else edge.sender, not sent))
+    return None if keys == sorted(set(keys)) else "edges must be in rising order, none of them twice"
+
+
+# Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
+KEY = HASH = SEED = Exact(32)
+SIGNATURE = Maybe(64)
+SEAT = Uint(lambda limits: limits.max_participants - 1)
+HEADCOUNT = Uint(_participants)
+COUNT32 = Uint(lambda _: (1 << 32) - 1)
+SURVIVORS = Sequence(SEAT, _participants, rising=lambda seat: seat)
+
+PREKEY = Record(messages.Prekey, number=Uint(), public=KEY, signature=SIGNATURE)
+PARTICIPANT = Record(messages.Participant, identity=KEY, prekey=PREKEY)
+TERMS = Record(
+    messages.Terms,
+    run=Blob(lambda _: RUN_BYTES, low=1),
+    round=COUNT32,
+    attempt=COUNT32,
+    mode=Choice(MODES),
+    coordinates=Uint(lambda limits: limits.max_coordinates, low=1),
+    grid_bits=Uint(lambda _: WIDEST),
+    modulus_bits=Uint(lambda _: WIDEST, low=NARROWEST),
+    clip=Real(),
+    neighbours=Real(),
+    unit_variance=Real(),
+    residual_variance=Real(),
+    self_variance=Real(),
+    colluding_neighbours=HEADCOUNT,
+    revealed=HEADCOUNT,
+    dropped=HEADCOUNT,
+    threshold_share=Real(),
+)
+BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
+SEALED_PIECE = Record(messages.SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1))
+SEALED_PIECES = Sequence(SEALED_PIECE, _pieces, rising=attrgetter("seat"))
+EDGE = Record(messages.RevealedEdge, rule=_own_edge, sender=SEAT, receiver=SEAT, seed=SEED)
+REVEALED_PIECE = Record(messages.RevealedPiece, seat=SEAT, index=COUNT32, value=Blob(_piece_bytes, low=1))
+VERDICT = Record(messages.Verdict, context=HASH, seat=SEAT, survivors_hash=HASH, signature=SIGNATURE)
+
+# The tag of a message is its key here; a tag is never used for anything else, even when its message is gone.
+# An upload's vector is bounded in bytes alone: that it fits the terms is for the server to check.
+MESSAGES: dict[int, Record] = {
+    1: Record(
+        messages.RoundOpen,
+        terms=TERMS,
+        participants=Sequence(PARTICIPANT, _participants, unique=attrgetter("identity")),
+        beacon=BEACON,
+        signature=SIGNATURE,
+    ),
+    2: Record(
+        messages.Upload,
+        context=HASH,
+        seat=SEAT,
+        vector=Blob(lambda limits: limits.max_coordinates * (WIDEST // 8)),
+        fresh_prekeys=Sequence(PREKEY, lambda limits: limits.max_prekeys, rising=attrgetter("number")),
+        commitment=Maybe(32),
+        pieces=SEALED_PIECES,
+        signature=SIGNATURE,
+    ),
+    3: Record(messages.SurvivorClaim, context=HASH, survivors=SURVIVORS, signature=SIGNATURE),
+    4: VERDICT,
+    5: Record(
+        messages.RevealRequest,
+        context=HASH,
+        survivors=SURVIVORS,
+        verdicts=Sequence(VERDICT, _participants, rising=attrgetter("seat")),
+        pieces=SEALED_PIECES,
+        signature=SIGNATURE,
+    ),
+    6: Record(
+        messages.Reveal,
+        rule=_edge_order,
+        context=HASH,
+        seat=SEAT,
+        edges=Sequence(EDGE, lambda limits: 2 * limits.max_pieces),
+        pieces=Sequence(REVEALED_PIECE, _pieces, rising=attrgetter("seat")),
+        signature=SIGNATURE,
+    ),
+    7: Record(messages.Refusal, context=HASH, reason=Text(_reason_bytes), signature=SIGNATURE),
+}
+TAGS: dict[type[Any], int] = {record.kind: tag for tag, record in MESSAGES.items()}
 
 
 def encode(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
-    """The one encoding of the message; refuses, as our own fault, what `decode` would refuse."""
+    """The one encoding of the message.
+
+    What `decode` would refuse under the same `limits` is refused here as our own fault: `LocalProtocolError`.
+    """
     return b"".join(write(message, Writer(limits)).parts)
 
 
 def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
-    """The message whose encoding this is; everything else is refused, as a fault of whoever sent it."""
+    """The message whose encoding this is; everything else is refused, as a fault of whoever sent it.
+
+    `RemoteProtocolError`, in words that name the field and quote nothing of the message. Checked are form and bounds
+    alone: signatures and meaning are left to the machines.
+    """
     if type(data) is not bytes:
         raise LocalProtocolError("message: must be bytes")
     if len(data) > limits.max_message_bytes:
         raise RemoteProtocolError(f"message: larger than {limits.max_message_bytes} bytes")
     if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
-        raise RemoteProtocolError("magic: this is not a message of niss")
+        raise RemoteProtocolError("magic: this is not a niss message")
     version, tag = data[len(MAGIC) : HEADER_BYTES]
     if version != VERSION:
         raise RemoteProtocolError(
@@ -51,12 +184,13 @@ def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
     if tag not in MESSAGES:
         raise RemoteProtocolError(f"type: wire version {VERSION} has no message of type {tag}")
     reader = Reader(data, limits, HEADER_BYTES)
+    name = MESSAGES[tag].kind.__name__
     try:
         message = MESSAGES[tag].read(reader)
     except Fault as fault:
-        raise RemoteProtocolError(f"{fault.within(MESSAGES[tag].kind.__name__)}") from None
+        raise RemoteProtocolError(str(fault.within(name))) from None
     if reader.left:
-        raise RemoteProtocolError(f"{MESSAGES[tag].kind.__name__}: {reader.left} bytes too many at the end")
+        raise RemoteProtocolError(f"{name}: {reader.left} bytes too many at the end")
     return cast(Message, message)
 
 
@@ -70,20 +204,8 @@ def signed_part(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
     return SIGNING_DOMAIN + encode(replace(message, signature=b""), limits=limits)
 
 
-def size_report(message: Message, *, limits: Limits = _DEFAULT) -> dict[str, int]:
-    """How many bytes of the encoding go where; the groups add up to its length.
-
-    `pieces` counts all that a repair moves, revealed edges too; `signature` counts every signature but those of
-    prekeys, which belong to `prekeys`. Lengths count with what they announce, the header with the `rest`.
-    """
-    writer = write(message, Writer(limits))
-    sizes = {group: writer.groups.get(group, 0) for group in GROUPS}
-    sizes["rest"] = writer.size - sum(sizes.values())
-    return sizes
-
-
 def write(message: Message, writer: Writer) -> Writer:
-    """Writes header and fields; for those who want to watch the writer at work."""
+    """Writes header and fields; for those who want to watch the writer at work. Returns the writer."""
     tag = TAGS.get(type(message))
     if tag is None:
         raise LocalProtocolError("message: must be one of the messages of the protocol")
@@ -91,7 +213,7 @@ def write(message: Message, writer: Writer) -> Writer:
     try:
         MESSAGES[tag].write(writer, message)
     except Fault as fault:
-        raise LocalProtocolError(f"{fault.within(type(message).__name__)}") from None
+        raise LocalProtocolError(str(fault.within(type(message).__name__))) from None
     if writer.size > writer.limits.max_message_bytes:
         raise LocalProtocolError(f"message: larger than {writer.limits.max_message_bytes} bytes")
     return writer

@@ -1,11 +1,12 @@
 """Randomness of two kinds that never mix.
 
 `SimStream` is named, seeded and reproducible, for simulations: whoever knows the seed knows the noise.
-`SecretStream` expands a secret 32-byte seed into the noise that protects a real client.
+`SecretStream` expands a secret 32-byte seed into the noise that protects a real client; `sampler_distance` bounds how
+far that is from ideal Gaussians.
 """
 
 from niss.randomness.distance import sampler_distance
 from niss.randomness.secret import SecretStream
-from niss.randomness.sim import SimStream
+from niss.randomness.sim import SimStream, normal_blocks
 
-__all__ = ["SecretStream", "SimStream", "sampler_distance"]
+__all__ = ["SecretStream", "SimStream", "normal_blocks", "sampler_distance"]

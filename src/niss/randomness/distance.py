@@ -29,8 +29,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
 
+# `|deviation * z computed - deviation * z exact| <= deviation * DEVIATE_ERROR * (1 + |z|)`.
 DEVIATE_ERROR = 2.0**-51
-"""`|deviation * z computed - deviation * z exact| <= deviation * DEVIATE_ERROR * (1 + |z|)`."""
 _END = 10.25  # beyond the last deviate, 10.22
 _REFINED = 4.77  # tail probability below 2^-20
 _CUTS = np.arange(2.0, _END, 0.25)

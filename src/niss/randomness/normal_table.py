@@ -25,13 +25,15 @@ from niss.errors import DataError
 FILE = "normal_table.f64le"
 SHA256 = "5ade658e9f8223ab91e7e91346017201dbaf87e820268704ccb2ac093be15de5"
 
+# Of `f`: tail probabilities from 2^-80 (10.22 deviations) to 1/2.
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -16, 63
+# An octave of `f` is cut into 2^6 segments, each with a polynomial of its own.
 SEGMENT_BITS = 6
 PLACE_BITS = 52 - SEGMENT_BITS
 COLUMNS = 6
 ROWS = ((HIGHEST_EXPONENT - LOWEST_EXPONENT) << SEGMENT_BITS) + 1
+# What a float64 with `LOWEST_EXPONENT` has in the bits above its place: row 0.
 FIRST_ROW = (1023 + LOWEST_EXPONENT) << SEGMENT_BITS
-"""What a float64 with `LOWEST_EXPONENT` has in the bits above its place: row 0."""
 
 
 @cache

@@ -39,8 +39,8 @@ from niss.randomness.normal_table import FIRST_ROW, LOWEST_EXPONENT, PLACE_BITS,
 
 SEED_BYTES = 32
 BLOCK = 16384
+# In grid steps: what the sampler can reach, 10.2 deviations, stays below 2^62.
 LARGEST_DEVIATION = 2.0**58
-"""In grid steps: what the sampler can reach, 10.2 deviations, stays below 2^62."""
 
 _DOMAIN = b"niss.secret-stream.v1"
 _TAIL_EXPONENT = 44
@@ -68,9 +68,9 @@ class SecretStream:
 
     def __init__(self, seed: bytes) -> None:
         if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
-            given = f"{len(seed)} bytes" if isinstance(seed, bytes) else type(seed).__name__
+            description = f"{len(seed)} bytes" if isinstance(seed, bytes) else type(seed).__name__
             del seed  # a report that prints local variables must not show it
-            raise ConfigError(f"must be {SEED_BYTES} bytes, not {given}", field="seed")
+            raise ConfigError(f"must be {SEED_BYTES} bytes, not {description}", field="seed")
         keys = hashlib.blake2b(seed, key=_DOMAIN, digest_size=64).digest()
         self._keystream = _Keystream(keys[:32])
         self._tail_keystream = _Keystream(keys[32:])
@@ -105,12 +105,12 @@ class SecretStream:
     def add_gaussian(
         self, target: NDArray[np.int64] | NDArray[np.uint64], deviation_steps: float, sign: int = 1
     ) -> None:
-        """`target += sign * noise` modulo 2^64, in place, one draw an entry; memory beyond it: a block."""
-        if (
-            not isinstance(target, np.ndarray)
-            or target.dtype not in (np.int64, np.uint64)
-            or target.ndim != 1
-        ):
+        """`target += sign * noise` modulo 2^64, in place, one draw of `gaussian_grid` an entry.
+
+        `target` is a writable array of int64 or uint64 with one axis, `sign` 1 or -1; memory beyond it: a block.
+        """
+        array = isinstance(target, np.ndarray) and target.ndim == 1
+        if not array or target.dtype not in (np.int64, np.uint64):
             raise ConfigError("must be an array of int64 or uint64 with one axis", field="target")
         if not target.flags.writeable:
             raise ConfigError("must be writable", field="target")
