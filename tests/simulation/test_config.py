@@ -90,7 +90,10 @@ def test_the_demo_takes_part_six_times():
         ({"methods": [{"tau2": -1}]}, "methods.0.tau2: Input should be greater than or equal to 0"),
         ({"methods": [{"name": "nis"}]}, "did you mean 'niss'?"),
         ({"methods": []}, "methods"),
-        ({"training": {"participants": 2000}}, "training.participants: 2000 of only 1000"),
+        (
+            {"training": {"participants": 2000}},
+            "training.participants: 2000 in a round, but there are only 1000 clients",
+        ),
         ({"training": {"participants": 1}}, "training.participants"),
         ({"privacy": {"unit": "record"}}, "training.epochs"),
         ({"privacy": {"mechanism": "classical"}}, "allow_invalid"),
