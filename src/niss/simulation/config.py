@@ -12,13 +12,17 @@ import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from niss.accounting import Plan
+from niss.accounting import RELATIONS, UNITS, Plan
 from niss.errors import ConfigError
+from niss.graph import GRAPHS
+from niss.mechanism import MECHANISMS
+from niss.methods import DISTORTIONS, METHODS, Distortion, Method
 from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.simulation.config_checks import check_consistency
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""
@@ -28,6 +32,22 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
+# One of the names that the package knows: whatever is registered can be chosen. A type checker sees text.
+if TYPE_CHECKING:
+    MethodName = str
+    DistortionName = str
+    GraphName = str
+    MechanismName = str
+    UnitName = str
+    RelationName = str
+else:
+    MethodName = Literal[tuple(METHODS)]
+    DistortionName = Literal[tuple(DISTORTIONS)]
+    GraphName = Literal[GRAPHS]
+    MechanismName = Literal[MECHANISMS]
+    UnitName = Literal[UNITS]
+    RelationName = Literal[RELATIONS]
+
 _PLAN_FIELDS = frozenset(field.name for field in dataclasses.fields(Plan))
 
 
@@ -36,7 +56,16 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which data, and how it is dealt out to the clients."""
+    """Which data, and how it is dealt out to the clients.
+
+    dataset             A name from `niss data list`; not used with datasets of your own.
+    split               How samples are dealt out: at random, sorted by label in shards, or by Dirichlet
+                        proportions.
+    clients             Number of clients.
+    samples_per_client  Samples of each client; none: all samples are dealt out. Not with `dirichlet`.
+    shards_per_client   Shards of each client with `split = "shards"`.
+    alpha               Concentration of `split = "dirichlet"`: small gives a class to few clients.
+    """
 
     dataset: str = "mnist-mini"
     split: Literal["iid", "shards", "dirichlet"] = "iid"
@@ -47,14 +76,35 @@ class DataConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """Which network; `hidden` are the layer widths of the MLP."""
+    """Which network; `hidden` are the layer widths of the MLP.
+
+    name    The network.
+    hidden  Layer widths of the MLP; none: 200 and 200. An empty list is logistic regression.
+    """
 
     name: Literal["mlp", "cnn"] = "mlp"
     hidden: tuple[Count, ...] | None = None
 
 
 class TrainingConfig(_Section):
-    """How clients are chosen and what they do with their data."""
+    """How clients are chosen and what they do with their data.
+
+    participants   Clients in a round.
+    sampling       `shuffled`: dealt out in whole cohorts, so that all take part equally often. `uniform`: a
+                   fresh random set each round.
+    epochs         Local epochs; the `record` unit takes 1, one step a round.
+    batch_size     Local batch size.
+    learning_rate  Local learning rate.
+    momentum       Local momentum.
+    weight_decay   Local weight decay.
+    weights        `equal`, or `declared`: in proportion to dataset sizes, which must be public.
+    size_cap       Largest size that counts with `weights = "declared"`.
+    engine         `cohort`: all clients of a round together. `plain`: one after another, the reference.
+    device         `auto` takes a GPU where there is one.
+    workers        Worker processes of the cohort engine on CPUs; none: as many as pay off.
+    tf32           Faster and coarser products on a GPU.
+    threads        Threads of linear algebra.
+    """
 
     participants: Annotated[int, Field(ge=2)] = 200
     sampling: Literal["shuffled", "uniform"] = "shuffled"
@@ -73,10 +123,26 @@ class TrainingConfig(_Section):
 
 
 class PrivacyConfig(_Section):
-    """What is promised to each client; see `niss.Plan` for the meaning of each name."""
+    """What is promised to each client; see `niss.Plan` for the meaning of each name.
 
-    unit: Literal["client", "record", "nbafl"] = "client"
-    relation: Literal["zero-out", "replace-one"] = "zero-out"
+    unit            What is hidden: a whole `client`, one `record`; `nbafl` is the paper's heuristic and
+                    promises nothing.
+    relation        Neighbouring inputs of the client unit: its update becomes zero, or any other.
+    clip            L2 bound on an update (`client`) or on a sample's gradient (`record`); on single entries
+                    with `nbafl`.
+    epsilon         The target of every client, or one for each client.
+    delta           The target of every client.
+    scope           `training`: the target holds over all participations. `round`: for one round alone.
+    participations  Most rounds a client takes part in; none: what sampling and rounds allow.
+    colluders       Participants of a round that are assumed to tell the server all they know.
+    revealed        Most edges of one client that a repair may reveal.
+    dropped         Most clients that a repaired round may lose.
+    mechanism       `analytic` is exact. `classical` is proved for epsilon < 1 only.
+    allow_invalid   Allow `classical` where it is not proved; the run then promises nothing.
+    """
+
+    unit: UnitName = "client"
+    relation: RelationName = "zero-out"
     clip: Positive = 0.5
     epsilon: Positive | tuple[Positive, ...] = 3.0
     delta: Probability = 1e-5
@@ -85,20 +151,31 @@ class PrivacyConfig(_Section):
     colluders: Annotated[int, Field(ge=0)] = 0
     revealed: Annotated[int, Field(ge=0)] = 0
     dropped: Annotated[int, Field(ge=0)] = 0
-    mechanism: Literal["analytic", "classical"] = "analytic"
+    mechanism: MechanismName = "analytic"
     allow_invalid: bool = False
 
 
 class MethodConfig(_Section):
-    """One contestant. `tau2 = "calibrated"` takes the least distortion that keeps the joint-view target."""
+    """One contestant. `tau2 = "calibrated"` takes the least distortion that keeps the joint-view target.
 
-    name: Literal["fedavg", "dp-fedavg", "central-dp", "niss"] = "niss"
+    name        The method.
+    label       Its name in tables and folders; needed where two methods are alike.
+    kappa       Strength of the shares, in units of the noise a client would need alone.
+    neighbours  Unit shares each client sends.
+    graph       Who shares with whom: balanced and random, everyone, a plain random list, or within groups.
+    groups      The clients of each group of a coalition graph.
+    distortion  How received shares are changed: `additive` (fresh noise), or by a factor for each share
+                (`scalar`, the paper's letter) or coordinate.
+    tau2        Size of the distortion; `calibrated`: the least that keeps the target in the joint view.
+    """
+
+    name: MethodName = "niss"
     label: str | None = None
     kappa: Positive = 1.0
     neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
-    graph: Literal["regular", "complete", "random", "coalition"] = "regular"
+    graph: GraphName = "regular"
     groups: tuple[tuple[int, ...], ...] = ()
-    distortion: Literal["scalar", "coordinate", "additive"] = "additive"
+    distortion: DistortionName = "additive"
     tau2: Literal["calibrated"] | NotNegative | tuple[NotNegative, ...] = "calibrated"
 
     @property
@@ -106,9 +183,25 @@ class MethodConfig(_Section):
         """The name shown in tables and used for the folder of its run."""
         return self.label or self.name
 
+    @property
+    def kind(self) -> Method:
+        """The method itself: which noise it adds and what that is worth."""
+        return METHODS[self.name]
+
+    @property
+    def distorts(self) -> Distortion | None:
+        """How received shares are distorted; None where none are received, or tau2 is 0."""
+        return DISTORTIONS[self.distortion] if self.kind.uses("distortion") and self.tau2 != 0.0 else None
+
 
 class ProtocolConfig(_Section):
-    """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`."""
+    """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`.
+
+    mode          What happens to the noise of clients that drop out.
+    dropout       Probability with which each participant drops out of a round, in either exchange.
+    grid_bits     The grid has steps of 2^-bits; none: chosen for the noise.
+    modulus_bits  Bits of an uploaded number.
+    """
 
     mode: Literal["tolerate", "repair"] = "tolerate"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -119,18 +212,15 @@ class ProtocolConfig(_Section):
 class Config(_Section):
     """A whole simulation: data, model, training, privacy and one or more methods; frozen, and checked when made.
 
-    name            name of the run, and of its folder where none is given
-    seed            every random number of a simulated run follows from it
-    rounds          rounds of training
-    evaluate_every  test after every so many rounds, and after the last
-    exchange        `simulated`: noise from the seed; `protocol`: the real protocol, keys and all, in one process
-    data            dataset, split, number of clients (`DataConfig`)
-    model           the network (`ModelConfig`)
-    training        participants of a round and their local work (`TrainingConfig`)
-    privacy         what is promised to each client (`PrivacyConfig`)
-    protocol        dropouts, repair and the grid (`ProtocolConfig`)
-    methods         what is compared, at least one (`MethodConfig`)
+    name            Name of the run, and of its folder where `--out` gives none.
+    seed            Every random number of a simulated run follows from it. The real protocol draws from the
+                    system.
+    rounds          Rounds of training.
+    evaluate_every  Test after every so many rounds, and after the last.
+    exchange        `simulated`: noise from the seed. `protocol`: the real protocol, keys and all, in one
+                    process.
 
+    The sections are `data`, `model`, `training`, `privacy`, `protocol`, and a list of `methods`, at least one.
     Make one with `make_config`, `load_config` or `preset`, whose errors name the key and the fix.
 
     >>> config = niss.make_config({"rounds": 10, "methods": [{"name": "niss", "kappa": 4}]})
@@ -152,17 +242,7 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        _check_training(self)
-        _check_titles(self.methods)
-        if self.exchange == "protocol":
-            _check_protocol(self)
-        if self.privacy.colluders > self.training.participants - 2:
-            raise ValueError(
-                f"privacy.colluders: {self.privacy.colluders} of {self.training.participants} participants leave "
-                "nobody to share noise with; assume fewer, or let more take part"
-            )
-        for method in self.methods:
-            _check_method(self, method)
+        check_consistency(self)
         return self
 
     @property
@@ -187,7 +267,7 @@ class Config(_Section):
         """
         record = self.privacy.unit == "record"
         # A round of the protocol may draw its graph again; delta pays for every draw.
-        redrawn = self.exchange == "protocol" and method.name == "niss"
+        redrawn = self.exchange == "protocol" and method.kind.has_protocol
         return Plan(
             **_plan_fields(self.privacy)
             | _plan_fields(method)
@@ -213,104 +293,6 @@ class Config(_Section):
 def _plan_fields(section: _Section) -> dict[str, Any]:
     """The settings of a section that are fields of a `Plan` too."""
     return {name: getattr(section, name) for name in type(section).model_fields if name in _PLAN_FIELDS}
-
-
-# Faults that no single key shows. Each check raises ValueError("field: fault; fix") for the first one.
-
-
-def _check_training(config: Config) -> None:
-    clients, training, privacy = config.data.clients, config.training, config.privacy
-    if training.participants > clients:
-        raise ValueError(
-            f"training.participants: {training.participants} in a round, but there are only {clients} clients; "
-            "lower it or raise data.clients"
-        )
-    if isinstance(privacy.epsilon, tuple) and len(privacy.epsilon) != clients:
-        raise ValueError(f"privacy.epsilon: {len(privacy.epsilon)} values for {clients} clients")
-    if privacy.unit == "record" and training.epochs != 1:
-        raise ValueError(
-            "training.epochs: the record unit takes one local step a round; set it to 1 and raise rounds"
-        )
-    if privacy.mechanism == "classical" and not privacy.allow_invalid:
-        largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
-        if largest >= 1.0:
-            raise ValueError(
-                f"privacy.mechanism: classical is proved only for epsilon < 1, not {largest:g}; use analytic, or "
-                "allow_invalid = true to reproduce the paper without a guarantee"
-            )
-
-
-def _check_titles(methods: tuple[MethodConfig, ...]) -> None:
-    titles = [method.title for method in methods]
-    for title in titles:
-        if titles.count(title) > 1:
-            raise ValueError(f"methods: two are called {title!r}; give each its own label")
-        if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
-            raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
-
-
-def _check_method(config: Config, method: MethodConfig) -> None:
-    clients = config.data.clients
-    if isinstance(method.tau2, tuple) and len(method.tau2) != clients:
-        raise ValueError(f"methods.tau2: {len(method.tau2)} values for {clients} clients")
-    if method.tau2 == "calibrated" and method.distortion != "additive" and method.name == "niss":
-        raise ValueError(
-            f"methods.tau2: only the additive distortion can be calibrated, not {method.distortion}; "
-            "give a number, or use distortion = 'additive'"
-        )
-    multiplied = method.name == "niss" and method.distortion != "additive" and method.tau2 != 0.0
-    if multiplied and config.protocol.dropout and config.protocol.mode == "repair":
-        raise ValueError(
-            f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
-            "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
-        )
-    if method.graph == "coalition" and not method.groups:
-        raise ValueError("methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]")
-
-
-def _check_protocol(config: Config) -> None:
-    """What the real protocol cannot do.
-
-    It hides whole clients of equal weight behind one target for all, draws a balanced graph, and adds its residual
-    noise instead of multiplying. A setting that asks for something else is never run as if it had not been made.
-    """
-    privacy, training, instead = config.privacy, config.training, "or exchange = 'simulated'"
-    if privacy.unit != "client":
-        raise ValueError(
-            f"privacy.unit: the protocol hides whole clients, not {privacy.unit!r}; use unit = 'client', {instead}"
-        )
-    if training.weights != "equal":
-        raise ValueError(
-            f"training.weights: in the protocol all clients weigh the same; use weights = 'equal', {instead}"
-        )
-    sharing = [method for method in config.methods if method.name == "niss"]
-    if sharing and isinstance(privacy.epsilon, tuple):
-        raise ValueError(
-            f"privacy.epsilon: the protocol has one target for all clients; give one number, {instead}"
-        )
-    for method in sharing:
-        if method.graph not in ("regular", "complete"):
-            raise ValueError(
-                f"methods.graph: the protocol draws regular or complete graphs, not {method.graph!r}; "
-                f"use graph = 'regular', {instead}"
-            )
-        if method.graph == "complete" and method.neighbours < training.participants - 1:
-            raise ValueError(
-                f"methods.neighbours: {method.neighbours:g} shares from each of {training.participants} clients do "
-                f"not make a complete graph in the protocol; use neighbours = {training.participants - 1}, "
-                f"graph = 'regular', {instead}"
-            )
-        if isinstance(method.tau2, tuple):
-            raise ValueError(
-                "methods.tau2: the protocol has one tau2 for all clients; give one number, 'calibrated', "
-                f"{instead}"
-            )
-        # Where tau2 is 0 there is nothing to distort.
-        if method.distortion != "additive" and method.tau2 != 0.0:
-            raise ValueError(
-                f"methods.distortion: the protocol adds its residual noise, {method.distortion!r} would multiply; "
-                f"use distortion = 'additive', {instead}"
-            )
 
 
 def make_config(values: Mapping[str, Any]) -> Config:

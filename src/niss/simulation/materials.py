@@ -38,7 +38,9 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 class Clients:
     """Who has which examples of the training data.
 
-    `sizes` holds the number of examples of each client, in the order of the clients.
+    rows      for each client, its rows of the examples
+    examples  all of them; None where other `Clients` of the same data hold them
+    sizes     the number of examples of each client
     """
 
     def __init__(self, rows: Sequence[NDArray[np.int64]], examples: Examples | None) -> None:
@@ -100,7 +102,15 @@ def to_examples(pair: tuple[Any, Any], field: str) -> Examples:
 
 @dataclass(frozen=True)
 class Materials:
-    """Clients, test data, model, and the initial weights as one vector; `data` says where the data comes from."""
+    """What all methods start from.
+
+    clients  who has which training examples
+    test     the examples that models are tested on
+    module   the network; it is copied where weights are put into it
+    layout   how its parameters and buffers lie in one flat vector
+    start    the initial weights as such a vector
+    data     where the data comes from, for the manifest: the dataset's checksums, or the sizes of the user's own
+    """
 
     clients: Clients
     test: Examples
@@ -121,7 +131,11 @@ def gather(
     datasets: Datasets | None,
     test: tuple[Any, Any] | None,
 ) -> Materials:
-    """Load the data the config names, or take the user's own, and build the model."""
+    """Load the data the config names, or take the user's own, and build the model.
+
+    Partition and initial weights follow from the seed of the config. The arguments are those of `niss.run`, which
+    checks nothing of them itself: raises `ConfigError`, or `DataError` where a dataset cannot be had.
+    """
     if datasets is None:
         return gather_together([config], model=model)[0]
     if test is None:
@@ -186,7 +200,7 @@ def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:
 
 
 def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
-    """With the user's own datasets, their number is the number of clients."""
+    """With the user's own datasets, their number is the number of clients, and at most so many take part."""
     if datasets is None or len(datasets) in (0, 1, config.data.clients):
         return config
     participants = min(config.training.participants, len(datasets))

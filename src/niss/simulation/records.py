@@ -44,7 +44,7 @@ from niss.files import (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `rounds` whole rounds."""
+    """The state after `rounds` whole rounds: weights of the global model, and what each client has spent."""
 
     rounds: int
     weights: Tensor
@@ -196,14 +196,12 @@ def recorded(
 
 
 def charge_basis(plan: Plan) -> dict[str, Any]:
-    """What the charges of a run assume, in a few words."""
-    basis = {"method": plan.method, "heuristic": plan.heuristic}
-    if plan.method == "niss":
-        basis |= {"colluders": plan.colluders, "revealed": plan.revealed}
-    return basis
+    """What the charges of a run assume, in a few words, for whoever reads the ledger without the manifest."""
+    return {"method": plan.method, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
 
 
 def _rewind_ledger(path: Path, rounds: int) -> None:
+    """Cut the ledger back to that many rounds; a prefix of a hash chain is a hash chain."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     # The header, and one line a round.
     if len(lines) <= rounds:

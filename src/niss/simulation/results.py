@@ -29,6 +29,11 @@ class RunResult:
     statement   what was promised to the clients, in words and numbers, with all caveats
     state_dict  the final model's tensors by name, for `module.load_state_dict`
     folder      where everything was written, if anywhere
+    label       its name in tables, unique within a comparison
+    method      the name of the method
+    accuracy    of the final model on the test data
+    epsilon     of the worst-off client in the joint view, at `statement.delta`; None: there is no guarantee
+    summary     the run in one JSON object, as in result.json
 
     >>> result = niss.run(niss.make_config({"rounds": 5}))
     >>> result.accuracy, result.epsilon, result.statement.words
@@ -42,7 +47,7 @@ class RunResult:
 
     @property
     def label(self) -> str:
-        """The name of this run in tables, unique within a comparison."""
+        """Its name in tables, unique within a comparison."""
         return self.settings.title
 
     @property
@@ -63,15 +68,14 @@ class RunResult:
     @property
     def summary(self) -> dict[str, Any]:
         """The run in one JSON object, as in result.json; variances and tau2 are means over the rounds."""
-        settings, statement = self.settings, self.statement
-        sharing = settings.name == "niss"
+        settings, statement, method = self.settings, self.statement, self.settings.kind
         return {
             "label": settings.title,
             "folder": settings.title,
             "method": settings.name,
-            "kappa": settings.kappa if sharing else None,
-            "tau2": self._mean("tau2") if sharing else None,
-            "distortion": settings.distortion if sharing else None,
+            "kappa": settings.kappa if method.uses("kappa") else None,
+            "tau2": self._mean("tau2") if method.uses("tau2") else None,
+            "distortion": settings.distortion if method.uses("distortion") else None,
             "accuracy": self.metrics[-1]["accuracy"],
             "aggregate_variance": self._mean("aggregate_variance"),
             "aggregate_variance_predicted": self._mean("aggregate_variance_predicted"),
@@ -138,9 +142,12 @@ def summarise(config: Config, materials: Materials, results: Sequence[RunResult]
 
 
 def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) -> Statement:
-    """The statement of a finished run, from what its ledger was charged and its rounds recorded."""
+    """The statement of a finished run, from what its ledger was charged and its rounds recorded.
+
+    It never rests on the plan alone: what the plan promises and what the rounds cost are both in there.
+    """
     plan = federation.plan
-    caveats = _caveats(metrics, sharing=plan.method == "niss")
+    caveats = _caveats(metrics, sharing=plan.kind.shares_noise)
     if federation.exchange is not None:
         caveats += (_grid_caveat(metrics, plan.delta),)
     return make_statement(
@@ -153,7 +160,7 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
 
 
 def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
-    """What someone learns who sees the released models and nothing else."""
+    """What someone learns who sees the released models and nothing else; None where no noise is proved to protect."""
     config, plan = federation.config, federation.plan
     if not plan.private or plan.heuristic:
         return None
@@ -171,8 +178,10 @@ def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
 
 
 def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
-    """What happened in the rounds that a reader of the statement must know; from the metrics, so that a resumed
-    run says the same."""
+    """What happened in the rounds that a reader of the statement must know.
+
+    All of it is taken from the metrics, so that a resumed run says the same.
+    """
     caveats = []
     if dropped := sum(line["dropped"] for line in metrics):
         lied = "; every round is charged as if the server had lied about it" if sharing else ""

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from niss.accounting import Balance, Ledger, Plan, RoundPlan, WorstCase
 from niss.errors import PrivacyError
+from niss.graph import ShareGraph
 from niss.learning import Clipping, Evaluation, Job, Uploads
+from niss.mechanism.shares import SomeEdges
 from niss.randomness import SimStream
 from niss.simulation.config import Config
-from niss.simulation.dropouts import absent_seats, left_over_variance, repair, with_self_masks
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
-from niss.simulation.methods import add_client_noise, add_server_noise
 from niss.simulation.training import Trainer
 
 IntArray = NDArray[np.int64]
@@ -59,7 +59,7 @@ class Federation:
         (method,) = config.methods
         plan, settings, exchange = config.plan(method), config.protocol, None
         # Where no noise is shared there is nothing to exchange.
-        if config.exchange == "protocol" and plan.method == "niss":
+        if config.exchange == "protocol" and plan.kind.has_protocol:
             exchange = ProtocolExchange(
                 plan,
                 rounds=config.rounds,
@@ -235,27 +235,26 @@ class OpenRound:
     ) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, with noise drawn from the seed.
 
-        A dropout changes no charge: the server might only pretend it. What the server learns of a repair is drawn
-        from the start: the edges to lost clients are left out, and the charge is for a server that was given them.
+        A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to lost
+        clients are never drawn; it is charged as one in which the server was given them.
         """
-        protocol, noise = self.federation.config.protocol, self._stream.child("noise")
-        sharing = plan.plan.method == "niss"
-        repairing = sharing and protocol.dropout > 0.0 and protocol.mode == "repair"
+        protocol, method, noise = self.federation.config.protocol, plan.plan.kind, self._stream.child("noise")
+        repairing = method.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
         here = np.delete(np.arange(plan.participants.size), absent)
         without_noise = uploads.total(here)
         edges = repair(plan, absent) if repairing and absent else None
-        plan = add_client_noise(uploads, plan, noise, edges)
-        joint_mu = with_self_masks(plan) if repairing else plan.joint_mu
+        plan = method.add_client_noise(uploads, plan, noise, edges)
+        joint_mu = method.joint_mu(plan, repairing=repairing)
         self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
         total = uploads.total(here)
-        add_server_noise(total, plan, noise)
-        predicted = left_over_variance(plan, absent, repaired=edges is not None)
+        method.add_server_noise(total, plan, noise)
+        predicted = method.left_over_variance(plan, absent, repaired=edges is not None)
         result = RoundResult(
             number=self.number + 1,
             weights=self.weights,
             participants=plan.participants.size,
             dropped=len(absent),
-            exact=not (absent and sharing) or edges is not None,
+            exact=not (absent and method.shares_noise) or edges is not None,
             tau2=float(plan.tau2.mean()),
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
@@ -295,7 +294,7 @@ class OpenRound:
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             noise_multiplier=math.sqrt(predicted) * size / plan.clip,
-            worst_of_search=_searched(exchanged.found),
+            worst_of_search=_searched(exchanged.worst),
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,
@@ -335,6 +334,37 @@ def aggregation_weights(sizes: IntArray, *, rule: str, cap: int | None) -> Float
         return np.full(sizes.size, 1.0 / sizes.size)
     declared = np.minimum(sizes, cap) if cap is not None else sizes
     return np.asarray(declared / declared.sum(), dtype=np.float64)
+
+
+def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
+    """The seats that drop out of a round, each with that probability; one always stays."""
+    drawn = stream.generator().random(size) < share
+    drawn[0] &= not drawn.all()
+    return [int(seat) for seat in np.flatnonzero(drawn)]
+
+
+def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
+    """The edges between survivors, once the server was given those to the lost, and took them out.
+
+    Each edge has the same noise with and without the others. None where clients would refuse the repair.
+
+    They do where more are lost, or a client has more lost neighbours, than the plan has charged for. The protocol
+    then repairs around those who refuse; here nothing is repaired, which leaves more noise.
+    """
+    graph, limits = plan.graph, plan.plan
+    lost = np.zeros(graph.size, dtype=bool)
+    lost[absent] = True
+    if len(absent) > limits.dropped or _lost_neighbours(graph, lost).max(initial=0) > limits.revealed:
+        return None
+    return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
+
+
+def _lost_neighbours(graph: ShareGraph, lost: NDArray[np.bool_]) -> IntArray:
+    """How many lost neighbours each survivor has, whichever way shares went between them."""
+    joined = np.zeros((graph.size, graph.size), dtype=bool)
+    joined[graph.senders, graph.receivers] = joined[graph.receivers, graph.senders] = True
+    counts: IntArray = joined[~lost][:, lost].sum(axis=1)
+    return counts
 
 
 def _clipping(plan: Plan) -> Clipping:

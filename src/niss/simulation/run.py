@@ -41,7 +41,15 @@ from niss.simulation.training import Trainer, local_work
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """Told to `progress` after every round: the round just done, of how many, and its metrics."""
+    """Told to `progress` after every round of every method.
+
+    label          of the method, or of the config and the method where several are compared
+    method_number  its place among all methods, from 1
+    methods        how many methods there are
+    round, rounds  the round just done, and of how many
+    accuracy       after it; None where it was not tested
+    seconds        that it took
+    """
 
     label: str
     method_number: int
@@ -54,7 +62,13 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """Told to `progress.training` within a round: how many of the methods' clients have been trained."""
+    """Told to `progress.training` while clients train.
+
+    labels         of the methods whose clients are trained now, as one cohort
+    methods        how many methods there are in all
+    round, rounds  the round that is under way, and of how many
+    done, clients  clients of these methods that have been trained, and how many there are
+    """
 
     labels: tuple[str, ...]
     methods: int

@@ -119,6 +119,7 @@ def _trained(
     work: LocalTraining | tuple[float, float],
     done: Done | None,
 ) -> Rows:
+    """The rows of these jobs, from whichever of an engine's two functions does this work."""
     if isinstance(work, LocalTraining):
         return train(jobs, work, progress=done)
     clip, learning_rate = work
