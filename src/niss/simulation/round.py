@@ -166,30 +166,30 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
 
     # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
     sizes = clients.sizes[participants]
-    shares = aggregation_weights(sizes, rule=config.training.weights, cap=config.training.size_cap)
+    client_weights = aggregation_weights(sizes, rule=config.training.weights, cap=config.training.size_cap)
     round_plan = None
     if federation.exchange is None:  # else its parties agree on both
         beacon = stream.child("beacon").generator().bytes(32)
-        round_plan = plan.for_round(participants, weights=shares, records=sizes, beacon=beacon)
+        round_plan = plan.for_round(participants, weights=client_weights, records=sizes, beacon=beacon)
 
     # 3. Every client trains on its own data: these jobs are done before the second half.
     jobs = [
         Job(weights, clients.samples(int(client)), stream.child("client", int(client)))
         for client in participants
     ]
-    return OpenRound(federation, ledger, number, weights, participants, shares, round_plan, jobs)
+    return OpenRound(federation, ledger, number, weights, participants, client_weights, round_plan, jobs)
 
 
 @dataclass(frozen=True)
 class OpenRound:
     """A round whose clients are to be trained.
 
-    number        of the round, from 0
-    weights       of the global model that the clients start from
-    participants  the clients, in ascending order; a client's place here is its seat
-    shares        the public weight p_k of each seat in the sum
-    round_plan    the noise of each seat and what it promises; None where the real protocol decides
-    jobs          what each seat has to train
+    number          of the round, from 0
+    weights         of the global model that the clients start from
+    participants    the clients, in ascending order; a client's place here is its seat
+    client_weights  the public weight p_k of each seat in the sum
+    round_plan      the noise of each seat and what it promises; None where the real protocol decides
+    jobs            what each seat has to train
     """
 
     federation: Federation
@@ -197,7 +197,7 @@ class OpenRound:
     number: int
     weights: Tensor
     participants: IntArray
-    shares: FloatArray
+    client_weights: FloatArray
     round_plan: RoundPlan | None
     jobs: list[Job]
 
@@ -209,7 +209,7 @@ class OpenRound:
         config, plan = self.federation.config, self.federation.plan
 
         # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k).
-        zeroed = uploads.bound(_clipping(plan), plan.clip, self.shares)
+        zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
 
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
@@ -243,15 +243,20 @@ class OpenRound:
         here = np.delete(np.arange(plan.participants.size), absent)
         without_noise = uploads.total(here)
         edges = repair(plan, absent) if repairing and absent else None
+
+        # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
         plan = method.add_client_noise(uploads, plan, noise, edges)
+        # What that costs each client is on record before anything is summed.
         joint_mu = method.joint_mu(plan, repairing=repairing)
         self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
+        # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
         method.add_server_noise(total, plan, noise)
+
         predicted = method.left_over_variance(plan, absent, repaired=edges is not None)
         result = RoundResult(
             number=self.number + 1,
-            weights=self.weights,
+            weights=self.weights,  # not moved yet
             participants=plan.participants.size,
             dropped=len(absent),
             exact=not (absent and method.shares_noise) or edges is not None,
@@ -265,7 +270,9 @@ class OpenRound:
             balance=plan.balance(),
         )
         # Those who are left stand for all: dividing by their weight instead is post-processing.
-        return total * (self.shares.sum() / self.shares[here].sum()) if absent else total, result
+        if absent:
+            total *= self.client_weights.sum() / self.client_weights[here].sum()
+        return total, result
 
     def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
@@ -284,7 +291,7 @@ class OpenRound:
         predicted = exchanged.predicted_variance
         result = RoundResult(
             number=self.number + 1,
-            weights=self.weights,
+            weights=self.weights,  # not moved yet
             participants=size,
             dropped=len(absent),
             exact=exchanged.outcome.exact,
