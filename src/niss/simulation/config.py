@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 else:
     MethodName = Literal[tuple(METHODS)]
     DistortionName = Literal[tuple(DISTORTIONS)]
-    GraphName = Literal[GRAPHS]
-    MechanismName = Literal[MECHANISMS]
-    UnitName = Literal[UNITS]
-    RelationName = Literal[RELATIONS]
+    GraphName = Literal[tuple(GRAPHS)]
+    MechanismName = Literal[tuple(MECHANISMS)]
+    UnitName = Literal[tuple(UNITS)]
+    RelationName = Literal[tuple(RELATIONS)]
 
 _PLAN_FIELDS = frozenset(field.name for field in dataclasses.fields(Plan))
 

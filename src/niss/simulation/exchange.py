@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Plan
-from niss.accounting.assess import Assessor
-from niss.accounting.attempts import draw_round
-from niss.accounting.terms import grid_delta, make_terms
+from niss.accounting import Assessor, Plan, WorstCase, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
-from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain
 from niss.protocol.client import Client, Policy
@@ -29,7 +25,6 @@ from niss.protocol.keys import Identity
 from niss.protocol.messages import Message, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
-from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]
 
@@ -157,20 +152,11 @@ class ProtocolExchange:
             Participant(client.public, self._next_prekey(int(member)))
             for client, member in zip(clients, members, strict=True)
         )
-        drawn, mu = self._draw(number, participants)
-        terms = drawn.terms
+        proposed, mu = self._propose(number, participants)
+        terms = proposed.terms
         rounding = grid_delta(self._plan, terms)
-        opened = self._server.open_round(terms, participants, drawn.beacon)
-        marginal = float(
-            marginal_mu(
-                # A self-mask, which a repair takes out again, is not counted.
-                self._plan.sensitivity(1.0 / members.size, 1.0),
-                unit_variance=terms.unit_variance,
-                sent=terms.neighbours,
-                received=terms.neighbours,
-                residual_variance=terms.residual_variance,
-            )
-        )
+        opened = self._server.open_round(terms, participants, proposed.beacon)
+        marginal = upload_mu(terms, members.size, self._plan.relation)
         charge(mu, marginal, terms.attempt)
         sent = 0
         for seat, client in enumerate(clients):
@@ -189,27 +175,19 @@ class ProtocolExchange:
         worst = self._assess.worst_case(agreed, self._plan.colluders)
         return Exchanged(outcome, agreed, worst, mu, marginal, rounding, sent)
 
-    def _draw(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
+    def _propose(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
         """The first attempt whose graph keeps the promise for everyone, and its mu; each has its own link.
 
-        What is given up is given up before any client is told of it, and the keys of the participants stay unused.
+        The keys of the participants stay unused until one does.
         """
-        plan = self._plan
-
-        def propose(attempt: int, more: float) -> RoundOpen:
-            terms = self._terms_for(len(participants))
-            terms = replace(
-                terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
-            )
-            commitment = participants_hash(participants) + terms_hash(terms)
-            return RoundOpen(terms, participants, self._chain.release(number, attempt, commitment))
-
         try:
-            return draw_round(
-                propose,
-                self._assess,
-                attempts=plan.attempts,
-                colluders=plan.colluders,
+            return propose_round(
+                self._plan,
+                number,
+                seat=lambda _attempt: participants,
+                terms=lambda seated: self._terms_for(len(seated)),
+                release=lambda attempt, commitment: self._chain.release(number, attempt, commitment),
+                assess=self._assess,
                 allowed=self._allowed,
             )
         except PrivacyError as error:

@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from niss.accounting import Ledger, Plan
-from niss.accounting.ledger_file import LedgerFile
+from niss.accounting import Ledger, LedgerFile, Plan
 from niss.errors import RunFolderError
 from niss.files import (
     CHECKPOINT,

@@ -10,7 +10,6 @@ So all methods begin a round, one call trains everybody, and each method finishe
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan, WorstCase
+from niss.accounting import Balance, Ledger, Plan, RoundPlan, WorstCase, noise_multiplier
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Clipping, Evaluation, Job, Uploads
@@ -300,7 +299,7 @@ class OpenRound:
             predicted_variance=predicted,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
-            noise_multiplier=math.sqrt(predicted) * size / plan.clip,
+            noise_multiplier=noise_multiplier(predicted, plan.clip / size),
             worst_of_search=_searched(exchanged.worst),
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
