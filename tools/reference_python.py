@@ -136,15 +136,22 @@ def markdown(doc: str | None) -> str:
     return "\n\n".join(blocks)
 
 
-def _table(lines: list[str]) -> str:
-    rows: list[list[str]] = []
+def rows_of(lines: list[str]) -> dict[str, str]:
+    """Names and meanings from the columns of a docstring's paragraph; a longer meaning goes on in the next line."""
+    rows: dict[str, str] = {}
+    name = ""
     for line in lines:
         found = _ROW.match(line)
         if found and not line.startswith(" "):
-            rows.append([found["name"], found["text"]])
+            name = found["name"]
+            rows[name] = found["text"]
         else:
-            rows[-1][1] += " " + line.strip()
-    cells = [f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows]
+            rows[name] += " " + line.strip()
+    return rows
+
+
+def _table(lines: list[str]) -> str:
+    cells = [f"| {name} | {text.replace('|', chr(92) + '|')} |" for name, text in rows_of(lines).items()]
     return "\n".join(["| Name | Meaning |", "| --- | --- |", *cells])
 
 

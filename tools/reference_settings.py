@@ -1,4 +1,4 @@
-"""The reference page of the settings: types and defaults from the models, meanings from the table here.
+"""The reference page of the settings: types and defaults from the models, meanings from their docstrings.
 
 A key without a meaning, or a meaning without a key, stops the build.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from settings_meanings import MEANINGS
+from reference_python import rows_of
 
 from niss.simulation.config import PRESETS, Config
 
@@ -24,31 +24,32 @@ def settings_page() -> str:
         f"Presets shipped with the package (`--preset`): {', '.join(f'`{name}`' for name in PRESETS)}.",
         "## Top level",
         _table(
-            "", {key: value for key, value in schema["properties"].items() if key not in _SECTIONS}, schema
+            {key: value for key, value in schema["properties"].items() if key not in _SECTIONS},
+            schema["description"],
+            schema,
         ),
     ]
-    known = {key for key in schema["properties"] if key not in _SECTIONS}
     for section in _SECTIONS:
         target = schema["properties"][section]
         reference = target["items"]["$ref"] if section == "methods" else target["$ref"]
         part = schema["$defs"][reference.rsplit("/", 1)[-1]]
         title = "[[methods]]" if section == "methods" else f"[{section}]"
-        words = part["description"].replace("One contestant.", "A table for each contestant.")
-        parts += [f"## {title}", words, _table(section, part["properties"], schema)]
-        known |= {f"{section}.{key}" for key in part["properties"]}
-    if missing := known ^ set(MEANINGS):
-        raise SystemExit(
-            f"tools/settings_meanings.py does not fit the settings: {', '.join(sorted(missing))}"
+        words = (
+            part["description"].split("\n\n")[0].replace("One contestant.", "A table for each contestant.")
         )
+        parts += [f"## {title}", words, _table(part["properties"], part["description"], schema)]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(section: str, properties: dict[str, Any], schema: dict[str, Any]) -> str:
+def _table(properties: dict[str, Any], docstring: str, schema: dict[str, Any]) -> str:
     rows = ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
+    meanings = rows_of(docstring.split("\n\n")[1].splitlines())
+    if different := set(properties) ^ set(meanings):
+        raise SystemExit(
+            f"niss.simulation.config: docstrings and keys differ in {', '.join(sorted(different))}"
+        )
     for key, value in properties.items():
-        name = f"{section}.{key}" if section else key
-        meaning = value.get("description") or MEANINGS.get(name, "")
-        rows.append(f"| `{key}` | {_type(value, schema)} | {_default(value)} | {meaning} |")
+        rows.append(f"| `{key}` | {_type(value, schema)} | {_default(value)} | {meanings[key]} |")
     return "\n".join(rows)
 
 

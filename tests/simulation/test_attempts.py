@@ -15,7 +15,8 @@ import niss
 from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.terms import make_terms
 from niss.protocol.beacon import LINKS_PER_ROUND, link_of
-from niss.simulation import method_run, records
+from niss.simulation import records
+from niss.simulation import round as round_module
 from niss.simulation.exchange import Exchanged, ProtocolExchange
 from support.federation import small_config
 
@@ -124,7 +125,7 @@ def test_delta_pays_for_every_attempt() -> None:
 
 def protocol_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on runs draw keys, beacons and noise from this seed."""
-    monkeypatch.setattr(method_run, "ProtocolExchange", partial(ProtocolExchange, entropy=entropy(seed)))
+    monkeypatch.setattr(round_module, "ProtocolExchange", partial(ProtocolExchange, entropy=entropy(seed)))
 
 
 def twelve(**changes: Any) -> niss.Config:

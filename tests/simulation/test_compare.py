@@ -51,6 +51,22 @@ def test_the_summary_has_the_promised_fields(datasets, held_out, linear):
     assert shared["kappa"] == 2.0
 
 
+def test_results_are_found_by_label_and_have_attributes(datasets, held_out, linear):
+    methods = [{"name": "fedavg"}, {"name": "niss", "label": "shared", "neighbours": 3}]
+    comparison = niss.compare(small_config(methods=methods), model=linear, clients=datasets, test=held_out)
+    assert [result.label for result in comparison] == ["fedavg", "shared"]
+    assert len(comparison) == 2
+    shared = comparison["shared"]
+    assert shared is comparison.results[1]
+    assert shared.method == "niss"
+    assert shared.accuracy == shared.summary["accuracy"] == shared.metrics[-1]["accuracy"]
+    assert shared.epsilon == shared.summary["epsilon_joint"] == shared.statement.epsilon_joint
+    assert comparison["fedavg"].epsilon is None
+    assert comparison.summary["methods"] == [result.summary for result in comparison]
+    with pytest.raises(KeyError, match="fedavg, shared"):
+        comparison["niss"]
+
+
 def test_another_seed_gives_another_run_and_the_same_seed_the_same(datasets, held_out, linear):
     def weights(seed):
         result = niss.run(small_config(seed=seed), model=linear, clients=datasets, test=held_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -90,7 +91,10 @@ def test_the_demo_takes_part_six_times():
         ({"methods": [{"tau2": -1}]}, "methods.0.tau2: Input should be greater than or equal to 0"),
         ({"methods": [{"name": "nis"}]}, "did you mean 'niss'?"),
         ({"methods": []}, "methods"),
-        ({"training": {"participants": 2000}}, "training.participants: 2000 of only 1000"),
+        (
+            {"training": {"participants": 2000}},
+            "training.participants: 2000 in a round, but there are only 1000 clients",
+        ),
         ({"training": {"participants": 1}}, "training.participants"),
         ({"privacy": {"unit": "record"}}, "training.epochs"),
         ({"privacy": {"mechanism": "classical"}}, "allow_invalid"),
@@ -145,13 +149,33 @@ def test_what_the_protocol_can_do_is_accepted(method):
     assert make_config({"exchange": "protocol", "methods": [method]}).exchange == "protocol"
 
 
+def test_a_plan_and_the_settings_made_of_it_say_the_same():
+    plan = niss.Plan(
+        epsilon=2.0,
+        participations=4,
+        kappa=3.0,
+        neighbours=7.0,
+        tau2=0.25,
+        colluders=2,
+        relation="replace-one",
+    )
+    config = Config().with_plan(plan)
+    assert config.plan(config.methods[0]) == plan
+    calibrated = replace(plan, method="dp-fedavg", tau2=None)
+    config = Config().with_plan(calibrated)
+    assert config.methods[0].tau2 == "calibrated"
+    assert config.plan(config.methods[0]) == calibrated
+
+
 def test_overrides_reach_nested_settings_and_are_checked():
     config = with_overrides(Config(), {"privacy.epsilon": 8, "rounds": 2})
     assert (config.privacy.epsilon, config.rounds) == (8.0, 2)
     with pytest.raises(niss.ConfigError, match="did you mean 'epsilon'"):
         with_overrides(Config(), {"privacy.epsilonn": 8})
-    with pytest.raises(niss.ConfigError, match="list"):
+    with pytest.raises(niss.ConfigError, match="methods is a list"):
         with_overrides(Config(), {"methods.0.tau2": 8})
+    with pytest.raises(niss.ConfigError, match="rounds: is not a section"):
+        with_overrides(Config(), {"rounds.first.last": 8})
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

@@ -10,8 +10,7 @@ import pytest
 import niss
 from niss.accounting import RoundPlan
 from niss.learning import HostUploads
-from niss.simulation.dropouts import absent_seats, left_over_variance, repair, with_self_masks
-from niss.simulation.methods import add_client_noise
+from niss.simulation.round import absent_seats, repair
 from support.federation import small_config
 
 ROOMY = {"epsilon": 50.0, "clip": 1.0, "revealed": 8, "dropped": 5}
@@ -27,7 +26,7 @@ def a_round(size: int = 12, **changes: object) -> RoundPlan:
 
 def uploads_of(plan: RoundPlan, coordinates: int, edges=None) -> np.ndarray:
     rows = HostUploads(np.zeros((plan.participants.size, coordinates)))
-    add_client_noise(rows, plan, niss.SimStream(5), edges)
+    plan.plan.kind.add_client_noise(rows, plan, niss.SimStream(5), edges)
     return rows.rows()
 
 
@@ -55,7 +54,7 @@ def test_the_noise_that_is_left_is_as_predicted(method: str, repaired: bool):
     here = np.setdiff1d(np.arange(12), absent)
     edges = repair(plan, absent) if repaired else None
     noise = uploads_of(plan, coordinates, edges)[here].sum(axis=0)
-    predicted = left_over_variance(plan, absent, repaired=repaired)
+    predicted = plan.plan.kind.left_over_variance(plan, absent, repaired=repaired)
     # Six deviations of a sample variance of that many.
     assert np.var(noise) == pytest.approx(predicted, rel=6 * np.sqrt(2 / coordinates))
 
@@ -63,7 +62,9 @@ def test_the_noise_that_is_left_is_as_predicted(method: str, repaired: bool):
 def test_nothing_lost_leaves_what_a_whole_round_leaves():
     for method in ("niss", "dp-fedavg", "central-dp"):
         plan = a_round(method=method)
-        assert left_over_variance(plan, [], repaired=False) == pytest.approx(plan.aggregate_variance)
+        assert plan.plan.kind.left_over_variance(plan, [], repaired=False) == pytest.approx(
+            plan.aggregate_variance
+        )
 
 
 def test_more_lost_than_was_charged_for_is_not_repaired():
@@ -77,10 +78,11 @@ def test_more_lost_than_was_charged_for_is_not_repaired():
 
 def test_a_repair_is_never_charged_less_than_its_self_mask():
     weak = a_round(tau2=0.01)
-    np.testing.assert_array_equal(with_self_masks(weak), weak.joint_mu)
+    np.testing.assert_array_equal(weak.plan.kind.joint_mu(weak, repairing=True), weak.joint_mu)
     strong = a_round(tau2=0.45, revealed=0, dropped=0)
-    assert np.all(with_self_masks(strong) > strong.joint_mu)
-    np.testing.assert_allclose(with_self_masks(strong), strong.sensitivity / np.sqrt(strong.own_variance))
+    repaired = strong.plan.kind.joint_mu(strong, repairing=True)
+    assert np.all(repaired > strong.joint_mu)
+    np.testing.assert_allclose(repaired, strong.sensitivity / np.sqrt(strong.own_variance))
 
 
 def test_someone_always_stays():

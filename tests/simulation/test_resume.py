@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -106,7 +107,9 @@ def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, m
     )
     whole = niss.compare(config, out=tmp_path / "whole", **materials)
     calls = 0
-    original = method_run.play_round
+    # `niss.simulation.run` is also the name of the function.
+    run_module = sys.modules["niss.simulation.run"]
+    original = run_module.begin_round
 
     def dying(*arguments):
         nonlocal calls
@@ -116,7 +119,7 @@ def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, m
         return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(method_run, "play_round", dying)
+        patch.setattr(run_module, "begin_round", dying)
         with pytest.raises(Killed):
             niss.compare(config, out=tmp_path / "cut", **materials)
     resumed = niss.resume(tmp_path / "cut", **materials)
@@ -146,7 +149,7 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, materials):
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path, materials):
     (tmp_path / "thesis.tex").write_text("ten years of work")
-    with pytest.raises(niss.RunFolderError, match="holds no run"):
+    with pytest.raises(niss.RunFolderError, match="does not hold a run"):
         niss.run(small_config(), out=tmp_path, overwrite=True, **materials)
     assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
 
@@ -160,7 +163,7 @@ def test_resuming_with_other_data_or_a_damaged_folder_is_refused(tmp_path, mater
     with pytest.raises(niss.RunFolderError, match="damaged"):
         niss.resume(tmp_path / "a", **materials)
     (tmp_path / "a" / "manifest.json").write_text("{}")
-    with pytest.raises(niss.RunFolderError, match="no manifest"):
+    with pytest.raises(niss.RunFolderError, match="not the manifest of a run"):
         niss.resume(tmp_path / "a", **materials)
 
 
@@ -203,7 +206,7 @@ def test_a_ledger_without_its_rounds_is_not_resumed(tmp_path, monkeypatch, mater
     path = tmp_path / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2]))
-    with pytest.raises(niss.RunFolderError, match="has 1 rounds, the checkpoint 2"):
+    with pytest.raises(niss.RunFolderError, match="has 1 rounds, but the checkpoint was made after round 2"):
         niss.resume(tmp_path, **materials)
     path.write_bytes(b"".join([lines[0], lines[2], lines[1]]))
     with pytest.raises(niss.PrivacyError, match="line 2"):

@@ -1,9 +1,19 @@
-"""Federated runs on one machine: settings, rounds, runs, comparisons, and their folders."""
+"""Federated runs on one machine: settings, rounds, runs, comparisons, and their folders.
+
+`round.py` is a round from top to bottom; `run.py` is the loop around it.
+"""
 
 from niss.simulation.config import Config, load_config, make_config, preset, with_overrides
-from niss.simulation.method_run import RunResult
-from niss.simulation.run import Comparison, RoundEvent, TrainingEvent, compare, resume, run
-from niss.simulation.together import compare_seeds, compare_together
+from niss.simulation.results import Comparison, RunResult
+from niss.simulation.run import (
+    RoundEvent,
+    TrainingEvent,
+    compare,
+    compare_seeds,
+    compare_together,
+    resume,
+    run,
+)
 
 __all__ = [
     "Comparison",

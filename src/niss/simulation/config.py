@@ -6,26 +6,49 @@ with little data each and hundreds of participants a round, where client-level p
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from niss.accounting import Plan
+from niss.accounting import RELATIONS, UNITS, Plan
 from niss.errors import ConfigError
+from niss.graph import GRAPHS
+from niss.mechanism import MECHANISMS
+from niss.methods import DISTORTIONS, METHODS, Distortion, Method
 from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.simulation.protocol_limits import check_protocol
+from niss.simulation.config_checks import check_consistency
 
 PRESETS = ("demo", "paper")
+"""The settings shipped with the package."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
+
+# One of the names that the package knows: whatever is registered can be chosen. A type checker sees text.
+if TYPE_CHECKING:
+    MethodName = str
+    DistortionName = str
+    GraphName = str
+    MechanismName = str
+    UnitName = str
+    RelationName = str
+else:
+    MethodName = Literal[tuple(METHODS)]
+    DistortionName = Literal[tuple(DISTORTIONS)]
+    GraphName = Literal[tuple(GRAPHS)]
+    MechanismName = Literal[tuple(MECHANISMS)]
+    UnitName = Literal[tuple(UNITS)]
+    RelationName = Literal[tuple(RELATIONS)]
+
+_PLAN_FIELDS = frozenset(field.name for field in dataclasses.fields(Plan))
 
 
 class _Section(BaseModel):
@@ -33,7 +56,16 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which data, and how it is dealt out to the clients."""
+    """Which data, and how it is dealt out to the clients.
+
+    dataset             A name from `niss data list`; not used with datasets of your own.
+    split               How samples are dealt out: at random, sorted by label in shards, or by Dirichlet
+                        proportions.
+    clients             Number of clients.
+    samples_per_client  Samples of each client; none: all samples are dealt out. Not with `dirichlet`.
+    shards_per_client   Shards of each client with `split = "shards"`.
+    alpha               Concentration of `split = "dirichlet"`: small gives a class to few clients.
+    """
 
     dataset: str = "mnist-mini"
     split: Literal["iid", "shards", "dirichlet"] = "iid"
@@ -44,14 +76,35 @@ class DataConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """Which network; `hidden` are the layer widths of the MLP."""
+    """Which network; `hidden` are the layer widths of the MLP.
+
+    name    The network.
+    hidden  Layer widths of the MLP; none: 200 and 200. An empty list is logistic regression.
+    """
 
     name: Literal["mlp", "cnn"] = "mlp"
     hidden: tuple[Count, ...] | None = None
 
 
 class TrainingConfig(_Section):
-    """How clients are chosen and what they do with their data."""
+    """How clients are chosen and what they do with their data.
+
+    participants   Clients in a round.
+    sampling       `shuffled`: dealt out in whole cohorts, so that all take part equally often. `uniform`: a
+                   fresh random set each round.
+    epochs         Local epochs; the `record` unit takes 1, one step a round.
+    batch_size     Local batch size.
+    learning_rate  Local learning rate.
+    momentum       Local momentum.
+    weight_decay   Local weight decay.
+    weights        `equal`, or `declared`: in proportion to dataset sizes, which must be public.
+    size_cap       Largest size that counts with `weights = "declared"`.
+    engine         `cohort`: all clients of a round together. `plain`: one after another, the reference.
+    device         `auto` takes a GPU where there is one.
+    workers        Worker processes of the cohort engine on CPUs; none: as many as pay off.
+    tf32           Faster and coarser products on a GPU.
+    threads        Threads of linear algebra.
+    """
 
     participants: Annotated[int, Field(ge=2)] = 200
     sampling: Literal["shuffled", "uniform"] = "shuffled"
@@ -70,10 +123,26 @@ class TrainingConfig(_Section):
 
 
 class PrivacyConfig(_Section):
-    """What is promised to each client; see `niss.Plan` for the meaning of each name."""
+    """What is promised to each client; see `niss.Plan` for the meaning of each name.
 
-    unit: Literal["client", "record", "nbafl"] = "client"
-    relation: Literal["zero-out", "replace-one"] = "zero-out"
+    unit            What is hidden: a whole `client`, one `record`; `nbafl` is the paper's heuristic and
+                    promises nothing.
+    relation        Neighbouring inputs of the client unit: its update becomes zero, or any other.
+    clip            L2 bound on an update (`client`) or on a sample's gradient (`record`); on single entries
+                    with `nbafl`.
+    epsilon         The target of every client, or one for each client.
+    delta           The target of every client.
+    scope           `training`: the target holds over all participations. `round`: for one round alone.
+    participations  Most rounds a client takes part in; none: what sampling and rounds allow.
+    colluders       Participants of a round that are assumed to tell the server all they know.
+    revealed        Most edges of one client that a repair may reveal.
+    dropped         Most clients that a repaired round may lose.
+    mechanism       `analytic` is exact. `classical` is proved for epsilon < 1 only.
+    allow_invalid   Allow `classical` where it is not proved; the run then promises nothing.
+    """
+
+    unit: UnitName = "client"
+    relation: RelationName = "zero-out"
     clip: Positive = 0.5
     epsilon: Positive | tuple[Positive, ...] = 3.0
     delta: Probability = 1e-5
@@ -82,20 +151,31 @@ class PrivacyConfig(_Section):
     colluders: Annotated[int, Field(ge=0)] = 0
     revealed: Annotated[int, Field(ge=0)] = 0
     dropped: Annotated[int, Field(ge=0)] = 0
-    mechanism: Literal["analytic", "classical"] = "analytic"
+    mechanism: MechanismName = "analytic"
     allow_invalid: bool = False
 
 
 class MethodConfig(_Section):
-    """One contestant. `tau2 = "calibrated"` takes the least distortion that keeps the joint-view target."""
+    """One contestant. `tau2 = "calibrated"` takes the least distortion that keeps the joint-view target.
 
-    name: Literal["fedavg", "dp-fedavg", "central-dp", "niss"] = "niss"
+    name        The method.
+    label       Its name in tables and folders; needed where two methods are alike.
+    kappa       Strength of the shares, in units of the noise a client would need alone.
+    neighbours  Unit shares each client sends.
+    graph       Who shares with whom: balanced and random, everyone, a plain random list, or within groups.
+    groups      The clients of each group of a coalition graph.
+    distortion  How received shares are changed: `additive` (fresh noise), or by a factor for each share
+                (`scalar`, the paper's letter) or coordinate.
+    tau2        Size of the distortion; `calibrated`: the least that keeps the target in the joint view.
+    """
+
+    name: MethodName = "niss"
     label: str | None = None
     kappa: Positive = 1.0
     neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
-    graph: Literal["regular", "complete", "random", "coalition"] = "regular"
+    graph: GraphName = "regular"
     groups: tuple[tuple[int, ...], ...] = ()
-    distortion: Literal["scalar", "coordinate", "additive"] = "additive"
+    distortion: DistortionName = "additive"
     tau2: Literal["calibrated"] | NotNegative | tuple[NotNegative, ...] = "calibrated"
 
     @property
@@ -103,9 +183,25 @@ class MethodConfig(_Section):
         """The name shown in tables and used for the folder of its run."""
         return self.label or self.name
 
+    @property
+    def kind(self) -> Method:
+        """The method itself: which noise it adds and what that is worth."""
+        return METHODS[self.name]
+
+    @property
+    def distorts(self) -> Distortion | None:
+        """How received shares are distorted; None where none are received, or tau2 is 0."""
+        return DISTORTIONS[self.distortion] if self.kind.uses("distortion") and self.tau2 != 0.0 else None
+
 
 class ProtocolConfig(_Section):
-    """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`."""
+    """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`.
+
+    mode          What happens to the noise of clients that drop out.
+    dropout       Probability with which each participant drops out of a round, in either exchange.
+    grid_bits     The grid has steps of 2^-bits; none: chosen for the noise.
+    modulus_bits  Bits of an uploaded number.
+    """
 
     mode: Literal["tolerate", "repair"] = "tolerate"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -114,7 +210,23 @@ class ProtocolConfig(_Section):
 
 
 class Config(_Section):
-    """A whole simulation: data, model, training, privacy and one or more methods."""
+    """A whole simulation: data, model, training, privacy and one or more methods; frozen, and checked when made.
+
+    name            Name of the run, and of its folder where `--out` gives none.
+    seed            Every random number of a simulated run follows from it. The real protocol draws from the
+                    system.
+    rounds          Rounds of training.
+    evaluate_every  Test after every so many rounds, and after the last.
+    exchange        `simulated`: noise from the seed. `protocol`: the real protocol, keys and all, in one
+                    process.
+
+    The sections are `data`, `model`, `training`, `privacy`, `protocol`, and a list of `methods`, at least one.
+    Make one with `make_config`, `load_config` or `preset`, whose errors name the key and the fix.
+
+    >>> config = niss.make_config({"rounds": 10, "methods": [{"name": "niss", "kappa": 4}]})
+    >>> config.privacy.epsilon, config.participations
+    (3.0, 2)
+    """
 
     name: str = "run"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -130,56 +242,7 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        clients, training, privacy = self.data.clients, self.training, self.privacy
-        if training.participants > clients:
-            raise ValueError(
-                f"training.participants: {training.participants} of only {clients} clients; "
-                "lower it or raise data.clients"
-            )
-        if isinstance(privacy.epsilon, tuple) and len(privacy.epsilon) != clients:
-            raise ValueError(f"privacy.epsilon: {len(privacy.epsilon)} values for {clients} clients")
-        if privacy.unit == "record" and training.epochs != 1:
-            raise ValueError(
-                "training.epochs: the record unit takes one local step a round; set it to 1 and raise rounds"
-            )
-        if privacy.mechanism == "classical" and not privacy.allow_invalid:
-            largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
-            if largest >= 1.0:
-                raise ValueError(
-                    f"privacy.mechanism: classical is proved only for epsilon < 1, not {largest:g}; use analytic, or "
-                    "allow_invalid = true to reproduce the paper without a guarantee"
-                )
-        titles = [method.title for method in self.methods]
-        for title in titles:
-            if titles.count(title) > 1:
-                raise ValueError(f"methods: two are called {title!r}; give each its own label")
-            if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
-                raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
-        if self.exchange == "protocol":
-            check_protocol(self)
-        if privacy.colluders > training.participants - 2:
-            raise ValueError(
-                f"privacy.colluders: {privacy.colluders} of {training.participants} participants leave nobody "
-                "to share noise with; assume fewer, or let more take part"
-            )
-        for method in self.methods:
-            if isinstance(method.tau2, tuple) and len(method.tau2) != clients:
-                raise ValueError(f"methods.tau2: {len(method.tau2)} values for {clients} clients")
-            if method.tau2 == "calibrated" and method.distortion != "additive" and method.name == "niss":
-                raise ValueError(
-                    f"methods.tau2: only the additive distortion can be calibrated, not {method.distortion}; "
-                    "give a number, or use distortion = 'additive'"
-                )
-            multiplied = method.name == "niss" and method.distortion != "additive" and method.tau2 != 0.0
-            if multiplied and self.protocol.dropout and self.protocol.mode == "repair":
-                raise ValueError(
-                    f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
-                    "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
-                )
-            if method.graph == "coalition" and not method.groups:
-                raise ValueError(
-                    "methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]"
-                )
+        check_consistency(self)
         return self
 
     @property
@@ -198,61 +261,65 @@ class Config(_Section):
         return self.rounds
 
     def plan(self, method: MethodConfig) -> Plan:
-        """The plan that protects the clients when this method runs."""
+        """The plan that protects the clients when this method runs.
+
+        What `PrivacyConfig`, `MethodConfig` and `Plan` call by the same name is the same; the rest is said here.
+        """
+        record = self.privacy.unit == "record"
+        # A round of the protocol may draw its graph again; delta pays for every draw.
+        redrawn = self.exchange == "protocol" and method.kind.has_protocol
         return Plan(
-            method=method.name,
-            unit=self.privacy.unit,
-            relation=self.privacy.relation,
-            clip=self.privacy.clip,
-            epsilon=self.privacy.epsilon,
-            delta=self.privacy.delta,
-            participations=self.participations,
-            mechanism=self.privacy.mechanism,
-            allow_invalid=self.privacy.allow_invalid,
-            learning_rate=self.training.learning_rate if self.privacy.unit == "record" else None,
-            kappa=method.kappa,
-            neighbours=method.neighbours,
-            graph=method.graph,
-            groups=method.groups,
-            distortion=method.distortion,
-            tau2=None if method.tau2 == "calibrated" else method.tau2,
-            colluders=self.privacy.colluders,
-            revealed=self.privacy.revealed,
-            dropped=self.privacy.dropped,
-            # A round of the protocol may draw its graph again; delta pays for every draw.
-            attempts=LINKS_PER_ROUND if self.exchange == "protocol" and method.name == "niss" else 1,
+            **_plan_fields(self.privacy)
+            | _plan_fields(method)
+            | {
+                "method": method.name,
+                "participations": self.participations,
+                "learning_rate": self.training.learning_rate if record else None,
+                "tau2": None if method.tau2 == "calibrated" else method.tau2,
+                "attempts": LINKS_PER_ROUND if redrawn else 1,
+            }
         )
 
     def with_plan(self, plan: Plan) -> Config:
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        privacy = {
-            "unit": plan.unit,
-            "relation": plan.relation,
-            "clip": plan.clip,
-            "epsilon": plan.epsilon,
-            "delta": plan.delta,
-            "participations": plan.participations,
-            "mechanism": plan.mechanism,
-            "allow_invalid": plan.allow_invalid,
-            "colluders": plan.colluders,
-            "revealed": plan.revealed,
-            "dropped": plan.dropped,
-        }
-        method = {
-            "name": plan.method,
-            "kappa": plan.kappa,
-            "neighbours": plan.neighbours,
-            "graph": plan.graph,
-            "groups": plan.groups,
-            "distortion": plan.distortion,
-            "tau2": "calibrated" if plan.tau2 is None else plan.tau2,
-        }
-        return make_config({**values, "privacy": privacy, "methods": [method]})
+        values = dataclasses.asdict(plan)
+        privacy = {name: values[name] for name in PrivacyConfig.model_fields if name in values}
+        method = {name: values[name] for name in MethodConfig.model_fields if name in values}
+        method |= {"name": plan.method, "tau2": "calibrated" if plan.tau2 is None else plan.tau2}
+        settings = self.model_dump(mode="json", exclude_none=True)
+        return make_config({**settings, "privacy": privacy, "methods": [method]})
+
+
+def _plan_fields(section: _Section) -> dict[str, Any]:
+    """The settings of a section that are fields of a `Plan` too."""
+    return {name: getattr(section, name) for name in type(section).model_fields if name in _PLAN_FIELDS}
+
+
+def make_config(values: Mapping[str, Any]) -> Config:
+    """A checked `Config` from nested dictionaries, as they stand in a TOML file.
+
+    values  sections and keys of `Config`; what is left out has its default
+
+    Raises `ConfigError` for the first fault: it names the key, what is wrong with it and the nearest valid name.
+
+    >>> niss.make_config({"rounds": 5, "privacy": {"epsilon": 2}}).privacy.epsilon
+    2.0
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error) from None
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a TOML file; every fault names the key and the fix."""
+    """A checked `Config` from a TOML file.
+
+    path  the file; its keys are those of `make_config`
+
+    Raises `ConfigError` where the file cannot be read, is not TOML, or has a fault; it names the key and the fix.
+
+    >>> config = niss.load_config("experiment.toml")
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -267,7 +334,13 @@ def load_config(path: str | Path) -> Config:
 
 
 def preset(name: str) -> Config:
-    """One of the settings shipped with the package: `demo` or `paper`."""
+    """One of the settings shipped with the package.
+
+    name  `demo`: six methods on 1,000 clients with MNIST digits, a minute on a laptop; `paper`: the settings of the
+          paper, which proves less than it says
+
+    >>> config = niss.preset("demo")
+    """
     if name not in PRESETS:
         raise ConfigError(
             f"unknown preset {name!r}", field="preset", hint="use one of: " + ", ".join(PRESETS)
@@ -276,31 +349,23 @@ def preset(name: str) -> Config:
     return make_config(tomllib.loads(text))
 
 
-def make_config(values: Mapping[str, Any]) -> Config:
-    """A checked `Config` from nested dictionaries."""
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise _explain(error) from None
-
-
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     """The config with dotted keys replaced, for example `{"privacy.epsilon": 5}`, and checked again."""
     values = config.model_dump(mode="json", exclude_none=True)
     for key, value in overrides.items():
         *path, last = key.split(".")
-        place: Any = values
-        for step in path:
-            if isinstance(place, list):
+        section: Any = values
+        for depth, step in enumerate(path, start=1):
+            section = section.setdefault(step, {})
+            if isinstance(section, list):
                 raise ConfigError(
-                    f"{step} holds a list",
+                    f"{step} is a list, and a dotted key cannot reach into it",
                     field=key,
                     hint="change the methods in the TOML file, or use the flags",
                 )
-            place = place.setdefault(step, {})
-        if not isinstance(place, dict):
-            raise ConfigError("is not a section with settings", field=".".join(path))
-        place[last] = value
+            if not isinstance(section, dict):
+                raise ConfigError("is not a section with settings", field=".".join(path[:depth]))
+        section[last] = value
     return make_config(values)
 
 
@@ -320,13 +385,13 @@ def _explain(error: ValidationError) -> ConfigError:
     message = str(first["msg"]).removeprefix("Value error, ")
     if not field and ": " in message:
         field, message = message.split(": ", 1)
-    found = first.get("input")
-    if first["type"] == "literal_error" and isinstance(found, str):
+    value = first.get("input")
+    if first["type"] == "literal_error" and isinstance(value, str):
         allowed = [part for part in first["ctx"]["expected"].split("'") if part.strip(" ,or")]
-        close = difflib.get_close_matches(found, allowed, n=1)
+        close = difflib.get_close_matches(value, allowed, n=1)
         more = f"did you mean {close[0]!r}?" if close else more
-    if isinstance(found, str | int | float | bool):
-        message += f" (got {found!r})"
+    if isinstance(value, str | int | float | bool):
+        message += f" (got {value!r})"
     return ConfigError(message, field=field or None, hint=more)
 
 
@@ -340,18 +405,15 @@ def _is_type_tag(part: str) -> bool:
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:
-    section: Any = Config
+    """The valid key that an unknown one may have meant, or all keys of its section."""
+    section: type[BaseModel] = Config
     for part in location[:-1]:
-        if isinstance(part, int):
-            continue
-        section = {
-            "data": DataConfig,
-            "model": ModelConfig,
-            "training": TrainingConfig,
-            "privacy": PrivacyConfig,
-            "protocol": ProtocolConfig,
-            "methods": MethodConfig,
-        }.get(part, section)
+        if part in section.model_fields:
+            kind = section.model_fields[str(part)].annotation
+            # A section, or a list of them.
+            section = next(
+                one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)
+            )
     names = sorted(section.model_fields)
     close = difflib.get_close_matches(str(location[-1]), names, n=1)
     return f"did you mean {close[0]!r}?" if close else "valid keys here: " + ", ".join(names)

@@ -10,17 +10,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Plan, upload_mu
-from niss.accounting.assess import Assessor
-from niss.accounting.attempts import draw_round
-from niss.accounting.corruption import WorstCase
-from niss.accounting.terms import grid_delta, make_terms
+from niss.accounting import Assessor, Plan, WorstCase, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain
@@ -40,16 +36,20 @@ _ROUNDING = 1.0 + 4e-10
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What a round of the protocol gave: its outcome, what it cost each client, and what it should have left.
+    """What a round of the protocol gave, what it cost each client, and what it should have left.
 
-    `mu` is the cost in the joint view, `found` the worst case over colluders that it rests on, `marginal_mu` the cost
-    of an upload looked at alone. `grid_delta` is what the grid of these terms adds to delta over all participations of
-    a client.
+    outcome         the sum, the survivors, and whether all that should cancel did
+    agreed          the terms and the graph that all parties derived from the same public values
+    worst           the worst case over colluders that `mu` rests on
+    mu              cost of the round in the joint view, the same for every client
+    marginal_mu     cost of an upload looked at alone
+    grid_delta      what the grid of these terms adds to delta over all participations of a client
+    bytes_uploaded  by all clients, encoded
     """
 
     outcome: Outcome
     agreed: Agreed
-    found: WorstCase
+    worst: WorstCase
     mu: float
     marginal_mu: float
     grid_delta: float
@@ -78,17 +78,27 @@ class Exchanged:
         `graph` is the digest of what was drawn, for whoever draws it again.
         """
         opened = self.agreed.opened
-        shown = {
+        values = {
             "beacon": opened.beacon.value,
             "participants": participants_hash(opened.participants),
             "terms": terms_hash(opened.terms),
             "graph": self.agreed.graph.digest(),
         }
-        return {name: value.hex() for name, value in shown.items()}
+        return {name: value.hex() for name, value in values.items()}
 
 
 class ProtocolExchange:
-    """All parties of a run in one process."""
+    """All parties of a run in one process.
+
+    plan          what every client is promised; its method must have a protocol
+    rounds        most rounds that will be played: the beacon's chain has a link for each attempt at each
+    coordinates   parameters of the model
+    mode          `tolerate` leaves the noise of lost clients in the sum, `repair` has it revealed and taken out
+    grid_bits     the grid has steps of 2^-grid_bits; None: chosen for the noise
+    modulus_bits  of an uploaded number
+    entropy       returns so many random bytes; keys, beacons and noise come from it. Anything but the operating
+                  system's is for tests: whoever knows it knows every secret
+    """
 
     def __init__(
         self,
@@ -127,28 +137,34 @@ class ProtocolExchange:
         charge: Callable[[float, float, int], None],
         absent: Collection[int] = (),
     ) -> Exchanged:
-        """One round: `updates(seat)` are bare updates, clipped and hidden by the clients; `absent` never upload.
+        """One round, from drawing its graph to the repaired sum.
 
-        `charge` is told the mu of the joint and of the marginal view, and the attempt, once, before the first upload.
+        number   of the round, from 0
+        members  the clients, a seat each
+        updates  gives the bare update of a seat; its client clips and hides it
+        charge   told the mu of the joint and of the marginal view, and the attempt, once, before the first upload
+        absent   seats that never upload
+
+        Raises `PrivacyError` where no attempt keeps the promise; nothing is charged then.
         """
         clients = [self._client(int(member)) for member in members]
         participants = tuple(
             Participant(client.public, self._next_prekey(int(member)))
             for client, member in zip(clients, members, strict=True)
         )
-        drawn, mu = self._draw(number, participants)
-        terms = drawn.terms
+        proposed, mu = self._propose(number, participants)
+        terms = proposed.terms
         rounding = grid_delta(self._plan, terms)
-        opened = self._server.open_round(terms, participants, drawn.beacon)
-        alone = upload_mu(terms, members.size, self._plan.relation)
-        charge(mu, alone, terms.attempt)
+        opened = self._server.open_round(terms, participants, proposed.beacon)
+        marginal = upload_mu(terms, members.size, self._plan.relation)
+        charge(mu, marginal, terms.attempt)
         sent = 0
         for seat, client in enumerate(clients):
             if seat in absent:
                 continue
-            upload = client.upload(_carried(opened), updates(seat), self._entropy)
+            upload = client.upload(_through_the_wire(opened), updates(seat), self._entropy)
             sent += len(encode(upload))
-            self._server.take_upload(_carried(upload))
+            self._server.take_upload(_through_the_wire(upload))
             self._prekeys[int(members[seat])] += list(upload.fresh_prekeys)
         if self._mode == "repair":
             self._repair(clients, absent)
@@ -156,30 +172,22 @@ class ProtocolExchange:
         for client in clients:
             client.close_round()
         agreed = agree(opened)
-        found = self._assess.worst_case(agreed, self._plan.colluders)
-        return Exchanged(outcome, agreed, found, mu, alone, rounding, sent)
+        worst = self._assess.worst_case(agreed, self._plan.colluders)
+        return Exchanged(outcome, agreed, worst, mu, marginal, rounding, sent)
 
-    def _draw(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
+    def _propose(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
         """The first attempt whose graph keeps the promise for everyone, and its mu; each has its own link.
 
-        What is given up is given up before any client is told of it, and the keys of the participants stay unused.
+        The keys of the participants stay unused until one does.
         """
-        plan = self._plan
-
-        def propose(attempt: int, more: float) -> RoundOpen:
-            terms = self._terms_for(len(participants))
-            terms = replace(
-                terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
-            )
-            commitment = participants_hash(participants) + terms_hash(terms)
-            return RoundOpen(terms, participants, self._chain.release(number, attempt, commitment))
-
         try:
-            return draw_round(
-                propose,
-                self._assess,
-                attempts=plan.attempts,
-                colluders=plan.colluders,
+            return propose_round(
+                self._plan,
+                number,
+                seat=lambda _attempt: participants,
+                terms=lambda seated: self._terms_for(len(seated)),
+                release=lambda attempt, commitment: self._chain.release(number, attempt, commitment),
+                assess=self._assess,
                 allowed=self._allowed,
             )
         except PrivacyError as error:
@@ -207,14 +215,15 @@ class ProtocolExchange:
             if seat in absent:
                 continue
             try:
-                verdict = clients[seat].judge(_carried(claim))
+                verdict = clients[seat].judge(_through_the_wire(claim))
             except RemoteProtocolError:
                 continue
-            self._server.take_verdict(_carried(verdict))
+            self._server.take_verdict(_through_the_wire(verdict))
         for seat, request in self._server.request_reveals().items():
-            self._server.take_reveal(_carried(clients[seat].reveal(_carried(request))))
+            self._server.take_reveal(_through_the_wire(clients[seat].reveal(_through_the_wire(request))))
 
     def _client(self, member: int) -> Client:
+        """The machine of that client, with keys of its own, made when it first takes part."""
         if member not in self._clients:
             policy = Policy(
                 # Two honest ones. What a small round costs is bounded by mu.
@@ -245,7 +254,7 @@ class ProtocolExchange:
         return self._prekeys[member].pop(0)
 
 
-def _carried(message: Any) -> Any:
-    """A message as it arrives: encoded and decoded."""
+def _through_the_wire(message: Any) -> Any:
+    """A message as it arrives at the other side: encoded and decoded."""
     arrived: Message = decode(encode(message))
     return arrived

@@ -1,4 +1,4 @@
-"""What the methods of a comparison have in common: clients, test data, model, initial weights.
+"""What the methods of a comparison have in common: clients with their data, test data, model, initial weights.
 
 Everything that can fail for lack of data or for a wrong model fails here, before any work starts.
 """
@@ -6,6 +6,7 @@ Everything that can fail for lack of data or for a wrong model fails here, befor
 from __future__ import annotations
 
 import copy
+import itertools
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,30 +15,114 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from niss.data import Dataset, load_dataset
+from niss.data import Dataset, load_dataset, partition
 from niss.errors import ConfigError
 from niss.learning import FlatLayout, build_model, seeded_torch, to_tensor
 from niss.randomness import SimStream
-from niss.simulation.clients import Clients, examples
 from niss.simulation.config import Config, with_overrides
 from niss.version import __version__
 
+Examples = tuple[Tensor, Tensor]
+"""Inputs and labels, one label per input."""
+
 Datasets = Sequence[tuple[Any, Any]]
+"""The user's own data: one (inputs, labels) pair of arrays or tensors per client."""
+
 ModelSource = nn.Module | Callable[[], nn.Module]
+"""A module, which is copied, or a function that makes one; its initial weights are where training starts."""
+
+
+class Clients:
+    """Who has which examples of the training data.
+
+    rows      for each client, its rows of the examples
+    examples  all of them; None where other `Clients` of the same data hold them
+    sizes     the number of examples of each client
+    """
+
+    def __init__(self, rows: Sequence[NDArray[np.int64]], examples: Examples | None) -> None:
+        self._rows = [torch.from_numpy(np.ascontiguousarray(indices)) for indices in rows]
+        self._examples = examples
+        self.sizes: NDArray[np.int64] = np.array([len(indices) for indices in rows], dtype=np.int64)
+
+    @classmethod
+    def from_datasets(cls, datasets: Datasets) -> Clients:
+        """The user's own data, checked and put end to end."""
+        if len(datasets) < 2:
+            raise ConfigError(
+                f"got {len(datasets)} datasets", field="clients", hint="a federation has at least two clients"
+            )
+        pairs = [to_examples(pair, f"clients[{number}]") for number, pair in enumerate(datasets)]
+        shapes = {tuple(inputs.shape[1:]) for inputs, _ in pairs}
+        if len(shapes) > 1:
+            raise ConfigError(f"inputs of different shapes: {sorted(shapes)}", field="clients")
+        ends = np.cumsum([0] + [len(labels) for _, labels in pairs])
+        rows = [np.arange(start, end) for start, end in itertools.pairwise(ends)]
+        inputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return cls(rows, (inputs, labels))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def hand_over(self) -> Examples:
+        """The inputs and labels of all clients, once: whoever trains on them need not share the memory."""
+        if self._examples is None:
+            raise ValueError("the examples of these clients were handed over before")
+        examples, self._examples = self._examples, None
+        return examples
+
+    def samples(self, client: int) -> Tensor:
+        """The rows of the training data that this client has, in its own order."""
+        return self._rows[client]
+
+
+def to_examples(pair: tuple[Any, Any], field: str) -> Examples:
+    """A pair of tensors from a pair of arrays or tensors; `field` names it in errors."""
+    try:
+        inputs, labels = (torch.as_tensor(part) for part in pair)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"expected a pair of arrays: {error}", field=field, hint="give (inputs, labels)"
+        ) from None
+    if labels.ndim != 1 or len(inputs) != len(labels) or not len(labels):
+        raise ConfigError(
+            f"inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)} do not match",
+            field=field,
+            hint="labels are a vector of class numbers, one per input, at least one",
+        )
+    if labels.is_floating_point():
+        raise ConfigError(
+            f"labels are {labels.dtype}", field=field, hint="give whole class numbers, such as int64"
+        )
+    return inputs, labels.to(torch.int64)
 
 
 @dataclass(frozen=True)
 class Materials:
-    """Clients, test data, model and initial weights; `data` says where they come from."""
+    """What all methods start from.
+
+    clients  who has which training examples
+    test     the examples that models are tested on
+    module   the network; it is copied where weights are put into it
+    layout   how its parameters and buffers lie in one flat vector
+    start    the initial weights as such a vector
+    data     where the data comes from, for the manifest: the dataset's checksums, or the sizes of the user's own
+    """
 
     clients: Clients
-    test: tuple[Tensor, Tensor]
+    test: Examples
     module: nn.Module
     layout: FlatLayout
     start: Tensor
     data: dict[str, Any]
+
+    @classmethod
+    def of(cls, clients: Clients, test: Examples, module: nn.Module, data: dict[str, Any]) -> Materials:
+        layout = FlatLayout.of(module)
+        return cls(clients, test, module, layout, layout.flatten(module), data)
 
 
 def gather(
@@ -46,76 +131,76 @@ def gather(
     datasets: Datasets | None,
     test: tuple[Any, Any] | None,
 ) -> Materials:
-    """Load the data, deal it out, build the model: all that can fail, before any work starts."""
-    stream = SimStream(config.seed)
-    if datasets is not None:
-        if test is None:
-            raise ConfigError("is missing", field="test", hint="give (inputs, labels) to evaluate on")
-        clients, test_pair = Clients.given(datasets), examples(test, "test")
-        data: dict[str, Any] = {"source": "given", "sizes": clients.sizes.tolist()}
-        if model is None:
-            raise ConfigError("is missing", field="model", hint="your own data needs your own model")
-        if len(clients) != config.data.clients:
-            raise ConfigError(
-                f"{len(clients)} datasets for data.clients = {config.data.clients}", field="clients"
-            )
-    else:
-        dataset = load_dataset(config.data.dataset)
-        clients = Clients.deal(dataset, config.data, stream.child("partition"))
-        test_pair = _test_examples(dataset)
-        data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
-    module = _make_module(config, model, None if datasets is not None else dataset, stream.child("model"))
-    layout = FlatLayout.of(module)
-    return Materials(clients, test_pair, module, layout, layout.flatten(module), data)
+    """Load the data the config names, or take the user's own, and build the model.
+
+    Partition and initial weights follow from the seed of the config. The arguments are those of `niss.run`, which
+    checks nothing of them itself: raises `ConfigError`, or `DataError` where a dataset cannot be had.
+    """
+    if datasets is None:
+        return gather_together([config], model=model)[0]
+    if test is None:
+        raise ConfigError("is missing", field="test", hint="give (inputs, labels) to evaluate on")
+    clients, test_examples = Clients.from_datasets(datasets), to_examples(test, "test")
+    if model is None:
+        raise ConfigError("is missing", field="model", hint="your own data needs your own model")
+    if len(clients) != config.data.clients:
+        raise ConfigError(
+            f"{len(clients)} datasets for data.clients = {config.data.clients}", field="clients"
+        )
+    module = _own_module(model, SimStream(config.seed).child("model"))
+    return Materials.of(clients, test_examples, module, {"source": "given", "sizes": clients.sizes.tolist()})
 
 
-def gather_together(configs: Sequence[Config], dataset: Dataset | None = None) -> list[Materials]:
+def gather_together(
+    configs: Sequence[Config], dataset: Dataset | None = None, model: ModelSource | None = None
+) -> list[Materials]:
     """What each config needs, over one copy of the data: only partition and initial weights differ.
 
     The first holds the training examples for all. `dataset` stands in for the one the configs name.
     """
     dataset = load_dataset(configs[0].data.dataset) if dataset is None else dataset
-    test = _test_examples(dataset)
-    gathered = []
-    dealt: dict[tuple[int, str], Clients] = {}
+    train, test = (
+        (to_tensor(images, dataset.mean, dataset.std), torch.from_numpy(labels))
+        for images, labels in (
+            (dataset.train_images, dataset.train_labels),
+            (dataset.test_images, dataset.test_labels),
+        )
+    )
+    data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
+    gathered: list[Materials] = []
+    clients: dict[tuple[int, str], Clients] = {}
     for config in configs:
         stream = SimStream(config.seed)
         key = (config.seed, config.data.model_dump_json())
-        if key not in dealt:
-            deal = Clients.deal_again if dealt else Clients.deal
-            dealt[key] = deal(dataset, config.data, stream.child("partition"))
-        clients = dealt[key]
-        module = _make_module(config, None, dataset, stream.child("model"))
-        layout = FlatLayout.of(module)
-        data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
-        gathered.append(Materials(clients, test, module, layout, layout.flatten(module), data))
+        if key not in clients:
+            # The settings of the section are the arguments of `partition`, name by name.
+            settings = config.data.model_dump(exclude={"dataset"})
+            rows = partition(dataset.train_labels, stream=stream.child("partition"), **settings)
+            clients[key] = Clients(rows, None if clients else train)
+        if model is not None:
+            module = _own_module(model, stream.child("model"))
+        else:
+            module = build_model(
+                config.model.name,
+                image_shape=dataset.image_shape,
+                classes=dataset.classes,
+                stream=stream.child("model"),
+                hidden=config.model.hidden,
+            )
+        gathered.append(Materials.of(clients[key], test, module, dict(data)))
     return gathered
 
 
-def _make_module(
-    config: Config, model: ModelSource | None, dataset: Dataset | None, stream: SimStream
-) -> nn.Module:
+def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:
+    """A copy of the user's module, or what their function makes with torch seeded from `stream`."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
-    if model is not None:
-        with seeded_torch(stream):
-            return model()
-    assert dataset is not None
-    return build_model(
-        config.model.name,
-        image_shape=dataset.image_shape,
-        classes=dataset.classes,
-        stream=stream,
-        hidden=config.model.hidden,
-    )
-
-
-def _test_examples(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    return to_tensor(dataset.test_images, dataset.mean, dataset.std), torch.from_numpy(dataset.test_labels)
+    with seeded_torch(stream):
+        return model()
 
 
 def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
-    """With the user's own datasets, their number is the number of clients."""
+    """With the user's own datasets, their number is the number of clients, and at most so many take part."""
     if datasets is None or len(datasets) in (0, 1, config.data.clients):
         return config
     participants = min(config.training.participants, len(datasets))
@@ -123,6 +208,10 @@ def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
 
 
 def make_manifest(kind: str, config: Config, materials: Materials, engine: str) -> dict[str, Any]:
+    """What is written before anything else: enough to repeat the run, or to go on with it.
+
+    `kind` is "run" or "comparison"; `engine` says in one line how the clients are trained.
+    """
     return {
         "kind": kind,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,52 +1,49 @@
-"""The folder of a run: what was asked for, what happened, and enough to go on after a kill.
+"""The folder of a run as it grows: a line of metrics and a charge per round, checkpoints, and the way back to them.
 
-manifest.json           settings, versions, seeds, data checksums; written first
-metrics.jsonl           one line a round, flushed; the same bytes on every repetition
-ledger.jsonl            what each round cost each participant; a hash chain, flushed before the round is summed
-timing.jsonl            seconds a round (kept apart: never the same twice)
-checkpoint.safetensors  weights and ledger after the last whole round, replaced atomically
-model.safetensors       the final model, by parameter name
-privacy.json            the statement
-result.json             the summary line of the run; written last, so its presence means "finished"
+What the files are is listed in `niss.files`, which also writes them: every write is whole or not at all. A run that
+was killed at any moment goes on from its last checkpoint; what was written after it is dropped and done again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from niss.accounting import Ledger
+from niss.accounting import Ledger, LedgerFile, Plan
 from niss.errors import RunFolderError
-
-MANIFEST = "manifest.json"
-METRICS = "metrics.jsonl"
-LEDGER = "ledger.jsonl"
-TIMING = "timing.jsonl"
-CHECKPOINT = "checkpoint.safetensors"
-MODEL = "model.safetensors"
-PRIVACY = "privacy.json"
-RESULT = "result.json"
-SUMMARY = "summary.json"
-REPORT = "report.html"
+from niss.files import (
+    CHECKPOINT,
+    LEDGER,
+    MANIFEST,
+    METRICS,
+    MODEL,
+    RESULT,
+    TIMING,
+    append_durably,
+    json_line,
+    prepare_run_folder,
+    read_json,
+    read_json_lines,
+    to_json,
+    write_atomically,
+    write_json,
+)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `rounds` whole rounds."""
+    """The state after `rounds` whole rounds: weights of the global model, and what each client has spent."""
 
     rounds: int
     weights: Tensor
@@ -54,41 +51,48 @@ class Checkpoint:
 
 
 class RunFolder:
-    """One run's folder on disk. Every write is whole or not at all."""
+    """The folder of one run or comparison on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any], *, overwrite: bool = False) -> RunFolder:
-        """A fresh folder with its manifest; refuses one that already holds something."""
-        prepare_folder(path, overwrite=overwrite)
+        """A fresh folder with its manifest.
+
+        Raises `RunFolderError` where `path` is not empty, except where it is an earlier run and `overwrite` is set.
+        """
+        prepare_run_folder(path, overwrite=overwrite)
         write_json(path / MANIFEST, manifest)
         return cls(path)
 
     @property
+    def begun(self) -> bool:
+        """Whether it has a manifest, which is written first."""
+        return (self.path / MANIFEST).exists()
+
+    @property
     def finished(self) -> bool:
+        """Whether it has a result, which is written last."""
         return (self.path / RESULT).exists()
 
     def append_round(self, metrics: Mapping[str, Any], seconds: float) -> None:
         """Add one round's line to the metrics, on disk before this returns."""
-        _append_line(self.path / METRICS, metrics)
-        _append_line(self.path / TIMING, {"round": metrics["round"], "seconds": round(seconds, 4)})
+        append_durably(self.path / METRICS, json_line(metrics))
+        timing = {"round": metrics["round"], "seconds": round(seconds, 4)}
+        append_durably(self.path / TIMING, json_line(timing))
 
     def rewind_metrics(self, rounds: int) -> list[dict[str, Any]]:
-        """Drop whatever was written after the checkpoint; returns the lines kept."""
-        kept = read_lines(self.path / METRICS)[:rounds]
-        if len(kept) < rounds:
-            raise RunFolderError(
-                f"{self.path / METRICS} has {len(kept)} rounds, the checkpoint {rounds}",
-                hint="the folder was changed by hand; start the run again in a new folder",
-            )
-        for name in (METRICS, TIMING):
-            lines = read_lines(self.path / name)[:rounds]
-            write_atomically(self.path / name, "".join(_line(line) for line in lines).encode())
-        return kept
+        """Drop whatever was written after the checkpoint at `rounds`; returns the metrics up to there."""
+        lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in (METRICS, TIMING)}
+        if len(lines[METRICS]) < rounds:
+            raise _other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
+        for name, rows in lines.items():
+            write_atomically(self.path / name, b"".join(map(json_line, rows)))
+        return lines[METRICS]
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint of an earlier round."""
         ledger = checkpoint.ledger
         tensors = {
             "weights": checkpoint.weights,
@@ -98,8 +102,8 @@ class RunFolder:
         }
         write_atomically(self.path / CHECKPOINT, save(tensors, {"rounds": str(checkpoint.rounds)}))
 
-    def load_checkpoint(self, budget: np.ndarray[Any, np.dtype[np.float64]] | None) -> Checkpoint | None:
-        """The last checkpoint, or None if the run was killed before its first."""
+    def load_checkpoint(self, budget: NDArray[np.float64] | None) -> Checkpoint | None:
+        """The last checkpoint, or None if the run was killed before its first; the budget follows from the plan."""
         path = self.path / CHECKPOINT
         if not path.exists():
             return None
@@ -120,104 +124,121 @@ class RunFolder:
         return Checkpoint(rounds, tensors["weights"], ledger)
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        write_atomically(
-            self.path / MODEL, save({name: tensor.contiguous() for name, tensor in tensors.items()})
-        )
+        """Write the final model, by parameter name."""
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write_atomically(self.path / MODEL, save(contiguous))
 
 
-def prepare_folder(path: Path, *, overwrite: bool) -> None:
-    """Make `path` an empty folder; an earlier run in it is removed only when told to."""
-    if path.exists() and not path.is_dir():
-        raise RunFolderError(f"{path} is a file", hint="give another folder with --out")
-    if path.exists() and any(path.iterdir()):
-        if not (path / MANIFEST).exists():
-            raise RunFolderError(
-                f"{path} is not empty and holds no run", hint="give another folder with --out"
-            )
-        if not overwrite:
-            raise RunFolderError(
-                f"{path} already holds a run",
-                hint=f"continue it with --resume {path}, or replace it with --overwrite",
-            )
-        shutil.rmtree(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot create {path}: {error.strerror}", hint="give another folder with --out"
-        ) from None
+@dataclass
+class RecordedLedger(Ledger):
+    """A ledger in memory that writes every charge through to `ledger.jsonl`, one line a round.
 
+    file    where charges go; None keeps them in memory only
+    rounds  rounds charged so far
+    basis   what the charges assume, written beside each (`charge_basis`)
+    """
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from disk, or an error that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} does not exist", hint="give the folder of an earlier run") from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} holds no JSON object")
-    return value
+    file: LedgerFile | None = None
+    rounds: int = 0
+    basis: dict[str, Any] = field(default_factory=dict)
 
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole JSON lines of a file; a last line cut short by a crash is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    whole: list[dict[str, Any]] = []
-    for line in lines[:-1]:
-        try:
-            whole.append(json.loads(line))
-        except ValueError:
-            break
-    return whole
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically; infinite and NaN numbers become null."""
-    text = json.dumps(plain_json(value), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(path, (text + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves either the old one or the new one, never a part."""
-    with _temporary_beside(path) as (descriptor, temporary):
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+    def charge(
+        self,
+        participants: NDArray[np.int64],
+        joint_mu: NDArray[np.float64],
+        marginal_mu: NDArray[np.float64],
+        attempt: int = 0,
+    ) -> None:
+        """Charge a round in memory, then on disk: both before its uploads are summed."""
+        super().charge(participants, joint_mu, marginal_mu, attempt)
+        self.rounds += 1
+        if self.file is not None:
+            mus = {
+                str(client): (_or_infinite(joint), _or_infinite(marginal))
+                for client, joint, marginal in zip(participants, joint_mu, marginal_mu, strict=True)
+            }
+            self.file.charge(self.rounds, attempt, mus, self.basis)
 
 
 @contextlib.contextmanager
-def _temporary_beside(path: Path) -> Iterator[tuple[int, Path]]:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        yield descriptor, temporary
-    finally:
-        temporary.unlink(missing_ok=True)
+def recorded(
+    ledger: Ledger, folder: Path | None, plan: Plan, *, run: str, rounds: int
+) -> Iterator[RecordedLedger]:
+    """`ledger` as it stood after `rounds` rounds, written on into the folder's ledger.jsonl, where there is one.
+
+    What was charged after the checkpoint is rewound: a simulated upload has not really left, and the
+    round is played again. A real client never rewinds its ledger. `run` names the run in the file's header.
+    """
+    spent = (ledger.joint_squared, ledger.marginal_squared, ledger.participations, ledger.budget)
+    if folder is None:
+        yield RecordedLedger(*spent, rounds=rounds)
+        return
+    path = folder / LEDGER
+    if rounds:
+        _rewind_ledger(path, rounds)
+        file = LedgerFile.open(path)
+    else:
+        path.unlink(missing_ok=True)
+        count = ledger.participations.size
+        budgets = [None] * count if ledger.budget is None else [float(mu) for mu in ledger.budget]
+        file = LedgerFile.create(
+            path,
+            run=run,
+            budgets={str(client): budget for client, budget in enumerate(budgets)},
+            delta=plan.delta,
+            unit=plan.unit,
+            relation=plan.relation if plan.unit == "client" else "replace-one",
+            delta_failure=plan.delta - plan.gaussian_delta,
+        )
+    with file:
+        yield RecordedLedger(*spent, file=file, rounds=rounds, basis=charge_basis(plan))
 
 
-def _append_line(path: Path, value: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_line(value))
-        file.flush()
-        os.fsync(file.fileno())
+def charge_basis(plan: Plan) -> dict[str, Any]:
+    """What the charges of a run assume, in a few words, for whoever reads the ledger without the manifest."""
+    return {"method": plan.method, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
 
 
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False) + "\n"
+def _rewind_ledger(path: Path, rounds: int) -> None:
+    """Cut the ledger back to that many rounds; a prefix of a hash chain is a hash chain."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    # The header, and one line a round.
+    if len(lines) <= rounds:
+        raise _other_rounds(path, max(len(lines) - 1, 0), rounds)
+    if len(lines) > rounds + 1:
+        write_atomically(path, b"".join(lines[: rounds + 1]))
 
 
-def plain_json(value: Any) -> Any:
-    """JSON has no infinity: null stands for "no number"."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(item) for item in value]
-    return value
+def _other_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolderError:
+    return RunFolderError(
+        f"{path} has {rounds} rounds, but the checkpoint was made after round {checkpoint}",
+        hint="the folder was changed by hand or by an older niss; start the run again in a new folder",
+    )
+
+
+def _or_infinite(mu: float) -> float:
+    """A client of weight 0 in a round without noise has mu 0 / 0: nothing is claimed for it."""
+    return math.inf if math.isnan(mu) else float(mu)
+
+
+# moved to niss.files: what niss.reproduce still imports from here
+plain_json = to_json
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return read_json_lines(path)[0]
+
+
+__all__ = [
+    "MANIFEST",
+    "TIMING",
+    "Checkpoint",
+    "RecordedLedger",
+    "RunFolder",
+    "charge_basis",
+    "plain_json",
+    "read_json",
+    "read_lines",
+    "recorded",
+    "write_atomically",
+]

@@ -1,138 +1,376 @@
 """One federated round, from top to bottom.
 
-The server invites clients; each trains on its own data, clips what it learned and hides it in noise;
-the server sums the uploads, and what was shared cancels.
+The server invites clients; each trains on its own data, clips what it learned and hides it in noise; the server sums
+the uploads, in which what was shared cancels; the model moves by the sum.
+
+A round is written as two halves, `begin_round` and `OpenRound.finish`, because training stands between them: in a
+comparison the clients of all methods train as one cohort, which is many times as fast as one method after another.
+So all methods begin a round, one call trains everybody, and each method finishes with the updates of its own clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan
+from niss.accounting import Balance, Ledger, Plan, RoundPlan, WorstCase, noise_multiplier
 from niss.errors import PrivacyError
-from niss.learning import Clipping, Evaluation, FlatLayout, Job, Uploads
+from niss.graph import ShareGraph
+from niss.learning import Clipping, Evaluation, Job, Uploads
+from niss.mechanism.shares import SomeEdges
 from niss.randomness import SimStream
-from niss.simulation.clients import Clients
 from niss.simulation.config import Config
-from niss.simulation.dropouts import absent_seats
 from niss.simulation.exchange import ProtocolExchange
-from niss.simulation.participants import aggregation_weights, choose_participants
-from niss.simulation.summation import ProtocolRecord, sum_by_protocol, sum_simulated
+from niss.simulation.materials import Materials
 from niss.simulation.training import Trainer
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What stays the same over the rounds of one run."""
+    """What stays the same over the rounds of one run.
+
+    config     the settings, with this run's method as the only one
+    plan       how the clients are protected
+    materials  the clients with their data, the test data, the model
+    trainer    trains clients and evaluates models
+    stream     every random number of a simulated run
+    exchange   the parties of the real protocol; None where the exchange is simulated
+    """
 
     config: Config
     plan: Plan
-    clients: Clients
-    test: tuple[Tensor, Tensor]
-    layout: FlatLayout
+    materials: Materials
     trainer: Trainer
     stream: SimStream
-    exchange: ProtocolExchange | None = None
+    exchange: ProtocolExchange | None
+
+    @classmethod
+    def of(cls, config: Config, materials: Materials, trainer: Trainer) -> Federation:
+        """The federation of the config's one method."""
+        (method,) = config.methods
+        plan, settings, exchange = config.plan(method), config.protocol, None
+        # Where no noise is shared there is nothing to exchange.
+        if config.exchange == "protocol" and plan.kind.has_protocol:
+            exchange = ProtocolExchange(
+                plan,
+                rounds=config.rounds,
+                coordinates=materials.layout.size,
+                mode=settings.mode,
+                grid_bits=settings.grid_bits,
+                modulus_bits=settings.modulus_bits,
+            )
+        return cls(config, plan, materials, trainer, SimStream(config.seed), exchange)
 
 
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What a round left behind; `exact`: nothing but the intended noise was left in the sum."""
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """What a round left behind; `to_metrics` is its line in metrics.jsonl.
 
+    number              the round, counted from 1
+    weights             of the global model after the round
+    evaluation          of that model; None where this round is not tested
+    participants        clients that were invited and trained
+    zeroed_updates      of them, those whose training diverged and who contributed zero
+    dropped             of them, those whose upload never arrived
+    exact               nothing but the intended noise was left in the sum
+    tau2                mean distortion of received shares
+    noise_variance      measured, per coordinate of the sum of the uploads that arrived
+    predicted_variance  what it should have been
+    joint_mu            most that the round cost a client against a server that sees everything
+    marginal_mu         most that it cost a client whose upload is looked at alone
+    noise_multiplier    noise in the sum over what one client can put into it: the outsider's view
+    worst_of_search     sets of colluders that were tried, where that was not all of them
+    balance             how unequally shares were received, where they were
+    attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
+    grid_delta          what rounding and the sampler add to delta
+    public              the beacon and what it was let out for, from which the graph follows
+    """
+
+    number: int
     weights: Tensor
+    evaluation: Evaluation | None = None
     participants: int
-    zeroed_updates: int
+    zeroed_updates: int = 0
     dropped: int
     exact: bool
     tau2: float
-    aggregate_variance: float
-    aggregate_variance_predicted: float
+    noise_variance: float
+    predicted_variance: float
     joint_mu: float
     marginal_mu: float
     noise_multiplier: float
     worst_of_search: int | None
-    balance: Balance | None
-    evaluation: Evaluation | None
-    protocol: ProtocolRecord | None = None
+    balance: Balance | None = None
+    attempts: int | None = None
+    grid_delta: float | None = None
+    public: dict[str, str] | None = None
+
+    def to_metrics(self) -> dict[str, Any]:
+        """The round as one JSON object; the same in every repetition of a simulated run."""
+        evaluation = self.evaluation
+        line: dict[str, Any] = {
+            "round": self.number,
+            "accuracy": None if evaluation is None else evaluation.accuracy,
+            "loss": None if evaluation is None else evaluation.loss,
+            "participants": self.participants,
+            "zeroed_updates": self.zeroed_updates,
+            "dropped": self.dropped,
+            "tau2": self.tau2,
+            "aggregate_variance": self.noise_variance,
+            "aggregate_variance_predicted": self.predicted_variance,
+            "mu_joint": self.joint_mu,
+            "mu_marginal": self.marginal_mu,
+            "noise_multiplier": self.noise_multiplier,
+            "worst_of_search": self.worst_of_search,
+            "balance": None if self.balance is None else asdict(self.balance),
+        }
+        # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
+        if self.dropped or self.public is not None:
+            line["exact"] = self.exact
+        if self.public is not None:
+            line |= {"attempts": self.attempts, "grid_delta": self.grid_delta, "protocol": self.public}
+        return line
 
 
-def play_round(
-    federation: Federation, weights: Tensor, ledger: Ledger, number: int
-) -> Generator[list[Job], Uploads, RoundOutcome]:
-    """Play round `number` (from 0): global weights in, global weights out; the ledger is charged.
+def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> OpenRound:
+    """The first half of round `number` (from 0): who takes part, with which weight, and the noise that needs.
 
-    In the middle it hands out what its clients have to train and waits for their updates, so that the
-    clients of several methods can be trained as one cohort.
+    `weights` are those of the global model. Nothing is charged yet; the ledger only says who can afford a round.
     """
-    config, plan = federation.config, federation.plan
+    config, plan, clients = federation.config, federation.plan, federation.materials.clients
     stream = federation.stream.child("round", number)
 
     # 1. The server invites clients whose budget has room for one more round.
-    everyone = np.arange(len(federation.clients))
-    eligible = ledger.room(everyone, plan.round_mu(everyone))
+    everyone = np.arange(len(clients))
     participants = choose_participants(
         number,
         sampling=config.training.sampling,
         size=config.training.participants,
-        eligible=eligible,
+        eligible=ledger.room(everyone, plan.round_mu(everyone)),
         stream=federation.stream.child("participants"),
     )
     if participants.size < 2:
         raise PrivacyError(
             f"round {number + 1}: only {participants.size} clients have budget left",
-            hint="fewer rounds, a larger epsilon, or privacy.participations higher",
+            hint="use fewer rounds, a larger epsilon or a higher privacy.participations",
         )
 
     # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
-    sizes = federation.clients.sizes[participants]
-    share = aggregation_weights(sizes, rule=config.training.weights, cap=config.training.size_cap)
+    sizes = clients.sizes[participants]
+    client_weights = aggregation_weights(sizes, rule=config.training.weights, cap=config.training.size_cap)
     round_plan = None
     if federation.exchange is None:  # else its parties agree on both
         beacon = stream.child("beacon").generator().bytes(32)
-        round_plan = plan.for_round(participants, weights=share, records=sizes, beacon=beacon)
+        round_plan = plan.for_round(participants, weights=client_weights, records=sizes, beacon=beacon)
 
-    # 3. Every client trains on its own data and bounds what it may reveal.
-    uploads = yield [
-        Job(weights, federation.clients.samples(int(client)), stream.child("client", int(client)))
+    # 3. Every client trains on its own data: these jobs are done before the second half.
+    jobs = [
+        Job(weights, clients.samples(int(client)), stream.child("client", int(client)))
         for client in participants
     ]
-    zeroed = uploads.bound(_clipping(plan), plan.clip, share)
+    return OpenRound(federation, ledger, number, weights, participants, client_weights, round_plan, jobs)
 
-    # 4. Noise: each client adds its shares, the negatives of its neighbours' and its distortion.
-    #    The round is charged to each client's ledger before its upload leaves, and the server sums the
-    #    uploads that arrive, in which the shared noises cancel.
-    absent = absent_seats(participants.size, config.protocol.dropout, stream.child("dropout"))
-    if round_plan is not None:
-        summed = sum_simulated(config.protocol, uploads, share, round_plan, ledger, stream, absent)
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round whose clients are to be trained.
+
+    number          of the round, from 0
+    weights         of the global model that the clients start from
+    participants    the clients, in ascending order; a client's place here is its seat
+    client_weights  the public weight p_k of each seat in the sum
+    round_plan      the noise of each seat and what it promises; None where the real protocol decides
+    jobs            what each seat has to train
+    """
+
+    federation: Federation
+    ledger: Ledger
+    number: int
+    weights: Tensor
+    participants: IntArray
+    client_weights: FloatArray
+    round_plan: RoundPlan | None
+    jobs: list[Job]
+
+    def finish(self, uploads: Uploads) -> RoundResult:
+        """The second half: from the updates of the clients, a row per job, to the new global model.
+
+        The rows are changed in place: first into bounded contributions, then into uploads. The ledger is charged.
+        """
+        config, plan = self.federation.config, self.federation.plan
+
+        # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k).
+        zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
+
+        # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
+        #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
+        absent = absent_seats(self.participants.size, config.protocol.dropout, self._stream.child("dropout"))
+        if self.round_plan is not None:
+            total, result = self._sum_simulated(self.round_plan, uploads, absent)
+        else:
+            total, result = self._sum_by_protocol(uploads, absent)
+
+        # 6. The model moves by the sum, and is tested.
+        weights = self.weights + torch.from_numpy(total).to(self.weights.dtype)
+        evaluation = None
+        if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
+            evaluation = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
+        return replace(result, weights=weights, evaluation=evaluation, zeroed_updates=zeroed)
+
+    @property
+    def _stream(self) -> SimStream:
+        return self.federation.stream.child("round", self.number)
+
+    def _sum_simulated(
+        self, plan: RoundPlan, uploads: Uploads, absent: list[int]
+    ) -> tuple[FloatArray, RoundResult]:
+        """The sum, standing for all participants, with noise drawn from the seed.
+
+        A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to lost
+        clients are never drawn; it is charged as one in which the server was given them.
+        """
+        protocol, method, noise = self.federation.config.protocol, plan.plan.kind, self._stream.child("noise")
+        repairing = method.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
+        here = np.delete(np.arange(plan.participants.size), absent)
+        without_noise = uploads.total(here)
+        edges = repair(plan, absent) if repairing and absent else None
+
+        # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
+        plan = method.add_client_noise(uploads, plan, noise, edges)
+        # What that costs each client is on record before anything is summed.
+        joint_mu = method.joint_mu(plan, repairing=repairing)
+        self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
+        # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
+        total = uploads.total(here)
+        method.add_server_noise(total, plan, noise)
+
+        predicted = method.left_over_variance(plan, absent, repaired=edges is not None)
+        result = RoundResult(
+            number=self.number + 1,
+            weights=self.weights,  # not moved yet
+            participants=plan.participants.size,
+            dropped=len(absent),
+            exact=not (absent and method.shares_noise) or edges is not None,
+            tau2=float(plan.tau2.mean()),
+            noise_variance=float(np.mean((total - without_noise) ** 2)),
+            predicted_variance=predicted,
+            joint_mu=float(joint_mu.max()),
+            marginal_mu=float(plan.marginal_mu.max()),
+            noise_multiplier=plan.noise_multiplier(predicted),
+            worst_of_search=_searched(plan.worst),
+            balance=plan.balance(),
+        )
+        # Those who are left stand for all: dividing by their weight instead is post-processing.
+        if absent:
+            total *= self.client_weights.sum() / self.client_weights[here].sum()
+        return total, result
+
+    def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
+        """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
+        exchange, plan, size = self.federation.exchange, self.federation.plan, self.participants.size
+        assert exchange is not None
+        rows = uploads.rows()
+
+        def charge(joint: float, marginal: float, attempt: int) -> None:
+            self.ledger.charge(self.participants, np.full(size, joint), np.full(size, marginal), attempt)
+
+        exchanged = exchange.play(
+            self.number, self.participants, lambda seat: rows[seat] * size, charge=charge, absent=absent
+        )
+        survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
+        without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
+        predicted = exchanged.predicted_variance
+        result = RoundResult(
+            number=self.number + 1,
+            weights=self.weights,  # not moved yet
+            participants=size,
+            dropped=len(absent),
+            exact=exchanged.outcome.exact,
+            tau2=exchanged.tau2,
+            noise_variance=float(np.mean((total - without_noise) ** 2)),
+            predicted_variance=predicted,
+            joint_mu=exchanged.mu,
+            marginal_mu=exchanged.marginal_mu,
+            noise_multiplier=noise_multiplier(predicted, plan.clip / size),
+            worst_of_search=_searched(exchanged.worst),
+            attempts=exchanged.attempts,
+            grid_delta=exchanged.grid_delta,
+            public=exchanged.public,
+        )
+        return total * (size / max(len(survivors), 1)), result
+
+
+def choose_participants(
+    number: int, *, sampling: str, size: int, eligible: NDArray[np.bool_], stream: SimStream
+) -> IntArray:
+    """The participants of round `number` (counted from 0), in ascending order.
+
+    `shuffled`: clients are shuffled and dealt out in whole cohorts, then shuffled anew, so that all take
+    part equally often. `uniform`: a fresh random set each round, as in the paper. Clients that are not
+    eligible, because their budget is spent, stay out.
+    """
+    clients = eligible.size
+    if sampling == "shuffled":
+        cohorts = clients // size
+        shuffle, place = divmod(number, cohorts)
+        order = stream.child("shuffle", shuffle).generator().permutation(clients)
+        chosen = order[place * size : (place + 1) * size]
+        chosen = chosen[eligible[chosen]]
     else:
-        assert federation.exchange is not None
-        summed = sum_by_protocol(federation.exchange, uploads, participants, plan, ledger, number, absent)
+        pool = np.flatnonzero(eligible)
+        chosen = stream.child("uniform", number).generator().permutation(pool)[:size]
+    return np.sort(chosen).astype(np.int64)
 
-    # 5. The model moves by what came out.
-    moved = weights + torch.from_numpy(summed.total).to(weights.dtype)
 
-    return RoundOutcome(
-        weights=moved,
-        participants=participants.size,
-        zeroed_updates=zeroed,
-        tau2=summed.tau2,
-        dropped=summed.dropped,
-        exact=summed.exact,
-        aggregate_variance=summed.noise_variance,
-        aggregate_variance_predicted=summed.predicted_variance,
-        joint_mu=summed.joint_mu,
-        marginal_mu=summed.marginal_mu,
-        noise_multiplier=summed.noise_multiplier,
-        worst_of_search=summed.worst_of_search,
-        balance=summed.balance,
-        evaluation=_evaluate(federation, moved, number),
-        protocol=summed.protocol,
-    )
+def aggregation_weights(sizes: IntArray, *, rule: str, cap: int | None) -> FloatArray:
+    """`p_k` of the participants: equal, or in proportion to declared dataset sizes, capped.
+
+    Both are public and fixed before anything is uploaded; a weight that depended on private sizes would
+    leak through everybody's upload.
+    """
+    if rule == "equal":
+        return np.full(sizes.size, 1.0 / sizes.size)
+    declared = np.minimum(sizes, cap) if cap is not None else sizes
+    return np.asarray(declared / declared.sum(), dtype=np.float64)
+
+
+def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
+    """The seats that drop out of a round, each with that probability; one always stays."""
+    drawn = stream.generator().random(size) < share
+    drawn[0] &= not drawn.all()
+    return [int(seat) for seat in np.flatnonzero(drawn)]
+
+
+def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
+    """The edges between survivors, once the server was given those to the lost, and took them out.
+
+    Each edge has the same noise with and without the others. None where clients would refuse the repair.
+
+    They do where more are lost, or a client has more lost neighbours, than the plan has charged for. The protocol
+    then repairs around those who refuse; here nothing is repaired, which leaves more noise.
+    """
+    graph, limits = plan.graph, plan.plan
+    lost = np.zeros(graph.size, dtype=bool)
+    lost[absent] = True
+    if len(absent) > limits.dropped or _lost_neighbours(graph, lost).max(initial=0) > limits.revealed:
+        return None
+    return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
+
+
+def _lost_neighbours(graph: ShareGraph, lost: NDArray[np.bool_]) -> IntArray:
+    """How many lost neighbours each survivor has, whichever way shares went between them."""
+    joined = np.zeros((graph.size, graph.size), dtype=bool)
+    joined[graph.senders, graph.receivers] = joined[graph.receivers, graph.senders] = True
+    counts: IntArray = joined[~lost][:, lost].sum(axis=1)
+    return counts
 
 
 def _clipping(plan: Plan) -> Clipping:
@@ -142,8 +380,5 @@ def _clipping(plan: Plan) -> Clipping:
     return "l2" if plan.unit == "client" else "elements"
 
 
-def _evaluate(federation: Federation, weights: Tensor, number: int) -> Evaluation | None:
-    config = federation.config
-    if (number + 1) % config.evaluate_every and number + 1 != config.rounds:
-        return None
-    return federation.trainer.evaluate(weights, *federation.test)
+def _searched(worst: WorstCase | None) -> int | None:
+    return None if worst is None or worst.exact else worst.examined

@@ -1,33 +1,55 @@
-"""The loop over rounds: one method (`run`), several in step on the same clients (`compare`), `resume`.
+"""The loop over rounds: one method (`run`), several on the same clients (`compare`), several comparisons at once
+(`compare_together`), and `resume`.
 
-Every random number of round t depends on the seed and on t alone, so a run that was killed at any moment
-and resumed ends with the same bytes as one that was not.
+All methods go through the rounds in step, and their clients train as one cohort. Every random number of round t
+depends on the seed and on t alone, so a run that was killed at any moment and resumed ends with the same bytes as one
+that was not, and a method ends the same alone and beside others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
+from niss.data import Dataset
 from niss.errors import ConfigError, RunFolderError
+from niss.files import MANIFEST, SUMMARY, read_json, write_json
 from niss.simulation.config import Config, make_config
-from niss.simulation.materials import Datasets, Materials, ModelSource, fit_to_datasets, gather, make_manifest
-from niss.simulation.method_run import MethodRun, RunResult
-from niss.simulation.records import MANIFEST, SUMMARY, RunFolder, prepare_folder, read_json, write_json
+from niss.simulation.materials import (
+    Datasets,
+    Materials,
+    ModelSource,
+    fit_to_datasets,
+    gather,
+    gather_together,
+    make_manifest,
+)
+from niss.simulation.method_run import MethodRun
+from niss.simulation.records import RunFolder
+from niss.simulation.results import Comparison, RunResult, summarise
+from niss.simulation.round import begin_round
 from niss.simulation.training import Trainer, local_work
-from niss.version import __version__
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """Told to `progress` after every round: the round just done, of how many, and its metrics."""
+    """Told to `progress` after every round of every method.
+
+    label          of the method, or of the config and the method where several are compared
+    method_number  its place among all methods, from 1
+    methods        how many methods there are
+    round, rounds  the round just done, and of how many
+    accuracy       after it; None where it was not tested
+    seconds        that it took
+    """
 
     label: str
     method_number: int
@@ -40,7 +62,13 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """Told to `progress.training` within a round: how many of the methods' clients have been trained."""
+    """Told to `progress.training` while clients train.
+
+    labels         of the methods whose clients are trained now, as one cohort
+    methods        how many methods there are in all
+    round, rounds  the round that is under way, and of how many
+    done, clients  clients of these methods that have been trained, and how many there are
+    """
 
     labels: tuple[str, ...]
     methods: int
@@ -54,15 +82,6 @@ Progress = Callable[[RoundEvent], None]
 """Told of every round. Where it has a method `training`, that is told of every group of clients."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Several finished runs on the same clients, batches and initial weights."""
-
-    summary: dict[str, Any]
-    results: list[RunResult]
-    folder: Path | None
-
-
 def run(
     config: Config,
     *,
@@ -73,14 +92,28 @@ def run(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Run one method. With `out` everything is kept in that folder and can be resumed after a kill.
+    """Run one method.
 
-    `model` is any module that maps a batch of inputs to class scores (or a function that makes one);
-    `clients` are your own datasets, one (inputs, labels) pair per client, with `test` beside them.
+    config     the settings; exactly one method
+    out        a folder for everything that is written; the run can be resumed from it after a kill
+    model      any module that maps a batch of inputs to class scores, or a function that makes one; None: the
+               network that the config names
+    clients    your own datasets, one (inputs, labels) pair of arrays or tensors per client; None: the dataset that
+               the config names, dealt out to `config.data.clients` clients
+    test       (inputs, labels) to evaluate on; needed with `clients`
+    overwrite  replace an earlier run in `out`; anything else in there is never touched
+    progress   called after every round with a `RoundEvent`
+
+    Returns a `RunResult`. Raises `ConfigError` before any work starts where settings, data and model do not go
+    together, `RunFolderError` where `out` cannot be used, and `PrivacyError` where a round would break its promise.
+
+    >>> config = niss.make_config({"rounds": 5, "methods": [{"name": "niss", "kappa": 4}]})
+    >>> result = niss.run(config, out="runs/first")
+    >>> print(result.accuracy, result.epsilon)
     """
     if len(config.methods) != 1:
         raise ConfigError(
-            f"{len(config.methods)} methods given, one expected",
+            f"expected one method, got {len(config.methods)}",
             field="methods",
             hint="use compare for several",
         )
@@ -91,7 +124,7 @@ def run(
         if out is not None:
             manifest = make_manifest("run", config, materials, trainer.engine)
             folder = RunFolder.create(Path(out), manifest, overwrite=overwrite)
-        return _play_all(config, materials, [folder], trainer, progress)[0]
+        return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress)[0]
 
 
 def compare(
@@ -104,14 +137,22 @@ def compare(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Run every method of the config, paired: same clients, same batches, same initial weights."""
+    """Run every method of the config, paired: same clients, same batches, same initial weights.
+
+    The arguments are those of `run`; with `out`, each method has a folder of its own in there, called by its label.
+
+    >>> comparison = niss.compare(niss.preset("demo"), out="runs/demo")
+    >>> for result in comparison:
+    ...     print(result.label, result.accuracy, result.epsilon)
+    """
     config = fit_to_datasets(config, clients)
     materials = gather(config, model, clients, test)
+    entry = _Entry(config, materials, None if out is None else RunFolder(Path(out)))
     with Trainer(config, materials) as trainer:
-        if out is not None:
-            prepare_folder(Path(out), overwrite=overwrite)
-            write_json(Path(out) / MANIFEST, make_manifest("comparison", config, materials, trainer.engine))
-        return _compare(config, materials, trainer, None if out is None else Path(out), progress)
+        if entry.folder is not None:
+            manifest = make_manifest("comparison", config, materials, trainer.engine)
+            RunFolder.create(entry.folder.path, manifest, overwrite=overwrite)
+        return _play_entries([entry], trainer, progress)[0]
 
 
 def resume(
@@ -122,12 +163,22 @@ def resume(
     test: tuple[Any, Any] | None = None,
     progress: Progress | None = None,
 ) -> RunResult | Comparison:
-    """Go on with a run or comparison that was stopped; one that had finished is read back unchanged."""
+    """Go on with a run or comparison that was stopped; one that had finished is read back unchanged.
+
+    folder                what `run` or `compare` was given as `out`
+    model, clients, test  the same as then, where they were given
+    progress              as in `run`
+
+    Returns what `run` or `compare` would have returned, with the same bytes in the folder. Raises `RunFolderError`
+    where the folder is not that of a run, is damaged, or was begun with other data or another model.
+
+    >>> result = niss.resume("runs/first")
+    """
     path = Path(folder)
     manifest = read_json(path / MANIFEST)
     if "config" not in manifest or "kind" not in manifest:
         raise RunFolderError(
-            f"{path / MANIFEST} is no manifest of a run", hint="give the folder of an earlier run"
+            f"{path / MANIFEST} is not the manifest of a run", hint="give the folder of an earlier run"
         )
     config = make_config(manifest["config"])
     materials = gather(config, model, clients, test)
@@ -136,81 +187,120 @@ def resume(
             f"{path} was begun with other data or another model",
             hint="resume with the data, the datasets and the model the run was begun with",
         )
+    run_folder = RunFolder(path)
     with Trainer(config, materials) as trainer:
         if manifest["kind"] == "comparison":
-            return _compare(config, materials, trainer, path, progress)
-        return _play_all(config, materials, [RunFolder(path)], trainer, progress)[0]
+            return _play_entries([_Entry(config, materials, run_folder)], trainer, progress)[0]
+        return play_runs([MethodRun(config, materials, trainer, run_folder)], trainer, progress)[0]
 
 
-def _compare(
-    config: Config, materials: Materials, trainer: Trainer, out: Path | None, progress: Progress | None
-) -> Comparison:
-    folders = method_folders(config, materials, trainer, out)
-    results = _play_all(config, materials, folders, trainer, progress)
-    return conclude_comparison(config, materials, results, out)
-
-
-def method_folders(
-    config: Config, materials: Materials, trainer: Trainer, out: Path | None
-) -> list[RunFolder | None]:
-    """The folder of each method inside `out`, made where it is missing."""
-    folders: list[RunFolder | None] = [None] * len(config.methods)
-    if out is not None:
-        for number, method in enumerate(config.methods):
-            folder = RunFolder(out / method.title)
-            if not (folder.path / MANIFEST).exists():
-                alone = config.model_copy(update={"methods": (method,)})
-                manifest = make_manifest("run", alone, materials, trainer.engine)
-                folder = RunFolder.create(folder.path, manifest)
-            folders[number] = folder
-    return folders
-
-
-def conclude_comparison(
-    config: Config, materials: Materials, results: list[RunResult], out: Path | None
-) -> Comparison:
-    """Write down what came of all methods together."""
-    summary = _comparison_summary(config, materials, results)
-    if out is not None:
-        write_json(out / SUMMARY, summary)
-    return Comparison(summary, results, out)
-
-
-def make_runs(
+def compare_seeds(
     config: Config,
-    materials: Materials,
-    folders: Sequence[RunFolder | None],
-    trainer: Trainer,
-    name: str | None = None,
-) -> list[MethodRun]:
-    """The runs of all methods of a config; `name` tells them from those of another config."""
-    return [
-        MethodRun(
-            config.model_copy(update={"methods": (method,)}),
-            method,
-            materials,
-            trainer,
-            folder,
-            label=name if len(config.methods) == 1 or name is None else f"{name} {method.title}",
-        )
-        for method, folder in zip(config.methods, folders, strict=True)
+    seeds: Sequence[int],
+    *,
+    out: str | Path | None = None,
+    dataset: Dataset | None = None,
+    progress: Progress | None = None,
+) -> dict[int, Comparison]:
+    """`compare` with each of these seeds; all methods of all seeds train as one cohort.
+
+    A seed decides partition, initial weights, participants, batches and noise. With `out`, seed s is kept in
+    `out/seed-s`, and what is already there is continued.
+    """
+    configs = {f"seed-{seed}": config.model_copy(update={"seed": seed}) for seed in seeds}
+    comparisons = compare_together(configs, out=out, dataset=dataset, progress=progress)
+    return {seed: comparisons[f"seed-{seed}"] for seed in seeds}
+
+
+def compare_together(
+    configs: Mapping[str, Config],
+    *,
+    out: str | Path | None = None,
+    dataset: Dataset | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Comparison]:
+    """`compare` for each config, by name, in one cohort: they may differ in all but dataset, model and engine.
+
+    Each ends with the same bytes as if it had run alone (on the processor). With `out`, each is kept in the folder
+    of its name there; one that was begun is continued, and one that was begun with other settings is refused.
+    `dataset` stands in for the one the configs name.
+    """
+    if not configs:
+        raise ConfigError("nothing to compare", field="configs")
+    for one, other in pairwise(configs.values()):
+        _require_one_cohort(one, other)
+    materials = gather_together(list(configs.values()), dataset)
+    entries = [
+        _Entry(config, items, None if out is None else RunFolder(Path(out) / name), name)
+        for (name, config), items in zip(configs.items(), materials, strict=True)
     ]
+    with Trainer(entries[0].config, materials[0]) as trainer:
+        for entry in entries:
+            entry.begin_or_continue(trainer.engine)
+        return dict(zip(configs, _play_entries(entries, trainer, progress), strict=True))
 
 
-def _play_all(
-    config: Config,
-    materials: Materials,
-    folders: Sequence[RunFolder | None],
-    trainer: Trainer,
-    progress: Progress | None,
-) -> list[RunResult]:
-    return play_runs(make_runs(config, materials, folders, trainer), trainer, progress)
+@dataclass(frozen=True)
+class _Entry:
+    """One comparison among those that are played in step; `name` tells its runs from those of the others."""
+
+    config: Config
+    materials: Materials
+    folder: RunFolder | None
+    name: str | None = None
+
+    def begin_or_continue(self, engine: str) -> None:
+        """Make the folder, or make sure that the one there is this comparison."""
+        if self.folder is None:
+            return
+        manifest, path = make_manifest("comparison", self.config, self.materials, engine), self.folder.path
+        if not self.folder.begun:
+            RunFolder.create(path, manifest)
+            return
+        earlier = read_json(path / MANIFEST)
+        if any(_settings(earlier, key) != _settings(manifest, key) for key in ("config", "data")):
+            raise RunFolderError(
+                f"{path} was begun with other settings or other data",
+                hint="give another folder, or remove it to start again",
+            )
+
+    def runs(self, trainer: Trainer) -> list[MethodRun]:
+        """The runs of all methods, each in a folder of its own, made where it is missing."""
+        runs = []
+        for method in self.config.methods:
+            config = self.config.model_copy(update={"methods": (method,)})
+            folder = None
+            if self.folder is not None:
+                folder = RunFolder(self.folder.path / method.title)
+                if not folder.begun:
+                    manifest = make_manifest("run", config, self.materials, trainer.engine)
+                    folder = RunFolder.create(folder.path, manifest)
+            label = self.name
+            if self.name is not None and len(self.config.methods) > 1:
+                label = f"{self.name} {method.title}"
+            runs.append(MethodRun(config, self.materials, trainer, folder, label))
+        return runs
+
+    def conclude(self, results: list[RunResult]) -> Comparison:
+        """Write down what came of all methods together."""
+        summary = summarise(self.config, self.materials, results)
+        if self.folder is not None:
+            write_json(self.folder.path / SUMMARY, summary)
+        return Comparison(summary, results, None if self.folder is None else self.folder.path)
+
+
+def _play_entries(entries: Sequence[_Entry], trainer: Trainer, progress: Progress | None) -> list[Comparison]:
+    groups = [entry.runs(trainer) for entry in entries]
+    results = iter(play_runs([one for group in groups for one in group], trainer, progress))
+    return [
+        entry.conclude([next(results) for _ in group]) for entry, group in zip(entries, groups, strict=True)
+    ]
 
 
 def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | None) -> list[RunResult]:
     """Play the rounds that are still missing, all runs in step, then write down what came of it.
 
-    Runs whose clients do the same local work train as one cohort.
+    Runs whose clients do the same local work train as one cohort, as many as have room for their updates.
     """
     with ExitStack() as stack, _threads(runs[0].config.training.threads):
         for one in runs:
@@ -222,21 +312,28 @@ def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | 
                 for one in waiting
                 if one.rounds_done == first.rounds_done and local_work(one.config) == local_work(first.config)
             ]
-            _play_turn(runs, alike[: trainer.together(first.config)], trainer, progress)
+            _play_round(runs, alike[: trainer.together(first.config)], trainer, progress)
     return [one.conclude() for one in runs]
 
 
-def _play_turn(
+def _play_round(
     runs: Sequence[MethodRun], turn: Sequence[MethodRun], trainer: Trainer, progress: Progress | None
 ) -> None:
-    """One round of some methods, their clients trained as one cohort."""
-    requests = [one.open_round() for one in turn]
+    """One round of the methods whose turn it is, their clients trained as one cohort.
+
+    The seconds of a method are its part of what all did together and those in which it finished the round.
+    """
     began = time.perf_counter()
-    done = _client_progress(runs, turn, sum(map(len, requests)), progress)
-    updates = trainer.train(requests, done, turn[0].config)
-    each = (time.perf_counter() - began) / len(turn)
-    for one, rows in zip(turn, updates, strict=True):
-        seconds = one.close_round(rows, each)
+    opened = [begin_round(one.federation, one.weights, one.ledger, one.rounds_done) for one in turn]
+    jobs = [each.jobs for each in opened]
+    done = _client_progress(runs, turn, sum(map(len, jobs)), progress)
+    updates = trainer.train(jobs, turn[0].config, done)
+    together = (time.perf_counter() - began) / len(turn)
+    for one, each, rows in zip(turn, opened, updates, strict=True):
+        began = time.perf_counter()
+        result = each.finish(rows)
+        seconds = together + time.perf_counter() - began
+        one.record(result, seconds)
         if progress is not None:
             place, rounds = runs.index(one) + 1, one.config.rounds
             accuracy = one.metrics[-1]["accuracy"]
@@ -261,25 +358,25 @@ def _client_progress(
     return count
 
 
-def _comparison_summary(config: Config, materials: Materials, results: list[RunResult]) -> dict[str, Any]:
-    epsilon = config.privacy.epsilon
-    return {
-        "name": config.name,
-        "title": f"{config.name}: {len(results)} methods on the same clients",
-        "niss_version": __version__,
-        "rounds": config.rounds,
-        "clients": config.data.clients,
-        "participants": config.training.participants,
-        "participations": config.participations,
-        "model_parameters": materials.layout.size,
-        "delta": config.privacy.delta,
-        "target_epsilon": epsilon if isinstance(epsilon, float | int) else max(epsilon),
-        "unit": config.privacy.unit,
-        "relation": config.privacy.relation,
-        "dataset": materials.data["source"],
-        "split": config.data.split,
-        "methods": [result.summary for result in results],
-    }
+def _require_one_cohort(one: Config, other: Config) -> None:
+    """One engine trains one module on one set of examples."""
+    settings = ("engine", "device", "workers", "tf32", "threads")
+    same = one.data.dataset == other.data.dataset and one.model == other.model
+    if not same or any(getattr(one.training, name) != getattr(other.training, name) for name in settings):
+        raise ConfigError(
+            "dataset, model and engine must be the same for all",
+            field="configs",
+            hint="compare settings with another dataset or model in a call of their own",
+        )
+
+
+def _settings(manifest: Mapping[str, Any], key: str) -> Any:
+    """What must not change between two parts of a run; where its clients train changes only the last bits."""
+    value = manifest.get(key)
+    if key != "config" or not isinstance(value, dict):
+        return value
+    training = {name: item for name, item in value["training"].items() if name not in ("device", "workers")}
+    return {**value, "training": training}
 
 
 @contextmanager

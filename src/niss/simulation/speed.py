@@ -23,7 +23,16 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Round:
-    """The work that is timed: a round of the paper, unless told otherwise."""
+    """The work that is timed: a round of the paper, unless told otherwise.
+
+    model       name of the network, as in `build_model`
+    clients     clients that train in the round
+    samples     examples of each client, made up
+    epochs      local epochs of each client
+    batch_size  examples in a step
+
+    Raises `ConfigError` for a number below 1.
+    """
 
     model: str = "mlp"
     clients: int = 30
@@ -44,7 +53,17 @@ class Round:
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians of one run: seconds of a round, how many times as fast as the plain loop, nanoseconds of noise."""
+    """What was measured: medians over the repeats.
+
+    round               the work
+    engine              how the clients were trained, in one line
+    parameters          of the model
+    seconds             of a round on the engine
+    plain_seconds       of the same round in the plain loop, scaled up from the few clients that were timed
+    plain_clients       how many that were
+    share_nanoseconds   to draw and add one coordinate of a simulated share
+    secret_nanoseconds  to draw and add one coordinate of the protocol's noise, on the grid, from a secret key
+    """
 
     round: Round
     engine: str
@@ -57,7 +76,7 @@ class Speed:
 
     @property
     def ratio_to_plain(self) -> float:
-        """Plain seconds are those of all clients, from the few that were timed."""
+        """How many times as fast as the plain loop the engine is."""
         return self.plain_seconds / self.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +92,15 @@ def measure(
     plain_clients: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Speed:
-    """Time rounds of the engine and, in between, the plain loop on a few of the same clients."""
+    """Time rounds of the engine and, in between, the plain loop on a few of the same clients.
+
+    work           the round
+    device         `cpu` or `cuda`
+    tf32           faster and coarser products on a GPU
+    repeats        how often everything is timed; one round more warms up
+    plain_clients  clients in the plain loop, which is slow
+    progress       told in a few words what is done next
+    """
     if repeats < 1:
         raise ConfigError(f"must be at least 1, not {repeats}", field="repeats")
     stream = SimStream(1)
@@ -117,6 +144,7 @@ def measure(
 
 
 def _share_nanoseconds(coordinates: int, repeats: int) -> float:
+    """Per edge and coordinate, on a small graph without distortion."""
     graph = ShareGraph.regular(10, degree=3, beacon=b"speed")
     uploads = np.zeros((10, coordinates), dtype=np.float32)
 
@@ -127,11 +155,13 @@ def _share_nanoseconds(coordinates: int, repeats: int) -> float:
 
 
 def _secret_nanoseconds(coordinates: int, repeats: int) -> float:
+    """Per coordinate, with a deviation of 1000 grid steps."""
     vector = np.zeros(coordinates, dtype=np.uint64)
     return _median(lambda: SecretStream.fresh().add_gaussian(vector, 1000.0), repeats) / coordinates * 1e9
 
 
 def _median(work: Callable[[], object], repeats: int) -> float:
+    """Median seconds of at least three calls, after one that warms up."""
     work()
     seconds: Sequence[float] = [_seconds(work) for _ in range(max(3, repeats))]
     return statistics.median(seconds)

@@ -27,17 +27,21 @@ from niss.simulation.materials import Materials
 
 Rows = TypeVar("Rows")
 Done = Callable[[int], None]
+"""Called now and then while clients train, with the number of clients that were finished since the last call."""
 
 TOGETHER_BYTES = 512 * 2**20
 """Methods are trained together as long as their updates fit into this much memory of the processor."""
 
 
 class Trainer(AbstractContextManager["Trainer"]):
-    """Trains clients as the config says; owns the worker processes, or the place on the device."""
+    """Trains clients on the engine that `config` chooses; owns the worker processes, or the place on the device.
+
+    The training examples are handed over to it by `materials.clients`. How clients train may change from call to
+    call (`train(config=...)`); model, data and engine stay.
+    """
 
     def __init__(self, config: Config, materials: Materials) -> None:
         training = config.training
-        self._config = config
         self._row_bytes, self._dtype = materials.start.nbytes, materials.start.dtype
         self._cohort = open_cohort(
             copy.deepcopy(materials.module),
@@ -55,14 +59,14 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self._cohort.engine
 
     def train(
-        self, requests: Sequence[Sequence[Job]], done: Done | None = None, config: Config | None = None
+        self, requests: Sequence[Sequence[Job]], config: Config, done: Done | None = None
     ) -> list[Uploads]:
-        """The updates of each request, a row for each of its jobs, all trained as one cohort.
+        """The updates of each request, a row for each of its jobs, all trained as one cohort as `config` says.
 
-        `config` says how, where it is not the one the trainer was made for.
+        The rows stay where they were made: in the memory of the processor or of the device.
         """
         jobs = [job for request in requests for job in request]
-        work = local_work(config or self._config)
+        work = local_work(config)
         sizes = [len(request) for request in requests]
         if isinstance(self._cohort, Cohort) or self._dtype != torch.float32:
             rows = _trained(self._cohort.train, self._cohort.clipped_steps, jobs, work, done)
@@ -73,11 +77,10 @@ class Trainer(AbstractContextManager["Trainer"]):
         resident = _trained(cuda.train_on_device, cuda.clipped_steps_on_device, jobs, work, done)
         return [DeviceUploads(part) for part in torch.split(resident, sizes)]
 
-    def together(self, config: Config | None = None) -> int:
+    def together(self, config: Config) -> int:
         """How many methods to train at once: at least one, and as many as have room for their updates."""
-        participants = (config or self._config).training.participants
         room = TOGETHER_BYTES if isinstance(self._cohort, Cohort) else self._cohort.together_bytes
-        return max(1, room // (self._row_bytes * participants))
+        return max(1, room // (self._row_bytes * config.training.participants))
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Accuracy and loss of the model with these weights."""
@@ -92,21 +95,11 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort.close()
 
 
-def _trained(
-    train: Callable[..., Rows],
-    clipped_steps: Callable[..., Rows],
-    jobs: Sequence[Job],
-    work: LocalTraining | tuple[float, float],
-    done: Done | None,
-) -> Rows:
-    if isinstance(work, LocalTraining):
-        return train(jobs, work, progress=done)
-    clip, learning_rate = work
-    return clipped_steps(jobs, clip=clip, learning_rate=learning_rate, progress=done)
-
-
 def local_work(config: Config) -> LocalTraining | tuple[float, float]:
-    """What a client does in a round: local epochs, or one step with this clip and rate (unit record)."""
+    """What a client does in a round: local epochs, or one step with this clip and rate (unit record).
+
+    Methods whose local work is the same, on the same cohort, are trained together.
+    """
     training, privacy = config.training, config.privacy
     if privacy.unit == "record":
         return privacy.clip, training.learning_rate
@@ -117,3 +110,17 @@ def local_work(config: Config) -> LocalTraining | tuple[float, float]:
         momentum=training.momentum,
         weight_decay=training.weight_decay,
     )
+
+
+def _trained(
+    train: Callable[..., Rows],
+    clipped_steps: Callable[..., Rows],
+    jobs: Sequence[Job],
+    work: LocalTraining | tuple[float, float],
+    done: Done | None,
+) -> Rows:
+    """The rows of these jobs, from whichever of an engine's two functions does this work."""
+    if isinstance(work, LocalTraining):
+        return train(jobs, work, progress=done)
+    clip, learning_rate = work
+    return clipped_steps(jobs, clip=clip, learning_rate=learning_rate, progress=done)

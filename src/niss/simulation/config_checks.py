@@ -1,0 +1,124 @@
+"""Settings that do not go together, refused before any work starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from niss.simulation.config import Config, MethodConfig
+
+
+def check_consistency(config: Config) -> None:
+    """Raise ValueError("field: fault; fix") for the first fault that no single key shows.
+
+    That is how a validator of pydantic speaks; `make_config` turns it into a `ConfigError`.
+    """
+    _check_training(config)
+    _check_titles(config.methods)
+    if config.exchange == "protocol":
+        _check_protocol(config)
+    if config.privacy.colluders > config.training.participants - 2:
+        raise ValueError(
+            f"privacy.colluders: {config.privacy.colluders} of {config.training.participants} participants leave "
+            "nobody to share noise with; assume fewer, or let more take part"
+        )
+    for method in config.methods:
+        _check_method(config, method)
+
+
+def _check_training(config: Config) -> None:
+    """Numbers of clients, and the units and mechanisms that ask something of training."""
+    clients, training, privacy = config.data.clients, config.training, config.privacy
+    if training.participants > clients:
+        raise ValueError(
+            f"training.participants: {training.participants} in a round, but there are only {clients} clients; "
+            "lower it or raise data.clients"
+        )
+    if isinstance(privacy.epsilon, tuple) and len(privacy.epsilon) != clients:
+        raise ValueError(f"privacy.epsilon: {len(privacy.epsilon)} values for {clients} clients")
+    if privacy.unit == "record" and training.epochs != 1:
+        raise ValueError(
+            "training.epochs: the record unit takes one local step a round; set it to 1 and raise rounds"
+        )
+    if privacy.mechanism == "classical" and not privacy.allow_invalid:
+        largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
+        if largest >= 1.0:
+            raise ValueError(
+                f"privacy.mechanism: classical is proved only for epsilon < 1, not {largest:g}; use analytic, or "
+                "allow_invalid = true to reproduce the paper without a guarantee"
+            )
+
+
+def _check_titles(methods: tuple[MethodConfig, ...]) -> None:
+    """Every method has a folder of its own, called by its title."""
+    titles = [method.title for method in methods]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise ValueError(f"methods: two are called {title!r}; give each its own label")
+        if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
+            raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
+
+
+def _check_method(config: Config, method: MethodConfig) -> None:
+    """Distortion, tau^2 and graph of one method."""
+    clients = config.data.clients
+    if isinstance(method.tau2, tuple) and len(method.tau2) != clients:
+        raise ValueError(f"methods.tau2: {len(method.tau2)} values for {clients} clients")
+    distortion = method.distorts
+    if method.tau2 == "calibrated" and distortion is not None and not distortion.calibratable:
+        raise ValueError(
+            f"methods.tau2: only the additive distortion can be calibrated, not {method.distortion}; "
+            "give a number, or use distortion = 'additive'"
+        )
+    repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
+    if repairing and distortion is not None and not distortion.repairable:
+        raise ValueError(
+            f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
+            "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
+        )
+    if method.graph == "coalition" and not method.groups:
+        raise ValueError("methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]")
+
+
+def _check_protocol(config: Config) -> None:
+    """What the real protocol cannot do.
+
+    It hides whole clients of equal weight behind one target for all, draws a balanced graph, and adds its residual
+    noise instead of multiplying. A setting that asks for something else is never run as if it had not been made.
+    """
+    privacy, training, instead = config.privacy, config.training, "or exchange = 'simulated'"
+    if privacy.unit != "client":
+        raise ValueError(
+            f"privacy.unit: the protocol hides whole clients, not {privacy.unit!r}; use unit = 'client', {instead}"
+        )
+    if training.weights != "equal":
+        raise ValueError(
+            f"training.weights: in the protocol all clients weigh the same; use weights = 'equal', {instead}"
+        )
+    sharing = [method for method in config.methods if method.kind.has_protocol]
+    if sharing and isinstance(privacy.epsilon, tuple):
+        raise ValueError(
+            f"privacy.epsilon: the protocol has one target for all clients; give one number, {instead}"
+        )
+    for method in sharing:
+        if method.graph not in ("regular", "complete"):
+            raise ValueError(
+                f"methods.graph: the protocol draws regular or complete graphs, not {method.graph!r}; "
+                f"use graph = 'regular', {instead}"
+            )
+        if method.graph == "complete" and method.neighbours < training.participants - 1:
+            raise ValueError(
+                f"methods.neighbours: {method.neighbours:g} shares from each of {training.participants} clients do "
+                f"not make a complete graph in the protocol; use neighbours = {training.participants - 1}, "
+                f"graph = 'regular', {instead}"
+            )
+        if isinstance(method.tau2, tuple):
+            raise ValueError(
+                "methods.tau2: the protocol has one tau2 for all clients; give one number, 'calibrated', "
+                f"{instead}"
+            )
+        if method.distorts is not None and method.distorts.multiplies:
+            raise ValueError(
+                f"methods.distortion: the protocol adds its residual noise, {method.distortion!r} would multiply; "
+                f"use distortion = 'additive', {instead}"
+            )

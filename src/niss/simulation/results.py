@@ -1,0 +1,236 @@
+"""What came of a run: its statement, the caveats that its rounds add to it, and the objects a user is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from niss.accounting import Ledger, OutsiderClaim, Statement, make_statement, outsider_epsilon
+from niss.simulation.config import Config, MethodConfig
+from niss.simulation.materials import Materials
+from niss.simulation.round import Federation
+from niss.version import __version__
+
+Metrics = list[dict[str, Any]]
+"""The lines of metrics.jsonl, one per round."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run of one method.
+
+    settings    the method's own settings
+    metrics     a dictionary per round, as in metrics.jsonl: accuracy, noise measured and predicted, mu, dropouts, ...
+    statement   what was promised to the clients, in words and numbers, with all caveats
+    state_dict  the final model's tensors by name, for `module.load_state_dict`
+    folder      where everything was written, if anywhere
+    label       its name in tables, unique within a comparison
+    method      the name of the method
+    accuracy    of the final model on the test data
+    epsilon     of the worst-off client in the joint view, at `statement.delta`; None: there is no guarantee
+    summary     the run in one JSON object, as in result.json
+
+    >>> result = niss.run(niss.make_config({"rounds": 5}))
+    >>> result.accuracy, result.epsilon, result.statement.words
+    """
+
+    settings: MethodConfig
+    metrics: Metrics = field(repr=False)
+    statement: Statement = field(repr=False)
+    state_dict: dict[str, Tensor] = field(repr=False)
+    folder: Path | None
+
+    @property
+    def label(self) -> str:
+        """Its name in tables, unique within a comparison."""
+        return self.settings.title
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.settings.name
+
+    @property
+    def accuracy(self) -> float:
+        """Of the final model on the test data."""
+        return float(self.metrics[-1]["accuracy"])
+
+    @property
+    def epsilon(self) -> float | None:
+        """The worst-off client's epsilon in the joint view, at `statement.delta`; None: there is no guarantee."""
+        return self.statement.epsilon_joint
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run in one JSON object, as in result.json; variances and tau2 are means over the rounds."""
+        settings, statement, method = self.settings, self.statement, self.settings.kind
+        return {
+            "label": settings.title,
+            "folder": settings.title,
+            "method": settings.name,
+            "kappa": settings.kappa if method.uses("kappa") else None,
+            "tau2": self._mean("tau2") if method.uses("tau2") else None,
+            "distortion": settings.distortion if method.uses("distortion") else None,
+            "accuracy": self.metrics[-1]["accuracy"],
+            "aggregate_variance": self._mean("aggregate_variance"),
+            "aggregate_variance_predicted": self._mean("aggregate_variance_predicted"),
+            "epsilon_joint": statement.epsilon_joint,
+            "epsilon_marginal": statement.epsilon_marginal,
+            "epsilon_outsider": statement.epsilon_outsider,
+            "adversary": statement.adversary,
+            "guarantee": statement.words,
+        }
+
+    def _mean(self, name: str) -> float:
+        return float(np.mean([line[name] for line in self.metrics]))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several finished runs on the same clients, batches and initial weights.
+
+    results  the runs in the order of the config's methods; `comparison[label]` is the one of that label
+    summary  all of them in one JSON object, as in summary.json
+    folder   where everything was written, if anywhere
+
+    >>> comparison = niss.compare(niss.preset("demo"))
+    >>> comparison["niss-kappa-4"].accuracy - comparison["dp-fedavg"].accuracy
+    """
+
+    summary: dict[str, Any] = field(repr=False)
+    results: list[RunResult]
+    folder: Path | None
+
+    def __getitem__(self, label: str) -> RunResult:
+        for result in self.results:
+            if result.label == label:
+                return result
+        raise KeyError(f"{label!r}; the labels are {', '.join(result.label for result in self.results)}")
+
+    def __iter__(self) -> Iterator[RunResult]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+def summarise(config: Config, materials: Materials, results: Sequence[RunResult]) -> dict[str, Any]:
+    """What summary.json says of a comparison."""
+    epsilon = config.privacy.epsilon
+    return {
+        "name": config.name,
+        "title": f"{config.name}: {len(results)} methods on the same clients",
+        "niss_version": __version__,
+        "rounds": config.rounds,
+        "clients": config.data.clients,
+        "participants": config.training.participants,
+        "participations": config.participations,
+        "model_parameters": materials.layout.size,
+        "delta": config.privacy.delta,
+        "target_epsilon": epsilon if isinstance(epsilon, float | int) else max(epsilon),
+        "unit": config.privacy.unit,
+        "relation": config.privacy.relation,
+        "dataset": materials.data["source"],
+        "split": config.data.split,
+        "methods": [result.summary for result in results],
+    }
+
+
+def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) -> Statement:
+    """The statement of a finished run, from what its ledger was charged and its rounds recorded.
+
+    It never rests on the plan alone: what the plan promises and what the rounds cost are both in there.
+    """
+    plan = federation.plan
+    caveats = _caveats(metrics, sharing=plan.kind.shares_noise)
+    if federation.exchange is not None:
+        caveats += (_grid_caveat(metrics, plan.delta),)
+    return make_statement(
+        plan,
+        ledger,
+        notes=caveats,
+        outsider=_outsider(federation, metrics),
+        noise_from="seed" if federation.exchange is None else "entropy",
+    )
+
+
+def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
+    """What someone learns who sees the released models and nothing else; None where no noise is proved to protect."""
+    config, plan = federation.config, federation.plan
+    if not plan.private or plan.heuristic:
+        return None
+    # Without a budget nothing caps how often a client is drawn, except that cohorts are dealt out in turn.
+    shuffled = config.training.sampling == "shuffled"
+    capped = shuffled or (plan.calibrated and config.privacy.scope == "training")
+    return outsider_epsilon(
+        noise_multipliers=[line["noise_multiplier"] for line in metrics],
+        sampling=config.training.sampling,
+        clients=config.data.clients,
+        participants=config.training.participants,
+        delta=plan.delta,
+        participations=min(config.most_participations, len(metrics)) if capped else None,
+    )
+
+
+def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
+    """What happened in the rounds that a reader of the statement must know.
+
+    All of it is taken from the metrics, so that a resumed run says the same.
+    """
+    caveats = []
+    if dropped := sum(line["dropped"] for line in metrics):
+        lied = "; every round is charged as if the server had lied about it" if sharing else ""
+        caveats.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
+    if noisy := sum(not line.get("exact", True) for line in metrics):
+        caveats.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
+    if again := sum(line.get("attempts", 1) - 1 for line in metrics):
+        caveats.append(
+            f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "
+            "anything was sent, for another with more noise. Nothing was charged for that; delta pays for all attempts."
+        )
+    if zeroed := sum(line["zeroed_updates"] for line in metrics):
+        caveats.append(
+            f"{_counted(zeroed, 'update')} {_was(zeroed)} NaN or infinite and {_was(zeroed)} replaced by zero."
+        )
+    if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
+        caveats.append(
+            f"The worst case over colluders is the worst of a search (at least {min(searched)} sets a round), "
+            "not of all sets."
+        )
+    if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
+        least = min(balance["least_received"] for balance in unequal)
+        most = max(balance["most_received"] for balance in unequal)
+        caveat = f"Clients received between {least:.2g} and {most:.2g} times the shares they sent"
+        if kept := [balance["kept"] for balance in unequal if balance["kept"] is not None]:
+            caveat += f"; the worst-off kept {min(kept):.0%} of the noise that a balanced graph leaves to its worst-off"
+        caveats.append(caveat + ".")
+    return tuple(caveats)
+
+
+def _grid_caveat(metrics: Metrics, delta: float) -> str:
+    """What the claim of a protocol run leaves out."""
+    # Metrics of an older version do not have it.
+    added = max(line.get("grid_delta", 1.0) for line in metrics)
+    caveat = (
+        f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {added:.2g} to delta; the "
+        "claim is computational, as are the keys behind it."
+    )
+    if added >= delta:
+        caveat += (
+            " That is delta itself or more: at an epsilon this large the bound says nothing about the rounding, and "
+            "the claim is that of exact Gaussian noise."
+        )
+    return caveat
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
