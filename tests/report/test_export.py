@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from niss.errors import ConfigError, RunFolderError
-from niss.report.event_files import TAGS, write_event_files
-from niss.report.export import COLUMNS, read_series, write_csv
+from niss.report.export import COLUMNS, TAGS, read_series, write_csv, write_event_files
 from report.conftest import ROUNDS
 from report.test_round_graph import write
 
@@ -123,7 +122,6 @@ def test_the_command_names_what_is_missing(
 
     with pytest.raises(ConfigError, match="nowhere to export"):
         export_command([demo])
-    monkeypatch.delitem(sys.modules, "niss.report.event_files")
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)

@@ -111,8 +111,8 @@ def test_an_infinite_epsilon_is_no_guarantee(run_folder: Path, one: Any) -> None
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "cannot be read"),
-        ("[]", "no JSON object"),
+        ("{", "cannot read"),
+        ("[]", "does not hold a JSON object"),
         ('{"methods": []}', "lists no methods"),
         ('{"methods": [{"label": "a", "folder": "../elsewhere"}]}', "outside"),
         ('{"methods": [{"label": "a", "accuracy": "high"}]}', "accuracy should be a number"),

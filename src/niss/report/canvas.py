@@ -1,35 +1,50 @@
-"""What the charts share: colours, type, and turning a matplotlib figure into SVG or PNG.
+"""What the charts share: colours and type, SVG for the page, values under the pointer, and files.
 
-Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers
-tell the curves apart in black and white. Only matplotlib's object interface is used, so that nothing
-here touches pyplot's global state.
+Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers tell the curves
+apart in black and white. In the page a figure takes the colours of the light or the dark theme. Only matplotlib's
+object interface is used, so that nothing here touches pyplot's global state; the settings of `rc_context` are still
+those of the process, so figures are drawn by one thread at a time.
+
+Importing this module, or any module of charts, loads matplotlib.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
 
 import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from niss.report.source import MethodResult, ReportInput
+from niss.errors import ConfigError
+from niss.files import write_output
+from niss.report.run_folder import MethodResult, ReportInput
 
 INK = "#1c1c1f"
 RULE = "#d3d3d8"
 QUIET = "#7d7d86"
-# Without Okabe and Ito's yellow, which is lost on white; the unprotected baseline takes the ink.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# In the page the figures take the colours of the light or the dark theme.
+"""Without Okabe and Ito's yellow, which is lost on white; the unprotected baseline takes the ink."""
+
 THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
+"""The colours as drawn, and what stands for them in the page."""
+
 WIDTH = 7.4
-# matplotlib writes SVG in points.
-POINTS_PER_INCH = 72.0
+"""Inches; matplotlib writes SVG in points, 72 to the inch."""
+
+MOST_BANDS = 120
+"""More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off."""
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {
@@ -47,9 +62,16 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
+_COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_POINTS_PER_INCH = 72.0
+_LINE_HEIGHT = 13.0
+
 
 def colours(report: ReportInput) -> list[str]:
-    """One colour for each method, the same in both figures."""
+    """One colour for each method, the same in all figures."""
     chosen, used = [], 0
     for method in report.methods:
         if method.is_private:
@@ -61,6 +83,7 @@ def colours(report: ReportInput) -> list[str]:
 
 
 def short(label: str, most: int = 26) -> str:
+    """A label on one line, cut to `most` characters."""
     line = " ".join(label.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
@@ -70,7 +93,14 @@ def label_width(methods: Iterable[MethodResult], extra: int = 0) -> float:
     return 0.25 + 0.077 * (extra + max((len(short(method.label)) for method in methods), default=0))
 
 
+def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Rules at the ticks of one axis, behind what is drawn."""
+    axes.grid(axis=axis, color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
 def as_svg(figure: Figure, *, salt: str) -> str:
+    """A whole SVG document on no ground; `salt` makes its ids the same each time and unlike those of other figures."""
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
         # The reader's fonts draw the text, so it does not matter which signs matplotlib's own font lacks.
@@ -80,9 +110,159 @@ def as_svg(figure: Figure, *, salt: str) -> str:
 
 
 def as_png(figure: Figure) -> bytes:
+    """A picture on white, the same bytes each time."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def save_figure(path: Path, draw: Callable[[], Figure], *, salt: str) -> Path:
+    """Draw into a .png or .svg file, by its extension; any other is a `ConfigError` before anything is drawn."""
+    kind = path.suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise ConfigError(
+            f"{path.name!r} ends in neither .png nor .svg", field="--plot", hint="for example chart.png"
+        )
+    figure = draw()
+    return write_output(path, as_png(figure) if kind == ".png" else as_svg(figure, salt=salt).encode())
+
+
+def inline_svg(
+    figure: Figure,
+    *,
+    salt: str,
+    prefix: str,
+    title: str,
+    description: str,
+    overlay: Callable[[ElementTree.Element], None] | None = None,
+) -> Markup:
+    """A figure as an element for HTML, with unique ids, the colours of the theme, and a name for screen readers.
+
+    prefix       goes before every id, to keep figures on one page apart
+    description  the figure in words, for those who do not see it
+    overlay      may add elements on top, in the same units and colours
+
+    The result is markup of our own making: every text in it passed through ElementTree, which escapes.
+    """
+    root = ElementTree.fromstring(as_svg(figure, salt=salt))
+    if overlay is not None:
+        overlay(root)
+    _drop(root, {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"})
+    for element in root.iter():
+        _make_ids_unique(element, prefix)
+        style = element.get("style")
+        if style is not None:
+            element.set("style", _COLOUR.sub(lambda hit: THEME.get(hit[0].lower(), hit[0]), style))
+    # The size comes from the page; the viewBox keeps the proportions.
+    root.attrib.pop("width", None)
+    root.attrib.pop("height", None)
+    root.set("role", "img")
+    root.set("aria-label", description)
+    # matplotlib sets these for everything in the document; here they must not reach beyond the figure.
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+    name = ElementTree.Element(f"{{{_SVG}}}title")
+    name.text = title
+    root.insert(0, name)
+    ElementTree.register_namespace("", _SVG)
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _drop(root: ElementTree.Element, tags: set[str]) -> None:
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag in tags]:
+            parent.remove(child)
+
+
+def _make_ids_unique(element: ElementTree.Element, prefix: str) -> None:
+    if "id" in element.attrib:
+        element.set("id", f"{prefix}-{element.attrib['id']}")
+    target = element.attrib.pop(_XLINK_HREF, None)
+    if target is not None:
+        element.set("href", f"#{prefix}-{target.removeprefix('#')}")
+    for key in ("clip-path", "style", "fill"):
+        if "url(#" in element.attrib.get(key, ""):
+            element.set(key, _REFERENCE.sub(rf"url(#{prefix}-\1)", element.attrib[key]))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One curve's value in a round: what is written, its colour as drawn, and the value itself."""
+
+    text: str
+    colour: str
+    value: float
+
+
+def add_bands(root: ElementTree.Element, figure: Figure, rounds: dict[int, list[Reading]]) -> None:
+    """Lay a band over the first axes for each of (at most `MOST_BANDS`) rounds; pointing at it shows the readings.
+
+    The page runs no script, so every reading is in the file from the start and CSS alone changes its visibility.
+    """
+    axes = figure.axes[0]
+    scale, height = _POINTS_PER_INCH / figure.dpi, figure.get_figheight() * _POINTS_PER_INCH
+
+    def place(number: float, value: float) -> tuple[float, float]:
+        """Where a point of the chart lies in the drawing, from its upper left corner."""
+        x, y = axes.transData.transform((number, value))
+        return float(x) * scale, height - float(y) * scale
+
+    (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
+    area = _Area(*place(first, high), *place(last, low))
+    numbers = sorted(rounds)
+    if len(numbers) > MOST_BANDS:
+        end = len(numbers) - 1
+        numbers = [numbers[round(step * end / (MOST_BANDS - 1))] for step in range(MOST_BANDS)]
+    xs = [place(number, low)[0] for number in numbers]
+    layer = ElementTree.SubElement(root, f"{{{_SVG}}}g", {"class": "bands"})
+    for index, (number, x) in enumerate(zip(numbers, xs, strict=True)):
+        before = xs[index - 1] if index else area.left - (x - area.left)
+        after = xs[index + 1] if index + 1 < len(xs) else x + (x - before)
+        left = max(area.left, (before + x) / 2)
+        right = max(min(area.right + 8.0, (x + after) / 2), left + 1.0)
+        group = _child(layer, "g", {"class": "band"})
+        reach = {"x": left, "y": area.top, "width": right - left, "height": area.bottom - area.top}
+        _child(group, "rect", {"class": "catch", **reach})
+        reading = _child(group, "g", {"class": "reading"})
+        _child(reading, "line", {"x1": x, "x2": x, "y1": area.top, "y2": area.bottom})
+        highest_first = sorted(rounds[number], key=lambda one: -one.value)
+        for one in highest_first:
+            _, y = place(number, one.value)
+            _child(reading, "circle", {"cx": x, "cy": y, "r": 3.2, "style": f"fill: {one.colour}"})
+        _add_card(reading, area, x, f"Round {number}", highest_first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """Where the axes lie in the drawing, in its units, from the upper left corner."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def _add_card(
+    group: ElementTree.Element, area: _Area, at: float, title: str, readings: list[Reading]
+) -> None:
+    """A card with the readings, beside the line at `at` on the side that has room."""
+    wide = 28.0 + 4.9 * max(len(one.text) for one in readings)
+    tall = 10.0 + _LINE_HEIGHT * (len(readings) + 1)
+    x = at + 9.0 if at + 9.0 + wide < area.right else max(area.left + 3.0, at - 9.0 - wide)
+    y = max(area.top, min(area.bottom - tall - 6.0, (area.top + area.bottom - tall) / 2))
+    _child(group, "rect", {"class": "card", "x": x, "y": y, "width": wide, "height": tall, "rx": 4})
+    _child(group, "text", {"x": x + 8.0, "y": y + _LINE_HEIGHT + 1.0, "class": "head"}).text = title
+    for place, one in enumerate(readings, start=2):
+        line = y + _LINE_HEIGHT * place + 1.0
+        swatch = {"x": x + 8.0, "y": line - 6.5, "width": 7, "height": 7, "style": f"fill: {one.colour}"}
+        _child(group, "rect", swatch)
+        _child(group, "text", {"x": x + 20.0, "y": line}).text = one.text
+
+
+def _child(parent: ElementTree.Element, tag: str, attributes: dict[str, object]) -> ElementTree.Element:
+    values = {
+        name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in attributes.items()
+    }
+    return ElementTree.SubElement(parent, f"{{{_SVG}}}{tag}", values)

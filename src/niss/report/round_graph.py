@@ -8,6 +8,7 @@ protocol: then a graph made in the same way stands for it, and is said to.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,14 +16,14 @@ import numpy as np
 
 from niss.accounting.collusion import worst_case
 from niss.accounting.corruption import Corruption
-from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.plan import Plan
 from niss.errors import NissError
 from niss.graph import ShareGraph
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
 from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.randomness import SimStream
-from niss.report.source import MethodResult, ReportInput
+from niss.report.ledger import read_ledger
+from niss.report.run_folder import MethodResult, ReportInput
 
 _STAND_IN = b"niss.report.example-graph"
 # The search for the worst colluders is quick up to here.
@@ -52,28 +53,22 @@ class RoundGraph:
 
 def find_round_graph(report: ReportInput) -> RoundGraph | None:
     """The graph of the last round of the first method that shares noise and has one; None where none has."""
-    methods = [method for method in report.methods if method.method == "niss"]
+    methods = [method for method in report.methods if method.shares_noise]
     # A method with a guarantee says more about the system than one without.
     for method in sorted(methods, key=lambda one: one.finished and one.epsilon_joint is None):
-        try:
-            found = _round_graph(method)
-        except (NissError, KeyError, TypeError, ValueError):
-            # A folder changed by hand or written by another version: the rest of the page still stands.
-            continue
-        if found is not None:
-            return found
+        # A folder changed by hand or written by another version: the rest of the page still stands.
+        with suppress(NissError, KeyError, TypeError, ValueError):
+            if (graph := _round_graph(method)) is not None:
+                return graph
     return None
 
 
 def _round_graph(method: MethodResult) -> RoundGraph | None:
     config = method.manifest.get("config")
-    if method.folder is None or not isinstance(config, Mapping) or not _equal_clients(config):
+    if not isinstance(config, Mapping) or not _equal_clients(config):
         return None
-    path = method.folder / "ledger.jsonl"
-    if not path.is_file():
-        return None
-    ledger = LedgerFile.read(path)
-    if not ledger.entries:
+    ledger = read_ledger(method)
+    if ledger is None or not ledger.entries:
         return None
     entry = ledger.entries[-1]
     members = sorted(entry.mus, key=int)
@@ -156,14 +151,14 @@ def _worst_colluders(
         attempts=LINKS_PER_ROUND if config.get("exchange") == "protocol" else 1,
     )
     assumed = Corruption(colluders=plan.colluders, failure=plan.corruption.failure)
-    found = worst_case(
+    worst = worst_case(
         graph,
         assumed,
         unit_variance=unit,
         residual_variance=tau2 * unit * graph.in_weight,
         target_variance=1.0,
     )
-    return found.client, found.colluders
+    return worst.client, worst.colluders
 
 
 def _participations(config: Mapping[str, Any]) -> int:

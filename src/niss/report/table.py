@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from niss.report.source import MethodResult, ReportInput
+from niss.report.run_folder import MethodResult, ReportInput
 
 NOT_APPLICABLE = "–"
 NO_NOISE = "none"
@@ -12,13 +12,8 @@ NO_GUARANTEE = "no guarantee"
 NOT_PRIVATE = "not private"
 UNFINISHED = "unfinished"
 
-
-class SummaryTable(NamedTuple):
-    """Unpacks as `header, rows = summary_rows(report)`."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
+WORDS = (NOT_APPLICABLE, NO_NOISE, NO_GUARANTEE, NOT_PRIVATE, UNFINISHED)
+"""What stands in a cell that holds no number."""
 
 HEADER = (
     "Method",
@@ -32,17 +27,27 @@ HEADER = (
 )
 
 
+class SummaryTable(NamedTuple):
+    """Unpacks as `header, rows = summary_rows(report)`."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 def summary_rows(report: ReportInput) -> SummaryTable:
     """One row for each method, in the order of the folder."""
     return SummaryTable(HEADER, tuple(_row(method) for method in report.methods))
 
 
 def _row(method: MethodResult) -> tuple[str, ...]:
+    accuracy = NOT_APPLICABLE if method.accuracy is None else format_accuracy(method.accuracy)
+    if method.accuracy is not None and not method.finished:
+        accuracy += f" (round {method.evaluations[-1][0]})"
     return (
         method.label,
         _plain(method.kappa),
         _plain(method.tau2),
-        _accuracy_cell(method),
+        accuracy,
         format_variance(method.aggregate_variance, finished=method.finished),
         format_variance(method.aggregate_variance_predicted, finished=method.finished),
         format_epsilon(method, method.epsilon_joint),
@@ -52,14 +57,6 @@ def _row(method: MethodResult) -> tuple[str, ...]:
 
 def _plain(value: float | None) -> str:
     return NOT_APPLICABLE if value is None else f"{value:.3g}"
-
-
-def _accuracy_cell(method: MethodResult) -> str:
-    if method.accuracy is None:
-        return NOT_APPLICABLE
-    if method.finished:
-        return format_accuracy(method.accuracy)
-    return f"{format_accuracy(method.accuracy)} (round {method.evaluations[-1][0]})"
 
 
 def format_accuracy(accuracy: float) -> str:

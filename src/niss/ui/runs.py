@@ -14,9 +14,9 @@ from typing import Any
 
 from niss.errors import NissError, RunFolderError
 from niss.report import read_report_input
-from niss.report.files import read_json_lines
+from niss.files import read_json_lines
 from niss.report.page import render_page
-from niss.report.records import MethodResult, ReportInput
+from niss.report.run_folder import MethodResult, ReportInput
 
 _DEPTH = 3
 _MARKS = ("summary.json", "manifest.json", "metrics.jsonl")

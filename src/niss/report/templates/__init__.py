@@ -1,0 +1,32 @@
+"""The templates of the page. Whatever is put into one is escaped, unless it is `Markup` that our own code made."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("niss.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["prose"] = _prose
+    return environment
+
+
+def _prose(text: str) -> str:
+    """`text` with no line break between a number and its percent sign."""
+    return text.replace(" %", "\u00a0%")
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Fill in a template of this folder; a name that it uses and `values` lacks is an error."""
+    return Markup(_environment().get_template(template).render(values))
