@@ -62,15 +62,14 @@ class AttackPicture:
 
 @dataclass(frozen=True, slots=True)
 class AttackReport:
-    """The folder of an attack alone; `columns` are the headings of the keys that its table shows."""
+    """The folder of an attack alone: its picture, a table with a line for each case that was tried, its settings."""
 
     folder: Path
     picture: AttackPicture
     niss_version: str | None
-    settings: JsonObject
-    columns: dict[str, str]
-    rows: tuple[JsonObject, ...]
-    notes: tuple[str, ...]
+    settings: dict[str, str]
+    results: SummaryTable
+    notes: list[str]
 
     @property
     def name(self) -> str:
@@ -143,40 +142,33 @@ def read_attack_report(folder: Path) -> AttackReport:
         folder=folder,
         picture=_read_picture(path, ".", notes),
         niss_version=version if isinstance(version, str) else None,
-        settings=settings,
-        columns={key: str(heading) for key, heading in columns.items()},
-        rows=tuple(row for row in rows if isinstance(row, dict)),
-        notes=tuple(notes),
+        settings={name: _text(value) for name, value in settings.items() if value is not None},
+        results=_results(columns, [row for row in rows if isinstance(row, dict)]),
+        notes=notes,
     )
 
 
 def attack_body(report: AttackReport, *, level: int) -> Markup:
     """Header and sections as HTML, headings from `level` on."""
     version = f"niss {report.niss_version}" if report.niss_version else None
-    notes = list(report.notes)
-    if not report.picture.finished:
-        notes.insert(0, "Interrupted: the results are those the attack had by then.")
     return render(
         "attack.html.j2",
         level=level,
         report=report,
         byline=" · ".join(part for part in ("Attack", report.name, version) if part),
-        notes=notes,
-        results=_results(report.columns, report.rows),
-        settings={name: _text(value) for name, value in report.settings.items() if value is not None},
     )
 
 
-def _results(headings: dict[str, str], rows: tuple[JsonObject, ...]) -> SummaryTable:
+def _results(headings: JsonObject, rows: list[JsonObject]) -> SummaryTable:
     """One line for each case that was tried; only values that fit into a cell.
 
-    An attack of an older version names no headings: then every key is a column.
+    `headings` are those of the columns, by key. An attack of an older version names none: then every key is a column.
     """
     known = dict.fromkeys(key for row in rows for key in row)
     keys = [key for key in headings if key in known] or list(known)
     keys = [key for key in keys if not any(isinstance(row.get(key), dict | list) for row in rows)]
     return SummaryTable(
-        tuple(headings.get(key) or key.replace("_", " ") for key in keys),
+        tuple(str(headings.get(key) or key.replace("_", " ")) for key in keys),
         tuple(tuple(_cell(row, key) for key in keys) for row in rows),
     )
 

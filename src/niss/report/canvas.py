@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,23 +28,24 @@ from matplotlib.figure import Figure
 from niss.errors import ConfigError
 from niss.files import write_output
 from niss.report.run_folder import MethodResult, ReportInput
+from niss.report.templates import render
 
 INK = "#1c1c1f"
 RULE = "#d3d3d8"
 QUIET = "#7d7d86"
+# Without Okabe and Ito's yellow, which is lost on white; the unprotected baseline takes the ink.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Without Okabe and Ito's yellow, which is lost on white; the unprotected baseline takes the ink."""
 
+# The colours as drawn, and what stands for them in the page.
 THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
-"""The colours as drawn, and what stands for them in the page."""
 
+# Inches; matplotlib writes SVG in points, 72 to the inch.
 WIDTH = 7.4
-"""Inches; matplotlib writes SVG in points, 72 to the inch."""
 
+# More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off.
 MOST_BANDS = 120
-"""More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off."""
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {
@@ -67,7 +68,6 @@ _XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _POINTS_PER_INCH = 72.0
-_LINE_HEIGHT = 13.0
 
 
 def colours(report: ReportInput) -> list[str]:
@@ -137,19 +137,18 @@ def inline_svg(
     prefix: str,
     title: str,
     description: str,
-    overlay: Callable[[ElementTree.Element], None] | None = None,
+    overlay: str = "",
 ) -> Markup:
     """A figure as an element for HTML, with unique ids, the colours of the theme, and a name for screen readers.
 
     prefix       goes before every id, to keep figures on one page apart
     description  the figure in words, for those who do not see it
-    overlay      may add elements on top, in the same units and colours
+    overlay      elements to lay on top, in the same units
 
-    The result is markup of our own making: every text in it passed through ElementTree, which escapes.
+    The result is markup of our own making: every text in it passed through ElementTree, which escapes, or through a
+    template.
     """
     root = ElementTree.fromstring(as_svg(figure, salt=salt))
-    if overlay is not None:
-        overlay(root)
     _drop(root, {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"})
     for element in root.iter():
         _make_ids_unique(element, prefix)
@@ -167,7 +166,8 @@ def inline_svg(
     name.text = title
     root.insert(0, name)
     ElementTree.register_namespace("", _SVG)
-    return Markup(ElementTree.tostring(root, encoding="unicode"))
+    drawing = Markup(ElementTree.tostring(root, encoding="unicode"))
+    return drawing.removesuffix("</svg>") + overlay + Markup("</svg>")
 
 
 def _drop(root: ElementTree.Element, tags: set[str]) -> None:
@@ -196,8 +196,8 @@ class Reading:
     value: float
 
 
-def add_bands(root: ElementTree.Element, figure: Figure, rounds: dict[int, list[Reading]]) -> None:
-    """Lay a band over the first axes for each of (at most `MOST_BANDS`) rounds; pointing at it shows the readings.
+def bands_svg(figure: Figure, rounds: Mapping[int, Sequence[Reading]]) -> Markup:
+    """A band over the first axes for each of (at most `MOST_BANDS`) rounds; pointing at it shows the readings.
 
     The page runs no script, so every reading is in the file from the start and CSS alone changes its visibility.
     """
@@ -210,59 +210,19 @@ def add_bands(root: ElementTree.Element, figure: Figure, rounds: dict[int, list[
         return float(x) * scale, height - float(y) * scale
 
     (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
-    area = _Area(*place(first, high), *place(last, low))
+    (left, top), (right, bottom) = place(first, high), place(last, low)
     numbers = sorted(rounds)
     if len(numbers) > MOST_BANDS:
         end = len(numbers) - 1
         numbers = [numbers[round(step * end / (MOST_BANDS - 1))] for step in range(MOST_BANDS)]
     xs = [place(number, low)[0] for number in numbers]
-    layer = ElementTree.SubElement(root, f"{{{_SVG}}}g", {"class": "bands"})
+    bands = []
     for index, (number, x) in enumerate(zip(numbers, xs, strict=True)):
-        before = xs[index - 1] if index else area.left - (x - area.left)
+        before = xs[index - 1] if index else left - (x - left)
         after = xs[index + 1] if index + 1 < len(xs) else x + (x - before)
-        left = max(area.left, (before + x) / 2)
-        right = max(min(area.right + 8.0, (x + after) / 2), left + 1.0)
-        group = _child(layer, "g", {"class": "band"})
-        reach = {"x": left, "y": area.top, "width": right - left, "height": area.bottom - area.top}
-        _child(group, "rect", {"class": "catch", **reach})
-        reading = _child(group, "g", {"class": "reading"})
-        _child(reading, "line", {"x1": x, "x2": x, "y1": area.top, "y2": area.bottom})
+        start = max(left, (before + x) / 2)
+        width = max(min(right + 8.0, (x + after) / 2) - start, 1.0)
         highest_first = sorted(rounds[number], key=lambda one: -one.value)
-        for one in highest_first:
-            _, y = place(number, one.value)
-            _child(reading, "circle", {"cx": x, "cy": y, "r": 3.2, "style": f"fill: {one.colour}"})
-        _add_card(reading, area, x, f"Round {number}", highest_first)
-
-
-@dataclass(frozen=True, slots=True)
-class _Area:
-    """Where the axes lie in the drawing, in its units, from the upper left corner."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-
-def _add_card(
-    group: ElementTree.Element, area: _Area, at: float, title: str, readings: list[Reading]
-) -> None:
-    """A card with the readings, beside the line at `at` on the side that has room."""
-    wide = 28.0 + 4.9 * max(len(one.text) for one in readings)
-    tall = 10.0 + _LINE_HEIGHT * (len(readings) + 1)
-    x = at + 9.0 if at + 9.0 + wide < area.right else max(area.left + 3.0, at - 9.0 - wide)
-    y = max(area.top, min(area.bottom - tall - 6.0, (area.top + area.bottom - tall) / 2))
-    _child(group, "rect", {"class": "card", "x": x, "y": y, "width": wide, "height": tall, "rx": 4})
-    _child(group, "text", {"x": x + 8.0, "y": y + _LINE_HEIGHT + 1.0, "class": "head"}).text = title
-    for place, one in enumerate(readings, start=2):
-        line = y + _LINE_HEIGHT * place + 1.0
-        swatch = {"x": x + 8.0, "y": line - 6.5, "width": 7, "height": 7, "style": f"fill: {one.colour}"}
-        _child(group, "rect", swatch)
-        _child(group, "text", {"x": x + 20.0, "y": line}).text = one.text
-
-
-def _child(parent: ElementTree.Element, tag: str, attributes: dict[str, object]) -> ElementTree.Element:
-    values = {
-        name: f"{value:.1f}" if isinstance(value, float) else str(value) for name, value in attributes.items()
-    }
-    return ElementTree.SubElement(parent, f"{{{_SVG}}}{tag}", values)
+        readings = [(one.text, THEME[one.colour], place(number, one.value)[1]) for one in highest_first]
+        bands.append({"round": number, "x": x, "start": start, "width": width, "readings": readings})
+    return render("bands.svg.j2", bands=bands, left=left, top=top, right=right, bottom=bottom)

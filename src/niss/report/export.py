@@ -18,6 +18,9 @@ from niss.files import TIMING, write_output
 from niss.report.ledger import worst_spent
 from niss.report.run_folder import MethodResult, ReportInput, number_at, read_lines, read_report_input
 
+# What is exported of a round, by its column in a CSV file and its tag in TensorBoard.
+#
+# `epsilon_spent` is that of the worst-off client so far, in the joint view.
 TAGS = {
     "accuracy": "accuracy",
     "loss": "loss",
@@ -28,10 +31,6 @@ TAGS = {
     "epsilon_spent": "privacy/epsilon_spent",
     "seconds": "seconds",
 }
-"""What is exported of a round, by its column in a CSV file and its tag in TensorBoard.
-
-`epsilon_spent` is that of the worst-off client so far, in the joint view.
-"""
 
 COLUMNS = tuple(TAGS)
 

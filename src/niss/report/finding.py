@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import format_accuracy
 
+# Calibration stops a little below its target; two epsilons this close, relatively, are the same budget.
 SAME_BUDGET = 0.01
-"""Calibration stops a little below its target; two epsilons this close, relatively, are the same budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,11 @@ class Scored:
     """A method that has an accuracy, with that accuracy as printed, in tenths of a percentage point."""
 
     result: MethodResult
-    accuracy: float
     tenths: int
+
+    @property
+    def accuracy(self) -> str:
+        return format_accuracy(self.tenths / 1000)
 
 
 def finding(report: ReportInput) -> str:
@@ -90,7 +93,7 @@ def _unfinished(report: ReportInput) -> str:
 
 def _single(one: Scored, report: ReportInput) -> str:
     rounds = f" after {report.rounds} rounds" if report.rounds else ""
-    head = f"{one.result.label} reached {format_accuracy(one.accuracy)} accuracy{rounds}"
+    head = f"{one.result.label} reached {one.accuracy} accuracy{rounds}"
     if not one.result.is_private:
         return f"{head}, without any privacy."
     if one.result.epsilon_joint is None:
@@ -105,7 +108,7 @@ def _compared(protected: list[Scored], reference: list[Scored]) -> str:
     """The best of `protected` measured against the best without privacy, where there is one."""
     best = _best(protected)
     names = _joined([one.result.label for one in best])
-    accuracy = format_accuracy(best[0].accuracy)
+    accuracy = best[0].accuracy
     ending, ending_es = ("", "") if len(best) > 1 else ("s", "es")
     measure = reference[0] if reference else best[0]
     label = measure.result.label
@@ -115,7 +118,7 @@ def _compared(protected: list[Scored], reference: list[Scored]) -> str:
     elif gap == 0:
         start = f"{names} do{ending_es} as well as {label}, at {accuracy}"
     else:
-        unprotected = f"{label} ({format_accuracy(measure.accuracy)})"
+        unprotected = f"{label} ({measure.accuracy})"
         if gap < 0:
             start = f"{names} reach{ending_es} {accuracy}, {_points(-gap)} above {unprotected}"
         elif len(protected) == 1:
@@ -134,7 +137,7 @@ def _runner_up(protected: list[Scored], best: list[Scored], measure: Scored) -> 
         return ""
     rival = others[0]
     gap = measure.tenths - rival.tenths
-    accuracy = format_accuracy(rival.accuracy)
+    accuracy = rival.accuracy
     if gap <= 0:
         return f"; {rival.result.label} reaches {accuracy}"
     return f"; {rival.result.label} falls {_points(gap)} behind {measure.result.label}, at {accuracy}"
@@ -151,7 +154,7 @@ def _budget_phrase(protected: list[Scored]) -> str:
 
 def _scored(report: ReportInput) -> list[Scored]:
     return [
-        Scored(method, method.accuracy, round(10 * float(f"{100 * method.accuracy:.1f}")))
+        Scored(method, round(10 * float(f"{100 * method.accuracy:.1f}")))
         for method in report.methods
         if method.accuracy is not None
     ]
@@ -190,4 +193,4 @@ def _joined(names: list[str]) -> str:
 
 
 def _names_with_accuracy(scored: list[Scored]) -> str:
-    return _joined([f"{one.result.label} ({format_accuracy(one.accuracy)})" for one in scored])
+    return _joined([f"{one.result.label} ({one.accuracy})" for one in scored])

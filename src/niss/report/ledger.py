@@ -24,11 +24,11 @@ from niss.files import LEDGER
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE
 
+# A curve of so many steps looks no different from one of more.
 MOST_ROUNDS = 150
-"""A curve of so many steps looks no different from one of more."""
 
+# So many clients can be drawn as lines of their own; of more, the spread is drawn.
 MOST_LINES = 40
-"""So many clients can be drawn as lines of their own; of more, the spread is drawn."""
 
 FloatArray = NDArray[np.float64]
 

@@ -1,12 +1,11 @@
 """The two charts that compare methods: accuracy by round, and the noise left in the aggregate.
 
-`accuracy_figure` and `noise_figure` give inline SVG for the page, `save_png` pictures for a README.
+`draw_accuracy` and `draw_noise` give matplotlib figures, `accuracy_figure` and `noise_figure` the same as inline SVG.
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -18,15 +17,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from niss.files import write_output
 from niss.report.canvas import (
     INK,
     QUIET,
     STYLE,
     WIDTH,
     Reading,
-    add_bands,
-    as_png,
+    bands_svg,
     colours,
     inline_svg,
     label_width,
@@ -45,11 +42,11 @@ LINE_STYLES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+# Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9
-"""Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar."""
 
+# A method with an evaluation, its colour, and its place in the comparison.
 Curve = tuple[MethodResult, str, int]
-"""A method with an evaluation, its colour, and its place in the comparison."""
 
 
 def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
@@ -72,7 +69,7 @@ def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
         title="Test accuracy by round",
         description="Line chart of test accuracy by round. "
         f"The curves end at: {'; '.join(ends) or 'no curve yet'}.",
-        overlay=lambda root: add_bands(root, figure, rounds),
+        overlay=bands_svg(figure, rounds),
     )
 
 
@@ -90,15 +87,6 @@ def noise_figure(report: ReportInput, *, prefix: str = "noise") -> Markup:
         title="Noise variance left in the aggregate, by method",
         description="Bar chart on a logarithmic axis of the noise variance in the aggregate: "
         f"{'; '.join(bars)}.",
-    )
-
-
-def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
-    """Write accuracy.png and noise.png on white into `folder`, and return where they are."""
-    folder = Path(folder)
-    return (
-        write_output(folder / "accuracy.png", as_png(draw_accuracy(report))),
-        write_output(folder / "noise.png", as_png(draw_noise(report))),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from niss.errors import ConfigError, RunFolderError
-from niss.files import PRIVACY, REPORT, RESULT, SUMMARY, JsonObject, write_output
+from niss.files import PRIVACY, REPORT, JsonObject, write_output
 from niss.report.attacks import (
     AttackReport,
     attack_body,
@@ -36,11 +36,11 @@ from niss.report.table import (
 )
 from niss.report.templates import render
 
+# The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run."""
 
+# The sizes of a thousand clients' datasets say no more than the first few.
 MOST_LISTED = 12
-"""The sizes of a thousand clients' datasets say no more than the first few."""
 
 Source = ReportInput | AttackReport
 
@@ -76,6 +76,18 @@ def _default_place(folders: list[Path]) -> Path:
         if all(one.is_relative_to(parent) for one in parents)
     )
     return shared / "reports.html"
+
+
+def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
+    """Write the figures of accuracy and noise, on white, to accuracy.png and noise.png; returns where they are."""
+    from niss.report.canvas import as_png
+    from niss.report.method_charts import draw_accuracy, draw_noise
+
+    folder = Path(folder)
+    return (
+        write_output(folder / "accuracy.png", as_png(draw_accuracy(report))),
+        write_output(folder / "noise.png", as_png(draw_noise(report))),
+    )
 
 
 def render_page(*reports: Source) -> str:
@@ -132,7 +144,7 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
         byline=_byline(report),
         finding=finding(report),
         caveats=caveats(report),
-        notes=[*_unfinished_notice(report), *report.notes, *notes],
+        notes=[*report.notes, *notes],
         accuracy_svg=accuracy_figure(report, prefix=f"{prefix}accuracy"),
         evaluations=_evaluations(report),
         noise_svg=noise_figure(report, prefix=f"{prefix}noise"),
@@ -144,9 +156,9 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
         graph=_graph(report),
         views_differ=_views_differ(report),
         attacks=attacks,
-        guarantees=[(method, method.guarantee or _missing_guarantee(method)) for method in report.methods],
         limits=_limits(report),
-        settings=_settings(report),
+        engine=_recorded(report, "engine"),
+        precision=_recorded(report, "precision"),
         **_provenance(report),
     )
 
@@ -160,13 +172,6 @@ def _byline(report: ReportInput) -> str:
     except ValueError:
         day = report.created
     return " · ".join(part for part in (kind, report.name, version, day) if part)
-
-
-def _unfinished_notice(report: ReportInput) -> list[str]:
-    if report.finished:
-        return []
-    missing = SUMMARY if report.is_comparison else RESULT
-    return [f"Unfinished: there is no {missing} in this folder yet, so no ε is final."]
 
 
 def _evaluations(report: ReportInput) -> SummaryTable:
@@ -210,12 +215,6 @@ def _views_differ(report: ReportInput) -> list[str]:
     return differences
 
 
-def _missing_guarantee(method: MethodResult) -> str:
-    if not method.is_private:
-        return "None: the updates are sent as they are."
-    return "None was stated." if method.finished else "Not stated yet: the run is unfinished."
-
-
 def _limits(report: ReportInput) -> dict[str, list[str]]:
     """What the statements of the methods leave open, each line once, however many name it."""
     statements = [_statement(method) for method in report.methods if method.is_private]
@@ -234,27 +233,6 @@ def _statement(method: MethodResult) -> dict[str, list[Any]]:
     except RunFolderError:
         return {}
     return {key: value for key, value in statement.items() if isinstance(value, list)}
-
-
-def _settings(report: ReportInput) -> dict[str, str | None]:
-    return {
-        "Dataset": report.dataset,
-        "Split between clients": report.split,
-        "Clients": _count(report.clients),
-        "Participants in a round": _count(report.participants),
-        "Rounds": _count(report.rounds),
-        "Model parameters": _count(report.model_parameters),
-        "Unit of privacy": report.unit,
-        "Neighbouring relation": report.relation,
-        "δ": None if report.delta is None else f"{report.delta:.3g}",
-        "Target ε, joint view": None if report.target_epsilon is None else f"{report.target_epsilon:.2f}",
-        "Engine": _recorded(report, "engine"),
-        "Precision": _recorded(report, "precision"),
-    }
-
-
-def _count(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}".replace(",", "\u202f")
 
 
 def _recorded(report: ReportInput, key: str) -> str | None:

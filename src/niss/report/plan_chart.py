@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE, WIDTH, save_figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
@@ -20,10 +18,17 @@ def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
     where clients may drop out, the plan itself, and as lines the trusted server, ideal secure aggregation (where it
     needs noticeably more) and DP-FedAvg.
     """
+    from niss.report.canvas import save_figure
+
     return save_figure(Path(path), lambda: _draw(plan), salt="niss-plan")
 
 
 def _draw(plan: Mapping[str, Any]) -> Figure:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from niss.report.canvas import INK, RULE, SERIES, STYLE, WIDTH
+
     curve, kappa = plan["curve"], plan["kappa"]
     kappas = [point["kappa"] for point in curve]
     with mpl.rc_context(STYLE):
@@ -54,6 +59,8 @@ def _draw(plan: Mapping[str, Any]) -> Figure:
 
 def _mark_level(axes: Axes, level: float, name: str, *, right: float, below: bool = False) -> None:
     """A dashed line across the chart, named at its right end, above the line or below it."""
+    from niss.report.canvas import QUIET
+
     axes.axhline(level, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate(
         name,

@@ -16,11 +16,11 @@ from markupsafe import Markup
 from niss.report.round_graph import RoundGraph
 from niss.report.templates import render
 
+# So many seats fit on a circle with their numbers; of a larger round, one client is shown.
 MOST_WHOLE = 36
-"""So many seats fit on a circle with their numbers; of a larger round, one client is shown."""
 
+# At most so many neighbours of that client.
 MOST_AROUND = 28
-"""At most so many neighbours of that client."""
 
 _SIZE = 450.0
 _MIDDLE = (_SIZE / 2, _SIZE / 2)

@@ -15,30 +15,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from niss import files
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, PRIVACY, RESULT, SUMMARY, JsonObject
 
-_NUMBERS_OF_A_ROUND = ("accuracy", "loss", "aggregate_variance", "aggregate_variance_predicted", "tau2")
-_NUMBERS_OF_A_RESULT = (
-    "kappa",
-    "tau2",
-    "accuracy",
-    "aggregate_variance",
-    "aggregate_variance_predicted",
-    "epsilon_joint",
-    "epsilon_marginal",
-)
+if TYPE_CHECKING:
+    from niss.methods import Method
+
+_SHARED_NUMBERS = ("accuracy", "aggregate_variance", "aggregate_variance_predicted", "tau2")
+_NUMBERS_OF_A_ROUND = (*_SHARED_NUMBERS, "loss")
+_NUMBERS_OF_A_RESULT = (*_SHARED_NUMBERS, "kappa", "epsilon_joint", "epsilon_marginal")
 _CHANGED_BY_HAND = "the file was changed by hand or written by another version of niss"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """One line of metrics.jsonl; accuracy is None in rounds without an evaluation.
+    """One line of metrics.jsonl; a number is None where the line does not have it.
 
-    `protocol` holds what was public of a round of the real protocol, in hex: beacon, participants, terms, graph.
+    accuracy            on the test examples; None in rounds without an evaluation
+    aggregate_variance  of the noise that was left in the average of the uploads, measured and as predicted
+    tau2                distortion of the shares in this round
+    dropped             how many participants never uploaded
+    protocol            what was public of a round of the real protocol, in hex: beacon, participants, terms, graph
     """
 
     round: int
@@ -51,7 +51,7 @@ class RoundMetrics:
     protocol: Mapping[str, str] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MethodResult:
     """One method of a comparison, or the one method of a single run.
 
@@ -70,10 +70,10 @@ class MethodResult:
     accuracy: float | None
     aggregate_variance: float | None
     aggregate_variance_predicted: float | None
-    epsilon_joint: float | None
-    epsilon_marginal: float | None
-    adversary: str | None
-    guarantee: str | None
+    epsilon_joint: float | None = None
+    epsilon_marginal: float | None = None
+    adversary: str | None = None
+    guarantee: str | None = None
     finished: bool
     curve: tuple[RoundMetrics, ...]
     manifest: JsonObject
@@ -81,18 +81,21 @@ class MethodResult:
 
     @property
     def is_private(self) -> bool:
-        """Whether the method sets out to protect anyone, with or without a guarantee."""
-        return self.method != "fedavg"
+        """Whether the method sets out to protect anyone, with or without a guarantee; an unknown one may."""
+        known = _registered(self.method)
+        return known is None or known.private
 
     @property
     def trusts_the_server(self) -> bool:
         """Whether its epsilon holds only for those who see the released models, not for the server."""
-        return self.method == "central-dp"
+        known = _registered(self.method)
+        return known is not None and known.trusts_server
 
     @property
     def shares_noise(self) -> bool:
         """Whether clients exchange noise shares, so that kappa, tau^2 and a share graph mean something."""
-        return self.method == "niss"
+        known = _registered(self.method)
+        return known is not None and known.shares_noise
 
     @property
     def rounds_done(self) -> int:
@@ -104,9 +107,27 @@ class MethodResult:
         return [(point.round, point.accuracy) for point in self.curve if point.accuracy is not None]
 
 
+def _registered(name: str) -> Method | None:
+    """The method of that name; None for one that this version does not know."""
+    # Loads scipy, which takes longer than all the rest of this room.
+    from niss.methods import METHODS
+
+    return METHODS.get(name)
+
+
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """All that a report says about one folder; a setting is None where no file of the folder names it."""
+    """All that a report says about one folder; a setting is None where no file of the folder names it.
+
+    name            of the run as configured, else of its folder
+    title           what the page is headed with
+    created         when the run was made, as its manifest has it
+    unit, relation  what is hidden, and what counts as a neighbouring input; see `niss.accounting.Plan`
+    target_epsilon  what every method was calibrated to in the joint view
+    is_comparison   whether the folder compares methods, even where it holds only one so far
+    finished        whether the last file of the run has been written, so that its epsilons are final
+    notes           what was wrong with the folder, in sentences for the reader
+    """
 
     folder: Path
     name: str
@@ -131,6 +152,10 @@ class ReportInput:
 
 def read_report_input(folder: Path) -> ReportInput:
     """Read a comparison folder, a single run folder, or what an unfinished one has so far.
+
+    A folder with summary.json is a finished comparison. Without it, one whose manifest says so is an unfinished
+    comparison, and the methods begun so far are read from their folders. Anything else with a manifest, metrics or
+    a result is a single run, finished once it has result.json.
 
     Raises `RunFolderError` where the folder holds no run, or a file in it is damaged.
     """
@@ -287,10 +312,6 @@ def _unfinished_method(
         accuracy=next((point.accuracy for point in reversed(curve) if point.accuracy is not None), None),
         aggregate_variance=_mean(point.aggregate_variance for point in curve),
         aggregate_variance_predicted=_mean(point.aggregate_variance_predicted for point in curve),
-        epsilon_joint=None,
-        epsilon_marginal=None,
-        adversary=None,
-        guarantee=None,
         finished=False,
         curve=curve,
         manifest=manifest,

@@ -12,8 +12,8 @@ NO_GUARANTEE = "no guarantee"
 NOT_PRIVATE = "not private"
 UNFINISHED = "unfinished"
 
+# What stands in a cell that holds no number.
 WORDS = (NOT_APPLICABLE, NO_NOISE, NO_GUARANTEE, NOT_PRIVATE, UNFINISHED)
-"""What stands in a cell that holds no number."""
 
 HEADER = (
     "Method",

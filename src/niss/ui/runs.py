@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from niss.errors import NissError, RunFolderError
-from niss.report import read_report_input
 from niss.files import read_json_lines
+from niss.report import read_report_input
 from niss.report.page import render_page
 from niss.report.run_folder import MethodResult, ReportInput
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @cache
 def _environment() -> Environment:
+    # Takes as long to load as the rest of this room together.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("niss.report"),
         autoescape=True,
@@ -18,8 +23,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["prose"] = _prose
+    environment.filters |= {"count": _count, "prose": _prose}
     return environment
+
+
+def _count(value: int | None) -> str | None:
+    """A whole number with a narrow space between its thousands; None stays None."""
+    return None if value is None else f"{value:,}".replace(",", "\u202f")
 
 
 def _prose(text: str) -> str:
