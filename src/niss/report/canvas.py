@@ -22,7 +22,6 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from niss.errors import ConfigError
@@ -101,21 +100,20 @@ def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
 
 def as_svg(figure: Figure, *, salt: str) -> str:
     """A whole SVG document on no ground; `salt` makes its ids the same each time and unlike those of other figures."""
-    buffer = io.StringIO()
-    with mpl.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
-        # The reader's fonts draw the text, so it does not matter which signs matplotlib's own font lacks.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return buffer.getvalue()
+    return _saved(figure, salt=salt, format="svg", transparent=True, metadata={"Date": None}).decode()
 
 
 def as_png(figure: Figure) -> bytes:
     """A picture on white, the same bytes each time."""
-    FigureCanvasAgg(figure)
+    return _saved(figure, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+
+
+def _saved(figure: Figure, *, salt: str | None = None, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
+    with mpl.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+        # In SVG the reader's fonts draw the text, so it does not matter which signs matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+        figure.savefig(buffer, **options)
     return buffer.getvalue()
 
 
@@ -131,13 +129,7 @@ def save_figure(path: Path, draw: Callable[[], Figure], *, salt: str) -> Path:
 
 
 def inline_svg(
-    figure: Figure,
-    *,
-    salt: str,
-    prefix: str,
-    title: str,
-    description: str,
-    overlay: str = "",
+    figure: Figure, *, salt: str, prefix: str, title: str, description: str, overlay: str = ""
 ) -> Markup:
     """A figure as an element for HTML, with unique ids, the colours of the theme, and a name for screen readers.
 
@@ -149,8 +141,9 @@ def inline_svg(
     template.
     """
     root = ElementTree.fromstring(as_svg(figure, salt=salt))
-    _drop(root, {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"})
-    for element in root.iter():
+    for element in list(root.iter()):
+        for child in [child for child in element if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:
+            element.remove(child)
         _make_ids_unique(element, prefix)
         style = element.get("style")
         if style is not None:
@@ -168,12 +161,6 @@ def inline_svg(
     ElementTree.register_namespace("", _SVG)
     drawing = Markup(ElementTree.tostring(root, encoding="unicode"))
     return drawing.removesuffix("</svg>") + overlay + Markup("</svg>")
-
-
-def _drop(root: ElementTree.Element, tags: set[str]) -> None:
-    for parent in list(root.iter()):
-        for child in [child for child in parent if child.tag in tags]:
-            parent.remove(child)
 
 
 def _make_ids_unique(element: ElementTree.Element, prefix: str) -> None:

@@ -17,8 +17,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.accounting import LedgerFile
 from niss.accounting.ledger_export import client_order
-from niss.accounting.ledger_file import LedgerFile
 from niss.errors import PrivacyError
 from niss.files import LEDGER
 from niss.report.run_folder import MethodResult, ReportInput
@@ -46,15 +46,15 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """Epsilon spent by the clients of one method after each of `rounds`, at `delta`.
+    """Epsilon spent by the clients of one method after each of `rounds`, at the delta of its ledger.
 
-    `least`, `median` and `most` are over all clients, those that never took part included; `lines` holds
-    each client's own curve where they are few, else nothing. `budget` is the largest claim, None without.
+    rounds               numbers of rounds, from 0 (nothing spent) to the last; at most `MOST_ROUNDS` of them
+    least, median, most  over all clients, those that never took part included
+    lines                each client's own curve where they are at most `MOST_LINES`, else nothing
+    budget               the largest claim, None where nothing was promised
     """
 
     label: str
-    delta: float
-    clients: int
     worst_client: str
     rounds: tuple[int, ...]
     least: FloatArray
@@ -152,7 +152,7 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
         ledger = read_ledger(method)
     except PrivacyError:
         return {}
-    if ledger is None or not ledger.entries or is_heuristic(ledger):
+    if ledger is None or not _proves_something(ledger):
         return {}
     rounds, spent = _mu_spent(ledger)
     most = spent.max(axis=0)[1:]
@@ -163,8 +163,12 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
     }
 
 
+def _proves_something(ledger: LedgerFile) -> bool:
+    return bool(ledger.entries) and not is_heuristic(ledger)
+
+
 def _spending(label: str, ledger: LedgerFile) -> Spending | None:
-    if not ledger.entries or is_heuristic(ledger):
+    if not _proves_something(ledger):
         return None
     rounds, spent = _mu_spent(ledger)
     if not np.all(np.isfinite(spent)):
@@ -176,8 +180,6 @@ def _spending(label: str, ledger: LedgerFile) -> Spending | None:
     budgets = [mu for mu in map(ledger.budget, clients) if mu is not None]
     return Spending(
         label=label,
-        delta=ledger.header.delta,
-        clients=len(clients),
         worst_client=clients[int(np.argmax(spent[:, -1]))],
         rounds=tuple([0, *rounds][place] for place in places),
         least=epsilon(spent.min(axis=0)),

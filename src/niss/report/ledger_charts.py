@@ -18,16 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from niss.accounting.ledger_file import LedgerFile
+from niss.accounting import LedgerFile
 from niss.report.canvas import INK, QUIET, SERIES, STYLE, WIDTH, inline_svg, rule, save_figure, short
-from niss.report.ledger import (
-    ClientRow,
-    Spending,
-    client_rows,
-    read_spending,
-    rounded_up,
-    spending,
-)
+from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, rounded_up, spending
 from niss.report.run_folder import ReportInput
 
 # Narrower than the page's figures, so that the letters are still read when it takes half a column.
@@ -78,8 +71,7 @@ def _draw_spending(spendings: list[Spending]) -> Figure:
             if place >= len(spendings):
                 axes.set_visible(False)
                 continue
-            axes.set_xlim(0, last)
-            axes.set_ylim(0, 1.12 * highest or 1.0)
+            axes.set(xlim=(0, last), ylim=(0, 1.12 * highest or 1.0))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
             rule(axes, "y")

@@ -106,12 +106,11 @@ def draw_accuracy(report: ReportInput) -> Figure:
         axes = figure.add_axes((left / WIDTH, 0.55 / height, width / WIDTH, 1 - 0.8 / height))
         longest = max((method.rounds_done for method, _, _ in curves), default=report.rounds or 1)
         highest = max((value for method, _, _ in curves for _, value in method.evaluations), default=1.0)
-        axes.set_xlim(0, max(longest, report.rounds or 1))
-        axes.set_ylim(0, min(1.0, 0.1 * math.ceil(10 * highest + 0.2)) or 1.0)
+        upper = min(1.0, 0.1 * math.ceil(10 * highest + 0.2)) or 1.0
+        axes.set(xlim=(0, max(longest, report.rounds or 1)), ylim=(0, upper))
+        axes.set(xlabel="Round", ylabel="Test accuracy (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-        axes.set_xlabel("Round")
-        axes.set_ylabel("Test accuracy (%)")
         rule(axes, "y")
         for method, colour, number in curves:
             rounds, values = zip(*method.evaluations, strict=True)

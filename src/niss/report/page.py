@@ -179,10 +179,7 @@ def _evaluations(report: ReportInput) -> SummaryTable:
     methods = [method for method in report.methods if method.evaluations]
     columns = [dict(method.evaluations) for method in methods]
     rows = [
-        (
-            str(number),
-            *(format_accuracy(one[number]) if number in one else NOT_APPLICABLE for one in columns),
-        )
+        (str(number), *(format_accuracy(one[number]) if number in one else NOT_APPLICABLE for one in columns))
         for number in sorted({number for one in columns for number in one})
     ]
     return SummaryTable(("Round", *(method.label for method in methods)), tuple(rows))

@@ -102,6 +102,23 @@ def round_graph_svg(shown: RoundGraph) -> Markup:
     )
 
 
+def graph_caption(shown: RoundGraph) -> Markup:
+    """What the reader must know to read the drawing rightly, as HTML on one line."""
+    words = render("graph_caption.html.j2", shown=shown, picture=choose_picture(shown))
+    return Markup(" ").join(words.split())
+
+
+def graph_legend(shown: RoundGraph) -> list[tuple[str, str]]:
+    """The signs that occur in the drawing, each a kind of seat and its meaning."""
+    signs = [
+        ("centre", "the client looked at", not choose_picture(shown).whole),
+        ("honest", "client", True),
+        ("colluder", "assumed to collude with the server", bool(shown.colluders)),
+        ("dropped", "dropped out", bool(shown.dropped)),
+    ]
+    return [(kind, meaning) for kind, meaning, occurs in signs if occurs]
+
+
 def _describe(shown: RoundGraph, picture: Picture) -> str:
     """The drawing in words, for those who do not see it."""
     graph = shown.graph
@@ -120,56 +137,6 @@ def _describe(shown: RoundGraph, picture: Picture) -> str:
             more = f" and {len(seats) - _MOST_NAMED} more" if len(seats) > _MOST_NAMED else ""
             parts.append(f"{name}: clients {named}{more}.")
     return " ".join(parts)
-
-
-def graph_caption(shown: RoundGraph) -> str:
-    """What the reader must know to read the drawing rightly."""
-    picture = choose_picture(shown)
-    sentences = [f"Round {shown.round} of {shown.label}: {shown.graph.size} participants."]
-    client = shown.clients[shown.centre]
-    if picture.whole:
-        sentences.append(
-            "Every line is a noise share, sent one way or both; point at a client to see where its go."
-        )
-    else:
-        drawn = len(picture.places) - 1
-        few = "all" if drawn == picture.around else f"{drawn} of the"
-        sentences.append(
-            f"Shown is client {client}, the worst-off of that round, and {few} {picture.around} clients it "
-            "shares noise with: solid lines are shares it sends, dashed ones those it receives. "
-            "Every other participant has neighbours of its own in the same way."
-        )
-    if shown.origin is None:
-        sentences.append(
-            "The beacon of this round is not in its record, so this is another graph, made in the same way."
-        )
-    else:
-        source = "seed of the run" if shown.origin == "seed" else "recorded beacon of the round"
-        sentences.append(f"The graph is drawn again from the {source}, and is the one that was used.")
-    if shown.assumed:
-        who = "who does is not known"
-        if shown.colluders:
-            who = (
-                f"the squares are the set found to be worst for client {client}, not clients seen to collude"
-            )
-        most = _count(shown.assumed, "participant")
-        sentences.append(f"The guarantee assumes that up to {most} collude with the server; {who}.")
-    if shown.dropped:
-        dropped = _count(len(shown.dropped), "client")
-        sentences.append(f"{dropped} dropped out of this round, hollow and crossed.")
-    return " ".join(sentences)
-
-
-def graph_legend(shown: RoundGraph) -> list[tuple[str, str]]:
-    """The signs that occur in the drawing, each a kind of seat and its meaning."""
-    signs = [("honest", "client")]
-    if not choose_picture(shown).whole:
-        signs.insert(0, ("centre", "the client looked at"))
-    if shown.colluders:
-        signs.append(("colluder", "assumed to collude with the server"))
-    if shown.dropped:
-        signs.append(("dropped", "dropped out"))
-    return signs
 
 
 def _share_kind(shown: RoundGraph, picture: Picture, sender: int, receiver: int) -> str:
@@ -198,7 +165,3 @@ def _share_path(start: Point, end: Point) -> str:
     last = (end[0] - gap * along[0], end[1] - gap * along[1])
     middle = ((first[0] + last[0]) / 2 + bend * across[0], (first[1] + last[1]) / 2 + bend * across[1])
     return f"M{first[0]:.1f} {first[1]:.1f}Q{middle[0]:.1f} {middle[1]:.1f} {last[0]:.1f} {last[1]:.1f}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from niss import files
 from niss.errors import RunFolderError
@@ -281,43 +281,39 @@ def _read_method(
     manifest = read_object(folder / MANIFEST) or {}
     label = (text_at(entry, "label", where) if entry else None) or fallback_label
     curve = _read_curve(folder / METRICS, label, notes)
-    if entry is None:
-        return _unfinished_method(folder, label, manifest, curve)
+    values = _so_far(label, manifest, curve) if entry is None else entry
     return MethodResult(
         label=label,
-        method=text_at(entry, "method", where) or label,
-        adversary=text_at(entry, "adversary", where),
-        guarantee=text_at(entry, "guarantee", where),
-        finished=True,
+        method=text_at(values, "method", where) or label,
+        adversary=text_at(values, "adversary", where),
+        guarantee=text_at(values, "guarantee", where),
+        finished=entry is not None,
         curve=curve,
         manifest=manifest,
         folder=folder,
-        **{key: number_at(entry, key, where) for key in _NUMBERS_OF_A_RESULT},
+        **{key: number_at(values, key, where) for key in _NUMBERS_OF_A_RESULT},
     )
 
 
-def _unfinished_method(
-    folder: Path, label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...]
-) -> MethodResult:
-    """What the manifest planned and the rounds have shown; no epsilon, since none is final."""
+def _so_far(label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...]) -> JsonObject:
+    """What stands for result.json while there is none: what the manifest planned and the rounds have shown.
+
+    Variances are means over the rounds. There is no epsilon, since none is final.
+    """
     planned = planned_methods(manifest)
     plan: JsonObject = planned[0] if len(planned) == 1 else {}
-    method = plan["name"] if isinstance(plan.get("name"), str) else label
+    name = plan["name"] if isinstance(plan.get("name"), str) else label
     kappa = plan.get("kappa")
-    result = MethodResult(
-        label=label,
-        method=method,
-        kappa=float(kappa) if isinstance(kappa, int | float) else None,
-        tau2=_mean(point.tau2 for point in curve),
-        accuracy=next((point.accuracy for point in reversed(curve) if point.accuracy is not None), None),
-        aggregate_variance=_mean(point.aggregate_variance for point in curve),
-        aggregate_variance_predicted=_mean(point.aggregate_variance_predicted for point in curve),
-        finished=False,
-        curve=curve,
-        manifest=manifest,
-        folder=folder,
-    )
-    return result if result.shares_noise else replace(result, kappa=None, tau2=None)
+    values: JsonObject = {
+        "method": name,
+        "kappa": kappa if isinstance(kappa, int | float) else None,
+        "tau2": _mean(point.tau2 for point in curve),
+        "accuracy": next((one.accuracy for one in reversed(curve) if one.accuracy is not None), None),
+        "aggregate_variance": _mean(point.aggregate_variance for point in curve),
+        "aggregate_variance_predicted": _mean(point.aggregate_variance_predicted for point in curve),
+    }
+    known = _registered(name)
+    return values if known is not None and known.shares_noise else {**values, "kappa": None, "tau2": None}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -334,12 +330,11 @@ def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics,
         number, dropped = number_at(line, "round", path), number_at(line, "dropped", path)
         if number is None:
             raise RunFolderError(f"{path} has a line without its round", hint="run the experiment again")
-        public = line.get("protocol")
         # A run resumed from a checkpoint writes some rounds twice; what was written last holds.
         by_round[int(number)] = RoundMetrics(
             round=int(number),
             dropped=None if dropped is None else int(dropped),
-            protocol=public if _holds_only_texts(public) else None,
+            protocol=_texts(line.get("protocol")),
             **{key: number_at(line, key, path) for key in _NUMBERS_OF_A_ROUND},
         )
     if not by_round:
@@ -347,8 +342,9 @@ def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics,
     return tuple(by_round[number] for number in sorted(by_round))
 
 
-def _holds_only_texts(value: object) -> TypeGuard[dict[str, str]]:
-    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+def _texts(value: object) -> dict[str, str] | None:
+    """An object whose values are texts; anything else counts as absent."""
+    return value if isinstance(value, dict) and all(isinstance(one, str) for one in value.values()) else None
 
 
 def read_object(path: Path) -> JsonObject | None:
