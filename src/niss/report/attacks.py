@@ -105,21 +105,18 @@ def _read_picture(path: Path, where: str, notes: list[str]) -> AttackPicture:
     values = read_object(path) or {}
     attack, headline = values.get("attack"), values.get("headline")
     picture = path.with_suffix(".png")
-    content: bytes | None = None
-    if picture.is_file():
-        if picture.stat().st_size > MOST_BYTES:
-            notes.append(f"{picture.name} of {where} is too large to be put into the page.")
-        else:
-            content = picture.read_bytes()
-            if not content.startswith(_PNG):
-                notes.append(f"{picture.name} of {where} is not a PNG picture and was left out.")
-                content = None
+    png = picture.read_bytes() if picture.is_file() and picture.stat().st_size <= MOST_BYTES else None
+    if png is None and picture.is_file():
+        notes.append(f"{picture.name} of {where} is too large to be put into the page.")
+    elif png is not None and not png.startswith(_PNG):
+        notes.append(f"{picture.name} of {where} is not a PNG picture and was left out.")
+        png = None
     return AttackPicture(
         where=where,
         attack=attack if isinstance(attack, str) else "attack",
         headline=headline if isinstance(headline, str) else "",
         finished=values.get("finished") is True,
-        png=content,
+        png=png,
     )
 
 

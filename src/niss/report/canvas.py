@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from niss.errors import ConfigError
 from niss.files import write_output
 from niss.report.run_folder import MethodResult, ReportInput
+from niss.report.table import evenly_spaced
 from niss.report.templates import render
 
 INK = "#1c1c1f"
@@ -198,10 +199,7 @@ def bands_svg(figure: Figure, rounds: Mapping[int, Sequence[Reading]]) -> Markup
 
     (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
     (left, top), (right, bottom) = place(first, high), place(last, low)
-    numbers = sorted(rounds)
-    if len(numbers) > MOST_BANDS:
-        end = len(numbers) - 1
-        numbers = [numbers[round(step * end / (MOST_BANDS - 1))] for step in range(MOST_BANDS)]
+    numbers = evenly_spaced(sorted(rounds), MOST_BANDS)
     xs = [place(number, low)[0] for number in numbers]
     bands = []
     for index, (number, x) in enumerate(zip(numbers, xs, strict=True)):

@@ -7,6 +7,7 @@ no guarantee in the joint view or that spend more than the target are never the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from niss.report.run_folder import MethodResult, ReportInput
@@ -26,6 +27,12 @@ class Scored:
     @property
     def accuracy(self) -> str:
         return format_accuracy(self.tenths / 1000)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it has a guarantee that holds against the server."""
+        method = self.result
+        return method.is_private and not method.trusts_the_server and method.epsilon_joint is not None
 
 
 def finding(report: ReportInput) -> str:
@@ -49,9 +56,8 @@ def caveats(report: ReportInput) -> list[str]:
         return []
     scored = _scored(report)
     remarks = []
-    trusting = [
-        one for one in scored if one.result.trusts_the_server and one.result.epsilon_joint is not None
-    ]
+    proven = [one for one in scored if one.result.epsilon_joint is not None]
+    trusting = [one for one in proven if one.result.trusts_the_server]
     if trusting:
         trusts, its, is_ = (
             ("trusts", "its", "it is") if len(trusting) == 1 else ("trust", "their", "they are")
@@ -62,7 +68,7 @@ def caveats(report: ReportInput) -> list[str]:
         )
     unproven = [one for one in scored if one.result.is_private and one.result.epsilon_joint is None]
     affordable = _within_budget(scored, report)
-    dearer = [one for one in _protected(scored) if one not in affordable]
+    dearer = [one for one in scored if one.is_protected and one not in affordable]
     for methods, has, have in (
         (
             unproven,
@@ -160,22 +166,10 @@ def _scored(report: ReportInput) -> list[Scored]:
     ]
 
 
-def _protected(scored: list[Scored]) -> list[Scored]:
-    """Those with a guarantee that holds against the server."""
-    return [
-        one
-        for one in scored
-        if one.result.is_private and not one.result.trusts_the_server and one.result.epsilon_joint is not None
-    ]
-
-
 def _within_budget(scored: list[Scored], report: ReportInput) -> list[Scored]:
-    target = report.target_epsilon
-    return [
-        one
-        for one in _protected(scored)
-        if target is None or (one.result.epsilon_joint or 0.0) <= (1 + SAME_BUDGET) * target
-    ]
+    """The protected ones that spend no more than the target; all of them where there is none."""
+    most = math.inf if report.target_epsilon is None else (1 + SAME_BUDGET) * report.target_epsilon
+    return [one for one in scored if one.is_protected and (one.result.epsilon_joint or 0.0) <= most]
 
 
 def _best(scored: list[Scored]) -> list[Scored]:

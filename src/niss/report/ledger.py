@@ -22,7 +22,7 @@ from niss.accounting.ledger_export import client_order
 from niss.errors import PrivacyError
 from niss.files import LEDGER
 from niss.report.run_folder import MethodResult, ReportInput
-from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE
+from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE, evenly_spaced
 
 # A curve of so many steps looks no different from one of more.
 MOST_ROUNDS = 150
@@ -173,7 +173,7 @@ def _spending(label: str, ledger: LedgerFile) -> Spending | None:
     rounds, spent = _mu_spent(ledger)
     if not np.all(np.isfinite(spent)):
         return None
-    places = _spread_out(len(rounds) + 1)
+    places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
     spent = spent[:, places]
     epsilon = _epsilons(ledger)
     clients = ledger.clients
@@ -200,13 +200,6 @@ def _mu_spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:
         for client, mu in entry.mus.items():
             squares[clients[client], columns[entry.round]] += mu.joint * mu.joint
     return rounds, np.sqrt(np.cumsum(squares, axis=1))
-
-
-def _spread_out(count: int) -> list[int]:
-    """At most `MOST_ROUNDS` evenly spaced places below `count`, the first and the last among them."""
-    if count <= MOST_ROUNDS:
-        return list(range(count))
-    return sorted({round(place * (count - 1) / (MOST_ROUNDS - 1)) for place in range(MOST_ROUNDS)})
 
 
 def _epsilons(ledger: LedgerFile) -> Callable[[FloatArray], FloatArray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -82,15 +83,10 @@ def _draw_spending(spendings: list[Spending]) -> Figure:
             if place % columns == 0:
                 axes.set_ylabel("ε spent")
             _draw_clients(axes, spendings[place])
+        keys = _keys(any(one.lines for one in spendings), any(not one.lines for one in spendings))
+        spacing = {"borderaxespad": 0.2, "columnspacing": 1.4, "handlelength": 1.8}
         figure.legend(
-            handles=_keys(any(one.lines for one in spendings), any(not one.lines for one in spendings)),
-            loc="upper left",
-            bbox_to_anchor=(0.075, 1.0),
-            ncols=5,
-            fontsize=9,
-            borderaxespad=0.2,
-            columnspacing=1.4,
-            handlelength=1.8,
+            handles=keys, loc="upper left", bbox_to_anchor=(0.075, 1.0), ncols=5, fontsize=9, **spacing
         )
     return figure
 
@@ -180,12 +176,6 @@ def _draw_ledger(axes: Axes, label: str, ledger: LedgerFile, rows: Sequence[Clie
         axes.axhline(worst.epsilon_claim, color=INK, linestyle=_DASHED, linewidth=1.3, label=key)
     axes.set_ylim(0, 1.08 * max(worst.epsilon_spent or 0.0, worst.epsilon_claim or 0.0) or 1.0)
     # Above the axes the names cover no curve.
-    legend = axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        title=title,
-        alignment="left",
-        fontsize=9.5,
-        borderpad=0.0,
-    )
+    above: dict[str, Any] = {"bbox_to_anchor": (0.0, 1.0), "borderpad": 0.0}
+    legend = axes.legend(title=title, loc="lower left", alignment="left", fontsize=9.5, **above)
     legend.get_title().set_parse_math(False)

@@ -33,7 +33,9 @@ from niss.report.canvas import (
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import format_accuracy, format_variance
 
-LINE_STYLES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
+# Told apart in black and white; the second part of a style are lengths of strokes and gaps.
+LineStyle = str | tuple[int, tuple[float, ...]]
+LINE_STYLES: tuple[LineStyle, ...] = (
     "-",
     (0, (5, 1.6)),
     (0, (1.2, 1.4)),
@@ -44,6 +46,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9
+
+_VALUE: dict[str, Any] = {"va": "center_baseline", "fontsize": 9}
 
 # A method with an evaluation, its colour, and its place in the comparison.
 Curve = tuple[MethodResult, str, int]
@@ -148,15 +152,8 @@ def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
         start = (end_round - axes.get_xlim()[0]) / (axes.get_xlim()[1] - axes.get_xlim()[0])
         axes.plot([start + 0.012, 1.055], [end_value, place], color=QUIET, linewidth=0.5, zorder=1, **beside)
         axes.plot([1.06, 1.095, 1.13], [place] * 3, markevery=[1], **_line(colour, number), **beside)
-        axes.text(
-            1.145,
-            place,
-            f"{short(method.label)}  {format_accuracy(end_value)}",
-            transform=sideways,
-            va="center_baseline",
-            fontsize=9,
-            parse_math=False,
-        )
+        name = f"{short(method.label)}  {format_accuracy(end_value)}"
+        axes.text(1.145, place, name, transform=sideways, parse_math=False, **_VALUE)
 
 
 def _push_apart(values: list[float], gap: float, low: float, high: float) -> list[float]:
@@ -173,12 +170,9 @@ def _push_apart(values: list[float], gap: float, low: float, high: float) -> lis
 
 def draw_noise(report: ReportInput) -> Figure:
     """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one."""
-    known = [
-        value
-        for method in report.methods
-        for value in (method.aggregate_variance, method.aggregate_variance_predicted)
-        if value
-    ]
+    measured = [method.aggregate_variance for method in report.methods]
+    predicted = [method.aggregate_variance_predicted for method in report.methods]
+    known = [value for value in (*measured, *predicted) if value]
     drawn = [value for value in known if value > ROUNDING * max(known)]
     with mpl.rc_context(STYLE):
         count = len(report.methods)
@@ -193,19 +187,11 @@ def draw_noise(report: ReportInput) -> Figure:
         if drawn:
             _logarithmic(axes, drawn)
             rule(axes, "x")
-            mark = {"marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": ""}
-            keys = [
-                Patch(facecolor=QUIET, label="measured"),
-                Line2D([], [], color=INK, linewidth=2, label="predicted", **mark),
-            ]
-            axes.legend(
-                handles=keys,
-                loc="lower right",
-                bbox_to_anchor=(1.0, 1.0),
-                ncols=2,
-                fontsize=9,
-                borderaxespad=0.1,
-            )
+            upright: dict[str, Any] = {"marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": ""}
+            bar = Patch(facecolor=QUIET, label="measured")
+            mark = Line2D([], [], color=INK, linewidth=2, label="predicted", **upright)
+            above: dict[str, Any] = {"bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.1}
+            axes.legend(handles=[bar, mark], loc="lower right", ncols=2, fontsize=9, **above)
         else:
             axes.xaxis.set_major_locator(NullLocator())
         for place, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True)):
@@ -236,18 +222,11 @@ def _bar(axes: Axes, place: int, method: MethodResult, colour: str, largest: flo
         if measured is None and not method.finished:
             text = "not measured yet"
         sideways = blended_transform_factory(axes.transAxes, axes.transData)
-        axes.text(0.012, place, text, transform=sideways, va="center_baseline", fontsize=9)
+        axes.text(0.012, place, text, transform=sideways, **_VALUE)
         return
     if measured in ends:
         axes.barh(place, measured, height=0.56, color=colour)
     if predicted in ends:
         axes.plot([predicted] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2, solid_capstyle="butt")
-    axes.annotate(
-        format_variance(measured),
-        (max(ends), place),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center_baseline",
-        fontsize=9,
-        annotation_clip=False,
-    )
+    beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "annotation_clip": False}
+    axes.annotate(format_variance(measured), (max(ends), place), **beside, **_VALUE)

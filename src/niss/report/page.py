@@ -7,6 +7,7 @@ becomes an article with its headings one level deeper.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from importlib.resources import files
@@ -69,13 +70,7 @@ def read_source(folder: Path) -> Source:
 def _default_place(folders: list[Path]) -> Path:
     if len(folders) == 1:
         return folders[0] / REPORT
-    parents = [one.resolve().parent for one in folders]
-    shared = next(
-        parent
-        for parent in (parents[0], *parents[0].parents)
-        if all(one.is_relative_to(parent) for one in parents)
-    )
-    return shared / "reports.html"
+    return Path(os.path.commonpath([one.resolve().parent for one in folders])) / "reports.html"
 
 
 def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _SHARED_NUMBERS = ("accuracy", "aggregate_variance", "aggregate_variance_predicted", "tau2")
 _NUMBERS_OF_A_ROUND = (*_SHARED_NUMBERS, "loss")
 _NUMBERS_OF_A_RESULT = (*_SHARED_NUMBERS, "kappa", "epsilon_joint", "epsilon_marginal")
-_CHANGED_BY_HAND = "the file was changed by hand or written by another version of niss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,21 +376,24 @@ def number_at(entry: Mapping[str, Any], key: str, where: Path) -> float | None:
     Raises `RunFolderError` naming the file `where` for anything else, as does `text_at`.
     """
     value = entry.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RunFolderError(
-            f"{where}: {key} should be a number or null, not {value!r}", hint=_CHANGED_BY_HAND
-        )
-    return float(value) if math.isfinite(value) else None
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise _wrong_type(where, key, "number", value)
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def text_at(entry: Mapping[str, Any], key: str, where: Path) -> str | None:
     """A text, or None where it is absent or null."""
     value = entry.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    raise RunFolderError(f"{where}: {key} should be a text or null, not {value!r}", hint=_CHANGED_BY_HAND)
+    if value is not None and not isinstance(value, str):
+        raise _wrong_type(where, key, "text", value)
+    return value
+
+
+def _wrong_type(where: Path, key: str, wanted: str, value: object) -> RunFolderError:
+    return RunFolderError(
+        f"{where}: {key} should be a {wanted} or null, not {value!r}",
+        hint="the file was changed by hand or written by another version of niss",
+    )
 
 
 def _candidates(settings: Sequence[JsonObject], key: str) -> list[Any]:
@@ -405,10 +407,8 @@ def _candidates(settings: Sequence[JsonObject], key: str) -> list[Any]:
 
 
 def _find_number(settings: Sequence[JsonObject], key: str) -> float | None:
-    for value in _candidates(settings, key):
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    return None
+    numbers = (value for value in _candidates(settings, key) if type(value) in (int, float))
+    return next((float(value) for value in numbers if math.isfinite(value)), None)
 
 
 def _find_whole(settings: Sequence[JsonObject], key: str) -> int | None:
@@ -418,8 +418,5 @@ def _find_whole(settings: Sequence[JsonObject], key: str) -> int | None:
 
 def _find_text(settings: Sequence[JsonObject], key: str) -> str | None:
     """A text, or the name of a section: `dataset` may be given as either."""
-    for value in _candidates(settings, key):
-        name = value.get("name") if isinstance(value, dict) else value
-        if isinstance(name, str) and name:
-            return name
-    return None
+    names = (one.get("name") if isinstance(one, dict) else one for one in _candidates(settings, key))
+    return next((name for name in names if isinstance(name, str) and name), None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from niss.report.run_folder import MethodResult, ReportInput
 
@@ -27,11 +28,22 @@ HEADER = (
 )
 
 
+Item = TypeVar("Item")
+
+
 class SummaryTable(NamedTuple):
     """Unpacks as `header, rows = summary_rows(report)`."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, the first and the last among them: more points of a curve than that help nobody."""
+    if len(items) <= most:
+        return list(items)
+    last = len(items) - 1
+    return [items[round(place * last / (most - 1))] for place in range(most)]
 
 
 def summary_rows(report: ReportInput) -> SummaryTable:
