@@ -20,6 +20,8 @@ from niss.report.run_folder import ReportInput, read_object
 from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE, SummaryTable
 from niss.report.templates import render
 
+# So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
+# of the page.
 MOST_PICTURES = 12
 MOST_BYTES = 4_000_000
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -28,9 +30,13 @@ _ATTACK = "attack.json"
 
 @dataclass(frozen=True, slots=True)
 class AttackPicture:
-    """One attack: its kind, what it found in words, and its picture where there is one that can be shown.
+    """One attack and its picture.
 
-    `where` is its folder as seen from that of the report, "." for the same.
+    where     its folder as seen from that of the report, "." for the same
+    attack    its kind, such as dlg
+    headline  what it found, in words
+    finished  whether it came to its end, or was interrupted
+    png       what it recovered, None where there is no picture that can be shown
     """
 
     where: str
@@ -40,19 +46,10 @@ class AttackPicture:
     png: bytes | None
 
     @property
-    def name(self) -> str:
-        return self.attack if self.where == "." else f"{self.attack} ({self.where})"
-
-    @property
     def words(self) -> str:
         """The headline, and that the attack was interrupted where it was."""
         state = "" if self.finished else " This attack was interrupted; its results are those it had by then."
         return f"{self.headline}{state}".strip()
-
-    @property
-    def alternative(self) -> str:
-        """What stands for the picture where it is not seen."""
-        return f"Pictures of the attack {self.attack}. {self.words}".strip()
 
     @property
     def png_base64(self) -> str:
@@ -62,7 +59,13 @@ class AttackPicture:
 
 @dataclass(frozen=True, slots=True)
 class AttackReport:
-    """The folder of an attack alone: its picture, a table with a line for each case that was tried, its settings."""
+    """The folder of an attack alone.
+
+    picture   what was recovered, and the finding in words
+    settings  by name, as text; those that were not set are left out
+    results   a table with a line for each case that was tried; without columns where there is none
+    notes     what was wrong with the folder, in sentences for the reader
+    """
 
     folder: Path
     picture: AttackPicture
@@ -81,7 +84,11 @@ class AttackReport:
 
 
 def find_attacks(report: ReportInput, notes: list[str]) -> list[AttackPicture]:
-    """Every attack in the folder of the report and in those of its methods; faults become notes."""
+    """Every attack in the folder of the report and in those of its methods.
+
+    Looked for are attack.json, attacks/*/attack.json and attacks/attack.json, in this order and folder by folder.
+    One that cannot be read, or a picture that cannot be shown, is left out and named in `notes`.
+    """
     paths: list[Path] = []
     for folder in dict.fromkeys([report.folder, *(method.folder for method in report.methods)]):
         inner = folder / "attacks"
@@ -171,10 +178,12 @@ def _results(headings: JsonObject, rows: list[JsonObject]) -> SummaryTable:
 
 
 def _cell(row: JsonObject, key: str) -> str:
+    """A value as the table shows it; a joint epsilon that is missing means that nothing is guaranteed."""
     return NO_GUARANTEE if key == "epsilon_joint" and row.get(key) is None else _text(row.get(key))
 
 
 def _text(value: Any) -> str:
+    """Any JSON value in one line, numbers to three digits."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return NOT_APPLICABLE
     if isinstance(value, bool):

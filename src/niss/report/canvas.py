@@ -52,15 +52,9 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "axes.linewidth": 0.8,
-    "legend.frameon": False,
 }
 
 _SVG = "http://www.w3.org/2000/svg"
@@ -71,7 +65,7 @@ _POINTS_PER_INCH = 72.0
 
 
 def colours(report: ReportInput) -> list[str]:
-    """One colour for each method, the same in all figures."""
+    """One colour for each method, the same in all figures; those that protect nobody are drawn in ink."""
     chosen, used = [], 0
     for method in report.methods:
         if method.is_private:
@@ -94,7 +88,7 @@ def label_width(methods: Iterable[MethodResult], extra: int = 0) -> float:
 
 
 def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Rules at the ticks of one axis, behind what is drawn."""
+    """Thin lines across the chart at the ticks of one axis, behind what is drawn."""
     axes.grid(axis=axis, color=RULE, linewidth=0.7)
     axes.set_axisbelow(True)
 
@@ -119,7 +113,11 @@ def _saved(figure: Figure, *, salt: str | None = None, **options: Any) -> bytes:
 
 
 def save_figure(path: Path, draw: Callable[[], Figure], *, salt: str) -> Path:
-    """Draw into a .png or .svg file, by its extension; any other is a `ConfigError` before anything is drawn."""
+    """Draw into a .png or .svg file, by its extension, and return `path`.
+
+    draw  makes the figure; not called where the extension is another, which is a `ConfigError`
+    salt  as in `as_svg`
+    """
     kind = path.suffix.lower()
     if kind not in (".png", ".svg"):
         raise ConfigError(
@@ -186,6 +184,9 @@ class Reading:
 
 def bands_svg(figure: Figure, rounds: Mapping[int, Sequence[Reading]]) -> Markup:
     """A band over the first axes for each of (at most `MOST_BANDS`) rounds; pointing at it shows the readings.
+
+    figure  as drawn: the bands lie where its axes are
+    rounds  the readings of each round, in any order; the card shows the highest first
 
     The page runs no script, so every reading is in the file from the start and CSS alone changes its visibility.
     """

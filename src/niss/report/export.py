@@ -78,6 +78,7 @@ def read_series(folders: Sequence[Path]) -> list[Series]:
 
 
 def _began(report: ReportInput) -> float:
+    """The moment in the manifest; one without a time zone is taken as UTC, so that it is the same everywhere."""
     try:
         moment = datetime.fromisoformat(report.created or "")
     except ValueError:
@@ -86,6 +87,7 @@ def _began(report: ReportInput) -> float:
 
 
 def _rounds(method: MethodResult) -> dict[int, dict[str, float | None]]:
+    """The values of each round by column, from metrics.jsonl, timing.jsonl and the ledger."""
     path = method.folder / TIMING
     lines, _ = read_lines(path)
     seconds = {int(number_at(line, "round", path) or 0): number_at(line, "seconds", path) for line in lines}
@@ -113,7 +115,11 @@ def check_free(paths: Iterable[Path], *, overwrite: bool) -> None:
 
 
 def write_csv(series: Sequence[Series], path: Path) -> Path:
-    """One line per round and method; a number that is not there is an empty field. Returns `path`."""
+    """One line per round and method, and return `path`.
+
+    The columns are run, method, round and those of `COLUMNS`. Numbers are written in full, so that reading them gives
+    the same numbers; one that is not there is an empty field.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", "method", "round", *COLUMNS])
@@ -127,8 +133,13 @@ def write_csv(series: Sequence[Series], path: Path) -> Path:
 def write_event_files(series: Sequence[Series], folder: Path, *, overwrite: bool = False) -> list[Path]:
     """Event files for TensorBoard: a folder for each run, below it one for each method of a comparison.
 
-    Returns the files. Their times are those of the run, so that the same run gives the same bytes. `overwrite`
-    replaces earlier event files and nothing else: a second one beside the first would show every point twice.
+    series     as `read_series` gives them; labels become names of folders, so those that cannot are refused
+    folder     what `tensorboard --logdir` is given
+    overwrite  replaces earlier event files and nothing else: a second one beside the first would show every point
+               twice; without it they are a `RunFolderError`
+
+    Returns the files. Their times are those of the run, so that the same run gives the same bytes. Raises `ConfigError`
+    where the package `tensorboard` is not installed.
     """
     try:
         import tensorboard.summary.writer.record_writer  # noqa: F401

@@ -35,7 +35,13 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client's totals; epsilon is None where nothing is guaranteed (spent) or was promised (claim)."""
+    """One client's totals over all charges so far.
+
+    participations  how many charges it had
+    mu_spent        infinite where an upload had no noise at all
+    epsilon_spent   None where nothing is guaranteed
+    epsilon_claim   its budget, None where nothing was promised
+    """
 
     client: str
     participations: int
@@ -76,7 +82,10 @@ def is_heuristic(ledger: LedgerFile) -> bool:
 
 
 def client_rows(ledger: LedgerFile) -> list[ClientRow]:
-    """One row per client, the one that spent most first."""
+    """One row per client, the worst-off first: by what it spent, then by how often it took part, then by name.
+
+    All epsilons are None where the ledger rests on a heuristic.
+    """
     heuristic = is_heuristic(ledger)
 
     @cache
@@ -100,7 +109,10 @@ def client_rows(ledger: LedgerFile) -> list[ClientRow]:
 
 
 def spending(ledger: LedgerFile, client: str) -> list[tuple[int, int, float, float | None]]:
-    """A client's charges: round, attempt, mu of the charge, and epsilon spent up to and with it."""
+    """A client's charges in order: round, attempt, mu of the charge, and epsilon spent up to and with it.
+
+    A round that was tried several times is charged for each attempt. Epsilon is None where nothing is guaranteed.
+    """
     heuristic = is_heuristic(ledger)
     total, steps = 0.0, []
     for entry in ledger.entries:
@@ -121,6 +133,7 @@ def format_claim(epsilon: float | None) -> str:
 
 
 def format_mu(mu: float) -> str:
+    """Four digits; a mu is compared and added up, never claimed, so it is not rounded up."""
     return f"{mu:.4g}" if math.isfinite(mu) else "∞"
 
 
@@ -130,7 +143,10 @@ def rounded_up(epsilon: float) -> str:
 
 
 def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
-    """The spending of every method whose ledger holds finite charges; a damaged ledger becomes a note."""
+    """The spending of every private method whose ledger holds finite charges, for drawing.
+
+    notes  a ledger whose chain does not verify is left out and named here
+    """
     spendings = []
     for method in report.methods:
         try:

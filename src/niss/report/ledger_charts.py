@@ -1,7 +1,8 @@
 """The ledger over the rounds: epsilon spent, below the line that was promised.
 
 `spending_figure` is the page's, a panel for each method with all of its clients; `save_ledger_chart` is that of
-`niss account --plot`, narrower, with the worst-off and the median client alone.
+`niss account --plot`, narrower, with the worst-off and the median client alone. Both draw steps, since what is spent
+jumps when a round is charged, and both print epsilons rounded up: a chart must not promise more than the ledger.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _DOTTED = (0, (1.4, 1.2))
 def spending_figure(report: ReportInput, notes: list[str], *, prefix: str = "spending") -> Markup | None:
     """Inline SVG: epsilon of the clients over the rounds; None where no ledger holds a finite one.
 
-    A ledger that cannot be trusted is left out and named in `notes`.
+    notes   a ledger that cannot be trusted is left out and named here
+    prefix  goes before every id in it, to keep figures on one page apart
     """
     spendings = read_spending(report, notes)
     if not spendings:
@@ -57,6 +59,7 @@ def spending_figure(report: ReportInput, notes: list[str], *, prefix: str = "spe
 
 
 def _draw_spending(spendings: list[Spending]) -> Figure:
+    """Panels in two columns, all on the same axes so that methods can be compared."""
     columns = min(_COLUMNS, len(spendings))
     rows = -(-len(spendings) // columns)
     highest = max(max(float(one.most[-1]), one.budget or 0.0) for one in spendings)
@@ -92,7 +95,11 @@ def _draw_spending(spendings: list[Spending]) -> Figure:
 
 
 def _draw_clients(axes: Axes, one: Spending) -> None:
-    """All clients of one method, as lines or as a spread, with the median and the worst-off on top."""
+    """All clients of one method, with the median and the worst-off on top.
+
+    Few clients have a line each; of many the spread between least and most is filled. Here median and most are taken
+    in each round by itself, so they need not follow one client.
+    """
     rounds = np.asarray(one.rounds, dtype=np.float64)
     title = f"{short(one.label)}: ε {rounded_up(float(one.most[-1]))} spent at most"
     axes.set_title(title, loc="left", fontsize=9.5, parse_math=False)
@@ -110,6 +117,7 @@ def _draw_clients(axes: Axes, one: Spending) -> None:
 
 
 def _keys(lines: bool, spread: bool) -> list[Line2D | Patch]:
+    """The legend above all panels; `lines` and `spread` say which of the two ways of drawing clients occurs."""
     keys: list[Line2D | Patch] = [
         Line2D([], [], color=INK, linestyle=_DASHED, linewidth=1.2, label="budget"),
         Line2D([], [], color=SERIES[1], linewidth=1.6, label="worst-off client"),
@@ -123,7 +131,11 @@ def _keys(lines: bool, spread: bool) -> list[Line2D | Patch]:
 
 
 def save_ledger_chart(path: Path, ledgers: Sequence[tuple[str, LedgerFile]]) -> Path:
-    """Draw (label, ledger) pairs into a .png or .svg file, by its extension, and return where it is."""
+    """Draw ledgers into a picture, and return where it is.
+
+    path     ends in .png or .svg; raises `ConfigError` for any other ending
+    ledgers  each with the label of its panel
+    """
     return save_figure(Path(path), lambda: draw_ledgers(ledgers), salt="niss-ledger")
 
 
@@ -147,10 +159,15 @@ def draw_ledgers(ledgers: Sequence[tuple[str, LedgerFile]]) -> Figure:
 
 
 def _has_curve(rows: Sequence[ClientRow]) -> bool:
+    """Whether the worst-off client, the first, has spent a finite epsilon."""
     return bool(rows) and rows[0].participations > 0 and rows[0].epsilon_spent is not None
 
 
 def _draw_ledger(axes: Axes, label: str, ledger: LedgerFile, rows: Sequence[ClientRow]) -> None:
+    """One panel: two clients and the claim of the worst-off, or the reason why there is nothing to draw.
+
+    The median client is the one in the middle of `rows`, which are sorted, so both curves are those of real clients.
+    """
     title = short(label, 40)
     if not _has_curve(rows):
         axes.set_title(title, loc="left", fontsize=10.5, parse_math=False)

@@ -1,6 +1,8 @@
 """The two charts that compare methods: accuracy by round, and the noise left in the aggregate.
 
 `draw_accuracy` and `draw_noise` give matplotlib figures, `accuracy_figure` and `noise_figure` the same as inline SVG.
+A method has the same colour in both. Labels come from the user, so none is read as mathematics (`parse_math=False`),
+and those in the SVG are set in whatever sans-serif the reader has: widths are only estimated.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ Curve = tuple[MethodResult, str, int]
 
 
 def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
-    """Inline SVG: one accuracy curve for each method, with its values under the pointer."""
+    """Inline SVG: one accuracy curve for each method, with its values under the pointer.
+
+    prefix  goes before every id in it, to keep figures on one page apart
+
+    For those who do not see it, its description names where each curve ends.
+    """
     figure = draw_accuracy(report)
     rounds: dict[int, list[Reading]] = {}
     for method, colour in zip(report.methods, colours(report), strict=True):
@@ -78,7 +85,10 @@ def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
 
 
 def noise_figure(report: ReportInput, *, prefix: str = "noise") -> Markup:
-    """Inline SVG: one bar for each method's measured noise variance, with a mark where theory puts it."""
+    """Inline SVG: one bar for each method's measured noise variance, with a mark where theory puts it.
+
+    prefix  as in `accuracy_figure`; the description names all values
+    """
     bars = [
         f"{method.label} measured {format_variance(method.aggregate_variance, finished=method.finished)}, "
         f"predicted {format_variance(method.aggregate_variance_predicted, finished=method.finished)}"
@@ -95,7 +105,11 @@ def noise_figure(report: ReportInput, *, prefix: str = "noise") -> Markup:
 
 
 def draw_accuracy(report: ReportInput) -> Figure:
-    """One curve for each method that has been evaluated, named at its end."""
+    """One curve for each method that has been evaluated, named at its end with its last accuracy.
+
+    The axis of rounds reaches to the last round planned, so that an unfinished run shows what is missing; that of
+    accuracy begins at 0 and ends at the next tenth above the best.
+    """
     curves: list[Curve] = [
         (method, colour, number)
         for number, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True))
@@ -140,7 +154,11 @@ def _line(colour: str, number: int) -> dict[str, Any]:
 
 
 def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
-    """Name each curve at its end, pushed apart where the ends meet, with a leader and a key."""
+    """Name each curve at its end, with a thin line from the end to its name and a sample of the curve before it.
+
+    The names are pushed apart where ends meet; `height` of the figure, in inches, tells how close is too close.
+    Places to the right of the axes are fractions of their width, hence the mixed coordinates.
+    """
     low, high = axes.get_ylim()
     gap = (high - low) * 0.225 / (height - 0.8)
     ranked = sorted(curves, key=lambda item: -item[0].evaluations[-1][1])
@@ -157,7 +175,10 @@ def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
 
 
 def _push_apart(values: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Falling `values` moved as little as needed to lie `gap` apart between `low` and `high`."""
+    """Falling `values` moved down, and up again from below, to lie at least `gap` apart between `low` and `high`.
+
+    Where they cannot all fit, those at the top leave the range.
+    """
     places: list[float] = []
     for value in values:
         places.append(min(value, places[-1] - gap) if places else min(value, high))
@@ -169,7 +190,11 @@ def _push_apart(values: list[float], gap: float, low: float, high: float) -> lis
 
 
 def draw_noise(report: ReportInput) -> Figure:
-    """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one."""
+    """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one.
+
+    Where noise cancels exactly only rounding is left, many powers of ten below the rest (see `ROUNDING`): it is
+    written out instead of drawn, and so is that a method adds none.
+    """
     measured = [method.aggregate_variance for method in report.methods]
     predicted = [method.aggregate_variance_predicted for method in report.methods]
     known = [value for value in (*measured, *predicted) if value]
@@ -200,7 +225,7 @@ def draw_noise(report: ReportInput) -> Figure:
 
 
 def _logarithmic(axes: Axes, drawn: list[float]) -> None:
-    """Decades around the variances that are drawn, labelled as powers of ten in plain text."""
+    """Decades around the variances that are drawn, of which at most eight or so are labelled."""
     first, last = math.floor(math.log10(min(drawn)) - 0.5), math.ceil(math.log10(max(drawn)) + 0.1)
     axes.set_xscale("log")
     axes.set_xlim(10.0**first, 10.0**last)
@@ -211,10 +236,12 @@ def _logarithmic(axes: Axes, drawn: list[float]) -> None:
 
 
 def _power_of_ten(value: float, _position: int | None = None) -> str:
+    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
     return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _bar(axes: Axes, place: int, method: MethodResult, colour: str, largest: float) -> None:
+    """The row of one method; `largest` is the largest variance in the chart."""
     measured, predicted = method.aggregate_variance, method.aggregate_variance_predicted
     ends = [value for value in (measured, predicted) if value and value > ROUNDING * largest]
     if not ends:

@@ -1,7 +1,14 @@
 """Writes the report: one HTML file that needs nothing beside it, neither network nor other files.
 
-The text of the page stands in templates/; here are the values that go into it. On a page about several folders each
-becomes an article with its headings one level deeper.
+The text of the page stands in templates/; here are the values that go into it:
+
+    page.html.j2     the frame: head, style, content policy
+    run.html.j2      a run or a comparison, from its finding to its provenance
+    attack.html.j2   an attack alone
+    several.html.j2  an overview of several folders, then each as an article, its headings one level deeper
+
+A section whose files are missing is left out; a file that is damaged beside an intact run becomes a notice at the head
+of the page. What a folder says is escaped by the templates, wherever it stands.
 """
 
 from __future__ import annotations
@@ -9,10 +16,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -68,13 +75,19 @@ def read_source(folder: Path) -> Source:
 
 
 def _default_place(folders: list[Path]) -> Path:
+    """Beside the run, or in the nearest folder that holds all runs, however deep each of them lies."""
     if len(folders) == 1:
         return folders[0] / REPORT
     return Path(os.path.commonpath([one.resolve().parent for one in folders])) / "reports.html"
 
 
 def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
-    """Write the figures of accuracy and noise, on white, to accuracy.png and noise.png; returns where they are."""
+    """Write the figures of accuracy and noise as pictures on white, for a README.
+
+    folder  where accuracy.png and noise.png go; made where it is missing
+
+    Returns the two paths. The same report gives the same bytes.
+    """
     from niss.report.canvas import as_png
     from niss.report.method_charts import draw_accuracy, draw_noise
 
@@ -86,7 +99,10 @@ def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
 
 
 def render_page(*reports: Source) -> str:
-    """The page on one report, or on several with an overview at its head."""
+    """The page on one report, or on several with an overview at its head, as a whole HTML document.
+
+    Figures are drawn with settings of matplotlib that belong to the process: call it from one thread at a time.
+    """
     style = (files("niss.report") / "style.css").read_text(encoding="utf-8")
     if len(reports) == 1:
         title, body = reports[0].title, _body(reports[0], level=1)
@@ -121,7 +137,11 @@ def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
 
 
 def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
-    """What the page says about one folder; `prefix` keeps the ids apart where several share a page."""
+    """What the page says about one folder.
+
+    level   of its title, 1 where it is that of the page
+    prefix  of the ids in its figures, to keep them apart where several reports share a page
+    """
     if isinstance(report, AttackReport):
         return attack_body(report, level=level)
     # What draws with matplotlib is loaded only for a page.
@@ -159,6 +179,7 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
 
 
 def _byline(report: ReportInput) -> str:
+    """Kind, name, version and day, as far as they are known."""
     kind = "Comparison" if report.is_comparison else "Single run"
     version = f"niss {report.niss_version}" if report.niss_version else None
     try:
@@ -187,6 +208,7 @@ def _trusting(methods: Iterable[MethodResult]) -> list[str]:
 
 
 def _graph(report: ReportInput) -> dict[str, object] | None:
+    """The drawing of a share graph with its caption and the meaning of its signs; None where there is none."""
     from niss.report.round_graph import find_round_graph
     from niss.report.round_graph_drawing import graph_caption, graph_legend, round_graph_svg
 
@@ -197,7 +219,10 @@ def _graph(report: ReportInput) -> dict[str, object] | None:
 
 
 def _views_differ(report: ReportInput) -> list[str]:
-    """Where the joint and the marginal view give different epsilons, both of them."""
+    """Both epsilons of each method for which the joint and the marginal view differ, as printed.
+
+    Methods that trust the server are left out: their epsilon is neither view's, but that of the released models.
+    """
     differences = []
     for method in report.methods:
         joint = format_epsilon(method, method.epsilon_joint)
@@ -209,22 +234,19 @@ def _views_differ(report: ReportInput) -> list[str]:
 
 def _limits(report: ReportInput) -> dict[str, list[str]]:
     """What the statements of the methods leave open, each line once, however many name it."""
-    statements = [_statement(method) for method in report.methods if method.is_private]
+    headings = {"not_protected": "Not protected", "caveats": "To keep in mind"}
+    limits: dict[str, list[str]] = {heading: [] for heading in headings.values()}
+    for method in report.methods:
+        # A damaged privacy.json is left out: the rest of the page still stands.
+        with suppress(RunFolderError):
+            statement = (read_object(method.folder / PRIVACY) if method.is_private else None) or {}
+            for key, heading in headings.items():
+                lines = statement.get(key)
+                limits[heading] += lines if isinstance(lines, list) else []
     return {
-        heading: list(
-            dict.fromkeys(line for one in statements for line in one.get(key, ()) if isinstance(line, str))
-        )
-        for key, heading in (("not_protected", "Not protected"), ("caveats", "To keep in mind"))
+        heading: list(dict.fromkeys(line for line in lines if isinstance(line, str)))
+        for heading, lines in limits.items()
     }
-
-
-def _statement(method: MethodResult) -> dict[str, list[Any]]:
-    """The lists of a method's privacy.json; of a damaged one none, since the rest of the page still stands."""
-    try:
-        statement = read_object(method.folder / PRIVACY) or {}
-    except RunFolderError:
-        return {}
-    return {key: value for key, value in statement.items() if isinstance(value, list)}
 
 
 def _recorded(report: ReportInput, key: str) -> str | None:
@@ -236,7 +258,11 @@ def _recorded(report: ReportInput, key: str) -> str | None:
 
 
 def _provenance(report: ReportInput) -> dict[str, object]:
-    """Where the numbers come from: facts that all manifests share, and those of each method with its configuration."""
+    """Where the numbers come from: versions, seeds, checksums of the data, and the full configuration.
+
+    `provenance` holds what all manifests share, `origins` for each method the rest of its manifest and its
+    configuration as JSON.
+    """
     facts = [_facts(method.manifest) for method in report.methods]
     shared = {
         name: value
@@ -270,6 +296,7 @@ def _facts(manifest: JsonObject, under: str = "") -> dict[str, str]:
 
 
 def _fact(value: object) -> str:
+    """A value of a manifest as text, long lists cut short."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) > MOST_LISTED:

@@ -1,4 +1,9 @@
-"""The planner's trade-off: noise in the sum over the strength of the shares."""
+"""The planner's trade-off: noise in the sum over the strength of the shares.
+
+Stronger shares need less distortion, so less noise is left in the sum by design; where clients drop out, more of their
+shares stays uncancelled. Unless kappa was given, the plan takes the least kappa that comes close to the lowest point
+of the curve: stronger shares gain little and make every unforeseen dropout cost more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
-    """Draw the trade-off of a plan (the dictionary of `niss plan --json`) into a .png or .svg file.
+    """Draw the trade-off of a plan into a picture, and return where it is.
+
+    plan  the dictionary that `niss plan --json` prints
+    path  ends in .png or .svg; raises `ConfigError` for any other ending
 
     All variances are multiples of what a trusted server would add. Shown are the curve over kappa, its two parts
     where clients may drop out, the plan itself, and as lines the trusted server, ideal secure aggregation (where it
@@ -62,12 +70,5 @@ def _mark_level(axes: Axes, level: float, name: str, *, right: float, below: boo
     from niss.report.canvas import QUIET
 
     axes.axhline(level, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
-    axes.annotate(
-        name,
-        (right, level),
-        xytext=(0, -11 if below else 3),
-        textcoords="offset points",
-        ha="right",
-        color=QUIET,
-        fontsize=9,
-    )
+    place: dict[str, Any] = {"xytext": (0, -11 if below else 3), "textcoords": "offset points", "ha": "right"}
+    axes.annotate(name, (right, level), color=QUIET, fontsize=9, **place)

@@ -3,6 +3,9 @@
 A simulated round takes its beacon from the seed; a round of the real protocol leaves its beacon, and what that was let
 out for, in the metrics. Either way the graph is the one that was used. Runs of older versions lack the beacon of the
 protocol: then a graph made in the same way stands for it, and is said to.
+
+The participants are those that the ledger charged in its last entry. All of this is public in the protocol: the graph
+shows who shares noise with whom, and nothing about any share.
 """
 
 from __future__ import annotations
@@ -69,6 +72,11 @@ def find_round_graph(report: ReportInput) -> RoundGraph | None:
 
 
 def _round_graph(method: MethodResult) -> RoundGraph | None:
+    """The graph of the last round that was charged; raises whatever a manifest of another shape leads to.
+
+    Where colluders are assumed and the search is quick, the centre is the client that they harm most; else it is the
+    one that was charged most.
+    """
     config = method.manifest.get("config")
     if not isinstance(config, Mapping) or not _needs_equal_noise(config):
         return None

@@ -45,7 +45,11 @@ class Picture:
 
 
 def choose_picture(shown: RoundGraph) -> Picture:
-    """All seats on a circle, or the seat to look at in the middle with (some of) its neighbours around it."""
+    """All seats on a circle, or the seat to look at in the middle with (some of) its neighbours around it.
+
+    Where not all neighbours fit, up to half of the places go to colluders and dropped clients, so that the drawing
+    shows what it is about, and the others are spread evenly over the rest.
+    """
     graph = shown.graph
     if graph.size <= MOST_WHOLE:
         return Picture(_circle(list(range(graph.size))), whole=True, around=graph.size)
@@ -74,7 +78,10 @@ def _evenly(seats: list[int], most: int) -> list[int]:
 
 
 def round_graph_svg(shown: RoundGraph) -> Markup:
-    """Inline SVG, in the colours of the page."""
+    """Inline SVG, in the colours of the page; `graph_caption` and `graph_legend` go with it.
+
+    Of a large round only shares between the seats that are drawn are shown.
+    """
     picture = choose_picture(shown)
     shares: dict[int, list[tuple[str, str]]] = {seat: [] for seat in picture.places}
     for sender, receiver in zip(shown.graph.senders.tolist(), shown.graph.receivers.tolist(), strict=True):
@@ -109,7 +116,10 @@ def graph_caption(shown: RoundGraph) -> Markup:
 
 
 def graph_legend(shown: RoundGraph) -> list[tuple[str, str]]:
-    """The signs that occur in the drawing, each a kind of seat and its meaning."""
+    """The signs that occur in the drawing, each a kind of seat and its meaning.
+
+    A kind is the CSS class of the sign, and what the template draws it by: centre, honest, colluder or dropped.
+    """
     signs = [
         ("centre", "the client looked at", not choose_picture(shown).whole),
         ("honest", "client", True),
@@ -120,7 +130,7 @@ def graph_legend(shown: RoundGraph) -> list[tuple[str, str]]:
 
 
 def _describe(shown: RoundGraph, picture: Picture) -> str:
-    """The drawing in words, for those who do not see it."""
+    """The drawing in words, for those who do not see it; of many marked clients the first few by name."""
     graph = shown.graph
     parts = [
         f"Drawing of the share graph of round {shown.round} of {shown.label}: {graph.size} participants, "
@@ -140,6 +150,7 @@ def _describe(shown: RoundGraph, picture: Picture) -> str:
 
 
 def _share_kind(shown: RoundGraph, picture: Picture, sender: int, receiver: int) -> str:
+    """The CSS classes of a share: around one client, whether it sends, receives or has no part in it."""
     if picture.whole:
         return "share"
     if sender == shown.centre:
@@ -148,6 +159,7 @@ def _share_kind(shown: RoundGraph, picture: Picture, sender: int, receiver: int)
 
 
 def _seat_kind(shown: RoundGraph, picture: Picture, seat: int) -> str:
+    """The CSS class of a seat, which also decides its sign."""
     if seat in shown.colluders:
         return "colluder"
     if seat in shown.dropped:
@@ -156,7 +168,10 @@ def _seat_kind(shown: RoundGraph, picture: Picture, seat: int) -> str:
 
 
 def _share_path(start: Point, end: Point) -> str:
-    """From rim to rim, bent a little to its right, so that both directions can be told apart."""
+    """The path of a share in SVG, a quadratic curve from the rim of one sign to the rim of the other.
+
+    It is bent a little to its right, so that the two directions between a pair can be told apart.
+    """
     wide, tall = end[0] - start[0], end[1] - start[1]
     length = math.hypot(wide, tall) or 1.0
     along, across = (wide / length, tall / length), (-tall / length, wide / length)

@@ -175,7 +175,10 @@ def read_report_input(folder: Path) -> ReportInput:
 
 
 def planned_methods(manifest: JsonObject) -> list[dict[str, Any]]:
-    """The methods as the manifest's configuration lists them."""
+    """The methods as the manifest's configuration lists them, none where it has no such list.
+
+    Each is the object in the configuration: `name`, `label` and the settings of the method, unchecked.
+    """
     config = manifest.get("config")
     methods = config.get("methods") if isinstance(config, dict) else None
     return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
@@ -276,7 +279,12 @@ def _report(
 def _read_method(
     folder: Path, entry: JsonObject | None, where: Path, notes: list[str], *, fallback_label: str
 ) -> MethodResult:
-    """The method in `folder`; `entry`, read from `where`, holds its results, None while unfinished."""
+    """The method in `folder`.
+
+    entry           its results, read from the file `where`; None while there are none
+    notes           gets a sentence for each fault that the report can live with
+    fallback_label  its name where the results have none
+    """
     manifest = read_object(folder / MANIFEST) or {}
     label = (text_at(entry, "label", where) if entry else None) or fallback_label
     curve = _read_curve(folder / METRICS, label, notes)
@@ -321,6 +329,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics, ...]:
+    """The rounds in metrics.jsonl by number; a last line that is cut off, or no round at all, becomes a note."""
     lines, cut_off = read_lines(path)
     if cut_off:
         notes.append(f"The last line of {label}’s {METRICS} is cut off and was left out.")
@@ -347,7 +356,10 @@ def _texts(value: object) -> dict[str, str] | None:
 
 
 def read_object(path: Path) -> JsonObject | None:
-    """The JSON object in a file, with `printable` texts; None where there is no such file."""
+    """The JSON object in a file, with `printable` texts; None where there is no such file.
+
+    Raises `RunFolderError` where the file cannot be read or holds anything else.
+    """
     value = files.find_json(path)
     return None if value is None else printable(value)
 

@@ -1,4 +1,8 @@
-"""The table of results as formatted strings, the same for the page and for the terminal."""
+"""The table of results as formatted strings, the same for the page and for the terminal.
+
+Numbers have the digits that mean something after one run: accuracies a tenth of a percent, variances three digits,
+epsilons two decimals. What is not a number says why: see `WORDS`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,10 @@ Item = TypeVar("Item")
 
 
 class SummaryTable(NamedTuple):
-    """Unpacks as `header, rows = summary_rows(report)`."""
+    """A header, and rows of as many cells; the first cell of a row names it.
+
+    Unpacks as `header, rows = summary_rows(report)`.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -47,7 +54,10 @@ def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def summary_rows(report: ReportInput) -> SummaryTable:
-    """One row for each method, in the order of the folder."""
+    """One row for each method, in the order of the folder.
+
+    Of an unfinished method the accuracy is that of its last evaluation, and says so; its epsilons are not known yet.
+    """
     return SummaryTable(HEADER, tuple(_row(method) for method in report.methods))
 
 
@@ -72,6 +82,7 @@ def _plain(value: float | None) -> str:
 
 
 def format_accuracy(accuracy: float) -> str:
+    """A share of examples, such as 0.8214, in percent: "82.1 %"."""
     return f"{100 * accuracy:.1f} %"
 
 

@@ -1,4 +1,8 @@
-"""The templates of the page. Whatever is put into one is escaped, unless it is `Markup` that our own code made."""
+"""The templates of the page, filled in by jinja2.
+
+Whatever is put into one is escaped, unless it is `Markup`, and only our own code makes that: the drawings of
+matplotlib, after they passed through an XML parser, and templates that were filled in before.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def _environment() -> Environment:
+    """Escapes in every template, whatever its name, and refuses names that are not defined."""
     # Takes as long to load as the rest of this room together.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
