@@ -75,7 +75,7 @@ class RoundNumbers(Protocol):
     @property
     def scales(self) -> FloatArray | None: ...
     @property
-    def found(self) -> WorstCase | None: ...
+    def opponent(self) -> WorstCase | None: ...
     @property
     def worst(self) -> WorstCase | None: ...
     @property
@@ -131,13 +131,13 @@ class PlainRows:
 class Shares:
     """How the participants of a round share noise: with whom, how much, and how it is distorted.
 
-    `found` is the worst case over colluders for which `tau2` was calibrated, where it was.
+    `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was.
     """
 
     graph: ShareGraph
     unit_variance: float
     tau2: FloatArray
-    found: WorstCase | None = None
+    opponent: WorstCase | None = None
 
 
 class Method(ABC):

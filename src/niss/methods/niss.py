@@ -100,8 +100,8 @@ class Niss(Method):
         if plan.tau2 is None:
             # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
             target = (own_variance / own_variance.min()).tobytes()
-            common, found = _calibrated(graph, plan.corruption, plan.kappa / plan.neighbours, target)
-            return Shares(graph, unit, np.full(size, common), found)
+            common, opponent = _calibrated(graph, plan.corruption, plan.kappa / plan.neighbours, target)
+            return Shares(graph, unit, np.full(size, common), opponent)
         if isinstance(plan.tau2, tuple):
             if int(participants.max()) >= len(plan.tau2):
                 raise ConfigError(
@@ -151,8 +151,8 @@ class Niss(Method):
         assumed = round_plan.plan.corruption
         if assumed.removed == 0:
             return None
-        if round_plan.found is not None or distortion_named(round_plan.plan.distortion).multiplies:
-            return round_plan.found
+        if round_plan.opponent is not None or distortion_named(round_plan.plan.distortion).multiplies:
+            return round_plan.opponent
         return worst_case(
             round_plan.graph,
             assumed,

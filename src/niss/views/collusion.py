@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +21,9 @@ from scipy.linalg import lapack
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import LinearOperator, cg
 
-from niss.errors import PrivacyError
+from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
-from niss.views.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.views.covariance import per_client
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
 
@@ -46,6 +46,69 @@ _EXCHANGED_SETS, _EXCHANGE_ROUNDS, _CANDIDATES = 3, 3, 4
 _SOFTENING = 1e-9
 # Up to this many clients a dense solve takes less time than building a sparse matrix.
 _DENSE = 250
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """At most `colluders` static colluders, and what a repair of dropouts may give away.
+
+    `revealed` edges of any one client, at most, are told to the server, and at most `dropped` clients are
+    declared dropped in a round: all their edges may be revealed and their own noise is lost, so they count
+    like colluders. `failure` is the probability, per client and round, with which more of its neighbours
+    may collude than the accountant assumes.
+    """
+
+    colluders: int = 0
+    revealed: int = 0
+    dropped: int = 0
+    failure: float = 0.0
+
+    @property
+    def removed(self) -> int:
+        """The most participants whose part is known to the server or missing."""
+        return self.colluders + max(self.revealed, self.dropped)
+
+    def __post_init__(self) -> None:
+        for field in ("colluders", "revealed", "dropped"):
+            value = getattr(self, field)
+            if not isinstance(value, (int, np.integer)) or value < 0:
+                raise ConfigError(f"must be a whole number, not below 0, not {value!r}", field=field)
+        if not 0.0 <= self.failure < 1.0:
+            raise ConfigError(f"must lie in [0, 1), not {self.failure!r}", field="failure")
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The worst that was found: `ratio` is effective variance over target, for `client`, with `colluders`.
+
+    `exact` says whether every admissible set was covered; otherwise `examined` sets were.
+    """
+
+    ratio: float
+    client: int
+    colluders: tuple[int, ...]
+    exact: bool
+    examined: int
+
+
+@lru_cache(maxsize=4_096)
+def colluding_neighbours(participants: int, neighbours: int, colluders: int, failure: float) -> int:
+    """The least q with P(more than q of the neighbours collude) <= failure.
+
+    The neighbours are a uniform sample of the other participants, `colluders` of whom collude.
+    """
+    if not 0 <= neighbours < participants or not 0 <= colluders < participants:
+        raise ConfigError("neighbours and colluders must be fewer than the participants", field="neighbours")
+    most = min(neighbours, colluders)
+    if failure <= 0.0:
+        # A probability too small for a float is not yet none.
+        return most
+    from scipy.stats import hypergeom
+
+    for count in range(most):
+        if hypergeom.sf(count, participants - 1, colluders, neighbours) <= failure:
+            return count
+    return most
 
 
 def worst_case(
@@ -98,24 +161,17 @@ def calibrate_for(
 
     opponents: list[WorstCase] = []
 
-    def ratio_of(opponent: WorstCase, tau2: float) -> float:
-        variance = effective_variance(
-            graph,
-            unit_variance=unit_variance,
-            residual_variance=tau2 * received,
-            colluders=opponent.colluders,
-            clients=[opponent.client],
-        )
-        return float(variance[0] / target[opponent.client])
-
     def ratio(tau2: float) -> float:
-        return min(ratio_of(opponent, tau2) for opponent in opponents) if opponents else examine(tau2).ratio
+        return _ratio(graph, opponents, unit_variance, target, tau2) if opponents else examine(tau2).ratio
 
-    def worst_known(tau2: float, found: WorstCase) -> WorstCase:
+    def worst_known(tau2: float, latest: WorstCase) -> WorstCase:
         """The search may miss at this tau^2 what it found at another."""
-        again = [replace(opponent, ratio=ratio_of(opponent, tau2)) for opponent in opponents]
-        worst = min([found, *again], key=_by_ratio)
-        return replace(worst, examined=found.examined)
+        again = [
+            replace(opponent, ratio=_ratio(graph, [opponent], unit_variance, target, tau2))
+            for opponent in opponents
+        ]
+        worst = min([latest, *again], key=_by_ratio)
+        return replace(worst, examined=latest.examined)
 
     first = examine(float(np.max(target / received)) / graph.size)
     # Following one opponent is quick; on a small graph so is asking for the worst of all each time.
@@ -132,6 +188,36 @@ def calibrate_for(
         tau2 *= 1.02
         found = examine(tau2)
     return tau2, worst_known(tau2, found)
+
+
+def least_tau2_against(graph: ShareGraph, opponents: Sequence[WorstCase], *, unit_variance: float) -> float:
+    """The smallest common tau^2 that leaves the client of each opponent an effective variance of 1."""
+    target, everyone = np.ones(graph.size), np.arange(graph.size)
+
+    def ratio(tau2: float) -> float:
+        return _ratio(graph, opponents, unit_variance, target, tau2)
+
+    return least_tau2(graph, unit_variance, target, everyone, ratio)
+
+
+def _ratio(
+    graph: ShareGraph, opponents: Sequence[WorstCase], unit_variance: float, target: FloatArray, tau2: float
+) -> float:
+    """The least ratio of effective to target variance over known clients with known colluders."""
+    variances = [
+        effective_variance(
+            graph,
+            unit_variance=unit_variance,
+            residual_variance=tau2 * (unit_variance * graph.in_weight),
+            colluders=opponent.colluders,
+            clients=[opponent.client],
+        )
+        for opponent in opponents
+    ]
+    return min(
+        float(variance[0] / target[opponent.client])
+        for variance, opponent in zip(variances, opponents, strict=True)
+    )
 
 
 class Search:
