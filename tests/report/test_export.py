@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -141,3 +142,16 @@ def test_the_command_refuses_a_table_that_is_there(demo: Path, tmp_path: Path) -
     assert not (tmp_path / "tb").exists()
     export_command([demo], csv=tmp_path / "m.csv", overwrite=True)
     assert (tmp_path / "m.csv").read_text().startswith("run,method,round")
+
+
+def test_reading_and_exporting_need_no_matplotlib(demo: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; sys.modules['matplotlib'] = None; sys.modules['torch'] = None\n"
+        "from niss.report import read_report_input, summary_rows\n"
+        "from niss.report.export import read_series, write_csv\n"
+        f"folder = Path({str(demo)!r}); print(len(summary_rows(read_report_input(folder)).rows))\n"
+        f"write_csv(read_series([folder]), Path({str(tmp_path / 'm.csv')!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "6"
+    assert (tmp_path / "m.csv").is_file()

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import LedgerFile
-from niss.accounting.ledger_export import client_order
+from niss.accounting.ledger_chain import client_order
 from niss.errors import PrivacyError
 from niss.files import LEDGER
 from niss.report.run_folder import MethodResult, ReportInput
