@@ -91,5 +91,5 @@ def test_an_attack_beside_a_run_is_part_of_its_report(demo: Path, tmp_path: Path
 
 @pytest.mark.parametrize("change", [{"rows": 3}, {"settings": []}, {"columns": ["case"]}])
 def test_a_damaged_one_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(RunFolderError, match="no results of an attack"):
+    with pytest.raises(RunFolderError, match="does not contain the results of an attack"):
         write_report(write_attack(tmp_path / "a", **change))

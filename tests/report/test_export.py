@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from niss.errors import ConfigError, RunFolderError
-from niss.report.event_files import TAGS, write_event_files
-from niss.report.export import COLUMNS, read_series, write_csv
+from niss.report.export import COLUMNS, TAGS, read_series, write_csv, write_event_files
 from report.conftest import ROUNDS
 from report.test_round_graph import write
 
@@ -123,7 +123,6 @@ def test_the_command_names_what_is_missing(
 
     with pytest.raises(ConfigError, match="nowhere to export"):
         export_command([demo])
-    monkeypatch.delitem(sys.modules, "niss.report.event_files")
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
@@ -143,3 +142,16 @@ def test_the_command_refuses_a_table_that_is_there(demo: Path, tmp_path: Path) -
     assert not (tmp_path / "tb").exists()
     export_command([demo], csv=tmp_path / "m.csv", overwrite=True)
     assert (tmp_path / "m.csv").read_text().startswith("run,method,round")
+
+
+def test_reading_and_exporting_need_no_matplotlib(demo: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; sys.modules['matplotlib'] = None; sys.modules['torch'] = None\n"
+        "from niss.report import read_report_input, summary_rows\n"
+        "from niss.report.export import read_series, write_csv\n"
+        f"folder = Path({str(demo)!r}); print(len(summary_rows(read_report_input(folder)).rows))\n"
+        f"write_csv(read_series([folder]), Path({str(tmp_path / 'm.csv')!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "6"
+    assert (tmp_path / "m.csv").is_file()

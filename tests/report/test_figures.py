@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from niss.report import read_report_input, save_png
-from niss.report.figures import accuracy_figure, noise_figure
+from niss.report.method_charts import accuracy_figure, noise_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,8 +10,8 @@ import pytest
 from niss.accounting.ledger_file import LedgerFile
 from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon
-from niss.report.ledger_chart import draw_ledgers, save_ledger_chart
-from niss.report.ledger_rows import client_rows, rounded_up, spending
+from niss.report.ledger import client_rows, rounded_up, spending
+from niss.report.ledger_charts import draw_ledgers, save_ledger_chart
 
 DELTA = 1e-5
 

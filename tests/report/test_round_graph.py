@@ -14,7 +14,7 @@ from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input
 from niss.report.round_graph import find_round_graph
-from niss.report.round_graph_chart import MOST_AROUND, choose_picture, graph_caption, round_graph_svg
+from niss.report.round_graph_drawing import MOST_AROUND, choose_picture, graph_caption, round_graph_svg
 
 
 def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, **changes: Any) -> Path:

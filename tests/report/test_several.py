@@ -15,8 +15,8 @@ import pytest
 
 from niss.errors import ConfigError
 from niss.report import read_report_input, write_report
-from niss.report.figures import accuracy_figure
-from niss.report.hover import MOST_BANDS
+from niss.report.canvas import MOST_BANDS
+from niss.report.method_charts import accuracy_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 PNG = base64.b64decode(
@@ -74,7 +74,7 @@ def test_a_picture_that_is_none_is_left_out_and_said_to_be(demo: Path) -> None:
     (demo / "attacks" / "broken" / "attack.json").write_text("{", encoding="utf-8")
     text = write_report(demo).read_text(encoding="utf-8")
     assert "<img" not in text
-    assert "is no PNG picture" in text
+    assert "is not a PNG picture" in text
     assert "An attack was left out" in text
 
 

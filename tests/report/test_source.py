@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from niss.errors import RunFolderError
-from niss.report import read_report_input
+from niss.report import read_report_input, write_report
 
 
 def test_a_comparison_is_read_with_its_settings_curves_and_manifests(demo: Path) -> None:
@@ -111,8 +111,8 @@ def test_an_infinite_epsilon_is_no_guarantee(run_folder: Path, one: Any) -> None
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "cannot be read"),
-        ("[]", "no JSON object"),
+        ("{", "cannot read"),
+        ("[]", "does not hold a JSON object"),
         ('{"methods": []}', "lists no methods"),
         ('{"methods": [{"label": "a", "folder": "../elsewhere"}]}', "outside"),
         ('{"methods": [{"label": "a", "accuracy": "high"}]}', "accuracy should be a number"),
@@ -136,3 +136,13 @@ def test_a_folder_that_is_no_run_is_an_error_with_a_hint(tmp_path: Path, make: b
         read_report_input(folder)
     assert caught.value.hint
     assert caught.value.exit_code == 5
+
+
+def test_a_method_that_this_version_does_not_know_is_still_read(compare: Callable[..., Path]) -> None:
+    folder = compare({"dp-fedavg": {"method": "method-of-tomorrow"}})
+    method = read_report_input(folder).methods[2]
+    assert method.method == "method-of-tomorrow"
+    assert method.is_private
+    assert not method.trusts_the_server
+    assert not method.shares_noise
+    assert write_report(folder).is_file()

@@ -9,8 +9,8 @@ import pytest
 from niss.accounting.ledger_file import LedgerFile
 from niss.mechanism import gdp_epsilon
 from niss.report import read_report_input, write_report
-from niss.report.figures import spending_figure
-from niss.report.spending import MOST_LINES, MOST_ROUNDS, read_spending
+from niss.report.ledger import MOST_LINES, MOST_ROUNDS, read_spending
+from niss.report.ledger_charts import spending_figure
 
 DELTA = 1e-5
 

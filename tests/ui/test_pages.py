@@ -41,7 +41,7 @@ def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
         ({"participants": 1}, "at least two"),
         ({"participants": 10, "collusion": 0.95}, "infeasible"),
         ({"participants": 10, "epsilon": "nan"}, "epsilon"),
-        ({"participants": 10, "rounds": 3, "participations": 9}, "9 in only 3 rounds"),
+        ({"participants": 10, "rounds": 3, "participations": 9}, "9 participations do not fit into 3 rounds"),
         ({"participants": 1_000_000}, "at most"),
         ({"participants": "many"}, "participants"),
         ({}, "participants"),

@@ -1,14 +1,19 @@
-"""Reads a finished or unfinished run folder and writes a page, two figures and a table about it.
+"""Reads a run folder, finished or not, and writes about it: a page, figures, tables for other tools.
 
-Importing this room is cheap: matplotlib is loaded only when a figure is drawn.
+    from niss.report import write_report
+    write_report("runs/demo")                       # runs/demo/report.html: one file, which loads nothing
+
+`read_report_input` gives the values behind the page and `summary_rows` its table of results as text; `save_png` writes
+two of its figures, `plan_figure` the trade-off of a plan. All numbers round by round, as CSV or for TensorBoard, are in
+`niss.report.export`. Importing this room is cheap: what is heavy is loaded when it is used, matplotlib only with what
+draws, jinja2 with the page. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-from niss.report.figures import save_png
-from niss.report.page import write_report
+from niss.report.page import save_png, write_report
 from niss.report.plan_chart import plan_figure
-from niss.report.source import read_report_input
+from niss.report.run_folder import read_report_input
 from niss.report.table import summary_rows
 
 __all__ = ["plan_figure", "read_report_input", "save_png", "summary_rows", "write_report"]

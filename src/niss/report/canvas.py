@@ -1,55 +1,71 @@
-"""What the charts share: colours, type, and turning a matplotlib figure into SVG or PNG.
+"""What the charts share: colours and type, SVG for the page, values under the pointer, and files.
 
-Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers
-tell the curves apart in black and white. Only matplotlib's object interface is used, so that nothing
-here touches pyplot's global state.
+Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers tell the curves
+apart in black and white. In the page a figure takes the colours of the light or the dark theme. Only matplotlib's
+object interface is used, so that nothing here touches pyplot's global state; the settings of `rc_context` are still
+those of the process, so figures are drawn by one thread at a time.
+
+Importing this module, or any module of charts, loads matplotlib.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
 
 import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from niss.report.source import MethodResult, ReportInput
+from niss.errors import ConfigError
+from niss.files import write_output
+from niss.report.run_folder import MethodResult, ReportInput
+from niss.report.table import evenly_spaced
+from niss.report.templates import render
 
 INK = "#1c1c1f"
 RULE = "#d3d3d8"
 QUIET = "#7d7d86"
 # Without Okabe and Ito's yellow, which is lost on white; the unprotected baseline takes the ink.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# In the page the figures take the colours of the light or the dark theme.
+
+# The colours as drawn, and what stands for them in the page.
 THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
+
+# Inches; matplotlib writes SVG in points, 72 to the inch.
 WIDTH = 7.4
-# matplotlib writes SVG in points.
-POINTS_PER_INCH = 72.0
+
+# More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off.
+MOST_BANDS = 120
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "axes.linewidth": 0.8,
-    "legend.frameon": False,
 }
+
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
+_COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_POINTS_PER_INCH = 72.0
 
 
 def colours(report: ReportInput) -> list[str]:
-    """One colour for each method, the same in both figures."""
+    """One colour for each method, the same in all figures; those that protect nobody are drawn in ink."""
     chosen, used = [], 0
     for method in report.methods:
         if method.is_private:
@@ -61,6 +77,7 @@ def colours(report: ReportInput) -> list[str]:
 
 
 def short(label: str, most: int = 26) -> str:
+    """A label on one line, cut to `most` characters."""
     line = " ".join(label.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
@@ -70,19 +87,128 @@ def label_width(methods: Iterable[MethodResult], extra: int = 0) -> float:
     return 0.25 + 0.077 * (extra + max((len(short(method.label)) for method in methods), default=0))
 
 
+def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Thin lines across the chart at the ticks of one axis, behind what is drawn."""
+    axes.grid(axis=axis, color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
 def as_svg(figure: Figure, *, salt: str) -> str:
-    buffer = io.StringIO()
-    with mpl.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
-        # The reader's fonts draw the text, so it does not matter which signs matplotlib's own font lacks.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return buffer.getvalue()
+    """A whole SVG document on no ground; `salt` makes its ids the same each time and unlike those of other figures."""
+    return _saved(figure, salt=salt, format="svg", transparent=True, metadata={"Date": None}).decode()
 
 
 def as_png(figure: Figure) -> bytes:
-    FigureCanvasAgg(figure)
+    """A picture on white, the same bytes each time."""
+    return _saved(figure, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+
+
+def _saved(figure: Figure, *, salt: str | None = None, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
+    with mpl.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+        # In SVG the reader's fonts draw the text, so it does not matter which signs matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+        figure.savefig(buffer, **options)
     return buffer.getvalue()
+
+
+def save_figure(path: Path, draw: Callable[[], Figure], *, salt: str) -> Path:
+    """Draw into a .png or .svg file, by its extension, and return `path`.
+
+    draw  makes the figure; not called where the extension is another, which is a `ConfigError`
+    salt  as in `as_svg`
+    """
+    kind = path.suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise ConfigError(
+            f"{path.name!r} ends in neither .png nor .svg", field="--plot", hint="for example chart.png"
+        )
+    figure = draw()
+    return write_output(path, as_png(figure) if kind == ".png" else as_svg(figure, salt=salt).encode())
+
+
+def inline_svg(
+    figure: Figure, *, salt: str, prefix: str, title: str, description: str, overlay: str = ""
+) -> Markup:
+    """A figure as an element for HTML, with unique ids, the colours of the theme, and a name for screen readers.
+
+    prefix       goes before every id, to keep figures on one page apart
+    description  the figure in words, for those who do not see it
+    overlay      elements to lay on top, in the same units
+
+    The result is markup of our own making: every text in it passed through ElementTree, which escapes, or through a
+    template.
+    """
+    root = ElementTree.fromstring(as_svg(figure, salt=salt))
+    for element in list(root.iter()):
+        for child in [child for child in element if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:
+            element.remove(child)
+        _make_ids_unique(element, prefix)
+        style = element.get("style")
+        if style is not None:
+            element.set("style", _COLOUR.sub(lambda hit: THEME.get(hit[0].lower(), hit[0]), style))
+    # The size comes from the page; the viewBox keeps the proportions.
+    root.attrib.pop("width", None)
+    root.attrib.pop("height", None)
+    root.set("role", "img")
+    root.set("aria-label", description)
+    # matplotlib sets these for everything in the document; here they must not reach beyond the figure.
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+    name = ElementTree.Element(f"{{{_SVG}}}title")
+    name.text = title
+    root.insert(0, name)
+    ElementTree.register_namespace("", _SVG)
+    drawing = Markup(ElementTree.tostring(root, encoding="unicode"))
+    return drawing.removesuffix("</svg>") + overlay + Markup("</svg>")
+
+
+def _make_ids_unique(element: ElementTree.Element, prefix: str) -> None:
+    if "id" in element.attrib:
+        element.set("id", f"{prefix}-{element.attrib['id']}")
+    target = element.attrib.pop(_XLINK_HREF, None)
+    if target is not None:
+        element.set("href", f"#{prefix}-{target.removeprefix('#')}")
+    for key in ("clip-path", "style", "fill"):
+        if "url(#" in element.attrib.get(key, ""):
+            element.set(key, _REFERENCE.sub(rf"url(#{prefix}-\1)", element.attrib[key]))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One curve's value in a round: what is written, its colour as drawn, and the value itself."""
+
+    text: str
+    colour: str
+    value: float
+
+
+def bands_svg(figure: Figure, rounds: Mapping[int, Sequence[Reading]]) -> Markup:
+    """A band over the first axes for each of (at most `MOST_BANDS`) rounds; pointing at it shows the readings.
+
+    figure  as drawn: the bands lie where its axes are
+    rounds  the readings of each round, in any order; the card shows the highest first
+
+    The page runs no script, so every reading is in the file from the start and CSS alone changes its visibility.
+    """
+    axes = figure.axes[0]
+    scale, height = _POINTS_PER_INCH / figure.dpi, figure.get_figheight() * _POINTS_PER_INCH
+
+    def place(number: float, value: float) -> tuple[float, float]:
+        """Where a point of the chart lies in the drawing, from its upper left corner."""
+        x, y = axes.transData.transform((number, value))
+        return float(x) * scale, height - float(y) * scale
+
+    (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
+    (left, top), (right, bottom) = place(first, high), place(last, low)
+    numbers = evenly_spaced(sorted(rounds), MOST_BANDS)
+    xs = [place(number, low)[0] for number in numbers]
+    bands = []
+    for index, (number, x) in enumerate(zip(numbers, xs, strict=True)):
+        before = xs[index - 1] if index else left - (x - left)
+        after = xs[index + 1] if index + 1 < len(xs) else x + (x - before)
+        start = max(left, (before + x) / 2)
+        width = max(min(right + 8.0, (x + after) / 2) - start, 1.0)
+        highest_first = sorted(rounds[number], key=lambda one: -one.value)
+        readings = [(one.text, THEME[one.colour], place(number, one.value)[1]) for one in highest_first]
+        bands.append({"round": number, "x": x, "start": start, "width": width, "readings": readings})
+    return render("bands.svg.j2", bands=bands, left=left, top=top, right=right, bottom=bottom)

@@ -1,27 +1,49 @@
-"""The finding at the head of the report: sentences that say what the numbers support and no more."""
+"""The finding at the head of the report: sentences that say what the numbers support and no more.
+
+Compared are the methods that protect against a server that sees every upload, within the target epsilon, each by its
+accuracy as printed: a difference the reader cannot see is no difference. Methods that trust the server, that have
+no guarantee in the joint view or that spend more than the target are never the finding; `caveats` names them.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from niss.report.source import MethodResult, ReportInput
+from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import format_accuracy
 
-# Calibration stops a little below its target; two epsilons this close are the same budget.
+# Calibration stops a little below its target; two epsilons this close, relatively, are the same budget.
 SAME_BUDGET = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A method that has an accuracy, with that accuracy as printed, in tenths of a percent point."""
+    """A method that has an accuracy.
+
+    tenths  the accuracy as printed, in tenths of a percentage point: 821 for 82.1 %
+    """
 
     result: MethodResult
-    accuracy: float
     tenths: int
+
+    @property
+    def accuracy(self) -> str:
+        return format_accuracy(self.tenths / 1000)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it has a guarantee that holds against the server."""
+        method = self.result
+        return method.is_private and not method.trusts_the_server and method.epsilon_joint is not None
 
 
 def finding(report: ReportInput) -> str:
-    """The one sentence that the page begins with."""
+    """The one sentence that the page begins with.
+
+    Of an unfinished run it draws no conclusion, of a single one it states accuracy and epsilon. In a comparison it
+    names the best protected method, how far that is from the best without privacy, and the best of the others.
+    """
     if not report.finished:
         return _unfinished(report)
     scored = _scored(report)
@@ -30,111 +52,121 @@ def finding(report: ReportInput) -> str:
     if len(report.methods) == 1:
         return _single(scored[0], report)
     protected = _within_budget(scored, report)
-    reference = _best([one for one in scored if not one.result.is_private])
     if not protected:
         return "No method here has both an accuracy and a guarantee against a server that sees every upload."
-    return _compared(protected, reference)
+    return _compared(protected, _best([one for one in scored if not one.result.is_private]))
 
 
 def caveats(report: ReportInput) -> list[str]:
-    """What a reader of the finding must know beside it."""
+    """What a reader of the finding must know beside it, as sentences: which methods were left out and why.
+
+    Empty for a single or an unfinished run, where nothing is compared.
+    """
     if not report.finished or len(report.methods) == 1:
         return []
     scored = _scored(report)
-    said = []
-    trusting = [
-        one for one in scored if one.result.trusts_the_server and one.result.epsilon_joint is not None
-    ]
+    remarks = []
+    proven = [one for one in scored if one.result.epsilon_joint is not None]
+    trusting = [one for one in proven if one.result.trusts_the_server]
     if trusting:
-        said.append(
-            f"{_names_with_accuracy(trusting)} trusts the server with the clear updates, so its ε holds "
-            "only for those who see the released models; it is left out of the finding."
+        trusts, its, is_ = (
+            ("trusts", "its", "it is") if len(trusting) == 1 else ("trust", "their", "they are")
+        )
+        remarks.append(
+            f"{_names_with_accuracy(trusting)} {trusts} the server with the clear updates, so {its} ε holds "
+            f"only for those who see the released models; {is_} left out of the finding."
         )
     unproven = [one for one in scored if one.result.is_private and one.result.epsilon_joint is None]
-    if unproven:
-        verb = (
-            "has no guarantee in the joint view and is"
-            if len(unproven) == 1
-            else ("have no guarantee in the joint view and are")
-        )
-        said.append(f"{_names_with_accuracy(unproven)} {verb} left out of the finding.")
-    dearer = [one for one in _protected(scored) if one not in _within_budget(scored, report)]
-    if dearer:
-        verb = (
-            "spends more than the target ε and is"
-            if len(dearer) == 1
-            else "spend more than the target ε and are"
-        )
-        said.append(f"{_names_with_accuracy(dearer)} {verb} left out of the finding.")
-    said.append("Each method was run once, so small differences between neighbours may be chance.")
-    return said
+    affordable = _within_budget(scored, report)
+    dearer = [one for one in scored if one.is_protected and one not in affordable]
+    for methods, has, have in (
+        (
+            unproven,
+            "has no guarantee in the joint view and is",
+            "have no guarantee in the joint view and are",
+        ),
+        (dearer, "spends more than the target ε and is", "spend more than the target ε and are"),
+    ):
+        if methods:
+            verb = has if len(methods) == 1 else have
+            remarks.append(f"{_names_with_accuracy(methods)} {verb} left out of the finding.")
+    remarks.append("Each method was run once, so small differences between neighbours may be chance.")
+    return remarks
 
 
 def _unfinished(report: ReportInput) -> str:
-    done = min((method.rounds_done for method in report.methods), default=0)
-    of_all = f" of {report.rounds}" if report.rounds else ""
-    what = "comparison" if report.is_comparison else "run"
+    """How far the run or the comparison has come, and that nothing can be concluded from it."""
     if report.is_comparison:
         begun = len(report.methods)
-        count = f"{begun} method{'s have' if begun != 1 else ' has'} begun"
+        state = f"comparison is unfinished: {begun} method{'s have' if begun != 1 else ' has'} begun"
     else:
-        count = f"{done}{of_all} rounds are done"
-    return (
-        f"This {what} is unfinished: {count}, the figures show what there is so far, and nothing follows yet."
-    )
+        of_all = f" of {report.rounds}" if report.rounds else ""
+        state = f"run is unfinished: {report.methods[0].rounds_done}{of_all} rounds are done"
+    return f"This {state}, the figures show what there is so far, and nothing follows yet."
 
 
 def _single(one: Scored, report: ReportInput) -> str:
+    """The accuracy of the only method and the epsilon it was reached at, or that there is none."""
     rounds = f" after {report.rounds} rounds" if report.rounds else ""
-    head = f"{one.result.label} reached {format_accuracy(one.accuracy)} accuracy{rounds}"
+    head = f"{one.result.label} reached {one.accuracy} accuracy{rounds}"
     if not one.result.is_private:
         return f"{head}, without any privacy."
     if one.result.epsilon_joint is None:
         return f"{head}, without a guarantee in the joint view."
-    if one.result.trusts_the_server:
-        return f"{head}, at ε = {one.result.epsilon_joint:.2f} for those who see only the released models."
-    return f"{head}, at ε = {one.result.epsilon_joint:.2f} in the joint view."
+    view = (
+        "for those who see only the released models" if one.result.trusts_the_server else "in the joint view"
+    )
+    return f"{head}, at ε = {one.result.epsilon_joint:.2f} {view}."
 
 
 def _compared(protected: list[Scored], reference: list[Scored]) -> str:
+    """The best of `protected`, several where they are level, measured against the best without privacy.
+
+    Where there is no such `reference`, only the accuracy is named, and the others are measured against the best.
+    """
     best = _best(protected)
     names = _joined([one.result.label for one in best])
-    budget = _budget_phrase(protected)
-    accuracy = format_accuracy(best[0].accuracy)
+    accuracy = best[0].accuracy
     ending, ending_es = ("", "") if len(best) > 1 else ("s", "es")
+    measure = reference[0] if reference else best[0]
+    label = measure.result.label
+    gap = measure.tenths - best[0].tenths
     if not reference:
         start = f"{names} reach{ending_es} the highest accuracy, {accuracy}"
-        return f"{budget}, {start}{_other_side(protected, best, best[0])}."
-    open_one = reference[0]
-    shown = f"{open_one.result.label} ({format_accuracy(open_one.accuracy)})"
-    gap = open_one.tenths - best[0].tenths
-    if gap == 0:
-        start = f"{names} do{ending_es} as well as {open_one.result.label}, at {accuracy}"
-    elif gap < 0:
-        start = f"{names} reach{ending_es} {accuracy}, {_points(-gap)} above {shown}"
-    elif len(protected) == 1:
-        start = f"{names} reaches {accuracy}, {_points(gap)} below {shown}"
+    elif gap == 0:
+        start = f"{names} do{ending_es} as well as {label}, at {accuracy}"
     else:
-        start = f"{names} come{ending} closest to {shown}, at {accuracy}, {_points(gap)} below it"
-    return f"{budget}, {start}{_other_side(protected, best, open_one)}."
+        unprotected = f"{label} ({measure.accuracy})"
+        if gap < 0:
+            start = f"{names} reach{ending_es} {accuracy}, {_points(-gap)} above {unprotected}"
+        elif len(protected) == 1:
+            start = f"{names} reaches {accuracy}, {_points(gap)} below {unprotected}"
+        else:
+            start = f"{names} come{ending} closest to {unprotected}, at {accuracy}, {_points(gap)} below it"
+    return f"{_budget_phrase(protected)}, {start}{_runner_up(protected, best, measure)}."
 
 
-def _other_side(protected: list[Scored], best: list[Scored], measure: Scored) -> str:
-    """The other side of the comparison: dp-fedavg where NISS is best, and NISS where dp-fedavg is best."""
+def _runner_up(protected: list[Scored], best: list[Scored], measure: Scored) -> str:
+    """The best of the methods that did not win, with its distance from `measure`; nothing where all won.
+
+    Where noise shares won, that is noise of each client's own, which does not cancel, and the other way round: the
+    comparison this package is about. Other settings of a method that won are not named.
+    """
     won_by = {one.result.method for one in best}
     rivals = [one for one in protected if one.result.method not in won_by]
-    others = _best([one for one in rivals if one.result.method == "dp-fedavg"] or rivals)
+    others = _best([one for one in rivals if not one.result.shares_noise] or rivals)
     if not others:
         return ""
     rival = others[0]
     gap = measure.tenths - rival.tenths
-    accuracy = format_accuracy(rival.accuracy)
+    accuracy = rival.accuracy
     if gap <= 0:
         return f"; {rival.result.label} reaches {accuracy}"
     return f"; {rival.result.label} falls {_points(gap)} behind {measure.result.label}, at {accuracy}"
 
 
 def _budget_phrase(protected: list[Scored]) -> str:
+    """The epsilon of the comparison; "the same" only where all of them are, else the largest as a bound."""
     epsilons = [one.result.epsilon_joint for one in protected if one.result.epsilon_joint is not None]
     largest = max(epsilons)
     if largest - min(epsilons) <= SAME_BUDGET * largest:
@@ -144,32 +176,22 @@ def _budget_phrase(protected: list[Scored]) -> str:
 
 
 def _scored(report: ReportInput) -> list[Scored]:
+    """The methods that have an accuracy, rounded once, by printing: so no sentence contradicts the table."""
     return [
-        Scored(method, method.accuracy, round(10 * float(f"{100 * method.accuracy:.1f}")))
+        Scored(method, round(10 * float(f"{100 * method.accuracy:.1f}")))
         for method in report.methods
         if method.accuracy is not None
     ]
 
 
-def _protected(scored: list[Scored]) -> list[Scored]:
-    return [
-        one
-        for one in scored
-        if one.result.is_private and not one.result.trusts_the_server and one.result.epsilon_joint is not None
-    ]
-
-
 def _within_budget(scored: list[Scored], report: ReportInput) -> list[Scored]:
-    target = report.target_epsilon
-    return [
-        one
-        for one in _protected(scored)
-        if target is None or (one.result.epsilon_joint or 0.0) <= (1 + SAME_BUDGET) * target
-    ]
+    """The protected ones that spend no more than the target; all of them where there is none."""
+    most = math.inf if report.target_epsilon is None else (1 + SAME_BUDGET) * report.target_epsilon
+    return [one for one in scored if one.is_protected and (one.result.epsilon_joint or 0.0) <= most]
 
 
 def _best(scored: list[Scored]) -> list[Scored]:
-    """Those with the highest accuracy as printed: a difference the reader cannot see is no difference."""
+    """Those with the highest accuracy as printed."""
     top = max((one.tenths for one in scored), default=0)
     return [one for one in scored if one.tenths == top]
 
@@ -183,4 +205,4 @@ def _joined(names: list[str]) -> str:
 
 
 def _names_with_accuracy(scored: list[Scored]) -> str:
-    return _joined([f"{one.result.label} ({format_accuracy(one.accuracy)})" for one in scored])
+    return _joined([f"{one.result.label} ({one.accuracy})" for one in scored])

@@ -1,33 +1,72 @@
-"""Writes the report: one HTML file that needs nothing beside it, neither network nor other files."""
+"""Writes the report: one HTML file that needs nothing beside it, neither network nor other files.
+
+The text of the page stands in templates/; here are the values that go into it:
+
+    page.html.j2     the frame: head, style, content policy
+    run.html.j2      a run or a comparison, from its finding to its provenance
+    attack.html.j2   an attack alone
+    several.html.j2  an overview of several folders, then each as an article, its headings one level deeper
+
+A section whose files are missing is left out; a file that is damaged beside an intact run becomes a notice at the head
+of the page. What a folder says is escaped by the templates, wherever it stands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from niss.errors import ConfigError
-from niss.report.attack_page import holds_only_an_attack, read_attack_report
-from niss.report.files import write_atomically
-from niss.report.several import Source, body_of, several_body, several_title
-from niss.report.source import read_report_input
+from markupsafe import Markup
+
+from niss.errors import ConfigError, RunFolderError
+from niss.files import PRIVACY, REPORT, JsonObject, write_output
+from niss.report.attacks import (
+    AttackReport,
+    attack_body,
+    find_attacks,
+    holds_only_an_attack,
+    read_attack_report,
+)
+from niss.report.finding import caveats, finding
+from niss.report.run_folder import MethodResult, ReportInput, read_object, read_report_input
+from niss.report.table import (
+    NOT_APPLICABLE,
+    WORDS,
+    SummaryTable,
+    format_accuracy,
+    format_epsilon,
+    summary_rows,
+)
+from niss.report.templates import render
 
 # The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
+# The sizes of a thousand clients' datasets say no more than the first few.
+MOST_LISTED = 12
+
+Source = ReportInput | AttackReport
+
 
 def write_report(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
-    """Writes the report on one folder or several to `out` and returns where it is.
+    """Write the report on one folder or several, and return where it is.
 
-    Unless told, the page on one folder goes to folder/report.html, and that on several to reports.html in the
-    folder that holds them all.
+    folder  the folder of a run, a comparison or an attack, finished or not, or several of them
+    out     where to write the page; by default folder/report.html, and for several folders reports.html in the
+            folder that holds them all
+
+    Raises `RunFolderError` where a folder cannot be read or the page not be written.
     """
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     if not folders:
         raise ConfigError("no folder to report on", hint="give the folder of a run, for example runs/demo")
     page = render_page(*map(read_source, folders))
-    return write_atomically(Path(out) if out is not None else _default_place(folders), page.encode("utf-8"))
+    return write_output(Path(out) if out is not None else _default_place(folders), page.encode("utf-8"))
 
 
 def read_source(folder: Path) -> Source:
@@ -36,38 +75,230 @@ def read_source(folder: Path) -> Source:
 
 
 def _default_place(folders: list[Path]) -> Path:
+    """Beside the run, or in the nearest folder that holds all runs, however deep each of them lies."""
     if len(folders) == 1:
-        return folders[0] / "report.html"
-    parents = [one.resolve().parent for one in folders]
-    shared = next(
-        parent
-        for parent in (parents[0], *parents[0].parents)
-        if all(one.is_relative_to(parent) for one in parents)
+        return folders[0] / REPORT
+    return Path(os.path.commonpath([one.resolve().parent for one in folders])) / "reports.html"
+
+
+def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
+    """Write the figures of accuracy and noise as pictures on white, for a README.
+
+    folder  where accuracy.png and noise.png go; made where it is missing
+
+    Returns the two paths. The same report gives the same bytes.
+    """
+    from niss.report.canvas import as_png
+    from niss.report.method_charts import draw_accuracy, draw_noise
+
+    folder = Path(folder)
+    return (
+        write_output(folder / "accuracy.png", as_png(draw_accuracy(report))),
+        write_output(folder / "noise.png", as_png(draw_noise(report))),
     )
-    return shared / "reports.html"
 
 
 def render_page(*reports: Source) -> str:
-    """The page on one report, or on several with an overview at its head."""
+    """The page on one report, or on several with an overview at its head, as a whole HTML document.
+
+    Figures are drawn with settings of matplotlib that belong to the process: call it from one thread at a time.
+    """
     style = (files("niss.report") / "style.css").read_text(encoding="utf-8")
-    alone = len(reports) == 1
-    title = reports[0].title if alone else several_title(reports)
-    body = body_of(reports[0]) if alone else several_body(reports)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
-<title>{escape(title)} – niss report</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    if len(reports) == 1:
+        title, body = reports[0].title, _body(reports[0], level=1)
+    else:
+        title, body = _several(reports)
+    return render("page.html.j2", content_policy=CONTENT_POLICY, title=title, style=Markup(style), body=body)
+
+
+def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
+    """The title and the body of a page on several folders."""
+    runs = [report for report in reports if isinstance(report, ReportInput)]
+    what = "runs" if len(runs) == len(reports) else "reports"
+    title = f"{len(reports)} {what}: " + ", ".join(dict.fromkeys(report.name for report in reports))
+    overview = None
+    if runs:
+        tables = [(report.folder.resolve().name, summary_rows(report)) for report in runs]
+        first, *others = tables[0][1].header
+        rows = [(label, name, *cells) for name, table in tables for label, *cells in table.rows]
+        overview = SummaryTable((first, "Run", *others), tuple(rows))
+    body = render(
+        "several.html.j2",
+        title=title,
+        overview=overview,
+        words=WORDS,
+        trusting=_trusting(method for report in runs for method in report.methods),
+        parts=[
+            (report, _body(report, level=2, prefix=f"run-{number}-"))
+            for number, report in enumerate(reports, start=1)
+        ],
+    )
+    return title, body
+
+
+def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
+    """What the page says about one folder.
+
+    level   of its title, 1 where it is that of the page
+    prefix  of the ids in its figures, to keep them apart where several reports share a page
+    """
+    if isinstance(report, AttackReport):
+        return attack_body(report, level=level)
+    # What draws with matplotlib is loaded only for a page.
+    from niss.report.ledger_charts import spending_figure
+    from niss.report.method_charts import accuracy_figure, noise_figure
+
+    notes: list[str] = []
+    # These two may add notes, which stand at the head of the page.
+    spending_svg = spending_figure(report, notes, prefix=f"{prefix}spending")
+    attacks = find_attacks(report, notes)
+    return render(
+        "run.html.j2",
+        level=level,
+        report=report,
+        byline=_byline(report),
+        finding=finding(report),
+        caveats=caveats(report),
+        notes=[*report.notes, *notes],
+        accuracy_svg=accuracy_figure(report, prefix=f"{prefix}accuracy"),
+        evaluations=_evaluations(report),
+        noise_svg=noise_figure(report, prefix=f"{prefix}noise"),
+        results=summary_rows(report),
+        words=WORDS,
+        trusting=_trusting(report.methods),
+        spending_svg=spending_svg,
+        released_only=[method.label for method in report.methods if method.trusts_the_server],
+        graph=_graph(report),
+        views_differ=_views_differ(report),
+        attacks=attacks,
+        limits=_limits(report),
+        engine=_recorded(report, "engine"),
+        precision=_recorded(report, "precision"),
+        **_provenance(report),
+    )
+
+
+def _byline(report: ReportInput) -> str:
+    """Kind, name, version and day, as far as they are known."""
+    kind = "Comparison" if report.is_comparison else "Single run"
+    version = f"niss {report.niss_version}" if report.niss_version else None
+    try:
+        # The day alone where the text is a date; the moment stands in the provenance.
+        day = datetime.fromisoformat(report.created).date().isoformat() if report.created else None
+    except ValueError:
+        day = report.created
+    return " · ".join(part for part in (kind, report.name, version, day) if part)
+
+
+def _evaluations(report: ReportInput) -> SummaryTable:
+    """The curves as a table: for those who cannot point at the figure, and for copying."""
+    methods = [method for method in report.methods if method.evaluations]
+    columns = [dict(method.evaluations) for method in methods]
+    rows = [
+        (str(number), *(format_accuracy(one[number]) if number in one else NOT_APPLICABLE for one in columns))
+        for number in sorted({number for one in columns for number in one})
+    ]
+    return SummaryTable(("Round", *(method.label for method in methods)), tuple(rows))
+
+
+def _trusting(methods: Iterable[MethodResult]) -> list[str]:
+    """The labels of methods whose epsilon assumes a trusted server, each once."""
+    trusting = (one.label for one in methods if one.trusts_the_server and one.epsilon_joint is not None)
+    return list(dict.fromkeys(trusting))
+
+
+def _graph(report: ReportInput) -> dict[str, object] | None:
+    """The drawing of a share graph with its caption and the meaning of its signs; None where there is none."""
+    from niss.report.round_graph import find_round_graph
+    from niss.report.round_graph_drawing import graph_caption, graph_legend, round_graph_svg
+
+    graph = find_round_graph(report)
+    if graph is None:
+        return None
+    return {"svg": round_graph_svg(graph), "caption": graph_caption(graph), "legend": graph_legend(graph)}
+
+
+def _views_differ(report: ReportInput) -> list[str]:
+    """Both epsilons of each method for which the joint and the marginal view differ, as printed.
+
+    Methods that trust the server are left out: their epsilon is neither view's, but that of the released models.
+    """
+    differences = []
+    for method in report.methods:
+        joint = format_epsilon(method, method.epsilon_joint)
+        marginal = format_epsilon(method, method.epsilon_marginal)
+        if method.is_private and method.finished and not method.trusts_the_server and joint != marginal:
+            differences.append(f"{method.label}, joint view: {joint}, marginal view: {marginal}")
+    return differences
+
+
+def _limits(report: ReportInput) -> dict[str, list[str]]:
+    """What the statements of the methods leave open, each line once, however many name it."""
+    headings = {"not_protected": "Not protected", "caveats": "To keep in mind"}
+    limits: dict[str, list[str]] = {heading: [] for heading in headings.values()}
+    for method in report.methods:
+        # A damaged privacy.json is left out: the rest of the page still stands.
+        with suppress(RunFolderError):
+            statement = (read_object(method.folder / PRIVACY) if method.is_private else None) or {}
+            for key, heading in headings.items():
+                lines = statement.get(key)
+                limits[heading] += lines if isinstance(lines, list) else []
+    return {
+        heading: list(dict.fromkeys(line for line in lines if isinstance(line, str)))
+        for heading, lines in limits.items()
+    }
+
+
+def _recorded(report: ReportInput, key: str) -> str | None:
+    """What the manifests say under `key`: each answer once."""
+    answers = dict.fromkeys(
+        method.manifest[key] for method in report.methods if isinstance(method.manifest.get(key), str)
+    )
+    return "; ".join(answers) or None
+
+
+def _provenance(report: ReportInput) -> dict[str, object]:
+    """Where the numbers come from: versions, seeds, checksums of the data, and the full configuration.
+
+    `provenance` holds what all manifests share, `origins` for each method the rest of its manifest and its
+    configuration as JSON.
+    """
+    facts = [_facts(method.manifest) for method in report.methods]
+    shared = {
+        name: value
+        for name, value in (facts[0] if facts else {}).items()
+        if all(one.get(name) == value for one in facts)
+    }
+    general = {"folder": report.folder.resolve().name}
+    if report.niss_version:
+        general["niss_version"] = report.niss_version
+    if report.created:
+        general["created"] = report.created
+    origins = []
+    for method, one in zip(report.methods, facts, strict=True):
+        own = {name: value for name, value in one.items() if name not in shared}
+        config = method.manifest.get("config")
+        text = json.dumps(config, indent=2, ensure_ascii=False) if config else None
+        origins.append((method, own, text))
+    return {"provenance": general | shared, "origins": origins}
+
+
+def _facts(manifest: JsonObject, under: str = "") -> dict[str, str]:
+    """The manifest without its configuration, flattened to dotted names."""
+    facts: dict[str, str] = {}
+    for key, value in manifest.items():
+        name = f"{under}{key}"
+        if isinstance(value, dict) and name != "config":
+            facts |= _facts(value, under=f"{name}.")
+        elif value is not None and name != "config":
+            facts[name] = _fact(value)
+    return facts
+
+
+def _fact(value: object) -> str:
+    """A value of a manifest as text, long lists cut short."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) > MOST_LISTED:
+        return f"{json.dumps(value[:MOST_LISTED], ensure_ascii=False)[:-1]}, … ({len(value)} in all)"
+    return json.dumps(value, ensure_ascii=False)

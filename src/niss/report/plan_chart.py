@@ -1,74 +1,74 @@
-"""The planner's trade-off: noise in the sum over the strength of the shares."""
+"""The planner's trade-off: noise in the sum over the strength of the shares.
+
+Stronger shares need less distortion, so less noise is left in the sum by design; where clients drop out, more of their
+shares stays uncancelled. Unless kappa was given, the plan takes the least kappa that comes close to the lowest point
+of the curve: stronger shares gain little and make every unforeseen dropout cost more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from niss.errors import ConfigError
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
-    """Draw the trade-off curve of a plan (the dictionary of `niss plan --json`) into a .png or .svg file."""
-    if path.suffix not in (".png", ".svg"):
-        raise ConfigError(f"unknown kind of picture {path.suffix!r}", field="--plot", hint="use .png or .svg")
+    """Draw the trade-off of a plan into a picture, and return where it is.
+
+    plan  the dictionary that `niss plan --json` prints
+    path  ends in .png or .svg; raises `ConfigError` for any other ending
+
+    All variances are multiples of what a trusted server would add. Shown are the curve over kappa, its two parts
+    where clients may drop out, the plan itself, and as lines the trusted server, ideal secure aggregation (where it
+    needs noticeably more) and DP-FedAvg.
+    """
+    from niss.report.canvas import save_figure
+
+    return save_figure(Path(path), lambda: _draw(plan), salt="niss-plan")
+
+
+def _draw(plan: Mapping[str, Any]) -> Figure:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE, WIDTH
+    from niss.report.canvas import INK, RULE, SERIES, STYLE, WIDTH
 
-    curve = plan["curve"]
+    curve, kappa = plan["curve"], plan["kappa"]
     kappas = [point["kappa"] for point in curve]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
         axes = figure.add_subplot()
-        axes.loglog(
-            kappas,
-            [point["total"] for point in curve],
-            color=SERIES[0],
-            linewidth=2.2,
-            label="NISS, all noise",
-        )
+        totals = [point["total"] for point in curve]
+        axes.loglog(kappas, totals, color=SERIES[0], linewidth=2.2, label="NISS, all noise")
         if plan["dropout_part"]:
             parts = (("residual", "by design", "--"), ("dropout", "left by dropped clients", ":"))
             for number, (part, name, style) in enumerate(parts, start=1):
-                axes.loglog(
-                    kappas,
-                    [point[part] for point in curve],
-                    color=SERIES[number],
-                    linestyle=style,
-                    label=name,
-                )
+                values = [point[part] for point in curve]
+                axes.loglog(kappas, values, color=SERIES[number], linestyle=style, label=name)
         chosen = plan["aggregate_variance_ratio_to_central"]
-        axes.plot(
-            [plan["kappa"]],
-            [chosen],
-            "o",
-            color=INK,
-            label=f"the plan: {chosen:.3g} at kappa {plan['kappa']:.3g}",
-        )
+        name = f"the plan: {chosen:.3g} at kappa {kappa:.3g}"
+        axes.plot([kappa], [chosen], "o", color=INK, label=name)
+        _mark_level(axes, 1.0, "trusted server: 1", right=kappas[-1], below=True)
+        ideal = plan["aggregate_variance_ratio_ideal"]
+        if ideal >= 1.02:
+            _mark_level(axes, ideal, "ideal secure aggregation", right=kappas[-1])
         local = chosen / plan["aggregate_variance_ratio_to_local"]
-        for level, name in (
-            (1.0, "trusted server: 1"),
-            (plan["aggregate_variance_ratio_ideal"], "ideal secure aggregation"),
-            (local, f"DP-FedAvg: {local:.3g}"),
-        ):
-            if name.startswith("ideal") and level < 1.02:
-                continue
-            axes.axhline(level, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
-            axes.annotate(
-                name,
-                (kappas[-1], level),
-                xytext=(0, -11 if level == 1.0 else 3),
-                textcoords="offset points",
-                ha="right",
-                color=QUIET,
-                fontsize=9,
-            )
+        _mark_level(axes, local, f"DP-FedAvg: {local:.3g}", right=kappas[-1])
         axes.set_xlabel("Strength of the shares, kappa")
         axes.set_ylabel("Noise variance in the sum\n(trusted server = 1)")
         axes.grid(color=RULE, linewidth=0.7)
         axes.legend(fontsize=9)
-        figure.savefig(path, dpi=160)
-    return path
+    return figure
+
+
+def _mark_level(axes: Axes, level: float, name: str, *, right: float, below: bool = False) -> None:
+    """A dashed line across the chart, named at its right end, above the line or below it."""
+    from niss.report.canvas import QUIET
+
+    axes.axhline(level, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
+    place: dict[str, Any] = {"xytext": (0, -11 if below else 3), "textcoords": "offset points", "ha": "right"}
+    axes.annotate(name, (right, level), color=QUIET, fontsize=9, **place)

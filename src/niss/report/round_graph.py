@@ -3,26 +3,29 @@
 A simulated round takes its beacon from the seed; a round of the real protocol leaves its beacon, and what that was let
 out for, in the metrics. Either way the graph is the one that was used. Runs of older versions lack the beacon of the
 protocol: then a graph made in the same way stands for it, and is said to.
+
+The participants are those that the ledger charged in its last entry. All of this is public in the protocol: the graph
+shows who shares noise with whom, and nothing about any share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from niss.accounting.collusion import worst_case
-from niss.accounting.corruption import Corruption
-from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.plan import Plan
+from niss.accounting import Plan, worst_case
 from niss.errors import NissError
 from niss.graph import ShareGraph
+from niss.methods import draw_graph
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
 from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.randomness import SimStream
-from niss.report.source import MethodResult, ReportInput
+from niss.report.ledger import read_ledger
+from niss.report.run_folder import MethodResult, ReportInput, RoundMetrics
 
 _STAND_IN = b"niss.report.example-graph"
 # The search for the worst colluders is quick up to here.
@@ -33,10 +36,13 @@ _MOST_SEARCHED = 400
 class RoundGraph:
     """Who shared noise with whom in one round of one method.
 
-    `clients` are the participants by seat; the graph numbers seats. `centre` is the seat to look at first: the
-    worst-off client. `colluders` are seats of the worst set found for it (an assumption of the accountant, not
-    something observed); `assumed` is how many may collude. `dropped` are the seats that never uploaded. `origin` is
-    where the graph comes from: the "seed", the "beacon" of the protocol, or None where another stands for it.
+    clients    the participants by seat, their place in the round from 0; the graph numbers seats
+    centre     the seat to look at first: the worst-off client
+    colluders  the seats of the worst set found for it, an assumption of the accountant, not something observed
+    assumed    how many participants may collude with the server
+    dropped    the seats that never uploaded
+    origin     where the graph comes from: the "seed", the "beacon" of the protocol, or None where another stands
+               for it
     """
 
     label: str
@@ -51,71 +57,57 @@ class RoundGraph:
 
 
 def find_round_graph(report: ReportInput) -> RoundGraph | None:
-    """The graph of the last round of the first method that shares noise and has one; None where none has."""
-    methods = [method for method in report.methods if method.method == "niss"]
-    # A method with a guarantee says more about the system than one without.
+    """The graph of the last round of the first method that shares noise and has one; None where none has.
+
+    Methods with a guarantee come first. Left out are runs whose clients need different noise, since their graph
+    depends on sizes that are not recorded, and runs without a ledger, which names the participants.
+    """
+    methods = [method for method in report.methods if method.shares_noise]
     for method in sorted(methods, key=lambda one: one.finished and one.epsilon_joint is None):
-        try:
-            found = _round_graph(method)
-        except (NissError, KeyError, TypeError, ValueError):
-            # A folder changed by hand or written by another version: the rest of the page still stands.
-            continue
-        if found is not None:
-            return found
+        # A folder changed by hand or written by another version: the rest of the page still stands.
+        with suppress(NissError, KeyError, TypeError, ValueError):
+            if (graph := _round_graph(method)) is not None:
+                return graph
     return None
 
 
 def _round_graph(method: MethodResult) -> RoundGraph | None:
+    """The graph of the last round that was charged; raises whatever a manifest of another shape leads to.
+
+    Where colluders are assumed and the search is quick, the centre is the client that they harm most; else it is the
+    one that was charged most.
+    """
     config = method.manifest.get("config")
-    if method.folder is None or not isinstance(config, Mapping) or not _equal_clients(config):
+    if not isinstance(config, Mapping) or not _needs_equal_noise(config):
         return None
-    path = method.folder / "ledger.jsonl"
-    if not path.is_file():
-        return None
-    ledger = LedgerFile.read(path)
-    if not ledger.entries:
+    ledger = read_ledger(method)
+    if ledger is None or not ledger.entries:
         return None
     entry = ledger.entries[-1]
-    members = sorted(entry.mus, key=int)
+    clients = sorted(entry.mus, key=int)
+    metrics = next((point for point in method.curve if point.round == entry.round), None)
     stream = SimStream(config["seed"]).child("round", entry.round - 1)
-    graph, origin = _drawn_again(method, config, [int(client) for client in members], entry.round, stream)
-    centre = max(range(len(members)), key=lambda seat: (entry.mus[members[seat]].joint, -seat))
+    graph, origin = _draw_again(config, [int(client) for client in clients], metrics, stream)
+    centre = max(range(len(clients)), key=lambda seat: (entry.mus[clients[seat]].joint, -seat))
     assumed = int(config["privacy"].get("colluders", 0))
     colluders: tuple[int, ...] = ()
     if assumed and graph.size <= _MOST_SEARCHED:
-        centre, colluders = _worst_colluders(method, config, graph, entry.round)
+        centre, colluders = _worst_colluders(config, graph, metrics)
     return RoundGraph(
         label=method.label,
         round=entry.round,
-        clients=tuple(members),
+        clients=tuple(clients),
         graph=graph,
         centre=centre,
         colluders=frozenset(colluders),
         assumed=assumed,
-        dropped=_dropped(method, config, len(members), entry.round, stream),
+        dropped=_dropped(config, len(clients), metrics, stream),
         origin=origin,
     )
 
 
-def _drawn_again(
-    method: MethodResult, config: Mapping[str, Any], members: list[int], number: int, stream: SimStream
-) -> tuple[ShareGraph, Literal["seed", "beacon"] | None]:
-    """The graph of a round and where it comes from."""
-    settings = config["methods"][0]
-    if config.get("exchange", "simulated") == "simulated":
-        return draw_graph(settings, members, stream.child("beacon").generator().bytes(32)), "seed"
-    public = next((point.protocol for point in method.curve if point.round == number), None)
-    if public is not None:
-        commitment = bytes.fromhex(public["participants"]) + bytes.fromhex(public["terms"])
-        beacon = bytes.fromhex(public["beacon"])
-        graph = draw_protocol_graph(len(members), float(settings["neighbours"]), beacon, commitment)
-        if graph.digest().hex() == public["graph"]:
-            return graph, "beacon"
-    return draw_graph(settings, members, _STAND_IN), None
-
-
-def _equal_clients(config: Mapping[str, Any]) -> bool:
-    """Whether all clients need the same noise: else the graph depends on sizes that are not recorded."""
+def _needs_equal_noise(config: Mapping[str, Any]) -> bool:
+    """Whether all clients need the same noise, so that they send the same number of shares."""
     return (
         len(config.get("methods", ())) == 1
         and not isinstance(config["privacy"].get("epsilon"), list)
@@ -124,27 +116,36 @@ def _equal_clients(config: Mapping[str, Any]) -> bool:
     )
 
 
-def draw_graph(settings: Mapping[str, Any], members: list[int], beacon: bytes) -> ShareGraph:
-    """The graph of these participants under the settings of a method, all needing the same noise."""
-    size, degree, kind = len(members), float(settings["neighbours"]), settings["graph"]
-    if kind == "complete":
-        return ShareGraph.complete(size, weight=degree / (size - 1))
-    if kind == "random":
-        return ShareGraph.random(size, degree=degree, beacon=beacon)
-    if kind == "coalition":
-        seats = {client: seat for seat, client in enumerate(members)}
-        groups = [[seats[client] for client in group if client in seats] for group in settings["groups"]]
-        groups = [group for group in groups if len(group) >= 2]
-        return ShareGraph.coalition(size, groups=groups, degree=degree, beacon=beacon)
-    return ShareGraph.regular(size, degree=degree, beacon=beacon)
+def _draw_again(
+    config: Mapping[str, Any], members: list[int], metrics: RoundMetrics | None, stream: SimStream
+) -> tuple[ShareGraph, Literal["seed", "beacon"] | None]:
+    """The graph of a round and where it comes from; `stream` is the one the simulation had for that round.
+
+    A graph of the protocol is believed only where its digest is the recorded one.
+    """
+    settings = config["methods"][0]
+    degree, groups = float(settings["neighbours"]), settings.get("groups") or ()
+    simulated = config.get("exchange", "simulated") == "simulated"
+    if not simulated and metrics is not None and metrics.protocol is not None:
+        public = metrics.protocol
+        commitment = bytes.fromhex(public["participants"]) + bytes.fromhex(public["terms"])
+        graph = draw_protocol_graph(len(members), degree, bytes.fromhex(public["beacon"]), commitment)
+        if graph.digest().hex() == public["graph"]:
+            return graph, "beacon"
+    beacon = stream.child("beacon").generator().bytes(32) if simulated else _STAND_IN
+    graph = draw_graph(settings["graph"], members, degree=degree, beacon=beacon, groups=groups)
+    return graph, "seed" if simulated else None
 
 
 def _worst_colluders(
-    method: MethodResult, config: Mapping[str, Any], graph: ShareGraph, number: int
+    config: Mapping[str, Any], graph: ShareGraph, metrics: RoundMetrics | None
 ) -> tuple[int, tuple[int, ...]]:
-    """The worst-off seat and the colluders that are worst for it, with the distortion of that round."""
+    """The worst-off seat and the colluders that are worst for it, with the distortion of that round.
+
+    Variances are in units of a client's own, `sigma_k^2 = 1`: a unit share then has `kappa / neighbours`.
+    """
     settings, privacy = config["methods"][0], config["privacy"]
-    tau2 = next((point.tau2 for point in method.curve if point.round == number), None) or 0.0
+    tau2 = (metrics.tau2 if metrics is not None else None) or 0.0
     unit = settings["kappa"] / settings["neighbours"]
     plan = Plan(
         delta=privacy["delta"],
@@ -155,19 +156,18 @@ def _worst_colluders(
         neighbours=settings["neighbours"],
         attempts=LINKS_PER_ROUND if config.get("exchange") == "protocol" else 1,
     )
-    assumed = Corruption(colluders=plan.colluders, failure=plan.corruption.failure)
-    found = worst_case(
+    worst = worst_case(
         graph,
-        assumed,
+        plan.corruption,
         unit_variance=unit,
         residual_variance=tau2 * unit * graph.in_weight,
         target_variance=1.0,
     )
-    return found.client, found.colluders
+    return worst.client, worst.colluders
 
 
 def _participations(config: Mapping[str, Any]) -> int:
-    """The rounds over which a client's target is composed."""
+    """The rounds over which a client's target is composed: all it may take part in, unless configured."""
     privacy, training, rounds = config["privacy"], config["training"], int(config["rounds"])
     if privacy.get("scope") == "round":
         return 1
@@ -180,14 +180,13 @@ def _participations(config: Mapping[str, Any]) -> int:
 
 
 def _dropped(
-    method: MethodResult, config: Mapping[str, Any], size: int, number: int, stream: SimStream
+    config: Mapping[str, Any], size: int, metrics: RoundMetrics | None, stream: SimStream
 ) -> frozenset[int]:
     """The seats that dropped out, drawn again from the seed; none where their number is not the recorded one."""
-    recorded = next((point.dropped for point in method.curve if point.round == number), None)
     share = config.get("protocol", {}).get("dropout", 0.0)
-    if not recorded or not share:
+    if metrics is None or not metrics.dropped or not share:
         return frozenset()
     drawn = stream.child("dropout").generator().random(size) < share
     drawn[0] &= not drawn.all()
     seats = frozenset(int(seat) for seat in np.flatnonzero(drawn))
-    return seats if len(seats) == recorded else frozenset()
+    return seats if len(seats) == metrics.dropped else frozenset()

@@ -1,20 +1,33 @@
-"""The pages and what they ask for. Every answer that is not a page is JSON; faults carry a message and a hint."""
+"""The pages, what they ask for, and the server that answers.
+
+    /              the planner            /api/plan    a plan, as `niss plan --json` prints it
+    /runs          the list of runs       /api/runs    the runs below the folder, the latest first
+    /live?run=     a run in progress      /api/run     its state, numbers and curves so far
+    /report?run=   its report             /assets/     scripts and styles of the pages
+
+Every answer that is not a page is JSON; an error carries a message, a hint and, where one is to blame, the field.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
+import webbrowser
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from niss.errors import NissError, RunFolderError
+from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.ui.guard import Asgi, Guard
 from niss.ui.planning import PlanQuestion, answer
@@ -23,50 +36,91 @@ from niss.version import __version__
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGES = {"/": "planner.html", "/runs": "runs.html", "/live": "live.html"}
-# The browser has gone on to another question; nobody reads this.
+# The status of an answer that nobody reads: the browser has gone on to another question.
 _NOBODY_WAITS = 499
 
 
+def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callable[[str], None]) -> None:
+    """Listen until interrupted.
+
+    host, port    where to listen; port 0 takes a free one
+    runs          the folder whose runs are shown; it need not exist yet
+    open_browser  whether to open the start page in the browser of this machine
+    ready         is called with the address once connections are accepted
+
+    Raises `ConfigError` where the address is taken or cannot be listened on.
+    """
+    listening = _listen(host, port)
+    name, number = listening.getsockname()[:2]
+    url = f"http://{f'[{name}]' if ':' in name else name}:{number}/"
+    config = uvicorn.Config(
+        make_app(runs, host=host),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+    )
+    ready(url)
+    if open_browser:
+        # No browser can open an address that stands for every interface.
+        reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        # The socket listens already: a browser that is quicker than the server waits for it.
+        threading.Thread(target=webbrowser.open, args=(reachable,), daemon=True).start()
+    uvicorn.Server(config).run([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections already, so that the address is known before the server starts."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error}",
+            field="--port",
+            hint="another `niss ui` may be using it; --port 0 takes a free one",
+        ) from None
+
+
 def make_app(runs: Path, *, host: str = "127.0.0.1") -> Asgi:
-    """The whole application behind its guard, for a server that listens on `host`."""
+    """The whole application behind its guard, for a server that listens on `host`; `runs` is the folder of runs."""
     app = FastAPI(title="niss ui", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _explain_errors(app)
     _serve_files(app)
-    _plan(app)
-    _runs(app, RunFolders(Path(runs)))
+    _serve_plans(app)
+    _serve_runs(app, RunFolders(Path(runs)))
     return Guard(app, host=host)
 
 
 def _serve_files(app: FastAPI) -> None:
     """The pages and assets of the package, by exact name: read once, so no path is ever made from a request."""
-    found = {
+    contents = {
         entry.name: entry.read_bytes()
         for entry in (files("niss.ui") / "assets").iterdir()
         if Path(entry.name).suffix in (*_KINDS, ".html")
     }
-    version = __version__.encode()
-
-    def page(name: str) -> Any:
-        content = found[name].replace(b"{version}", version)
-
-        async def show() -> Response:
-            return HTMLResponse(content)
-
-        return show
 
     for path, name in _PAGES.items():
-        app.get(path)(page(name))
+        page = HTMLResponse(contents[name].replace(b"{version}", __version__.encode()))
+        app.add_route(path, _always(page))
 
     @app.get("/assets/{name}")
     async def asset(name: str) -> Response:
         kind = _KINDS.get(Path(name).suffix)
-        if kind is None or name not in found:
+        if kind is None or name not in contents:
             raise HTTPException(404, "there is no such file")
-        return Response(found[name], media_type=kind)
+        return Response(contents[name], media_type=kind)
 
 
-def _plan(app: FastAPI) -> None:
-    # One plan at a time: whoever moves a slider quickly asks often, and only the last answer is wanted.
+def _always(page: Response) -> Callable[[Request], Response]:
+    return lambda _request: page
+
+
+def _serve_plans(app: FastAPI) -> None:
+    # One plan at a time: whoever moves a slider quickly asks often, and only the last answer is needed.
     turn = asyncio.Lock()
 
     @app.get("/api/plan")
@@ -77,7 +131,7 @@ def _plan(app: FastAPI) -> None:
             return JSONResponse(await run_in_threadpool(answer, question))
 
 
-def _runs(app: FastAPI, folders: RunFolders) -> None:
+def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
     pages = ReportPages()
 
     @app.get("/api/runs")
@@ -94,6 +148,8 @@ def _runs(app: FastAPI, folders: RunFolders) -> None:
 
 
 def _explain_errors(app: FastAPI) -> None:
+    """Answer errors with what the pages show: 404 for a run that is not there, 422 for what cannot be planned."""
+
     def fault(status: int, message: str, hint: str | None = None, field: str | None = None) -> Response:
         return JSONResponse({"message": message, "hint": hint, "field": field}, status)
 

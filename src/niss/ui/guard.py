@@ -7,31 +7,39 @@ name is made to point here (DNS rebinding): then the Host header gives it away, 
 from __future__ import annotations
 
 import ipaddress
-import json
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.responses import JSONResponse
+
+# The three parts of ASGI, the interface between a Python web application and its server.
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 
+# Pages run their own scripts and nothing else, talk to this server alone, and cannot be framed.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+# What every answer carries, unless the application has set the header itself (a report has a policy of its own).
+_HEADERS = (
+    (b"content-security-policy", PAGE_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches a server that listens on `host`."""
+    """Whether nobody but this machine reaches a server that listens on `host`, a name or an address.
+
+    Any name but localhost counts as reachable: what it resolves to can change.
+    """
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -41,16 +49,19 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """Lets reading requests for a known host through to `app`, and puts the protecting headers on every answer.
 
-    On the loopback address only its own names are known. Elsewhere any bare address is (it cannot be rebound), and
-    the name of the machine.
+    host  what the server listens on. On the loopback address only its own names are known. Elsewhere any bare
+          address is (it cannot be rebound), and the name of the machine.
+
+    Refused are, with a message and a hint as JSON: other hosts (421), anything but GET and HEAD (405), and what a
+    page of another site asks of the interface behind the pages (403), which could keep this machine computing.
     """
 
     def __init__(self, app: Asgi, *, host: str = "127.0.0.1") -> None:
         self._app = app
         self._loopback = is_loopback(host)
-        self._names = (
-            {"localhost"} if self._loopback else {"localhost", host.lower(), socket.gethostname().lower()}
-        )
+        self._names = {"localhost"}
+        if not self._loopback:
+            self._names |= {host.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,55 +70,39 @@ class Guard:
 
         async def protected(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                headers = {**_HEADERS, "content-security-policy": PAGE_POLICY}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (name.encode(), value.encode())
-                        for name, value in headers.items()
-                        if name.encode() not in given
-                    ),
-                ]
+                present = {name.lower() for name, _ in message["headers"]}
+                missing = [(name, value) for name, value in _HEADERS if name not in present]
+                message["headers"] = [*message["headers"], *missing]
             await send(message)
 
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await _answer(protected, *refusal)
-            return
-        await self._app(scope, receive, protected)
+        await (self._refusal(scope) or self._app)(scope, receive, protected)
 
-    def _refusal(self, scope: Message) -> tuple[int, str, str] | None:
+    def _refusal(self, scope: Message) -> JSONResponse | None:
+        """The answer to what is refused; None for what is let through."""
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
+        again = "open the address that `niss ui` printed"
         if not self._knows(headers.get("host", "")):
-            return 421, "this host name is not served here", "open the address that `niss ui` printed"
+            return _refused(421, "this server does not answer to that host name", again)
         if scope["method"] not in ("GET", "HEAD"):
-            return 405, "nothing can be changed here", "use GET"
+            return _refused(405, "this server only answers reading requests", "use GET")
         if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
-            return 403, "asked for by a page of another site", "open the address that `niss ui` printed"
+            return _refused(403, "the request comes from a page of another site", again)
         return None
 
     def _knows(self, header: str) -> bool:
-        name = _without_port(header).lower().rstrip(".")
+        """Whether a Host header names this server; an IPv6 address stands in brackets, any port after a colon."""
+        name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+        name = name.lower().rstrip(".")
         if name in self._names:
             return True
         try:
-            address = ipaddress.ip_address(name.strip("[]"))
+            address = ipaddress.ip_address(name)
         except ValueError:
             return False
         return address.is_loopback or not self._loopback
 
 
-def _without_port(header: str) -> str:
-    if header.startswith("["):
-        return header.partition("]")[0] + "]"
-    return header.partition(":")[0]
-
-
-async def _answer(send: Send, status: int, message: str, hint: str) -> None:
-    body = json.dumps({"message": message, "hint": hint}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _refused(status: int, message: str, hint: str) -> JSONResponse:
+    return JSONResponse({"message": message, "hint": hint}, status)

@@ -17,7 +17,14 @@ MOST_PARTICIPANTS = 5_000
 
 
 class PlanQuestion(BaseModel):
-    """What `niss plan` takes, by the same names and with the same defaults."""
+    """What `niss plan` takes, by the same names and with the same defaults; anything else is refused.
+
+    rounds          in all; without `participations`, a client is taken to be in every one of them
+    participations  the rounds that one client takes part in, over which its epsilon is composed
+    collusion       share of the participants that may tell the server all they know
+    dropout         share of the participants that may drop out of a round
+    mode            what happens then; see `niss.accounting.make_plan`
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,16 +49,24 @@ class PlanQuestion(BaseModel):
 
 @lru_cache(maxsize=128)
 def answer(question: PlanQuestion) -> dict[str, Any]:
-    """The plan as `niss plan --json` prints it, with the command and the Python lines that reproduce it."""
+    """The plan as `niss plan --json` prints it, with the command and the Python lines that reproduce it.
+
+    Raises `ConfigError` for a question that has no answer, naming the field to change. Answers are kept, since a
+    slider often goes back to where it was.
+    """
     if question.participants > MOST_PARTICIPANTS:
         raise ConfigError(
-            f"at most {MOST_PARTICIPANTS} here, not {question.participants}",
+            f"this page plans for at most {MOST_PARTICIPANTS} participants, not {question.participants}",
             field="participants",
-            hint="for more, let the command `niss plan` take its time",
+            hint="use the command `niss plan` for more; it takes its time",
         )
     rounds, participations = question.rounds, question.participations
     if rounds is not None and participations is not None and participations > rounds:
-        raise ConfigError(f"{participations} in only {rounds} rounds", field="participations")
+        raise ConfigError(
+            f"{participations} participations do not fit into {rounds} rounds",
+            field="participations",
+            hint="raise the rounds or lower the participations",
+        )
     planned = make_plan(**question.arguments())
     return {
         "plan": {**planned.to_json(), "rounds": rounds},
@@ -70,10 +85,10 @@ def command(question: PlanQuestion) -> str:
 
 def python_lines(question: PlanQuestion) -> str:
     """The Python lines that make this plan."""
-    given = _chosen(question.arguments())
-    if given.get("participations") == 1:
-        del given["participations"]
-    lines = "".join(f"    {name}={value!r},\n" for name, value in given.items())
+    arguments = _chosen(question.arguments())
+    if arguments.get("participations") == 1:
+        del arguments["participations"]
+    lines = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
     return f"from niss import make_plan\n\nplanned = make_plan(\n{lines})\nprint(planned.to_json())\n"
 
 
@@ -86,4 +101,5 @@ def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
+    """As one would type it: a float that is whole without its `.0`."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -7,35 +7,42 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from niss.errors import NissError, RunFolderError
-from niss.report import read_report_input
-from niss.report.files import read_json_lines
+from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
 from niss.report.page import render_page
-from niss.report.records import MethodResult, ReportInput
+from niss.report.run_folder import MethodResult, ReportInput, read_report_input
+from niss.report.table import evenly_spaced
 
+# How many folders deep a run may lie below the root, and what tells its folder from any other.
 _DEPTH = 3
-_MARKS = ("summary.json", "manifest.json", "metrics.jsonl")
+_MARKS = (SUMMARY, MANIFEST, METRICS)
 # A round may take long; after this much silence a run counts as stopped.
 _SILENCE_SECONDS = 120.0
+# Points of a curve that are sent, and rounds over which the time of one is averaged.
 _MOST_POINTS = 400
 _LATEST_ROUNDS = 10
+_LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
 @dataclass(frozen=True)
 class RunFolders:
-    """The runs below one folder."""
+    """The runs below one folder, looked up afresh each time: runs come and go while the server stands.
+
+    root  the folder; it need not exist, and is only ever read
+    """
 
     root: Path
 
     def names(self) -> dict[str, Path]:
         """Every run by its path below the root; what lies within a run or points out of the root is left out."""
         root = self.root.resolve()
-        found: dict[str, Path] = {}
+        runs: dict[str, Path] = {}
 
         def look(folder: Path, depth: int) -> None:
             try:
@@ -46,15 +53,15 @@ class RunFolders:
                 if path.name.startswith(".") or not path.resolve().is_relative_to(root):
                     continue
                 if any((path / mark).is_file() for mark in _MARKS):
-                    found[path.relative_to(self.root).as_posix()] = path
+                    runs[path.relative_to(self.root).as_posix()] = path
                 elif depth < _DEPTH:
                     look(path, depth + 1)
 
         look(self.root, 1)
-        return found
+        return runs
 
     def find(self, name: str) -> Path:
-        """The folder of the run of that name."""
+        """The folder of the run of that name; raises `RunFolderError` where there is none."""
         path = self.names().get(name)
         if path is None:
             raise RunFolderError(
@@ -63,12 +70,16 @@ class RunFolders:
         return path
 
     def overview(self, now: float) -> list[dict[str, Any]]:
-        """One line for each run, the youngest first; a folder that cannot be read says why."""
+        """One line for each run, the latest change first; a folder that cannot be read says why.
+
+        `now` is in seconds since 1970; by it a run that has not written for long is told from one in progress.
+        """
         lines = [_line(name, path, now) for name, path in self.names().items()]
         return sorted(lines, key=lambda line: -line["changed"])
 
 
 def _line(name: str, path: Path, now: float) -> dict[str, Any]:
+    """What the list shows of one run; of a comparison, the rounds that all its methods have done."""
     changed = last_change(path)
     line: dict[str, Any] = {"name": name, "changed": changed, "silent_seconds": max(0.0, now - changed)}
     try:
@@ -93,7 +104,11 @@ def _line(name: str, path: Path, now: float) -> dict[str, Any]:
 
 
 def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
-    """How far a run has come: its state and, for each method, progress, latest numbers and curve."""
+    """How far the run in `path` has come: its state and, for each method, progress, latest numbers and curve.
+
+    `name` is what the page calls it, `now` as in `RunFolders.overview`. Raises `RunFolderError` for a folder that
+    cannot be read, such as one that is being written for the first time.
+    """
     report = read_report_input(path)
     silent = max(0.0, now - last_change(path))
     return {
@@ -108,6 +123,7 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
 
 
 def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
+    """What the live view shows of one method; the time left is what the remaining rounds take at the latest speed."""
     last = one.curve[-1] if one.curve else None
     seconds = _seconds_a_round(one)
     left = None if rounds is None or seconds is None or one.finished else seconds * (rounds - one.rounds_done)
@@ -116,34 +132,25 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
         "private": one.is_private,
         "rounds_done": one.rounds_done,
         "accuracy": one.accuracy,
-        "aggregate_variance": None if last is None else last.aggregate_variance,
-        "aggregate_variance_predicted": None if last is None else last.aggregate_variance_predicted,
-        "dropped": None if last is None else last.dropped,
+        **{key: getattr(last, key, None) for key in _LATEST_NUMBERS},
         "seconds_a_round": seconds,
         "seconds_left": left,
         "finished": one.finished,
-        "curve": _thinned(one.evaluations),
+        "curve": evenly_spaced(one.evaluations, _MOST_POINTS),
     }
 
 
 def _seconds_a_round(one: MethodResult) -> float | None:
-    if one.folder is None:
-        return None
-    lines, _ = read_json_lines(one.folder / "timing.jsonl")
+    """The mean over the latest rounds; None before the first."""
+    lines, _ = read_json_lines(one.folder / TIMING)
     latest = [
         line["seconds"] for line in lines[-_LATEST_ROUNDS:] if isinstance(line.get("seconds"), int | float)
     ]
     return fmean(latest) if latest else None
 
 
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    if len(points) <= _MOST_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[round(place * last / (_MOST_POINTS - 1))] for place in range(_MOST_POINTS)]
-
-
 def _state(report: ReportInput, silent: float) -> str:
+    """finished, running, or stopped: one that has been silent for much longer than a round takes."""
     if report.finished:
         return "finished"
     slowest = max((_seconds_a_round(one) or 0.0 for one in report.methods), default=0.0)
@@ -151,32 +158,31 @@ def _state(report: ReportInput, silent: float) -> str:
 
 
 def last_change(path: Path) -> float:
-    """When anything that a run writes was last written, in seconds since 1970."""
-    names = ("metrics.jsonl", "result.json", "manifest.json", "summary.json")
-    folders = [path, *(inner for inner in path.iterdir() if inner.is_dir())]
+    """When anything that a run writes was last written, in seconds since 1970; 0 for an empty folder."""
     times = [0.0]
-    for folder in folders:
-        for name in names:
-            try:
+    for folder in (path, *(inner for inner in path.iterdir() if inner.is_dir())):
+        for name in (METRICS, RESULT, MANIFEST, SUMMARY):
+            with suppress(OSError):
                 times.append((folder / name).stat().st_mtime)
-            except OSError:
-                continue
     return max(times)
 
 
 class ReportPages:
-    """Report pages, drawn afresh from the folder and kept until something in it changes."""
+    """Report pages, drawn afresh from the folder and cached until something in it changes.
+
+    A report.html in the folder is never shown: whoever can write there could put a script into it.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[Path, tuple[float, str]] = {}
+        self._cache: dict[Path, tuple[float, str]] = {}
         # matplotlib's settings belong to the process: one page at a time.
         self._drawing = threading.Lock()
 
     def page(self, path: Path) -> str:
+        """The report on the run in `path`; raises `RunFolderError` where it cannot be read."""
         with self._drawing:
             changed = last_change(path)
-            kept = self._kept.get(path)
-            if kept is None or kept[0] != changed:
-                kept = (changed, render_page(read_report_input(path)))
-                self._kept[path] = kept
-            return kept[1]
+            cached = self._cache.get(path)
+            if cached is None or cached[0] != changed:
+                cached = self._cache[path] = (changed, render_page(read_report_input(path)))
+            return cached[1]

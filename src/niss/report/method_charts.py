@@ -1,0 +1,259 @@
+"""The two charts that compare methods: accuracy by round, and the noise left in the aggregate.
+
+`draw_accuracy` and `draw_noise` give matplotlib figures, `accuracy_figure` and `noise_figure` the same as inline SVG.
+A method has the same colour in both. Labels come from the user, so none is read as mathematics (`parse_math=False`),
+and those in the SVG are set in whatever sans-serif the reader has: widths are only estimated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.transforms import blended_transform_factory
+
+from niss.report.canvas import (
+    INK,
+    QUIET,
+    STYLE,
+    WIDTH,
+    Reading,
+    bands_svg,
+    colours,
+    inline_svg,
+    label_width,
+    rule,
+    short,
+)
+from niss.report.run_folder import MethodResult, ReportInput
+from niss.report.table import format_accuracy, format_variance
+
+# Told apart in black and white; the second part of a style are lengths of strokes and gaps.
+LineStyle = str | tuple[int, tuple[float, ...]]
+LINE_STYLES: tuple[LineStyle, ...] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1.2, 1.4)),
+    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (3, 1.2)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+# Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
+ROUNDING = 1e-9
+
+_VALUE: dict[str, Any] = {"va": "center_baseline", "fontsize": 9}
+
+# A method with an evaluation, its colour, and its place in the comparison.
+Curve = tuple[MethodResult, str, int]
+
+
+def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
+    """Inline SVG: one accuracy curve for each method, with its values under the pointer.
+
+    prefix  goes before every id in it, to keep figures on one page apart
+
+    For those who do not see it, its description names where each curve ends.
+    """
+    figure = draw_accuracy(report)
+    rounds: dict[int, list[Reading]] = {}
+    for method, colour in zip(report.methods, colours(report), strict=True):
+        for number, value in method.evaluations:
+            text = f"{format_accuracy(value)}  {short(method.label)}"
+            rounds.setdefault(number, []).append(Reading(text, colour, value))
+    ends = [
+        f"{method.label} {format_accuracy(method.evaluations[-1][1])} at round {method.evaluations[-1][0]}"
+        for method in report.methods
+        if method.evaluations
+    ]
+    return inline_svg(
+        figure,
+        salt="niss-accuracy",
+        prefix=prefix,
+        title="Test accuracy by round",
+        description="Line chart of test accuracy by round. "
+        f"The curves end at: {'; '.join(ends) or 'no curve yet'}.",
+        overlay=bands_svg(figure, rounds),
+    )
+
+
+def noise_figure(report: ReportInput, *, prefix: str = "noise") -> Markup:
+    """Inline SVG: one bar for each method's measured noise variance, with a mark where theory puts it.
+
+    prefix  as in `accuracy_figure`; the description names all values
+    """
+    bars = [
+        f"{method.label} measured {format_variance(method.aggregate_variance, finished=method.finished)}, "
+        f"predicted {format_variance(method.aggregate_variance_predicted, finished=method.finished)}"
+        for method in report.methods
+    ]
+    return inline_svg(
+        draw_noise(report),
+        salt="niss-noise",
+        prefix=prefix,
+        title="Noise variance left in the aggregate, by method",
+        description="Bar chart on a logarithmic axis of the noise variance in the aggregate: "
+        f"{'; '.join(bars)}.",
+    )
+
+
+def draw_accuracy(report: ReportInput) -> Figure:
+    """One curve for each method that has been evaluated, named at its end with its last accuracy.
+
+    The axis of rounds reaches to the last round planned, so that an unfinished run shows what is missing; that of
+    accuracy begins at 0 and ends at the next tenth above the best.
+    """
+    curves: list[Curve] = [
+        (method, colour, number)
+        for number, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True))
+        if method.evaluations
+    ]
+    with mpl.rc_context(STYLE):
+        height = max(3.9, 0.26 * len(curves) + 1.2)
+        figure = Figure(figsize=(WIDTH, height))
+        left = 0.72
+        # The keys and leaders beside the curves take 0.145 of the width of the axes.
+        width = (WIDTH - left - label_width((method for method, _, _ in curves), extra=7)) / 1.145
+        axes = figure.add_axes((left / WIDTH, 0.55 / height, width / WIDTH, 1 - 0.8 / height))
+        longest = max((method.rounds_done for method, _, _ in curves), default=report.rounds or 1)
+        highest = max((value for method, _, _ in curves for _, value in method.evaluations), default=1.0)
+        upper = min(1.0, 0.1 * math.ceil(10 * highest + 0.2)) or 1.0
+        axes.set(xlim=(0, max(longest, report.rounds or 1)), ylim=(0, upper))
+        axes.set(xlabel="Round", ylabel="Test accuracy (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        rule(axes, "y")
+        for method, colour, number in curves:
+            rounds, values = zip(*method.evaluations, strict=True)
+            every = max(1, math.ceil(len(rounds) / 7))
+            # Markers at shifted rounds, so that curves that lie on each other still show whose they are.
+            first = min(number % every, len(rounds) - 1)
+            axes.plot(rounds, values, markevery=(first, every), clip_on=False, **_line(colour, number))
+        _label_ends(axes, curves, height)
+        if not curves:
+            axes.text(0.5, 0.5, "No evaluation yet", transform=axes.transAxes, ha="center", va="center")
+    return figure
+
+
+def _line(colour: str, number: int) -> dict[str, Any]:
+    """How the curve at that place of the comparison is drawn."""
+    return {
+        "color": colour,
+        "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
+        "linewidth": 1.6,
+        "marker": MARKERS[number % len(MARKERS)],
+        "markersize": 4.2,
+    }
+
+
+def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
+    """Name each curve at its end, with a thin line from the end to its name and a sample of the curve before it.
+
+    The names are pushed apart where ends meet; `height` of the figure, in inches, tells how close is too close.
+    Places to the right of the axes are fractions of their width, hence the mixed coordinates.
+    """
+    low, high = axes.get_ylim()
+    gap = (high - low) * 0.225 / (height - 0.8)
+    ranked = sorted(curves, key=lambda item: -item[0].evaluations[-1][1])
+    places = _push_apart([method.evaluations[-1][1] for method, _, _ in ranked], gap, low + gap / 2, high)
+    sideways = blended_transform_factory(axes.transAxes, axes.transData)
+    beside: dict[str, Any] = {"transform": sideways, "clip_on": False}
+    for (method, colour, number), place in zip(ranked, places, strict=True):
+        end_round, end_value = method.evaluations[-1]
+        start = (end_round - axes.get_xlim()[0]) / (axes.get_xlim()[1] - axes.get_xlim()[0])
+        axes.plot([start + 0.012, 1.055], [end_value, place], color=QUIET, linewidth=0.5, zorder=1, **beside)
+        axes.plot([1.06, 1.095, 1.13], [place] * 3, markevery=[1], **_line(colour, number), **beside)
+        name = f"{short(method.label)}  {format_accuracy(end_value)}"
+        axes.text(1.145, place, name, transform=sideways, parse_math=False, **_VALUE)
+
+
+def _push_apart(values: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Falling `values` moved down, and up again from below, to lie at least `gap` apart between `low` and `high`.
+
+    Where they cannot all fit, those at the top leave the range.
+    """
+    places: list[float] = []
+    for value in values:
+        places.append(min(value, places[-1] - gap) if places else min(value, high))
+    floor = low
+    for index in range(len(places) - 1, -1, -1):
+        places[index] = max(places[index], floor)
+        floor = places[index] + gap
+    return places
+
+
+def draw_noise(report: ReportInput) -> Figure:
+    """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one.
+
+    Where noise cancels exactly only rounding is left, many powers of ten below the rest (see `ROUNDING`): it is
+    written out instead of drawn, and so is that a method adds none.
+    """
+    measured = [method.aggregate_variance for method in report.methods]
+    predicted = [method.aggregate_variance_predicted for method in report.methods]
+    known = [value for value in (*measured, *predicted) if value]
+    drawn = [value for value in known if value > ROUNDING * max(known)]
+    with mpl.rc_context(STYLE):
+        count = len(report.methods)
+        height = 0.34 * count + 1.15
+        figure = Figure(figsize=(WIDTH, height))
+        left = label_width(report.methods) / WIDTH
+        axes = figure.add_axes((left, 0.6 / height, 0.89 - left, 1 - 1.0 / height))
+        axes.set_ylim(count - 0.4, -0.6)
+        axes.set_yticks(range(count), [short(method.label) for method in report.methods], parse_math=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("Noise variance in the aggregated update (squared parameter units, log scale)")
+        if drawn:
+            _logarithmic(axes, drawn)
+            rule(axes, "x")
+            upright: dict[str, Any] = {"marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": ""}
+            bar = Patch(facecolor=QUIET, label="measured")
+            mark = Line2D([], [], color=INK, linewidth=2, label="predicted", **upright)
+            above: dict[str, Any] = {"bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.1}
+            axes.legend(handles=[bar, mark], loc="lower right", ncols=2, fontsize=9, **above)
+        else:
+            axes.xaxis.set_major_locator(NullLocator())
+        for place, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True)):
+            _bar(axes, place, method, colour, max(drawn, default=0.0))
+    return figure
+
+
+def _logarithmic(axes: Axes, drawn: list[float]) -> None:
+    """Decades around the variances that are drawn, of which at most eight or so are labelled."""
+    first, last = math.floor(math.log10(min(drawn)) - 0.5), math.ceil(math.log10(max(drawn)) + 0.1)
+    axes.set_xscale("log")
+    axes.set_xlim(10.0**first, 10.0**last)
+    step = max(1, (last - first) // 7)
+    axes.xaxis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1, step)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _power_of_ten(value: float, _position: int | None = None) -> str:
+    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _bar(axes: Axes, place: int, method: MethodResult, colour: str, largest: float) -> None:
+    """The row of one method; `largest` is the largest variance in the chart."""
+    measured, predicted = method.aggregate_variance, method.aggregate_variance_predicted
+    ends = [value for value in (measured, predicted) if value and value > ROUNDING * largest]
+    if not ends:
+        text = f"none beyond rounding ({format_variance(measured)})" if measured else "none"
+        if measured is None and not method.finished:
+            text = "not measured yet"
+        sideways = blended_transform_factory(axes.transAxes, axes.transData)
+        axes.text(0.012, place, text, transform=sideways, **_VALUE)
+        return
+    if measured in ends:
+        axes.barh(place, measured, height=0.56, color=colour)
+    if predicted in ends:
+        axes.plot([predicted] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2, solid_capstyle="butt")
+    beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "annotation_clip": False}
+    axes.annotate(format_variance(measured), (max(ends), place), **beside, **_VALUE)

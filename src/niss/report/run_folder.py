@@ -1,0 +1,434 @@
+"""Reads a run folder, finished or not, into the values a report is made of.
+
+`read_report_input` takes a comparison (a folder with summary.json and one folder per method) or a single run, and
+returns a `ReportInput`: its settings and, in `methods`, one `MethodResult` each. Nothing is formatted here.
+
+A folder may have been edited by hand or written by an older version, so every value is checked for its type where it
+is read. A value of the wrong type in a result is a `RunFolderError` that names file and key; in a manifest, where a
+setting is only looked up, it counts as absent. The last line of metrics.jsonl may be cut off, as a crash leaves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from niss import files
+from niss.errors import RunFolderError
+from niss.files import MANIFEST, METRICS, PRIVACY, RESULT, SUMMARY, JsonObject
+
+if TYPE_CHECKING:
+    from niss.methods import Method
+
+_SHARED_NUMBERS = ("accuracy", "aggregate_variance", "aggregate_variance_predicted", "tau2")
+_NUMBERS_OF_A_ROUND = (*_SHARED_NUMBERS, "loss")
+_NUMBERS_OF_A_RESULT = (*_SHARED_NUMBERS, "kappa", "epsilon_joint", "epsilon_marginal")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMetrics:
+    """One line of metrics.jsonl; a number is None where the line does not have it.
+
+    accuracy            on the test examples; None in rounds without an evaluation
+    aggregate_variance  of the noise that was left in the average of the uploads, measured and as predicted
+    tau2                distortion of the shares in this round
+    dropped             how many participants never uploaded
+    protocol            what was public of a round of the real protocol, in hex: beacon, participants, terms, graph
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    aggregate_variance: float | None
+    aggregate_variance_predicted: float | None
+    tau2: float | None
+    dropped: int | None
+    protocol: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodResult:
+    """One method of a comparison, or the one method of a single run.
+
+    label       its name in this comparison, chosen by the user
+    method      the registered name of the method; an older or newer version may have written one unknown here
+    epsilon_*   None where nothing is guaranteed, and while the run is unfinished
+    adversary   against whom the guarantee holds, in words
+    curve       the rounds so far, by number
+    manifest    the method's manifest.json, empty where there is none
+    """
+
+    label: str
+    method: str
+    kappa: float | None
+    tau2: float | None
+    accuracy: float | None
+    aggregate_variance: float | None
+    aggregate_variance_predicted: float | None
+    epsilon_joint: float | None = None
+    epsilon_marginal: float | None = None
+    adversary: str | None = None
+    guarantee: str | None = None
+    finished: bool
+    curve: tuple[RoundMetrics, ...]
+    manifest: JsonObject
+    folder: Path
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the method sets out to protect anyone, with or without a guarantee; an unknown one may."""
+        known = _registered(self.method)
+        return known is None or known.private
+
+    @property
+    def trusts_the_server(self) -> bool:
+        """Whether its epsilon holds only for those who see the released models, not for the server."""
+        known = _registered(self.method)
+        return known is not None and known.trusts_server
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether clients exchange noise shares, so that kappa, tau^2 and a share graph mean something."""
+        known = _registered(self.method)
+        return known is not None and known.shares_noise
+
+    @property
+    def rounds_done(self) -> int:
+        return max((point.round for point in self.curve), default=0)
+
+    @property
+    def evaluations(self) -> list[tuple[int, float]]:
+        """The rounds with an evaluation, each with its accuracy."""
+        return [(point.round, point.accuracy) for point in self.curve if point.accuracy is not None]
+
+
+def _registered(name: str) -> Method | None:
+    """The method of that name; None for one that this version does not know."""
+    # Loads scipy, which takes longer than all the rest of this room.
+    from niss.methods import METHODS
+
+    return METHODS.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """All that a report says about one folder; a setting is None where no file of the folder names it.
+
+    name            of the run as configured, else of its folder
+    title           what the page is headed with
+    created         when the run was made, as its manifest has it
+    unit, relation  what is hidden, and what counts as a neighbouring input; see `niss.accounting.Plan`
+    target_epsilon  what every method was calibrated to in the joint view
+    is_comparison   whether the folder compares methods, even where it holds only one so far
+    finished        whether the last file of the run has been written, so that its epsilons are final
+    notes           what was wrong with the folder, in sentences for the reader
+    """
+
+    folder: Path
+    name: str
+    title: str
+    created: str | None
+    niss_version: str | None
+    rounds: int | None
+    clients: int | None
+    participants: int | None
+    model_parameters: int | None
+    delta: float | None
+    target_epsilon: float | None
+    unit: str | None
+    relation: str | None
+    dataset: str | None
+    split: str | None
+    methods: tuple[MethodResult, ...]
+    is_comparison: bool
+    finished: bool
+    notes: tuple[str, ...]
+
+
+def read_report_input(folder: Path) -> ReportInput:
+    """Read a comparison folder, a single run folder, or what an unfinished one has so far.
+
+    A folder with summary.json is a finished comparison. Without it, one whose manifest says so is an unfinished
+    comparison, and the methods begun so far are read from their folders. Anything else with a manifest, metrics or
+    a result is a single run, finished once it has result.json.
+
+    Raises `RunFolderError` where the folder holds no run, or a file in it is damaged.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} is not a folder", hint="give the folder that `niss` wrote the run to")
+    summary, manifest = read_object(folder / SUMMARY), read_object(folder / MANIFEST)
+    if summary is not None:
+        return _finished_comparison(folder, summary, manifest)
+    if manifest is not None and manifest.get("kind") == "comparison":
+        return _unfinished_comparison(folder, manifest)
+    if manifest is not None or any((folder / name).is_file() for name in (METRICS, RESULT)):
+        return _single_run(folder, manifest or {})
+    raise RunFolderError(
+        f"{folder} does not contain a run: it has no {SUMMARY}, {MANIFEST} or {METRICS}",
+        hint="give the folder of a run or of a comparison, for example runs/demo",
+    )
+
+
+def planned_methods(manifest: JsonObject) -> list[dict[str, Any]]:
+    """The methods as the manifest's configuration lists them, none where it has no such list.
+
+    Each is the object in the configuration: `name`, `label` and the settings of the method, unchecked.
+    """
+    config = manifest.get("config")
+    methods = config.get("methods") if isinstance(config, dict) else None
+    return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
+
+
+def _finished_comparison(folder: Path, summary: JsonObject, manifest: JsonObject | None) -> ReportInput:
+    where = folder / SUMMARY
+    entries = summary.get("methods")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise RunFolderError(
+            f"{where} lists no methods", hint="the comparison was not written to its end; run it again"
+        )
+    methods, notes = [], list[str]()
+    for entry in entries:
+        inner = text_at(entry, "folder", where) or text_at(entry, "label", where) or ""
+        if not (folder / inner).resolve().is_relative_to(folder.resolve()):
+            raise RunFolderError(
+                f"{where} names the folder {inner!r}, which lies outside the comparison",
+                hint="move the run into the comparison folder and name it from there",
+            )
+        methods.append(_read_method(folder / inner, entry, where, notes, fallback_label=inner))
+    if manifest is None:
+        manifest = methods[0].manifest
+    settings = [summary, {"created": manifest.get("created")}]
+    return _report(folder, settings, manifest, methods, notes, is_comparison=True, finished=True)
+
+
+def _unfinished_comparison(folder: Path, manifest: JsonObject) -> ReportInput:
+    """The methods begun so far, in the order of the configuration where it is known."""
+    begun = {path.parent for name in (MANIFEST, METRICS) for path in folder.glob(f"*/{name}")}
+    order = [method.get("label") or method.get("name") for method in planned_methods(manifest)]
+    notes: list[str] = []
+    methods = [
+        _read_method(path, read_object(path / RESULT), path / RESULT, notes, fallback_label=path.name)
+        for path in sorted(
+            begun, key=lambda path: (order.index(path.name) if path.name in order else len(order), path.name)
+        )
+    ]
+    settings = [manifest, *(method.manifest for method in methods)]
+    return _report(folder, settings, manifest, methods, notes, is_comparison=True, finished=False)
+
+
+def _single_run(folder: Path, manifest: JsonObject) -> ReportInput:
+    notes: list[str] = []
+    result = read_object(folder / RESULT)
+    planned = planned_methods(manifest)
+    label = (planned[0].get("label") or planned[0].get("name")) if len(planned) == 1 else None
+    fallback = label if isinstance(label, str) else folder.resolve().name
+    method = _read_method(folder, result, folder / RESULT, notes, fallback_label=fallback)
+    settings = [result or {}, read_object(folder / PRIVACY) or {}, manifest]
+    return _report(folder, settings, manifest, [method], notes, is_comparison=False, finished=method.finished)
+
+
+def _report(
+    folder: Path,
+    settings: list[JsonObject],
+    manifest: JsonObject,
+    methods: list[MethodResult],
+    notes: list[str],
+    *,
+    is_comparison: bool,
+    finished: bool,
+) -> ReportInput:
+    """Look every setting up in `settings`, files of the folder in the order in which they are believed."""
+    config = manifest.get("config")
+    named = [part for part in (settings[0], config) if isinstance(part, dict)]
+    name = next((part["name"] for part in named if isinstance(part.get("name"), str)), folder.resolve().name)
+    title = name if is_comparison or methods[0].label == name else f"{name}: {methods[0].label}"
+    target = _find_number(settings, "target_epsilon")
+    # A summary that says null has no target; only where there is no summary the configuration speaks.
+    if "methods" not in settings[0] and not target and isinstance(config, dict):
+        privacy = config.get("privacy")
+        target = _find_number([privacy], "epsilon") if isinstance(privacy, dict) else None
+    return ReportInput(
+        folder=folder,
+        name=name,
+        title=_find_text(settings, "title") or title,
+        created=_find_text(settings, "created"),
+        niss_version=_find_text(settings, "niss_version")
+        or _find_text([manifest.get("versions") or {}], "niss"),
+        rounds=_find_whole(settings, "rounds"),
+        clients=_find_whole(settings, "clients"),
+        participants=_find_whole(settings, "participants"),
+        model_parameters=_find_whole(settings, "model_parameters"),
+        delta=_find_number(settings, "delta"),
+        target_epsilon=target,
+        unit=_find_text(settings, "unit"),
+        relation=_find_text(settings, "relation"),
+        dataset=_find_text(settings, "dataset"),
+        split=_find_text(settings, "split"),
+        methods=tuple(methods),
+        is_comparison=is_comparison,
+        finished=finished,
+        notes=tuple(notes),
+    )
+
+
+def _read_method(
+    folder: Path, entry: JsonObject | None, where: Path, notes: list[str], *, fallback_label: str
+) -> MethodResult:
+    """The method in `folder`.
+
+    entry           its results, read from the file `where`; None while there are none
+    notes           gets a sentence for each fault that the report can live with
+    fallback_label  its name where the results have none
+    """
+    manifest = read_object(folder / MANIFEST) or {}
+    label = (text_at(entry, "label", where) if entry else None) or fallback_label
+    curve = _read_curve(folder / METRICS, label, notes)
+    values = _so_far(label, manifest, curve) if entry is None else entry
+    return MethodResult(
+        label=label,
+        method=text_at(values, "method", where) or label,
+        adversary=text_at(values, "adversary", where),
+        guarantee=text_at(values, "guarantee", where),
+        finished=entry is not None,
+        curve=curve,
+        manifest=manifest,
+        folder=folder,
+        **{key: number_at(values, key, where) for key in _NUMBERS_OF_A_RESULT},
+    )
+
+
+def _so_far(label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...]) -> JsonObject:
+    """What stands for result.json while there is none: what the manifest planned and the rounds have shown.
+
+    Variances are means over the rounds. There is no epsilon, since none is final.
+    """
+    planned = planned_methods(manifest)
+    plan: JsonObject = planned[0] if len(planned) == 1 else {}
+    name = plan["name"] if isinstance(plan.get("name"), str) else label
+    kappa = plan.get("kappa")
+    values: JsonObject = {
+        "method": name,
+        "kappa": kappa if isinstance(kappa, int | float) else None,
+        "tau2": _mean(point.tau2 for point in curve),
+        "accuracy": next((one.accuracy for one in reversed(curve) if one.accuracy is not None), None),
+        "aggregate_variance": _mean(point.aggregate_variance for point in curve),
+        "aggregate_variance_predicted": _mean(point.aggregate_variance_predicted for point in curve),
+    }
+    known = _registered(name)
+    return values if known is not None and known.shares_noise else {**values, "kappa": None, "tau2": None}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics, ...]:
+    """The rounds in metrics.jsonl by number; a last line that is cut off, or no round at all, becomes a note."""
+    lines, cut_off = read_lines(path)
+    if cut_off:
+        notes.append(f"The last line of {label}’s {METRICS} is cut off and was left out.")
+    by_round: dict[int, RoundMetrics] = {}
+    for line in lines:
+        number, dropped = number_at(line, "round", path), number_at(line, "dropped", path)
+        if number is None:
+            raise RunFolderError(f"{path} has a line without its round", hint="run the experiment again")
+        # A run resumed from a checkpoint writes some rounds twice; what was written last holds.
+        by_round[int(number)] = RoundMetrics(
+            round=int(number),
+            dropped=None if dropped is None else int(dropped),
+            protocol=_texts(line.get("protocol")),
+            **{key: number_at(line, key, path) for key in _NUMBERS_OF_A_ROUND},
+        )
+    if not by_round:
+        notes.append(f"{label} has no rounds in {METRICS}, so it has no curve.")
+    return tuple(by_round[number] for number in sorted(by_round))
+
+
+def _texts(value: object) -> dict[str, str] | None:
+    """An object whose values are texts; anything else counts as absent."""
+    return value if isinstance(value, dict) and all(isinstance(one, str) for one in value.values()) else None
+
+
+def read_object(path: Path) -> JsonObject | None:
+    """The JSON object in a file, with `printable` texts; None where there is no such file.
+
+    Raises `RunFolderError` where the file cannot be read or holds anything else.
+    """
+    value = files.find_json(path)
+    return None if value is None else printable(value)
+
+
+def read_lines(path: Path) -> tuple[list[JsonObject], bool]:
+    """The objects of a .jsonl file, with `printable` texts, and whether the last line is cut off."""
+    lines, cut_off = files.read_json_lines(path)
+    return printable(lines), cut_off
+
+
+def printable(value: Any) -> Any:
+    """`value` without the characters that neither HTML nor SVG may carry: escaping does not help against those."""
+    if isinstance(value, str):
+        text = "".join(sign for sign in value if sign in "\n\t" or ord(sign) >= 0xA0 or sign.isprintable())
+        return text.encode("utf-8", errors="replace").decode("utf-8").translate({0xFFFE: None, 0xFFFF: None})
+    if isinstance(value, list):
+        return [printable(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    return value
+
+
+def number_at(entry: Mapping[str, Any], key: str, where: Path) -> float | None:
+    """A finite number, or None where it is absent, null or infinite (an infinite ε promises nothing).
+
+    Raises `RunFolderError` naming the file `where` for anything else, as does `text_at`.
+    """
+    value = entry.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise _wrong_type(where, key, "number", value)
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def text_at(entry: Mapping[str, Any], key: str, where: Path) -> str | None:
+    """A text, or None where it is absent or null."""
+    value = entry.get(key)
+    if value is not None and not isinstance(value, str):
+        raise _wrong_type(where, key, "text", value)
+    return value
+
+
+def _wrong_type(where: Path, key: str, wanted: str, value: object) -> RunFolderError:
+    return RunFolderError(
+        f"{where}: {key} should be a {wanted} or null, not {value!r}",
+        hint="the file was changed by hand or written by another version of niss",
+    )
+
+
+def _candidates(settings: Sequence[JsonObject], key: str) -> list[Any]:
+    """Every value of `key`, the outer levels first: a manifest keeps its settings in nested sections."""
+    values: list[Any] = []
+    level: list[Any] = list(settings)
+    while level:
+        values += [section[key] for section in level if key in section]
+        level = [value for section in level for value in section.values() if isinstance(value, dict)]
+    return values
+
+
+def _find_number(settings: Sequence[JsonObject], key: str) -> float | None:
+    numbers = (value for value in _candidates(settings, key) if type(value) in (int, float))
+    return next((float(value) for value in numbers if math.isfinite(value)), None)
+
+
+def _find_whole(settings: Sequence[JsonObject], key: str) -> int | None:
+    value = _find_number(settings, key)
+    return None if value is None else int(value)
+
+
+def _find_text(settings: Sequence[JsonObject], key: str) -> str | None:
+    """A text, or the name of a section: `dataset` may be given as either."""
+    names = (one.get("name") if isinstance(one, dict) else one for one in _candidates(settings, key))
+    return next((name for name in names if isinstance(name, str) and name), None)
