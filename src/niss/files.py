@@ -53,16 +53,26 @@ JsonObject = dict[str, Any]
 PRIVATE, SHARED = 0o600, 0o644
 """Modes of a file: for its owner alone, or for everyone to read."""
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_AS_IT_IS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _AS_IT_IS
 
 
-def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
+def write_atomically(
+    path: Path, content: bytes, *, mode: int = PRIVATE, temporary: Path | None = None
+) -> None:
     """Replace `path` so that a crash leaves either the old file or the whole new one, never a part.
 
-    The bytes are on disk before the name points to them, and the name is on disk when this returns.
+    The bytes are on disk before the name points to them, and the name is on disk when this returns. `temporary` is
+    the file written first, a new name by default; with a fixed name whatever a crash left there is removed, so that
+    secrets erased since do not stay on disk.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    if temporary is None:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+    else:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, _NEW, PRIVATE)
     try:
         _write_and_close(descriptor, content)
         if mode != PRIVATE:
@@ -131,12 +141,13 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read_private(path: Path) -> bytes:
+def read_private(path: Path, *, follow_links: bool = False) -> bytes:
     """The content of a file that only its owner may read; `PrivacyError` where group or others have any right.
 
-    The mode is asked of the open file, so that nobody can swap it between the look and the reading.
+    The mode is asked of the open file, so that nobody can swap it between the look and the reading. A symbolic link
+    is an OSError unless `follow_links`.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_RDONLY | _AS_IT_IS | (0 if follow_links else _NO_LINKS)
     with os.fdopen(os.open(path, flags), "rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if os.name == "posix" and mode & 0o077:
