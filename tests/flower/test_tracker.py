@@ -100,7 +100,7 @@ def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, 
     first, second = strategy.rounds
     assert first.survivors == 6, "the uploads stand although nobody can tell the tracker"
     assert "does not answer" in second.skipped
-    assert any("1 rounds were skipped" in caveat for caveat in strategy.statement.caveats)
+    assert any("Rounds that were skipped: 1;" in caveat for caveat in strategy.statement.caveats)
 
 
 def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):

@@ -1,11 +1,12 @@
 """A model's arrays as one vector, and back.
 
-Only arrays of floating-point numbers take part. Whole numbers (the step counters of some layers) are no part of an
-update: one of them would use up the clip alone. They stay what the server sent.
+Only arrays of floating-point numbers take part. Integers (the step counters of some layers) are not part of an update,
+since a single counter would use up the whole clip; they stay as the server sent them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,13 +21,13 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Model:
-    """The global model of a round, as it was sent."""
+    """The global model of a round as it was sent: arrays by name, in the order of the message."""
 
     arrays: dict[str, NDArray[Any]]
 
     @classmethod
     def of(cls, record: ArrayRecord) -> Self:
-        """The arrays of a record; one without any floating-point number is refused."""
+        """The model in a record; raises `ConfigError` if nothing in it is a floating-point number."""
         model = cls({name: array.numpy() for name, array in record.items()})
         if not model.size:
             raise ConfigError("the model has no floating-point numbers to train", field="arrays")
@@ -34,48 +35,53 @@ class Model:
 
     @property
     def size(self) -> int:
-        """How many numbers take part."""
-        return sum(self.arrays[name].size for name in self._taking_part)
+        """The length of an update: how many floating-point numbers there are."""
+        return sum(array.size for _, array in self._floating)
 
     @property
-    def _taking_part(self) -> list[str]:
-        return [name for name, array in self.arrays.items() if np.issubdtype(array.dtype, np.floating)]
+    def _floating(self) -> list[tuple[str, NDArray[Any]]]:
+        return [item for item in self.arrays.items() if np.issubdtype(item[1].dtype, np.floating)]
 
     def update_to(self, trained: ArrayRecord) -> FloatArray:
-        """Trained weights minus these, as one vector."""
+        """Trained weights minus these, as one vector of float64.
+
+        Raises `LocalProtocolError` where names or shapes are not those that were sent. Infinities and NaN of a
+        training that diverged are passed on; what to do about them is the caller's business.
+        """
         if list(trained) != list(self.arrays):
             raise LocalProtocolError(
-                "the trained arrays are named otherwise than the ones the server sent",
+                "the names of the trained arrays are not those of the arrays the server sent",
                 hint="return the arrays of the message under the same names and in the same order",
             )
         parts = []
-        for name in self._taking_part:
-            before, after = self.arrays[name], trained[name].numpy()
+        for name, before in self._floating:
+            after = trained[name].numpy()
             if after.shape != before.shape:
                 raise LocalProtocolError(f"array {name!r} has shape {after.shape} instead of {before.shape}")
-            # A diverged training may hold infinities; what to do about them is the caller's business.
             with np.errstate(invalid="ignore", over="ignore"):
                 parts.append((after.astype(np.float64) - before.astype(np.float64)).ravel())
         return np.concatenate(parts)
 
     def moved_by(self, update: FloatArray) -> ArrayRecord:
-        """These weights plus an update, in the dtypes they were sent in."""
+        """These weights plus an update of length `size`, in the dtypes they were sent in."""
         if update.shape != (self.size,):
-            raise LocalProtocolError(f"an update of shape {update.shape} for {self.size} numbers")
+            raise LocalProtocolError(f"expected an update of {self.size} numbers, got shape {update.shape}")
         moved, start = dict(self.arrays), 0
-        for name in self._taking_part:
-            before = self.arrays[name]
+        for name, before in self._floating:
             part = update[start : start + before.size].reshape(before.shape)
             moved[name] = np.asarray(before.astype(np.float64) + part).astype(before.dtype)
             start += before.size
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in moved.items()})
 
 
-def shared_model(messages: list[Message]) -> tuple[Model, str]:
-    """The one model that all participants start from; a sum of updates to different ones means nothing."""
+def shared_model(messages: Sequence[Message]) -> tuple[Model, str]:
+    """The one model that all participants start from, and the name of its record in the messages.
+
+    A sum of updates to different models means nothing: a strategy that sends such is refused with `ConfigError`.
+    """
     records = [message.content.array_records for message in messages]
     if any(len(record) != 1 for record in records):
-        raise ConfigError("a training message must carry one record of arrays", field="strategy")
+        raise ConfigError("a training message must have exactly one record of arrays", field="strategy")
     key, first = next(iter(records[0].items()))
     for record in records[1:]:
         other = next(iter(record.values()))
@@ -83,6 +89,6 @@ def shared_model(messages: list[Message]) -> tuple[Model, str]:
             raise ConfigError(
                 "sends different arrays to different nodes",
                 field="strategy",
-                hint="NISS sums updates of one model",
+                hint="NISS sums updates of one model; use a strategy that sends everyone the same",
             )
     return Model.of(first), key

@@ -1,26 +1,30 @@
 """Who hands out keys and holds the beacon: the ServerApp itself, or a tracker apart from it.
 
-With a relay the server knows every link of the chain in advance and could choose the participants until it likes the
-graph. Signed keys it cannot forge. With a tracker it would need the tracker's help, which is what the paper assumes.
+With a relay the server knows every link of the beacon chain in advance and could choose participants until it likes the
+graph; signed keys it cannot forge. With a tracker it would need the tracker's help, which is what the paper assumes it
+does not get. The server asks the tracker for seats and links, clients register there; neither can act for the other.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Protocol
 
-from niss.errors import ProtocolError
+from niss.errors import ProtocolError, RemoteProtocolError
+from niss.flower.proposal import Proposal
 from niss.protocol.beacon import BeaconChain
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon, Participant, Prekey
+from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
 
 class Coordinator(Protocol):
-    """Seats clients and lets the beacon's links out, once each."""
+    """Seats clients and releases the beacon's links, once each."""
 
     @property
     def holder(self) -> bytes:
-        """The identity that signs the links."""
+        """The public key that the links are signed with."""
 
     @property
     def independent(self) -> bool:
@@ -31,7 +35,7 @@ class Coordinator(Protocol):
         """Where clients register; empty where the server relays their keys."""
 
     def start_run(self, run: bytes, rounds: int) -> bytes:
-        """The anchor of a new chain for this run."""
+        """The anchor of a new chain for this run, long enough for so many rounds."""
 
     def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
         """A client joined with these one-time keys."""
@@ -48,11 +52,11 @@ class Coordinator(Protocol):
         """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The link of this attempt, for participants and terms that are committed to."""
+        """The link of this attempt at a round, for participants and terms that are committed to."""
 
 
 class Relay:
-    """The server keeps the keys and holds the chain."""
+    """The server itself keeps the keys and holds the chain."""
 
     independent = False
     address = ""
@@ -93,5 +97,70 @@ class Relay:
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
         if self._chain is None:
-            raise ProtocolError("no run was started")
+            raise ProtocolError("no run has been started")
         return self._chain.release(number, attempt, commitment)
+
+
+class Tracked:
+    """A tracker keeps the keys and holds the chain; this is the server's connection to it."""
+
+    independent = True
+
+    def __init__(self, url: str, identity: Identity, *, ca: str | Path | None) -> None:
+        """`identity` is the server's, `ca` the certificate of the authority that signed the tracker's."""
+        self.address = url
+        self._client = TrackerClient(url, identity, ca=None if ca is None else Path(ca))
+        self._run = b""
+        self._left: dict[bytes, int] = {}
+
+    @property
+    def holder(self) -> bytes:
+        return self._client.describe().holder
+
+    def start_run(self, run: bytes, rounds: int) -> bytes:
+        self._run = run
+        self._left.clear()
+        return self._client.start_run(run, rounds)
+
+    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        # The client registered them itself, before it answered.
+        self._left[identity] = self._left.get(identity, 0) + len(prekeys)
+
+    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        try:
+            self._client.deposit(identity, prekeys)
+        except (TrackerRefused, TrackerUnavailable):
+            return  # It has others; when they are used up it is asked to register anew.
+        self.enrolled(identity, prekeys)
+
+    def ready(self, identity: bytes) -> bool:
+        return self._left.get(identity, 0) > 0
+
+    def seat(
+        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
+    ) -> tuple[Participant, ...]:
+        seated = self._client.seat(self._run, number, attempt, identities, at_least=at_least)
+        for one in seated:
+            self._left[one.identity] -= 1
+        return seated
+
+    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
+        return self._client.beacon(self._run, number, attempt, commitment)
+
+
+def register(proposal: Proposal, identity: Identity, prekeys: tuple[Prekey, ...], *, ca: Path | None) -> None:
+    """Register a client's keys with the tracker of a run, which must say of the run what the server says of it.
+
+    Raises `RemoteProtocolError` where tracker and server disagree on the beacon's holder or the chain's anchor.
+    """
+    with TrackerClient(proposal.tracker, identity, ca=ca) as tracker:
+        described = tracker.describe(proposal.run)
+        if (described.holder, described.anchor) != (proposal.holder, proposal.anchor):
+            raise RemoteProtocolError("the tracker has another holder or another chain for this run")
+        tracker.register(prekeys)
+
+
+def stay_live(proposal: Proposal, identity: Identity, *, ca: Path | None) -> None:
+    """Tell the tracker that this client is still there."""
+    with TrackerClient(proposal.tracker, identity, ca=ca, retries=1) as tracker:
+        tracker.heartbeat()

@@ -1,0 +1,198 @@
+"""NISS in Flower's messages: one record beside, or instead of, what the app itself sends.
+
+Everything is a Flower message of type `train` with a stage, because a mod only sees the actions that an app registered:
+
+    stage    server -> client, body of the record `niss`   client -> server, body of the record `niss-upload`
+    enrol    signed `Proposal` of the run                  signed `Enrolment`: identity and one-time keys
+    round    `RoundOpen`, beside the app's own records     `Upload`: the noisy update
+    claim    `SurvivorClaim` (mode `repair`)               `Verdict`
+    request  `RevealRequest` (mode `repair`)               `Reveal`
+
+In place of any of its answers a client may send a signed `Refusal`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from niss.errors import RemoteProtocolError
+from niss.protocol.keys import Identity, verify
+from niss.protocol.messages import Refusal
+from niss.protocol.wire import Limits, signed_part
+
+if TYPE_CHECKING:  # A client, which in a deployment is a new process for each message, has no use for it.
+    from flwr.serverapp import Grid
+
+RECORD = "niss"
+UPLOAD = "niss-upload"
+METRICS = "metrics"
+NO_REPLY = "no answer in time"
+_REFUSAL = "refusal"
+
+Value = TypeVar("Value")
+
+
+class Stage(StrEnum):
+    """What a message is about: joining a run, a round, and the two stages of a repair."""
+
+    ENROL = "enrol"
+    ROUND = "round"
+    CLAIM = "claim"
+    REQUEST = "request"
+
+
+@dataclass(frozen=True)
+class Request:
+    """From the server to a client.
+
+    stage  what it is about
+    body   the message of the protocol, encoded
+    after  the last step of this client that the server has seen: a client whose own count is lower has lost state
+    run    id of the run
+    """
+
+    stage: Stage
+    body: bytes
+    after: int = 0
+    run: bytes = b""
+
+    def to_record(self) -> ConfigRecord:
+        return ConfigRecord(
+            {"stage": self.stage.value, "body": self.body, "after": self.after, "run": self.run}
+        )
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies this request in a refusal of it."""
+        return hashlib.sha256(b"niss.letter.v1" + self.stage.encode() + self.body).digest()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """From a client to the server.
+
+    body     the message of the protocol, encoded
+    step     how many requests of this run the client has answered
+    metrics  metrics of `train` that the client sends unprotected
+    """
+
+    body: bytes
+    step: int
+    metrics: MetricRecord | None = None
+
+    def to_content(self) -> RecordDict:
+        # An array rather than plain bytes: Flower cuts large arrays into pieces, not large bytes.
+        body = Array(np.frombuffer(self.body, dtype=np.uint8))
+        content = RecordDict({RECORD: ConfigRecord({"step": self.step}), UPLOAD: ArrayRecord({"body": body})})
+        if self.metrics is not None:
+            content[METRICS] = self.metrics
+        return content
+
+
+@dataclass
+class Replies:
+    """By node: its reply, or why there is none."""
+
+    received: dict[int, Reply] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def take_request(content: RecordDict) -> Request | None:
+    """Take our record out of a message, so that the app does not see it; None where there is none.
+
+    Raises `RemoteProtocolError` for a record that is not a request.
+    """
+    if RECORD not in content.config_records:
+        return None
+    record = content.config_records[RECORD]
+    del content[RECORD]
+    try:
+        stage = Stage(_field(record, "stage", str))
+    except ValueError:
+        raise RemoteProtocolError(
+            "the message has an unknown stage", hint="use the same version of niss everywhere"
+        ) from None
+    return Request(
+        stage, _field(record, "body", bytes), _field(record, "after", int), _field(record, "run", bytes)
+    )
+
+
+def read_reply(message: Message) -> Reply:
+    """A client's reply; raises `RemoteProtocolError` for anything else in its place."""
+    content = message.content
+    if RECORD not in content.config_records or UPLOAD not in content.array_records:
+        raise RemoteProtocolError(
+            "the reply was made without NISS",
+            hint="does the ClientApp have `mods=[niss_mod]`, and is it the first mod?",
+        )
+    try:
+        body = content.array_records[UPLOAD]["body"].numpy()
+    except (KeyError, ValueError, TypeError, EOFError) as error:
+        raise RemoteProtocolError(f"the reply cannot be read ({type(error).__name__})") from None
+    if body.dtype != np.uint8 or body.ndim != 1:
+        raise RemoteProtocolError("the body of the reply is not a string of bytes")
+    step = _field(content.config_records[RECORD], "step", int)
+    return Reply(body.tobytes(), step, content.metric_records.get(METRICS))
+
+
+def _field(record: ConfigRecord, name: str, kind: type[Value]) -> Value:
+    value = record.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise RemoteProtocolError(f"field {name!r} of the message is missing or not of type {kind.__name__}")
+    return value
+
+
+def send_requests(
+    grid: Grid, requests: Mapping[int, Request], *, message_type: str, timeout: float | None
+) -> Replies:
+    """Send each node its request, and wait up to `timeout` seconds for the replies."""
+    if not requests:
+        return Replies()
+    messages = [
+        Message(RecordDict({RECORD: request.to_record()}), dst_node_id=node, message_type=message_type)
+        for node, request in requests.items()
+    ]
+    return sort_replies(messages, grid.send_and_receive(messages, timeout=timeout))
+
+
+def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> Replies:
+    """What came back for the messages in `sent`, by node; only the first reply of a node counts.
+
+    Flower reports a lost node in the server's name, so the id of the message replied to says whose reply it is.
+    """
+    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    sorted_replies = Replies()
+    for reply in replies:
+        node = node_of.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        if node not in node_of.values() or node in sorted_replies.received:
+            continue
+        if reply.has_error():
+            sorted_replies.failures[node] = reply.error.reason or f"error {reply.error.code}"
+            continue
+        try:
+            sorted_replies.received[node] = read_reply(reply)
+        except RemoteProtocolError as error:
+            sorted_replies.failures[node] = error.message
+    for node in node_of.values():
+        if node not in sorted_replies.received:
+            sorted_replies.failures.setdefault(node, NO_REPLY)
+    return sorted_replies
+
+
+def sign_refusal(identity: Identity, request: bytes, reason: str) -> Refusal:
+    """A client declines the request with this digest, under its signature: no relay can decline in its name."""
+    short = reason.encode()[: Limits().max_reason_bytes].decode(errors="ignore")
+    unsigned = Refusal(request, short)
+    return replace(unsigned, signature=identity.sign(_REFUSAL, signed_part(unsigned)))
+
+
+def check_refusal(refusal: Refusal, identity: bytes) -> None:
+    """Raise `RemoteProtocolError` unless the client with this public key declined."""
+    verify(identity, _REFUSAL, signed_part(refusal), refusal.signature)
