@@ -117,22 +117,19 @@ class Account:
         room = self._ledger(len(members)).room(numbers, self.plan.round_mu(numbers))
         return [node for node, has_room in zip(nodes, room.tolist(), strict=True) if has_room]
 
-    def statement(self, session: Session, *, independent: bool) -> Statement:
-        """The guarantee of the run, with what happened in it.
-
-        independent  whether somebody other than the server holds the beacon
-        """
+    def statement(self, session: Session) -> Statement:
+        """The guarantee of the run, with what happened in it."""
         return make_statement(
             self.plan,
             self._ledger(max(1, len(session.members))),
-            notes=self._caveats(session, independent=independent),
+            notes=self._caveats(session),
             noise_from="clients",
         )
 
-    def to_json(self, session: Session, *, independent: bool) -> dict[str, Any]:
+    def to_json(self, session: Session) -> dict[str, Any]:
         """Statement, rounds, members and those who were left out, as `report.json` holds them."""
         return {
-            "statement": self.statement(session, independent=independent).to_json(),
+            "statement": self.statement(session).to_json(),
             "rounds": [asdict(one) for one in self.rounds],
             "left_out": {str(node): why for node, why in session.left_out.items()},
             "members": {str(node): one.identity.hex() for node, one in session.members.items()},
@@ -146,12 +143,12 @@ class Account:
         ledger.budget = self.plan.budget(clients) if self.plan.calibrated else None
         return ledger
 
-    def _caveats(self, session: Session, *, independent: bool) -> tuple[str, ...]:
+    def _caveats(self, session: Session) -> tuple[str, ...]:
         caveats = [
             f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {self.grid_delta:.2g} "
             "to delta; the claim is computational, as are the keys behind it."
         ]
-        if not independent:
+        if not session.proposal.tracker:
             caveats.append(
                 "The server holds the beacon itself (no tracker), so it could have chosen the graph: colluders are "
                 "counted as if they were placed after it was drawn."

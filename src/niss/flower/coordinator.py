@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
 
 from niss.errors import ProtocolError, RemoteProtocolError
 from niss.flower.proposal import Proposal
@@ -19,44 +18,12 @@ from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
 
-class Coordinator(Protocol):
-    """Seats clients and releases the beacon's links, once each."""
-
-    @property
-    def holder(self) -> bytes:
-        """The public key that the links are signed with."""
-
-    @property
-    def independent(self) -> bool:
-        """Whether the server would need somebody's help to know a link in advance."""
-
-    @property
-    def address(self) -> str:
-        """Where clients register; empty where the server relays their keys."""
-
-    def start_run(self, run: bytes, rounds: int) -> bytes:
-        """The anchor of a new chain for this run, long enough for so many rounds."""
-
-    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        """A client joined with these one-time keys."""
-
-    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        """One-time keys that came with an upload."""
-
-    def ready(self, identity: bytes) -> bool:
-        """Whether the client has a key left for another round, as far as is known."""
-
-    def seat(
-        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
-    ) -> tuple[Participant, ...]:
-        """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
-
-    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The link of this attempt at a round, for participants and terms that are committed to."""
-
-
 class Relay:
-    """The server itself keeps the keys and holds the chain."""
+    """The server itself keeps the keys and holds the chain. `Tracked` has the same methods.
+
+    independent  whether the server would need somebody's help to know a link in advance
+    address      where clients register; empty, as the server relays their keys
+    """
 
     independent = False
     address = ""
@@ -69,26 +36,33 @@ class Relay:
 
     @property
     def holder(self) -> bytes:
+        """The public key that the links are signed with."""
         return self._holder.public
 
     def start_run(self, run: bytes, rounds: int) -> bytes:
+        """The anchor of a new chain for this run, long enough for so many rounds."""
         del run
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=os.urandom)
         self._prekeys.clear()
         return self._chain.anchor
 
     def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        """A client joined with these one-time keys."""
         self._prekeys.setdefault(identity, []).extend(prekeys)
 
-    replenish = enrolled
+    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        """One-time keys came with a client's upload."""
+        self.enrolled(identity, prekeys)
 
     def ready(self, identity: bytes) -> bool:
+        """Whether the client has a key left for another round, as far as is known."""
         return bool(self._prekeys.get(identity))
 
     def seat(
         self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
     ) -> tuple[Participant, ...]:
-        del at_least
+        """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
+        del at_least  # Here all of them can.
         if attempt == 0 or number not in self._seated:
             seated = tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
             self._seated = {number: seated}
@@ -96,13 +70,17 @@ class Relay:
         return self._seated[number]
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
+        """The link of this attempt at a round, once, for participants and terms that are committed to."""
         if self._chain is None:
             raise ProtocolError("no run has been started")
         return self._chain.release(number, attempt, commitment)
 
 
 class Tracked:
-    """A tracker keeps the keys and holds the chain; this is the server's connection to it."""
+    """A tracker keeps the keys and holds the chain; this is the server's connection to it.
+
+    How many keys a client has left is counted here, so that the tracker need not be asked about each of them.
+    """
 
     independent = True
 
@@ -146,6 +124,9 @@ class Tracked:
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
         return self._client.beacon(self._run, number, attempt, commitment)
+
+
+Coordinator = Relay | Tracked
 
 
 def register(proposal: Proposal, identity: Identity, prekeys: tuple[Prekey, ...], *, ca: Path | None) -> None:

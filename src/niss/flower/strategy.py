@@ -24,7 +24,6 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Result, Strategy
 
 from niss.accounting import Plan, Statement
@@ -52,8 +51,7 @@ _ATTEMPTS = 3
 
 _EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
 _OWN_NOISE = "it clips or adds noise of its own, and its claim would not be the one that NISS accounts for"
-_TREES = "it collects trees, which cannot be summed"
-# Flower's strategies that need more than the mean of the updates, and why.
+# What the names of Flower's strategies start with that need more than the mean of the updates, and why they do.
 _NOT_AVERAGING = {
     "FedMedian": f"a median is not a sum: {_EACH}",
     "FedTrimmedAvg": f"a trimmed mean is not a sum: {_EACH}",
@@ -61,12 +59,8 @@ _NOT_AVERAGING = {
     "MultiKrum": f"it chooses among the updates: {_EACH}",
     "Bulyan": f"it chooses among the updates: {_EACH}",
     "QFedAvg": f"it weights each update by its norm and its loss: {_EACH}",
-    "FedXgbBagging": _TREES,
-    "FedXgbCyclic": _TREES,
-    "DifferentialPrivacyServerSideFixedClipping": _OWN_NOISE,
-    "DifferentialPrivacyClientSideFixedClipping": _OWN_NOISE,
-    "DifferentialPrivacyServerSideAdaptiveClipping": _OWN_NOISE,
-    "DifferentialPrivacyClientSideAdaptiveClipping": _OWN_NOISE,
+    "FedXgb": "it collects trees, which cannot be summed",
+    "DifferentialPrivacy": _OWN_NOISE,
 }
 
 
@@ -161,7 +155,7 @@ class NissStrategy(Strategy):
     @property
     def statement(self) -> Statement:
         """What the run has promised so far, against whom, and what happened on the way."""
-        return self.account.statement(self.session, independent=self._coordinator.independent)
+        return self.account.statement(self.session)
 
     @property
     def rounds(self) -> list[RoundReport]:
@@ -323,7 +317,7 @@ class NissStrategy(Strategy):
             LOG.info("niss: \t- %s", caveat)
         if self._report is None:
             return
-        report = self.account.to_json(self.session, independent=self._coordinator.independent)
+        report = self.account.to_json(self.session)
         report["metrics"] = {
             "train": _plain(result.train_metrics_clientapp),
             "evaluate": _plain(result.evaluate_metrics_clientapp),
@@ -340,9 +334,9 @@ def _require_averaging(strategy: Strategy) -> None:
             field="strategy",
             hint="the older strategies of flwr.server cannot be wrapped; use those of the Message API",
         )
-    for name, reason in _NOT_AVERAGING.items():
-        kind = getattr(flower_strategies, name, None)
-        if kind is not None and isinstance(strategy, kind):
+    origins = [kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")]
+    for start, reason in _NOT_AVERAGING.items():
+        if any(origin.startswith(start) for origin in origins):
             raise ConfigError(
                 f"{type(strategy).__name__} cannot be used: {reason}",
                 field="strategy",

@@ -17,18 +17,16 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
 from niss.errors import RemoteProtocolError
 from niss.protocol.keys import Identity, verify
 from niss.protocol.messages import Refusal
 from niss.protocol.wire import Limits, signed_part
-
-if TYPE_CHECKING:  # A client, which in a deployment is a new process for each message, has no use for it.
-    from flwr.serverapp import Grid
 
 RECORD = "niss"
 UPLOAD = "niss-upload"
