@@ -7,6 +7,11 @@ belong to NISS are refused: an app with this mod never uploads in the clear. `ev
 
 What happens to a round: `take_request` takes our record out of the message, the app trains, and the difference of the
 weights goes to the protocol's `Client`, which checks the round, charges the ledger, clips, adds noise and signs.
+
+What must be remembered is kept before the round is charged, and it is charged before anything is sent. A crash can
+cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its last
+reply. Against an older one each reply carries a step: the server repeats the last that it has seen, and a client that is
+behind declines.
 """
 
 from __future__ import annotations
@@ -88,7 +93,11 @@ class _Exchange:
         self._run = request.run.hex()
 
     def reply(self, update: FloatArray | None, metrics: MetricRecord | None) -> Reply:
-        """The reply to the request, or a signed refusal that says why; `update` is the bare update of a round."""
+        """The reply to the request, or a signed refusal that says why.
+
+        update   the bare update of a round; None in the other stages
+        metrics  what may travel unprotected beside it; not sent with a refusal
+        """
         try:
             body = self._answer(update)
         except NissError as error:
@@ -100,9 +109,11 @@ class _Exchange:
 
     @property
     def _step(self) -> int:
+        """How many requests of this run were answered, as far as this client's state knows."""
         return self._store.state.steps.get(self._run, 0)
 
     def _answer(self, update: FloatArray | None) -> bytes:
+        """The protocol's answer, encoded; raises `NissError` where the request must be declined."""
         # Fail closed on an old state: its charges and its memory of what was answered are not all there.
         if self._step < self._request.after:
             raise LocalProtocolError(
@@ -155,6 +166,7 @@ class _Exchange:
         return Enrolment(identity.public, prekeys, pinned).signed(identity, proposal).to_bytes()
 
     def _stay_live(self, proposal: Proposal) -> None:
+        """Tell the tracker, where there is one, that this client is still there."""
         if not proposal.tracker:
             return
         from niss.flower.coordinator import stay_live
@@ -205,6 +217,7 @@ def _update(model: Model, trained: RecordDict) -> FloatArray:
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:
+    """The record of arrays in a message, which must be the model and nothing else."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise LocalProtocolError(f"expected one record of arrays, the model, but got {len(records)}")
@@ -212,6 +225,7 @@ def _only_arrays(content: RecordDict) -> ArrayRecord:
 
 
 def _decline(message: Message, reason: str) -> Message:
+    """An error in Flower's terms, unsigned: there is no identity yet to sign with, or no run to refuse."""
     LOG.warning("niss: declined: %s", reason)
     return Message(Error(REFUSED, f"niss: {reason}"), reply_to=message)
 

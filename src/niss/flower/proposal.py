@@ -3,6 +3,10 @@
 The proposal says who the server is, who holds the beacon, and what is planned. A client checks it against its own
 limits, keeps it, and holds the server to it for the rest of the run. The enrolment gives the server the client's
 identity and one-time keys, and says what the client does not take on trust.
+
+    proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
+               participants, prekeys, tracker
+    enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
 """
 
 from __future__ import annotations
@@ -140,6 +144,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
 
 
 def _read_plan(values: dict[str, Any]) -> Plan:
+    """The plan that `plan_values` wrote; a server may have made up any other."""
     if set(values) != set(_PLAN_FIELDS):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     try:
@@ -184,6 +189,7 @@ class Enrolment:
             check_prekey(prekey, self.identity)
 
     def to_bytes(self) -> bytes:
+        """The enrolment as it travels."""
         values = {
             "identity": self.identity.hex(),
             "prekeys": [key.hex() for key in self._encoded_prekeys()],
@@ -218,6 +224,7 @@ class Enrolment:
         return [SignedPrekey(one.number, one.public, one.signature).encode() for one in self.prekeys]
 
     def _signed_part(self, proposal: Proposal) -> bytes:
+        """Run, chain, identity, keys and pins, each after its length, so that no two enrolments read alike."""
         names = [name.encode() for name in self.pinned]
         return length_prefixed(
             proposal.run,

@@ -258,6 +258,7 @@ class Session:
         self.leave_out(member.node, reason)
 
     def _hand_over(self, message: Message) -> None:
+        """Give a client's message to the protocol's server, which checks it."""
         if isinstance(message, Upload):
             self._server.take_upload(message)
         elif isinstance(message, Verdict):

@@ -7,6 +7,9 @@ depend on the Context. There everything is on disk before anything is sent, and 
     identity.key   the identity, as `niss keys new` makes it; made at first use where there is none
     notes          the `ClientState`: protocol memory with its one-time keys, and what was agreed to; mode 0600
     ledger.jsonl   what was spent, in every run, against one budget
+
+A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
+marginal view, and the number of charges.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class ClientState:
     steps: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> SecretBytes:
+        """The state as it is kept: JSON, with bytes in base64."""
         values = {
             "version": 1,
             "memory": None if self.memory is None else base64.b64encode(self.memory).decode(),
@@ -119,7 +123,11 @@ class StateStore(ABC):
 
 
 class ContextStore(StateStore):
-    """Keeps everything in the Context of a run: all there is in a simulation, and gone with the run."""
+    """Keeps everything in the Context of a run: all there is in a simulation, and gone with the run.
+
+    spent   ledger of this one client
+    budget  what the first charge was made against; None before it
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -240,6 +248,7 @@ class _FolderLedger:
             ledger.charge(number, 0, mus, {**basis, "run": self.run, "round": round, "attempt": attempt})
 
     def _open(self) -> LedgerFile:
+        """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
         if self.path.exists():
             return LedgerFile.open(self.path)
         return LedgerFile.create(

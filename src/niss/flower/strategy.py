@@ -6,6 +6,9 @@ The wrapped strategy still samples nodes, configures training and evaluation, an
 round: the global weights plus the mean of the clipped updates, with the weight of one example. Updates weigh the same;
 how many examples a client has stays with it.
 
+Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys; in
+mode `repair` there are two more a round. What a client must trust, and can pin, is in `niss.flower.limits`.
+
 A round: Flower calls `configure_train`, which enrols whoever is new and opens the round; sends the messages; and calls
 `aggregate_train` with the replies, which sums the uploads, repairs what was lost, charges the account and hands the
 mean to the wrapped strategy.
@@ -20,7 +23,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -230,7 +232,7 @@ class NissStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy does."""
+        """As the wrapped strategy does; that metrics will travel unprotected is noted for the statement."""
         messages = list(self.inner.configure_evaluate(server_round, arrays, config, grid))
         self.account.evaluations += len(messages)
         return messages
@@ -240,7 +242,7 @@ class NissStrategy(Strategy):
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Log the settings of both."""
+        """Log the settings of both strategies, as Flower does before the first round."""
         plan = self.plan
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
         LOG.info("\t│\t├── target: epsilon %s, delta %g, %s", plan.epsilon, plan.delta, plan.relation)
@@ -285,6 +287,7 @@ class NissStrategy(Strategy):
                 self.session.leave_out(node, f"did not join: {why}")
 
     def _send(self, requests: dict[int, Request]) -> Replies:
+        """Exchange messages outside of Flower's own round, through the grid that the round was configured with."""
         return send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
 
     def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies) -> Message:
@@ -298,6 +301,7 @@ class NissStrategy(Strategy):
         return Message(content, reply_to=self._sent[0])
 
     def _log(self, report: RoundReport) -> None:
+        """One line for the round, and one for each upload that is not in the sum."""
         LOG.info(
             "niss: %d of %d uploads summed, noise deviation %.3g a coordinate",
             report.survivors,
@@ -318,10 +322,14 @@ class NissStrategy(Strategy):
         if self._report is None:
             return
         report = self.account.to_json(self.session)
+        metrics = {
+            "train": result.train_metrics_clientapp,
+            "evaluate": result.evaluate_metrics_clientapp,
+            "server": result.evaluate_metrics_serverapp,
+        }
         report["metrics"] = {
-            "train": _plain(result.train_metrics_clientapp),
-            "evaluate": _plain(result.evaluate_metrics_clientapp),
-            "server": _plain(result.evaluate_metrics_serverapp),
+            name: {str(number): dict(record) for number, record in records.items()}
+            for name, records in metrics.items()
         }
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
 
@@ -354,7 +362,3 @@ def _mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
         if len(numbers) == len(values):
             means[name] = math.fsum(numbers) / len(numbers)
     return MetricRecord(means)
-
-
-def _plain(metrics: dict[int, MetricRecord]) -> dict[str, dict[str, Any]]:
-    return {str(number): dict(record) for number, record in metrics.items()}

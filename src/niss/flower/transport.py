@@ -62,6 +62,7 @@ class Request:
     run: bytes = b""
 
     def to_record(self) -> ConfigRecord:
+        """The record `niss` of a message to a client."""
         return ConfigRecord(
             {"stage": self.stage.value, "body": self.body, "after": self.after, "run": self.run}
         )
@@ -86,6 +87,7 @@ class Reply:
     metrics: MetricRecord | None = None
 
     def to_content(self) -> RecordDict:
+        """The content of a message to the server."""
         # An array rather than plain bytes: Flower cuts large arrays into pieces, not large bytes.
         body = Array(np.frombuffer(self.body, dtype=np.uint8))
         content = RecordDict({RECORD: ConfigRecord({"step": self.step}), UPLOAD: ArrayRecord({"body": body})})

@@ -1,6 +1,7 @@
 """A whole federation on this machine: tracker, SuperLink and SuperNodes, with TLS and everyone's keys pinned.
 
-Everything is made in one folder:
+The processes and their options are those that several machines would have (`docs/guides/flower.md`), on ports of the
+loopback interface that were free a moment ago. Everything is made in one folder:
 
     keys/           TLS certificates, the server's identity, and the keys by which SuperNodes authenticate themselves
     nodes/N/        state folder of node N: identity, protocol memory and ledger
@@ -58,7 +59,19 @@ class Settings:
 
 
 class Deployment:
-    """A federation that is up inside a `with` block; all its processes are ended when the block is left."""
+    """A federation that is up inside a `with` block; all its processes are ended when the block is left.
+
+    Entering the block makes the keys, then starts the tracker, the SuperLink and the nodes, and waits for the first two
+    to answer. Raises `NissError`, with the end of its output, where one of them does not come up.
+
+    folder       where everything is made
+    home         Flower's own folder in it
+    environment  what every process is started with
+    processes    all that were started, to be stopped or killed one by one
+    nodes        the SuperNodes by number
+    tracker      the tracker's process, where there is one
+    server_key   public key of the server, in hex
+    """
 
     def __init__(
         self, folder: Path, settings: Settings, *, say: Callable[[str], None] = lambda _line: None
@@ -112,6 +125,7 @@ class Deployment:
 
     @property
     def tracker_address(self) -> str:
+        """The tracker's URL, for the server and for the nodes."""
         scheme = "http" if self.certificates is None else "https"
         return f"{scheme}://127.0.0.1:{self.tracker_port}"
 
@@ -175,7 +189,7 @@ class Deployment:
                 "init-args-num-cpus": 1,
             }
             command += ["--federation-config", _toml_pairs(federation)]
-        return str(self._ask_flower(command, "cannot start the run", lambda answer: answer["run-id"]))
+        return self._ask_flower(command, "cannot start the run", lambda answer: answer["run-id"])
 
     def status(self, run: str) -> str:
         """The status of a run in Flower's words, for example `finished:completed`.
@@ -183,11 +197,7 @@ class Deployment:
         `flwr run` exits with 0 even where a run failed, so this is the only way to know.
         """
         command = ["flwr", "ls", NAME, "--run-id", run, "--format", "json"]
-        return str(
-            self._ask_flower(
-                command, "cannot read the status of the run", lambda answer: answer["runs"][0]["status"]
-            )
-        )
+        return self._ask_flower(command, "cannot read its status", lambda answer: answer["runs"][0]["status"])
 
     def stream(self, run: str, show: Callable[[str], None]) -> None:
         """Call `show` with each line of a run's log until the run ends."""
@@ -209,16 +219,16 @@ class Deployment:
         )
         return done.stdout + done.stderr
 
-    def _ask_flower(self, command: list[str], failure: str, pick: Callable[[dict[str, Any]], Any]) -> Any:
-        """What `pick` takes from the JSON that a command of Flower's prints, which warnings may precede."""
+    def _ask_flower(self, command: list[str], failure: str, pick: Callable[[dict[str, Any]], Any]) -> str:
+        """What `pick` takes from the JSON that a command of Flower's prints; warnings may stand before the JSON."""
         answer = self.flwr(command)
         try:
-            return pick(json.loads(answer[answer.index("{") :]))
+            return str(pick(json.loads(answer[answer.index("{") :])))
         except (ValueError, KeyError, IndexError):
             raise NissError(f"{failure}:\n{answer}") from None
 
     def _make_keys(self) -> None:
-        """Certificates, identities, the coalition file, and where `flwr` finds the SuperLink."""
+        """Write certificates, identities, the coalition file, and where `flwr` finds the SuperLink."""
         trust = "insecure = true"
         if self.settings.tls:
             self.certificates = make_certificates(self._keys, datetime.datetime.now(datetime.UTC))
@@ -236,6 +246,7 @@ class Deployment:
         )
 
     def _node_config(self, number: int) -> str:
+        """The node configuration: which part of the data it has, and what it pins (`niss.flower.Limits`)."""
         values: dict[str, Any] = {
             "partition-id": number,
             "num-partitions": self.settings.nodes,
@@ -259,6 +270,7 @@ class Deployment:
         return ["--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key]
 
     def _start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens; apps may not install packages."""
         command: list[str | Path] = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--disable-runtime-dependency-installation", *self._tls_options()]
         command += ["--simulation"] if self.settings.simulated else []

@@ -41,6 +41,7 @@ class Started:
 
     @property
     def running(self) -> bool:
+        """Whether the process itself has not ended; its descendants may outlive it."""
         return self.process.poll() is None
 
     def require_running(self) -> None:
@@ -69,7 +70,8 @@ class Started:
 class Processes:
     """Starts processes; leaving the `with` block, for whatever reason, ends all of them and their children.
 
-    On systems without /proc the marks cannot be read, and only the process groups are ended.
+    All are asked first (SIGTERM), the last one started before the others, and after ten seconds made to (SIGKILL). On
+    systems without /proc the marks cannot be read, and only the process groups are ended.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
@@ -78,7 +80,7 @@ class Processes:
         self.started: list[Started] = []
 
     def start(self, name: str, command: Sequence[str | Path]) -> Started:
-        """Start a process whose output is appended to `NAME.log`."""
+        """Start a process with nothing on its standard input, whose output is appended to `NAME.log`."""
         log, mark = self._logs / f"{name}.log", uuid4().hex
         with log.open("ab") as output:
             process = subprocess.Popen(
