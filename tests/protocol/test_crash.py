@@ -17,7 +17,7 @@ import pytest
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import client as client_module
-from niss.protocol import noise as noise_module
+from niss.protocol import shares as shares_module
 from niss.protocol.agreement import agree, survivors_hash
 from niss.protocol.messages import RoundOpen
 from niss.protocol.server import Outcome
@@ -75,9 +75,9 @@ class Watched:
 
     def _watch_seeds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Notes the seeds that go into each upload the victim works on, finished or not."""
-        masked, derive = client_module.masked_upload, noise_module.derive_seed
+        masked, derive = client_module.masked_upload, shares_module.derive_seed
 
-        def noted(ties: noise_module.Ties, *rest: Any) -> Any:
+        def noted(ties: shares_module.PairSecrets, *rest: Any) -> Any:
             if ties.seat != VICTIM:
                 return masked(ties, *rest)
             self.seeds.append(set())
@@ -94,7 +94,7 @@ class Watched:
             return seed
 
         monkeypatch.setattr(client_module, "masked_upload", noted)
-        monkeypatch.setattr(noise_module, "derive_seed", derived)
+        monkeypatch.setattr(shares_module, "derive_seed", derived)
 
     def ask(self, kind: str, call: Callable[[Any], Any], times: int = 2) -> Any:
         """Ask the victim, and after a crash or a lost answer ask the restarted one again."""

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.derive import RoundContext, derive_seed, expand, pair_secret
-from niss.protocol.encoding import length_prefixed
-from niss.protocol.prekeys import x25519_public
-from niss.protocol.secret import SecretBytes
+from niss.protocol.agreement import RoundContext
+from niss.protocol.keys import x25519_public
+from niss.protocol.secret import SecretBytes, length_prefixed
+from niss.protocol.shares import derive_seed, expand, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 
 ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))

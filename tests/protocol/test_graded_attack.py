@@ -21,7 +21,7 @@ from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.client import Client
 from niss.protocol.messages import RevealRequest, SealedPiece, SurvivorClaim, Verdict
-from niss.protocol.rebuild import rebuild
+from niss.protocol.server import rebuild
 from niss.protocol.shamir import Piece
 from niss.protocol.table import ClientState
 from niss.protocol.wire import signed_part

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
-from niss.protocol import keyfile
 from niss.protocol.keyfile import create_keyfile, default_keyfile, load_identity, load_keyfile
-from niss.protocol.keys import Identity
-from niss.protocol.prekeys import PrekeyStore
+from niss.protocol.keys import Identity, PrekeyStore
 from support.fixed_entropy import FixedEntropy
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes mean this on POSIX only")
@@ -80,7 +78,7 @@ def test_it_has_its_mode_before_its_first_byte(path: Path, monkeypatch: pytest.M
 
     before = os.umask(0)
     try:
-        monkeypatch.setattr(keyfile.os, "open", watched)
+        monkeypatch.setattr(os, "open", watched)
         create_keyfile(path, IDENTITY).save()
     finally:
         os.umask(before)
@@ -168,7 +166,7 @@ def test_a_failed_update_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((Path, "replace") if failing == "replace" else (keyfile.os, "fsync")), broken)
+        patch.setattr(*((Path, "replace") if failing == "replace" else (os, "fsync")), broken)
         with pytest.raises(ConfigError, match="No space left"):
             made.save()
     assert path.read_bytes() == before
@@ -182,7 +180,7 @@ def test_a_failed_creation_leaves_nothing(path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(keyfile.os, "fsync", broken)
+        patch.setattr(os, "fsync", broken)
         with pytest.raises(ConfigError, match="No space left"):
             create_keyfile(path, IDENTITY)
     assert not path.exists()
@@ -198,7 +196,7 @@ def test_file_and_folder_are_synced(path: Path, monkeypatch: pytest.MonkeyPatch)
         kinds.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
         synced(descriptor)
 
-    monkeypatch.setattr(keyfile.os, "fsync", watched)
+    monkeypatch.setattr(os, "fsync", watched)
     made = create_keyfile(path, IDENTITY)
     assert kinds == [False, True]
     made.save()

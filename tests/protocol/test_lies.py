@@ -10,6 +10,7 @@ import pytest
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree, survivors_hash
+from niss.protocol.keys import _prekey_statement as signed_prekey
 from niss.protocol.messages import (
     Participant,
     Prekey,
@@ -23,7 +24,6 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.prekeys import _signed as signed_prekey
 from niss.protocol.wire import signed_part
 from support.protocol_round import Federation, carried, resigned
 

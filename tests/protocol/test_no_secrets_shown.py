@@ -17,7 +17,7 @@ import pytest
 
 from niss.errors import LocalProtocolError, NissError
 from niss.protocol import client as client_module
-from niss.protocol import noise as noise_module
+from niss.protocol import shares as shares_module
 from niss.protocol.client import Client
 from niss.protocol.memory import dump, restore
 from niss.protocol.messages import SealedPiece
@@ -77,8 +77,15 @@ class Story:
 
             return wrapped
 
-        for name in ("derive_seed", "pair_secret", "draw"):
-            monkeypatch.setattr(noise_module, name, noting(getattr(noise_module, name)))
+        for name in ("derive_seed", "pair_secret"):
+            monkeypatch.setattr(shares_module, name, noting(getattr(shares_module, name)))
+        split = shares_module.split
+
+        def noted(mask: bytes, *rest: Any) -> Any:
+            self.secrets.append(bytes(mask))
+            return split(mask, *rest)
+
+        monkeypatch.setattr(shares_module, "split", noted)
 
 
 @pytest.fixture
@@ -198,7 +205,7 @@ def test_a_piece_that_does_not_open_shows_nothing_of_the_key(story: Story) -> No
     agreed, current = story.seat.client._current(story.claim.context)
     private = story.seat.client._prekeys.private(current.prekey)
     with pytest.raises(NissError) as caught:
-        noise_module.open_piece(noise_module.Ties(agreed, 0, private), sealed, 1)
+        shares_module.open_piece(shares_module.PairSecrets(agreed, 0, private), sealed, 1)
     whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = "".join(traceback.StackSummary.from_list(list(whole.stack)[1:]).format())
     assert "hidden" in text

@@ -111,7 +111,7 @@ def test_a_refused_charge_means_no_upload_and_no_second_try() -> None:
     ("change", "message"),
     [
         ({"clip": 11.0}, "clip of 11"),
-        ({"attempt": 3}, "only 3 allowed"),
+        ({"attempt": 3}, "allows only 3"),
     ],
 )
 def test_terms_below_the_clients_own_are_refused(change: dict[str, float], message: str) -> None:
@@ -190,7 +190,7 @@ def test_a_late_upload_of_a_client_declared_dropped_is_discarded() -> None:
     federation.upload(opened, updates, absent=(3,))
     late = federation.clients[3].upload(opened, updates[3], federation.entropy)
     claim = carried(federation.server.claim_survivors())
-    with pytest.raises(RemoteProtocolError, match="does not follow"):
+    with pytest.raises(RemoteProtocolError, match="is not allowed"):
         federation.server.take_upload(late)
     with pytest.raises(RemoteProtocolError, match="though it uploaded"):
         federation.clients[3].judge(claim)

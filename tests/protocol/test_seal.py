@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.seal import LONGEST_PLAINTEXT, OVERHEAD_BYTES, open_sealed, seal
 from niss.protocol.secret import SecretBytes
+from niss.protocol.shares import LONGEST_PLAINTEXT, OVERHEAD_BYTES, open_sealed, seal
 from support.fixed_entropy import FixedEntropy, context
 
 SHARED = SecretBytes(range(32))

@@ -17,13 +17,11 @@ from pathlib import Path
 import pytest
 
 from niss.errors import NissError
-from niss.protocol.derive import derive_seed, pair_secret
 from niss.protocol.keyfile import create_keyfile, load_keyfile
-from niss.protocol.keys import Identity
-from niss.protocol.prekeys import PrekeyStore, x25519_public
-from niss.protocol.seal import open_sealed, seal
+from niss.protocol.keys import Identity, PrekeyStore, x25519_public
 from niss.protocol.secret import Secret, SecretBytes
 from niss.protocol.shamir import Piece, combine, commit, split
+from niss.protocol.shares import derive_seed, open_sealed, pair_secret, seal
 from support.fixed_entropy import FixedEntropy, context
 
 SECRET = SecretBytes(FixedEntropy("secret")(32))

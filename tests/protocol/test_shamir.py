@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.encoding import length_prefixed
-from niss.protocol.secret import SecretBytes
+from niss.protocol.secret import SecretBytes, length_prefixed
 from niss.protocol.shamir import PRIME, Piece, check_commitment, combine, commit, split
 from support.fixed_entropy import FixedEntropy
 
@@ -152,7 +151,7 @@ def test_duplicates_and_too_few_are_refused() -> None:
     made = pieces()
     with pytest.raises(RemoteProtocolError, match="same index"):
         combine([made[0], made[1], made[0]], 3)
-    with pytest.raises(LocalProtocolError, match="2 pieces cannot give what takes 3"):
+    with pytest.raises(LocalProtocolError, match="2 pieces are too few: the secret needs 3"):
         combine(made[:2], 3)
     with pytest.raises(LocalProtocolError):
         combine([], 2)

@@ -1,5 +1,105 @@
 """The protocol: who may say what to whom, and the keys, seals and pieces it rests on.
 
-No sockets, no clock, no hidden randomness: entropy comes in as an argument, and of these files only
-`keyfile` and `coalition_file` touch the disk.
+A round of `Client` and `Server` machines, joined by whatever carries bytes:
+
+    RoundOpen -> Upload -> SurvivorClaim -> Verdict -> RevealRequest -> Reveal        (`messages`, `table`)
+
+`agree` derives graph and seeds' context from what was opened, `shares` the noise that both ends of an edge know,
+`encode` and `decode` put messages on the wire. No sockets, no clock, no hidden randomness: entropy comes in as an
+argument, and of these files only `keyfile` and `coalition_file` touch the disk.
+
+The names below are the face of this room. Each is imported on first use, so that a command that only reads a key file
+does not load numpy.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from niss.protocol.agreement import Agreed as Agreed
+    from niss.protocol.agreement import agree as agree
+    from niss.protocol.agreement import draw_graph as draw_graph
+    from niss.protocol.agreement import participants_hash as participants_hash
+    from niss.protocol.agreement import terms_hash as terms_hash
+    from niss.protocol.beacon import LINKS_PER_ROUND as LINKS_PER_ROUND
+    from niss.protocol.beacon import BeaconChain as BeaconChain
+    from niss.protocol.beacon import link_of as link_of
+    from niss.protocol.client import Client as Client
+    from niss.protocol.client import Policy as Policy
+    from niss.protocol.coalition_file import Coalition as Coalition
+    from niss.protocol.coalition_file import load_coalition as load_coalition
+    from niss.protocol.keyfile import create_keyfile as create_keyfile
+    from niss.protocol.keyfile import default_keyfile as default_keyfile
+    from niss.protocol.keyfile import load_identity as load_identity
+    from niss.protocol.keys import PUBLIC_BYTES as PUBLIC_BYTES
+    from niss.protocol.keys import SIGNATURE_BYTES as SIGNATURE_BYTES
+    from niss.protocol.keys import Identity as Identity
+    from niss.protocol.keys import PrekeyStore as PrekeyStore
+    from niss.protocol.keys import SignedPrekey as SignedPrekey
+    from niss.protocol.keys import check_prekey as check_prekey
+    from niss.protocol.keys import check_public as check_public
+    from niss.protocol.keys import fingerprint as fingerprint
+    from niss.protocol.keys import verify as verify
+    from niss.protocol.messages import MODES as MODES
+    from niss.protocol.messages import Beacon as Beacon
+    from niss.protocol.messages import Message as Message
+    from niss.protocol.messages import Participant as Participant
+    from niss.protocol.messages import Prekey as Prekey
+    from niss.protocol.messages import Refusal as Refusal
+    from niss.protocol.messages import Reveal as Reveal
+    from niss.protocol.messages import RevealRequest as RevealRequest
+    from niss.protocol.messages import RoundOpen as RoundOpen
+    from niss.protocol.messages import SealedPiece as SealedPiece
+    from niss.protocol.messages import SurvivorClaim as SurvivorClaim
+    from niss.protocol.messages import Terms as Terms
+    from niss.protocol.messages import Upload as Upload
+    from niss.protocol.messages import Verdict as Verdict
+    from niss.protocol.packing import unpack as unpack
+    from niss.protocol.secret import LARGEST_UINT64 as LARGEST_UINT64
+    from niss.protocol.secret import Entropy as Entropy
+    from niss.protocol.secret import SecretBytes as SecretBytes
+    from niss.protocol.secret import draw as draw
+    from niss.protocol.secret import length_prefixed as length_prefixed
+    from niss.protocol.secret import uint64 as uint64
+    from niss.protocol.server import Outcome as Outcome
+    from niss.protocol.server import Server as Server
+    from niss.protocol.shamir import Piece as Piece
+    from niss.protocol.shamir import check_commitment as check_commitment
+    from niss.protocol.shamir import combine as combine
+    from niss.protocol.wire import Limits as Limits
+    from niss.protocol.wire import decode as decode
+    from niss.protocol.wire import encode as encode
+    from niss.protocol.wire import signed_part as signed_part
+
+_NAMES = {
+    "agreement": "Agreed agree draw_graph participants_hash terms_hash",
+    "beacon": "LINKS_PER_ROUND BeaconChain link_of",
+    "client": "Client Policy",
+    "coalition_file": "Coalition load_coalition",
+    "keyfile": "create_keyfile default_keyfile load_identity",
+    "keys": "PUBLIC_BYTES SIGNATURE_BYTES Identity PrekeyStore SignedPrekey check_prekey "
+    "check_public fingerprint verify",
+    "messages": "MODES Beacon Message Participant Prekey Refusal Reveal "
+    "RevealRequest RoundOpen SealedPiece SurvivorClaim Terms Upload Verdict",
+    "packing": "unpack",
+    "secret": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",
+    "server": "Outcome Server",
+    "shamir": "Piece check_commitment combine",
+    "wire": "Limits decode encode signed_part",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # For a type checker an unknown name stays an error.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'niss.protocol' has no attribute {name!r}")
+        value = getattr(import_module(f"niss.protocol.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

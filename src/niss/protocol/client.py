@@ -4,6 +4,8 @@ Guarantees, as long as the driver keeps what `persist` is given and `charge` is 
 - nothing is uploaded before its worst case is charged, and no attempt of a round is answered twice;
 - a client signs one survivor set a round, and gives for each neighbour the edge or the piece, never both;
 - the seeds of a round follow from one-time keys that are erased when the client is done with it.
+
+Whatever server, tracker or another client got wrong is a `RemoteProtocolError`, and leaves the client as it was.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
 from niss.protocol.beacon import link_of, verify_beacon
-from niss.protocol.directory import check_prekey, published
-from niss.protocol.keys import Identity, verify
+from niss.protocol.keys import Identity, PrekeyStore, check_prekey, published, verify
 from niss.protocol.memory import CurrentRound, Memory, dump, restore
 from niss.protocol.messages import (
     MODES,
@@ -35,14 +36,13 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.noise import Ties, masked_upload, open_piece, round_update, self_mask_pieces
 from niss.protocol.packing import pack
-from niss.protocol.prekeys import PrekeyStore
 from niss.protocol.secret import Entropy, SecretBytes
+from niss.protocol.shares import PairSecrets, masked_upload, open_piece, round_update, self_mask_pieces
 from niss.protocol.table import client_step
 from niss.protocol.wire import decode, encode, signed_part
 
-Said = TypeVar("Said", Upload, Verdict, Reveal)
+Answer = TypeVar("Answer", Upload, Verdict, Reveal)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,15 @@ class Policy:
 
 
 class Client:
-    """One client of a run, over all its rounds."""
+    """One client of a run, over all its rounds.
+
+    identity    signs what it sends
+    policy      what it insists on
+    assess      the worst-case mu of a round, given that many colluders
+    charge      books that mu, durably, before the upload leaves; raises if the budget does not allow it
+    persist     writes the client's memory, durably, before any message leaves; the bytes are secret
+    kept        what `persist` was last given, to go on after a restart
+    """
 
     def __init__(
         self,
@@ -95,22 +103,28 @@ class Client:
 
     @property
     def public(self) -> bytes:
+        """The public half of the identity."""
         return self._identity.public
 
     def enrol(self, count: int, entropy: Entropy) -> tuple[Prekey, ...]:
-        """Fresh signed prekeys to hand to the tracker or the server."""
+        """`count` fresh signed prekeys to hand to the tracker or the server."""
         fresh = self._prekeys.batch(count, self._identity, entropy)
         self._remember()
         return published(fresh)
 
     def upload(self, opened: RoundOpen, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
-        """Answer a round: check everything, charge its worst case, then hide the update and send it."""
+        """Answer a round: check everything, charge its worst case, then hide the update and send it.
+
+        `update` is x_k, one number a coordinate, clipped here; `entropy` gives residual noise, the self-mask and the
+        coins of rounding. Once the memory is persisted this attempt is used up, even if the charge then fails.
+        """
         agreed, seat = self._check_round(opened)
         terms = agreed.terms
         if update.shape != (terms.coordinates,):
-            raise LocalProtocolError(f"an update of shape {update.shape} for {terms.coordinates} coordinates")
-        size = len(agreed.participants)
-        clipped = clip_l2(update.astype(np.float64), terms.clip) / size
+            raise LocalProtocolError(
+                f"the update has shape {update.shape}, but the round has {terms.coordinates} coordinates"
+            )
+        clipped = clip_l2(update.astype(np.float64), terms.clip) / len(agreed.participants)
         steps = round_update(agreed, clipped, entropy)
         mu = self._assess(agreed, self.policy.colluders)
         if not mu <= self.policy.mu:
@@ -120,8 +134,8 @@ class Client:
             )
         following = client_step(self._memory.state, "RoundOpen")
         own = agreed.participants[seat].prekey.number
-        ties = Ties(agreed, seat, self._prekeys.private(own))
-        ties.check_neighbours()
+        secrets = PairSecrets(agreed, seat, self._prekeys.private(own))
+        secrets.check_neighbours()
         self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
@@ -134,37 +148,43 @@ class Client:
         pieces: tuple[SealedPiece, ...] = ()
         mask: SecretBytes | None = None
         if terms.mode == "repair":
-            commitment, pieces, mask = self_mask_pieces(ties, entropy)
-        vector = masked_upload(ties, steps, mask, entropy)
-        message = Upload(
-            agreed.digest, seat, pack(vector, terms.modulus_bits), published(fresh), commitment, pieces
-        )
+            commitment, pieces, mask = self_mask_pieces(secrets, entropy)
+        vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
+        message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces)
         return self._signed("upload", message)
 
     def judge(self, claim: SurvivorClaim) -> Verdict:
-        """Agree to a survivor set that has this client in it and stays within what it may have to reveal."""
+        """Agree to a survivor set that has this client in it and stays within what it may have to reveal.
+
+        The same claim again gets the same verdict; another one is refused for the rest of the round.
+        """
         agreed, current = self._current(claim.context)
         verify(self.policy.server, "claim", signed_part(claim), claim.signature)
         following = client_step(self._memory.state, "SurvivorClaim")
         self._check_survivors(agreed, current.seat, claim.survivors)
         judged = survivors_hash(agreed.digest, claim.survivors)
         if current.verdict not in (None, judged):
-            raise RemoteProtocolError("another survivor set was agreed to in this round")
+            raise RemoteProtocolError("this client agreed to another survivor set in this round")
         current.verdict = judged
         self._memory.state = following
         self._remember()
         return self._signed("verdict", Verdict(agreed.digest, current.seat, current.verdict))
 
     def reveal(self, request: RevealRequest) -> Reveal:
-        """Give edges of dropped neighbours and pieces of surviving ones, each against a quorum of verdicts."""
+        """Give edges of dropped neighbours and pieces of surviving ones, each against a quorum of verdicts.
+
+        What is given is remembered before its secrets are derived; the request repeated gets the same answer.
+        """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
         following = client_step(self._memory.state, "RevealRequest")
         agreed_set = survivors_hash(agreed.digest, request.survivors)
         if agreed_set != current.verdict:
-            raise RemoteProtocolError("asked to reveal for another survivor set than the one agreed to")
+            raise RemoteProtocolError(
+                "the server asks to reveal for another survivor set than this client agreed to"
+            )
         signers = self._signers(agreed, request, agreed_set)
-        ties = Ties(agreed, current.seat, self._prekeys.private(current.prekey))
+        secrets = PairSecrets(agreed, current.seat, self._prekeys.private(current.prekey))
         sealed = {piece.seat: piece for piece in request.pieces}
         edges, pieces = self._choose(agreed, current, set(request.survivors), signers, set(sealed))
         self._memory.state = following
@@ -173,49 +193,43 @@ class Client:
         message = Reveal(
             agreed.digest,
             current.seat,
-            tuple(edge for other in edges for edge in self._edges_with(ties, other)),
-            tuple(piece for other in pieces for piece in self._piece_of(ties, sealed[other])),
+            tuple(edge for other in edges for edge in self._edges_with(secrets, other)),
+            tuple(piece for other in pieces for piece in self._piece_of(secrets, sealed[other])),
         )
         return self._signed("reveal", message)
 
-    def _choose(
-        self, agreed: Agreed, current: CurrentRound, survivors: set[int], signers: set[int], sealed: set[int]
-    ) -> tuple[list[int], list[int]]:
-        """The neighbours whose edges, and those whose pieces, are given: where a quorum agrees on which."""
-        edges, pieces = [], []
-        for other in agreed.neighbours(current.seat):
-            if len(signers & set(agreed.neighbours(other))) < agreed.quorum(other):
-                continue
-            if other not in survivors:
-                self._give(current, other, "edge")
-                edges.append(other)
-            elif other in sealed:
-                self._give(current, other, "piece")
-                pieces.append(other)
-        return edges, pieces
+    def close_round(self) -> None:
+        """The repair window is over: erase the round's prekey, so that its seeds cannot be derived again."""
+        self._forget_prekey()
+        self._memory.current = None
+        self._remember()
 
     def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
-        """Everything a lying server, tracker or relay could have got wrong."""
+        """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat."""
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
         if self._memory.answered(terms.run, terms.round, terms.attempt):
             raise RemoteProtocolError(f"round {terms.round}, attempt {terms.attempt} was answered before")
         if terms.attempt >= policy.attempts:
-            raise RemoteProtocolError(f"attempt {terms.attempt} of a round, only {policy.attempts} allowed")
+            raise RemoteProtocolError(
+                f"attempt {terms.attempt} of a round; this client allows only {policy.attempts}, counted from 0"
+            )
         if terms.mode not in policy.modes:
             raise RemoteProtocolError(f"mode {terms.mode!r} is not accepted by this client")
         if terms.clip > policy.clip:
-            raise RemoteProtocolError(f"a clip of {terms.clip:g}, at most {policy.clip:g} accepted")
+            raise RemoteProtocolError(
+                f"the clip of {terms.clip:g} exceeds the {policy.clip:g} this client accepts"
+            )
         size = len(opened.participants)
         if size < policy.participants:
             raise RemoteProtocolError(
-                f"{size} participants, at least {policy.participants} wanted against {policy.colluders} colluders"
+                f"the round has {size} participants; this client requires at least {policy.participants} "
+                f"to withstand {policy.colluders} colluders"
             )
         seat = self._find_seat(opened)
-        commitment = participants_hash(opened.participants) + terms_hash(terms)
         verify_beacon(
             opened.beacon,
-            commitment,
+            participants_hash(opened.participants) + terms_hash(terms),
             expected=link_of(terms.round, terms.attempt),
             anchor=policy.anchor,
             holder=policy.holder,
@@ -231,6 +245,7 @@ class Client:
         return agreed, seat
 
     def _find_seat(self, opened: RoundOpen) -> int:
+        """Where this client sits, in a list without strangers and with a prekey of its own that is still unused."""
         identities = [one.identity for one in opened.participants]
         if len(set(identities)) != len(identities):
             raise RemoteProtocolError("a participant is listed twice")
@@ -257,61 +272,75 @@ class Client:
             raise RemoteProtocolError(f"{len(lost)} clients dropped, at most {terms.dropped} can be repaired")
         mine = len(lost & set(agreed.neighbours(seat)))
         if mine > terms.revealed:
-            raise RemoteProtocolError(f"{mine} edges to reveal, at most {terms.revealed} agreed to")
+            raise RemoteProtocolError(f"{mine} edges to reveal, at most {terms.revealed} were agreed on")
 
     def _signers(self, agreed: Agreed, request: RevealRequest, agreed_set: bytes) -> set[int]:
         """The seats whose valid, identical verdicts the request carries."""
         signers = set()
         for verdict in request.verdicts:
             if verdict.context != agreed.digest or verdict.survivors_hash != agreed_set:
-                raise RemoteProtocolError("a verdict of another round or another survivor set")
+                raise RemoteProtocolError("a verdict is for another round or another survivor set")
             if not 0 <= verdict.seat < len(agreed.participants):
-                raise RemoteProtocolError("a verdict from no seat of this round")
+                raise RemoteProtocolError("a verdict comes from a seat that this round does not have")
             identity = agreed.participants[verdict.seat].identity
             verify(identity, "verdict", signed_part(verdict), verdict.signature)
             signers.add(verdict.seat)
         return signers
 
-    def _edges_with(self, ties: Ties, other: int) -> list[RevealedEdge]:
-        pairs = [(ties.seat, other), (other, ties.seat)]
+    def _choose(
+        self, agreed: Agreed, current: CurrentRound, survivors: set[int], signers: set[int], sealed: set[int]
+    ) -> tuple[list[int], list[int]]:
+        """The neighbours whose edges, and those whose pieces, are given: where a quorum agrees on which."""
+        edges, pieces = [], []
+        for other in agreed.neighbours(current.seat):
+            if len(signers & set(agreed.neighbours(other))) < agreed.quorum(other):
+                continue
+            if other not in survivors:
+                self._give(current, other, "edge")
+                edges.append(other)
+            elif other in sealed:
+                self._give(current, other, "piece")
+                pieces.append(other)
+        return edges, pieces
+
+    def _give(self, current: CurrentRound, other: int, what: str) -> None:
+        """Note that the edge with, or the piece of, a neighbour is given; refused if the other was given before."""
+        if (before := current.revealed.setdefault(other, what)) != what:
+            raise LocalProtocolError(
+                f"the {before} of seat {other} was already revealed, so its {what} must not be"
+            )
+
+    def _edges_with(self, secrets: PairSecrets, other: int) -> list[RevealedEdge]:
+        pairs = [(secrets.seat, other), (other, secrets.seat)]
         return [
-            RevealedEdge(sender, receiver, bytes(ties.edge_seed(sender, receiver)))
+            RevealedEdge(sender, receiver, bytes(secrets.edge_seed(sender, receiver)))
             for sender, receiver in pairs
-            if ties.agreed.steps_between(sender, receiver)
+            if secrets.agreed.steps_between(sender, receiver)
         ]
 
-    def _piece_of(self, ties: Ties, sealed: SealedPiece) -> list[RevealedPiece]:
+    def _piece_of(self, secrets: PairSecrets, sealed: SealedPiece) -> list[RevealedPiece]:
         """The piece, or none where it does not open: a liar among the neighbours may not silence this client."""
         try:
-            piece = open_piece(ties, sealed, sealed.seat)
+            piece = open_piece(secrets, sealed, sealed.seat)
         except RemoteProtocolError:
             return []
         return [RevealedPiece(sealed.seat, piece.index, bytes(piece.value))]
 
-    def _give(self, current: CurrentRound, other: int, what: str) -> None:
-        if current.given.setdefault(other, what) != what:
-            raise LocalProtocolError(f"the other side of the bargain with seat {other} was given already")
-
     def _current(self, context: bytes) -> tuple[Agreed, CurrentRound]:
+        """The round under way, which must be the one of this context and of mode `repair`."""
         current = self._memory.current
         if current is None:
-            raise RemoteProtocolError("no round is under way for this client")
+            raise RemoteProtocolError("this client is not in a round")
         opened = decode(current.opened)
         if not isinstance(opened, RoundOpen):
-            raise LocalProtocolError("this client's memory is damaged: it holds no round")
+            raise LocalProtocolError("this client's memory is damaged: it does not contain an opened round")
         agreed = agree(opened)
         if agreed.digest != context:
-            raise RemoteProtocolError("a message of another round than the one under way")
+            raise RemoteProtocolError("the message belongs to another round than the one under way")
         if agreed.terms.mode != "repair":
             # Nothing was charged for reveals.
-            raise RemoteProtocolError(f"a repair in a round of mode {agreed.terms.mode!r}")
+            raise RemoteProtocolError(f"a round of mode {agreed.terms.mode!r} is not repaired")
         return agreed, current
-
-    def close_round(self) -> None:
-        """The repair window is over: erase the round's prekey, so that its seeds cannot be derived again."""
-        self._forget_prekey()
-        self._memory.current = None
-        self._remember()
 
     def _forget_prekey(self) -> None:
         current = self._memory.current
@@ -321,5 +350,5 @@ class Client:
     def _remember(self) -> None:
         self._persist(dump(self._memory, self._prekeys.to_bytes()))
 
-    def _signed(self, purpose: str, message: Said) -> Said:
+    def _signed(self, purpose: str, message: Answer) -> Answer:
         return replace(message, signature=self._identity.sign(purpose, signed_part(message)))

@@ -1,8 +1,10 @@
 """The identities a client trusts, pinned in a TOML file, so that nobody can slip in strangers.
 
-[[members]]
-name = "Hospital North"
-identity = "3b6a27bc..."    # from `niss keys show`, hex or base64
+    [[members]]
+    name = "Hospital North"
+    identity = "3b6a27bc..."    # from `niss keys show`, hex or base64
+
+Names and identities are unique; names differ in more than case. Errors name the line, the entry and the field.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Coalition:
-    """Names and identities of those who are trusted; everyone else is a stranger."""
+    """Names and identities of those who are trusted; everyone else is a stranger. `identity in coalition` works."""
 
     members: Mapping[str, bytes]
 
@@ -54,7 +56,10 @@ class Coalition:
 
 
 def load_coalition(path: Path) -> Coalition:
-    """The coalition in a file; refused if everyone on this machine may change it, or anything is amiss."""
+    """The coalition in a file.
+
+    `PrivacyError` if everyone on this machine may change it, `ConfigError` if it cannot be read or is not valid.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -71,27 +76,29 @@ def load_coalition(path: Path) -> Coalition:
             hint="name a TOML file with [[members]], each with a name and an identity",
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text in UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8 text") from None
     return parse_coalition(text, where=str(path))
 
 
 def parse_coalition(text: str, *, where: str = "coalition") -> Coalition:
-    """The coalition in the text of such a file; what is wrong is named by line and field."""
+    """The coalition in the text of such a file; `where` names the text in errors (`ConfigError`)."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"no valid TOML: {error}", field=where) from None
+        raise ConfigError(f"not valid TOML: {error}", field=where) from None
     entries = content.pop("members", None)
     if content:
         raise ConfigError(
             f"unknown entry {next(iter(content))!r}", field=where, hint="only [[members]] belong here"
         )
     if not isinstance(entries, list) or not entries:
-        raise ConfigError("names no members", field=where, hint="add [[members]] with a name and an identity")
-    lines = [text.count("\n", 0, found.start()) + 1 for found in _HEADER.finditer(text)]
+        raise ConfigError(
+            "does not list any members", field=where, hint="add [[members]] with a name and an identity"
+        )
+    lines = [text.count("\n", 0, header.start()) + 1 for header in _HEADER.finditer(text)]
     members: dict[str, bytes] = {}
     names: dict[str, str] = {}
-    places: dict[bytes, str] = {}
+    owners: dict[bytes, str] = {}
     for number, entry in enumerate(entries, start=1):
         # The lines are a help for people: left out where they could be wrong.
         place = f", line {lines[number - 1]}" if len(lines) == len(entries) else ""
@@ -99,28 +106,30 @@ def parse_coalition(text: str, *, where: str = "coalition") -> Coalition:
         name, identity = _member(entry, field)
         folded = name.casefold()
         if folded in names:
-            raise ConfigError(f"{name!r} is already {names[folded]}", field=f"{field}: name")
-        if identity in places:
-            raise ConfigError(f"is already that of {places[identity]}", field=f"{field}: identity")
+            raise ConfigError(f"{name!r} is already taken by {names[folded]}", field=f"{field}: name")
+        if identity in owners:
+            raise ConfigError(f"already belongs to {owners[identity]}", field=f"{field}: identity")
         names[folded] = f"entry {number}"
-        places[identity] = repr(name)
+        owners[identity] = repr(name)
         members[name] = identity
     return Coalition(members)
 
 
 def _member(entry: object, field: str) -> tuple[str, bytes]:
     if not isinstance(entry, dict):
-        raise ConfigError("is no table", field=field, hint="write [[members]], then name and identity")
+        raise ConfigError("must be a table", field=field, hint="write [[members]], then name and identity")
     for key in ("name", "identity"):
         if not isinstance(entry.get(key), str):
-            raise ConfigError("is missing or no text", field=f"{field}: {key}")
+            raise ConfigError("is missing or not a string", field=f"{field}: {key}")
     unknown = set(entry) - {"name", "identity"}
     if unknown:
-        raise ConfigError("is unknown", field=f"{field}: {min(unknown)}", hint="give name and identity only")
+        raise ConfigError(
+            "unknown field", field=f"{field}: {min(unknown)}", hint="give name and identity only"
+        )
     name: str = entry["name"]
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or name != name.strip():
         raise ConfigError(
-            f"must be 1 to {_LONGEST_NAME} printable characters, without spaces around",
+            f"must be 1 to {_LONGEST_NAME} printable characters, without spaces at the ends",
             field=f"{field}: name",
         )
     return name, _identity(entry["identity"], f"{field}: identity")
@@ -135,9 +144,11 @@ def _identity(text: str, field: str) -> bytes:
         try:
             public = base64.b64decode(standard + "=", validate=True)
         except binascii.Error:
-            raise ConfigError("is no valid base64", field=field, hint=hint) from None
+            raise ConfigError("is not valid base64", field=field, hint=hint) from None
     else:
-        raise ConfigError(f"is no public key: {PUBLIC_BYTES} bytes in hex or base64", field=field, hint=hint)
+        raise ConfigError(
+            f"must be a public key: {PUBLIC_BYTES} bytes in hex or base64", field=field, hint=hint
+        )
     try:
         check_public(public)
     except RemoteProtocolError as error:

@@ -1,21 +1,46 @@
-"""Long-lived identities: Ed25519 keys that sign for one purpose at a time."""
+"""The keys of a client: a long-lived identity that signs (Ed25519), and one-time prekeys that agree (X25519).
+
+An identity signs for one purpose at a time: a signature made for an upload verifies as nothing else (RFC 8032, with
+the purpose and a hash of the message under a domain tag). Prekeys are signed by their identity, used in one round and
+erased when it can no longer need them. Once a prekey is erased at both ends, nothing that is still stored can derive
+its round's seeds again (forward secrecy). Numbers are never given twice, not even after all keys were erased.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.encoding import length_prefixed, purpose_bytes
-from niss.protocol.secret import Entropy, Secret, SecretBytes, draw
+from niss.protocol.messages import Prekey
+from niss.protocol.secret import (
+    LARGEST_UINT64,
+    Entropy,
+    Secret,
+    SecretBytes,
+    draw,
+    is_uint64,
+    length_prefixed,
+    purpose_bytes,
+    uint64,
+)
 
 PUBLIC_BYTES = 32
 SECRET_BYTES = 32
 SIGNATURE_BYTES = 64
+LARGEST_BATCH = 2**16
+
 _SIGNATURE_TAG = b"niss.signature.v1"
 _FINGERPRINT_TAG = b"niss.fingerprint.v1"
+_PREKEY_PURPOSE = "prekey"
+_STORE_TAG = b"niss-prekeys/1\n"
+_ENTRY_BYTES = 8 + SECRET_BYTES
 
 _FIELD = 2**255 - 19
 # The y of the points of order 1, 2, 4 and 8. Under such a key, signatures can be made for any message
@@ -32,7 +57,7 @@ _SMALL_ORDER = frozenset(
 
 
 class Identity(Secret):
-    """Who a client is: a long-lived Ed25519 key. It shows its public half only."""
+    """Who a client is: a long-lived Ed25519 key. It shows the fingerprint of its public half only."""
 
     __slots__ = ("_key", "_secret", "public")
 
@@ -48,6 +73,7 @@ class Identity(Secret):
 
     @classmethod
     def generate(cls, entropy: Entropy) -> Identity:
+        """A new identity from 32 bytes of `entropy`."""
         return cls(draw(entropy, SECRET_BYTES))
 
     def sign(self, purpose: str, message: bytes) -> bytes:
@@ -72,7 +98,7 @@ def verify(public: bytes, purpose: str, message: bytes, signature: bytes) -> Non
     except (InvalidSignature, ValueError):
         raise RemoteProtocolError(
             f"the signature for {purpose!r} is not by {fingerprint(public)}",
-            hint="the message was changed on its way, or someone else sent it; do not go on with it",
+            hint="the message was changed in transit, or someone else sent it; do not use it",
         ) from None
 
 
@@ -97,3 +123,150 @@ def fingerprint(public: bytes) -> str:
 def _signed_bytes(purpose: str, message: bytes) -> bytes:
     # The hash of the message: Ed25519 itself would hash a long upload three times, with a slower hash.
     return length_prefixed(_SIGNATURE_TAG, purpose_bytes(purpose), hashlib.sha256(message).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPrekey:
+    """What others see of a prekey: its number, its public key, and its owner's signature over both.
+
+    Sizes are checked when it is made (`RemoteProtocolError`), the signature only by `verify`.
+    """
+
+    id: int
+    public: bytes
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        if not is_uint64(self.id):
+            raise RemoteProtocolError("a prekey's number must fit into 64 bits")
+        if not isinstance(self.public, bytes) or len(self.public) != PUBLIC_BYTES:
+            raise RemoteProtocolError(f"a prekey has {PUBLIC_BYTES} bytes")
+        if not isinstance(self.signature, bytes) or len(self.signature) != SIGNATURE_BYTES:
+            raise RemoteProtocolError(f"a prekey's signature has {SIGNATURE_BYTES} bytes")
+
+    def verify(self, identity_public: bytes) -> None:
+        """Raises `RemoteProtocolError` unless that identity made this prekey."""
+        statement = _prekey_statement(identity_public, self.id, self.public)
+        verify(identity_public, _PREKEY_PURPOSE, statement, self.signature)
+
+    def encode(self) -> bytes:
+        """104 bytes: number (big-endian), public key, signature."""
+        return uint64(self.id) + self.public + self.signature
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> SignedPrekey:
+        """The prekey that `encode` gave; its signature is not yet verified."""
+        end = 8 + PUBLIC_BYTES
+        if len(encoded) != end + SIGNATURE_BYTES:
+            raise RemoteProtocolError(
+                f"a signed prekey has {end + SIGNATURE_BYTES} bytes, not {len(encoded)}"
+            )
+        return cls(int.from_bytes(encoded[:8], "big"), bytes(encoded[8:end]), bytes(encoded[end:]))
+
+
+def published(prekeys: tuple[SignedPrekey, ...]) -> tuple[Prekey, ...]:
+    """Signed prekeys of a store, as messages carry them."""
+    return tuple(Prekey(one.id, one.public, one.signature) for one in prekeys)
+
+
+def check_prekey(prekey: Prekey, identity: bytes) -> None:
+    """Refuse (`RemoteProtocolError`) a prekey from a message that this identity did not sign."""
+    SignedPrekey(prekey.number, prekey.public, prekey.signature).verify(identity)
+
+
+class PrekeyStore(Secret):
+    """The private halves of a client's prekeys, in memory; `to_bytes` is what a key file keeps."""
+
+    __slots__ = ("_next", "_privates")
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._privates: dict[int, SecretBytes] = {}
+
+    def batch(self, count: int, identity: Identity, entropy: Entropy) -> tuple[SignedPrekey, ...]:
+        """`count` new prekeys (1 to 2^16), signed by `identity`, to be published; 32 bytes of entropy each.
+
+        Save the store before they leave: a public half whose private half was lost is of no use.
+        """
+        if not is_uint64(count) or not 1 <= count <= LARGEST_BATCH:
+            raise LocalProtocolError(f"a batch has 1 to {LARGEST_BATCH} prekeys, not {count!r}")
+        if self._next + count > LARGEST_UINT64:
+            raise LocalProtocolError("this store has used up its numbers", hint="make a new identity")
+        drawn = draw(entropy, SECRET_BYTES * count)
+        privates: dict[int, SecretBytes] = {}
+        signed = []
+        for position in range(count):
+            number = self._next + position
+            private = drawn[SECRET_BYTES * position : SECRET_BYTES * (position + 1)]
+            public = x25519_public(private)
+            statement = _prekey_statement(identity.public, number, public)
+            privates[number] = private
+            signed.append(SignedPrekey(number, public, identity.sign(_PREKEY_PURPOSE, statement)))
+        self._privates |= privates
+        self._next += count
+        return tuple(signed)
+
+    def private(self, id: int) -> SecretBytes:
+        """The private half; one erased or never made is a `LocalProtocolError`."""
+        if id not in self._privates:
+            raise LocalProtocolError(
+                f"prekey {id!r} is erased or was never made here",
+                hint="a prekey serves one round; name a fresh one",
+            )
+        return self._privates[id]
+
+    def erase(self, id: int) -> None:
+        """Forget a prekey for good. Save the store afterwards: until then its file still has it."""
+        self.private(id)
+        del self._privates[id]
+
+    @property
+    def fingerprints(self) -> Mapping[int, str]:
+        """The fingerprint of each public half that is still here, by number."""
+        return MappingProxyType(
+            {number: fingerprint(x25519_public(key)) for number, key in self._privates.items()}
+        )
+
+    def __len__(self) -> int:
+        return len(self._privates)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._privates
+
+    def to_bytes(self) -> SecretBytes:
+        """Everything needed to go on, and nothing of an erased key.
+
+        A tag, the next number (8 bytes, big-endian), then number and private key (8 + 32 bytes) in rising order.
+        """
+        entries = (part for number, key in self._privates.items() for part in (uint64(number), key))
+        return SecretBytes(b"".join((_STORE_TAG, uint64(self._next), *entries)))
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> PrekeyStore:
+        """The store that `to_bytes` gave; anything else is a `LocalProtocolError`."""
+        stored = SecretBytes(stored)
+        start = len(_STORE_TAG) + 8
+        if stored[: len(_STORE_TAG)] != _STORE_TAG or len(stored) < start:
+            raise LocalProtocolError("these prekeys were not written by this version of niss")
+        store = cls()
+        store._next = int.from_bytes(stored[start - 8 : start], "big")
+        entries = stored[start:]
+        before = -1
+        for place in range(0, len(entries), _ENTRY_BYTES):
+            number = int.from_bytes(entries[place : place + 8], "big")
+            private = entries[place + 8 : place + _ENTRY_BYTES]
+            if len(private) != SECRET_BYTES or not before < number < store._next:
+                raise LocalProtocolError("the stored prekeys are damaged", hint="restore the key file")
+            store._privates[number] = private
+            before = number
+        return store
+
+
+def x25519_public(private: SecretBytes) -> bytes:
+    """The public half of a prekey."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def _prekey_statement(identity_public: bytes, number: int, public: bytes) -> bytes:
+    """What an identity signs to say that a prekey is its own."""
+    return length_prefixed(identity_public, uint64(number), public)

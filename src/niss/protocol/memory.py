@@ -1,7 +1,8 @@
 """What a client must not forget: which rounds it answered, what it agreed to, and what it gave away.
 
 The driver keeps the bytes on durable storage; the machine hands them over before it lets any message go. A client
-whose memory is lost must not take part under the same identity again.
+whose memory is lost must not take part under the same identity again: it could answer a round twice, and the
+difference of two uploads with the same shares is free of them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,25 @@ from niss.errors import LocalProtocolError
 from niss.protocol.secret import SecretBytes
 from niss.protocol.table import ClientState
 
+_LOST = "enrol with a new identity; an old one without its memory could answer a round twice"
+
 
 @dataclass
 class CurrentRound:
-    """The round a client is in: what it was told, where it sits, what it has said."""
+    """The round a client is in.
+
+    opened      the encoded `RoundOpen` it answered
+    seat        where it sits
+    prekey      the number of the prekey it is listed with
+    verdict     hash of the survivor set it agreed to, once it has
+    revealed    by neighbour's seat, what it gave away: "edge" or "piece", never both
+    """
 
     opened: bytes
     seat: int
     prekey: int
     verdict: bytes | None = None
-    given: dict[int, str] = field(default_factory=dict)
+    revealed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -41,6 +51,7 @@ class Memory:
         return (number, attempt) <= self.last.get(run.hex(), (-1, -1))
 
     def to_json(self) -> dict[str, Any]:
+        """All of it as JSON holds it; bytes as hex, the opened round as base64."""
         current = None
         if self.current is not None:
             current = {
@@ -48,7 +59,7 @@ class Memory:
                 "seat": self.current.seat,
                 "prekey": self.current.prekey,
                 "verdict": None if self.current.verdict is None else self.current.verdict.hex(),
-                "given": {str(seat): what for seat, what in self.current.given.items()},
+                "given": {str(seat): what for seat, what in self.current.revealed.items()},
             }
         return {
             "last": {run: list(when) for run, when in self.last.items()},
@@ -59,16 +70,16 @@ class Memory:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Memory:
+        """What `to_json` gave; anything else is a `LocalProtocolError`."""
         try:
             current = None
-            if values["current"] is not None:
-                kept = values["current"]
+            if (stored := values["current"]) is not None:
                 current = CurrentRound(
-                    opened=base64.b64decode(kept["opened"], validate=True),
-                    seat=int(kept["seat"]),
-                    prekey=int(kept["prekey"]),
-                    verdict=None if kept["verdict"] is None else bytes.fromhex(kept["verdict"]),
-                    given={int(seat): str(what) for seat, what in kept["given"].items()},
+                    opened=base64.b64decode(stored["opened"], validate=True),
+                    seat=int(stored["seat"]),
+                    prekey=int(stored["prekey"]),
+                    verdict=None if stored["verdict"] is None else bytes.fromhex(stored["verdict"]),
+                    revealed={int(seat): str(what) for seat, what in stored["given"].items()},
                 )
             return cls(
                 last={run: (int(when[0]), int(when[1])) for run, when in values["last"].items()},
@@ -78,8 +89,7 @@ class Memory:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise LocalProtocolError(
-                f"this client's memory is damaged ({type(error).__name__})",
-                hint="enrol with a new identity; an old one without its memory could answer a round twice",
+                f"this client's memory is damaged ({type(error).__name__})", hint=_LOST
             ) from None
 
 
@@ -90,17 +100,14 @@ def dump(memory: Memory, prekeys: bytes) -> SecretBytes:
 
 
 def restore(kept: bytes) -> tuple[Memory, SecretBytes]:
-    """The memory and the prekeys' bytes of an earlier `dump`."""
+    """The memory and the prekeys' bytes of an earlier `dump`; anything else is a `LocalProtocolError`."""
     kept = SecretBytes(kept)
     version, values, prekeys = _parts(kept)
     if prekeys is None:
         # Raised here, where no traceback finds the keys among the locals.
-        raise LocalProtocolError(
-            "this client's memory is damaged",
-            hint="enrol with a new identity; an old one without its memory could answer a round twice",
-        )
+        raise LocalProtocolError("this client's memory is damaged", hint=_LOST)
     if version != 1:
-        raise LocalProtocolError("this client's memory is of another version than 1")
+        raise LocalProtocolError("this client's memory was written by another version of niss")
     return Memory.from_json(values), prekeys
 
 

@@ -9,7 +9,9 @@ A round, in order (`tolerate` ends after the uploads, `repair` goes on):
     server -> client   RevealRequest  the quorum of verdicts, and the pieces meant for this client
     client -> server   Reveal         for each neighbour either the seeds of the shared edge or its piece
 
-Every message of a client is signed by its identity, every message of the server by the server's.
+Every message of a client is signed by its identity, every message of the server by the server's; `signature` is empty
+until it is. `context` is the digest of the round's context, `seat` a place in the list of participants. Nothing here
+checks anything: `wire` checks sizes and bounds, the machines check what a message means.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MODES = ("tolerate", "repair")
+"""What happens to the shares of clients that drop out: they stay as noise, or are taken out again."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,22 @@ class Participant:
 class Terms:
     """What all participants of a round must agree on; bound into every seed.
 
-    Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units. `revealed` and
-    `dropped` cap what a repair may give away, `colluding_neighbours` is the assumption behind its quorum, and
-    `threshold` the number of pieces that rebuild a self-mask's seed.
+    run                     name of the run
+    round, attempt          counted from 0
+    mode                    one of `MODES`
+    coordinates             length of an update
+    grid_bits               updates and noise are multiples of 2^-grid_bits
+    modulus_bits            and are added modulo 2^modulus_bits
+    clip                    largest L2 norm of an update
+    neighbours              unit shares that each client sends
+    unit_variance           variance of a unit share, an entry
+    residual_variance       of the noise that stays in the sum, a client
+    self_variance           of a self-mask, which a repair takes out
+    colluding_neighbours    how many neighbours of a client may collude: behind quorum and threshold
+    revealed, dropped       most edges a client may have to reveal, most clients that may drop out
+    threshold_share         share of the neighbours whose pieces rebuild a self-mask's seed
+
+    Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units.
     """
 
     run: bytes
@@ -67,7 +83,7 @@ class Terms:
 class Beacon:
     """One link of a hash chain: `value` hashed `index` times gives the anchor committed to at the start.
 
-    The tracker signs it together with the participants, so it has seen the list before it let the value go.
+    The tracker signs it together with the participants, so it has seen the list before it released the value.
     """
 
     index: int
@@ -77,7 +93,7 @@ class Beacon:
 
 @dataclass(frozen=True)
 class RoundOpen:
-    """The server opens a round."""
+    """The server opens a round: who takes part, on which terms, with which beacon."""
 
     terms: Terms
     participants: tuple[Participant, ...]
@@ -95,7 +111,13 @@ class SealedPiece:
 
 @dataclass(frozen=True)
 class Upload:
-    """One client's contribution: `vector` holds grid steps modulo 2^modulus_bits, packed."""
+    """One client's contribution.
+
+    vector          grid steps modulo 2^modulus_bits, packed
+    fresh_prekeys   to be used in later rounds
+    commitment      to the seed of its self-mask; empty in mode `tolerate`
+    pieces          of that seed, one sealed to each neighbour, in order of seats
+    """
 
     context: bytes
     seat: int
@@ -127,7 +149,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RevealRequest:
-    """What a client needs to see before it reveals anything: verdicts, and the pieces it is to open."""
+    """What a client needs to see before it reveals anything: verdicts, and the pieces it is to open.
+
+    `pieces[i].seat` is here the owner of the piece, not its receiver.
+    """
 
     context: bytes
     survivors: tuple[int, ...]

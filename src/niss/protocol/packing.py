@@ -1,7 +1,8 @@
-"""Vectors of residues modulo 2^bits as bytes, with not a bit to spare.
+"""Vectors of residues modulo 2^bits as bytes, without a spare bit: what an upload carries.
 
 The values lie one after another, lowest bit first, and the last byte is filled up with zeros: for 32 and 64 bits
-that is a plain little-endian array. Every vector has exactly one packed form, and only that is unpacked.
+that is a plain little-endian array. Every vector has exactly one packed form, and only that is unpacked. For other
+widths 64 / gcd(bits, 64) values fill whole 64-bit words, and numpy shifts a column of such blocks at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _PLAIN = {16: "<u2", 32: "<u4", 64: "<u8"}
 
 
 def packed_size(count: int, modulus_bits: int) -> int:
-    """How many bytes `count` values take."""
+    """How many bytes `count` values take: `ceil(count * modulus_bits / 8)`."""
     if type(modulus_bits) is not int or not NARROWEST <= modulus_bits <= WIDEST:
         raise LocalProtocolError(f"modulus_bits: must be a whole number from {NARROWEST} to {WIDEST}")
     if type(count) is not int or count < 0:
-        raise LocalProtocolError("count: must be a whole number that is not negative")
+        raise LocalProtocolError("count: must be a whole number, 0 or more")
     return (count * modulus_bits + 7) // 8
 
 
@@ -51,11 +52,11 @@ def pack(values: NDArray[np.uint64] | NDArray[np.int64], modulus_bits: int) -> b
 
 
 def check_packed(data: bytes, count: int, modulus_bits: int) -> None:
-    """Refuse what `pack` cannot have made of `count` values."""
+    """Refuse (`RemoteProtocolError`) what `pack` cannot have made of `count` values."""
     size = packed_size(count, modulus_bits)
     if len(data) != size:
         raise RemoteProtocolError(
-            f"vector: {len(data)} bytes, but {count} values of {modulus_bits} bits take {size}"
+            f"vector: has {len(data)} bytes, but {count} values of {modulus_bits} bits take {size}"
         )
     spare = 8 * size - count * modulus_bits
     if size and data[-1] >> (8 - spare):

@@ -1,7 +1,8 @@
-"""Secrets that do not show themselves: not in a repr, a format, a pickle, a copy or a traceback's locals.
+"""Bytes that are secret, and the one unambiguous encoding of everything that is hashed or signed.
 
-What is promised is that a secret is never shown by accident. It is no protection against code that asks
-for the bytes, and Python cannot wipe memory: a dropped secret may stay there until it is written over.
+A secret does not show itself: not in a repr, a format, a pickle, a copy or a traceback's locals. What is promised is
+that it is never shown by accident. It is no protection against code that asks for the bytes, and Python cannot wipe
+memory: a dropped secret may stay there until it is written over.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ from niss.errors import LocalProtocolError
 Entropy = Callable[[int], bytes]
 """Gives that many fresh, unpredictable bytes; `os.urandom` outside of tests."""
 
+LARGEST_UINT64 = 2**64 - 1
+LONGEST_PURPOSE = 64
+
 
 class Secret:
-    """A base for whatever holds a secret: says only its type, and refuses to be pickled or copied."""
+    """A base for whatever holds a secret: its repr is its type alone, and pickling or copying is a TypeError.
+
+    A subclass that lets something public show (an identity its fingerprint) overrides `__repr__`; `str` and `format`
+    follow it.
+    """
 
     __slots__ = ()
 
@@ -30,20 +38,14 @@ class Secret:
     def __format__(self, spec: str, /) -> str:
         return format(repr(self), spec)
 
-    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+    def __reduce_ex__(self, _: SupportsIndex, /) -> NoReturn:
         raise TypeError(f"{type(self).__name__} holds a secret and cannot be pickled or copied")
 
-    def __reduce__(self) -> NoReturn:
+    def _refuse_copy(self, *_: Any) -> NoReturn:
         self.__reduce_ex__(0)
 
-    def __getstate__(self) -> NoReturn:
-        self.__reduce_ex__(0)
-
-    def __copy__(self) -> NoReturn:
-        self.__reduce_ex__(0)
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self.__reduce_ex__(0)
+    # Each by its own name: copy, deepcopy and the protocols of pickle look for different ones.
+    __reduce__ = __getstate__ = __copy__ = __deepcopy__ = _refuse_copy
 
 
 class SecretBytes(Secret, bytes):
@@ -80,14 +82,51 @@ class SecretBytes(Secret, bytes):
 
 
 def draw(entropy: Entropy, count: int) -> SecretBytes:
-    """`count` bytes of entropy; a source that gives anything else is refused."""
-    given = entropy(count)
-    if not isinstance(given, bytes):
-        given = None  # Not left for a traceback to show.
-        raise LocalProtocolError("the entropy source gave no bytes", hint="pass os.urandom")
-    given = SecretBytes(given)
-    if len(given) != count:
+    """`count` bytes from an entropy source, hidden at once.
+
+    A source that returns anything but `count` bytes is broken: `LocalProtocolError`, without showing what it returned.
+    """
+    content = entropy(count)
+    if not isinstance(content, bytes):
+        content = None  # Not left for a traceback to show.
+        raise LocalProtocolError("the entropy source did not return bytes", hint="pass os.urandom")
+    content = SecretBytes(content)
+    if len(content) != count:
         raise LocalProtocolError(
-            f"the entropy source gave {len(given)} bytes instead of {count}", hint="pass os.urandom"
+            f"the entropy source returned {len(content)} bytes instead of {count}", hint="pass os.urandom"
         )
-    return given
+    return content
+
+
+def length_prefixed(*fields: bytes) -> bytes:
+    """Each field after its length (4 bytes, big-endian): no two lists of fields encode alike.
+
+    Whatever is hashed or signed goes through here, so that no field can borrow bytes from its neighbour.
+    """
+    return b"".join(part for field in fields for part in (len(field).to_bytes(4, "big"), field))
+
+
+def uint64(number: int) -> bytes:
+    """8 bytes, big-endian."""
+    return number.to_bytes(8, "big")
+
+
+def is_uint64(number: object) -> bool:
+    """Whether it is an int (no bool) from 0 to 2^64 - 1."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= LARGEST_UINT64
+
+
+def purpose_bytes(purpose: str) -> bytes:
+    """A purpose as it is bound into keys and signatures: 1 to 64 printable ASCII characters.
+
+    Anything else is a `LocalProtocolError`: purposes are written in code, not received.
+    """
+    if (
+        not isinstance(purpose, str)
+        or not 0 < len(purpose) <= LONGEST_PURPOSE
+        or not (purpose.isascii() and purpose.isprintable())
+    ):
+        raise LocalProtocolError(
+            "a purpose must be a short ASCII text", hint='name what it is for, such as "share"'
+        )
+    return purpose.encode("ascii")

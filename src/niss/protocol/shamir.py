@@ -1,9 +1,9 @@
-"""Shamir's secret sharing of a 32-byte seed, and hash commitments to seeds and pieces.
+"""Shamir's secret sharing (1979) of a 32-byte seed, and hash commitments to seeds and pieces.
 
-The field is the integers modulo 2^256 + 297, the first prime above all seeds. Any `threshold` pieces give
-the seed back; fewer say nothing about it, whatever computer looks at them (the coefficients are within
-2^-254 of uniform each). Arithmetic on Python integers takes no constant time: split and combine on a
-machine whose timing others cannot measure.
+The secret is f(0) and piece i is f(i) of a random polynomial f of degree `threshold - 1` over the integers modulo
+2^256 + 297, the first prime above all seeds. Any `threshold` pieces give the seed back; fewer say nothing about it,
+whatever computer looks at them (the coefficients are within 2^-254 of uniform each). Arithmetic on Python integers
+does not take constant time: split and combine on a machine whose timing others cannot measure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.encoding import length_prefixed
-from niss.protocol.secret import Entropy, Secret, SecretBytes, draw
+from niss.protocol.secret import Entropy, Secret, SecretBytes, draw, length_prefixed
 
 PRIME = 2**256 + 297
 SECRET_BYTES = 32
@@ -29,7 +28,10 @@ _COMMITMENT_TAG = b"niss.commitment.v1"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Piece(Secret):
-    """One neighbour's piece: where the polynomial was evaluated (1, 2, ...), and its value (33 bytes)."""
+    """One neighbour's piece: where the polynomial was evaluated (1, 2, ...), and its value (33 bytes).
+
+    One that cannot be a piece is a `RemoteProtocolError`.
+    """
 
     index: int
     value: bytes
@@ -37,12 +39,12 @@ class Piece(Secret):
     def __post_init__(self) -> None:
         # First of all hidden: not even a refusal may show it.
         object.__setattr__(self, "value", SecretBytes(self.value))
-        if isinstance(self.index, bool) or not isinstance(self.index, int) or not _fits(self.index):
+        if type(self.index) is not int or not 1 <= self.index <= MOST_SHARES:
             raise RemoteProtocolError(f"a piece's index must be 1 to {MOST_SHARES}, not {self.index!r}")
         if len(self.value) != VALUE_BYTES:
             raise RemoteProtocolError(f"a piece has {VALUE_BYTES} bytes, not {len(self.value)}")
         if int.from_bytes(self.value, "big") >= PRIME:
-            raise RemoteProtocolError("a piece's value lies outside of the field")
+            raise RemoteProtocolError("a piece's value lies outside the field")
 
     def __repr__(self) -> str:
         return f"<Piece {self.index}: hidden>"
@@ -53,6 +55,7 @@ class Piece(Secret):
 
     @classmethod
     def decode(cls, encoded: bytes) -> Piece:
+        """The piece that `encode` gave."""
         encoded = SecretBytes(encoded)
         if len(encoded) != PIECE_BYTES:
             raise RemoteProtocolError(f"an encoded piece has {PIECE_BYTES} bytes, not {len(encoded)}")
@@ -60,7 +63,10 @@ class Piece(Secret):
 
 
 def split(secret: bytes, threshold: int, shares: int, entropy: Entropy) -> list[Piece]:
-    """`shares` pieces, indices 1 to `shares`, of which any `threshold` give `secret` back."""
+    """`shares` pieces, indices 1 to `shares`, of which any `threshold` give `secret` (32 bytes) back.
+
+    64 bytes of entropy a coefficient, `threshold - 1` of them. A threshold below 2 or above `shares` is refused.
+    """
     secret = SecretBytes(secret)
     if len(secret) != SECRET_BYTES:
         raise LocalProtocolError(f"a secret to split has {SECRET_BYTES} bytes, not {len(secret)}")
@@ -76,13 +82,16 @@ def split(secret: bytes, threshold: int, shares: int, entropy: Entropy) -> list[
 
 
 def combine(pieces: Sequence[Piece], threshold: int) -> SecretBytes:
-    """The secret behind `pieces`; surplus pieces must agree with it. Check it against its commitment."""
+    """The secret behind `pieces`; surplus pieces must agree with it. Check it against its commitment.
+
+    Too few are a `LocalProtocolError`, pieces of different secrets or with equal indices a `RemoteProtocolError`.
+    """
     _check_threshold(threshold)
     if len({piece.index for piece in pieces}) != len(pieces):
         raise RemoteProtocolError("two pieces have the same index", hint="each neighbour holds one piece")
     if len(pieces) < threshold:
         raise LocalProtocolError(
-            f"{len(pieces)} pieces cannot give what takes {threshold}",
+            f"{len(pieces)} pieces are too few: the secret needs {threshold}",
             hint="wait for more; without them the self-mask stays in the sum",
         )
     secret = _interpolate(pieces, threshold)
@@ -113,10 +122,6 @@ def check_commitment(commitment: bytes, seed: bytes, context: bytes) -> None:
         )
 
 
-def _fits(index: int) -> bool:
-    return 1 <= index <= MOST_SHARES
-
-
 def _check_threshold(threshold: int) -> None:
     if not 2 <= threshold <= MOST_SHARES:
         raise LocalProtocolError(
@@ -126,6 +131,7 @@ def _check_threshold(threshold: int) -> None:
 
 
 def _evaluate(secret: bytes, drawn: SecretBytes, shares: int) -> list[Piece]:
+    """The polynomial with these coefficients, the secret last, at 1 to `shares` (Horner's rule)."""
     size = _COEFFICIENT_BYTES
     highest_first = [
         int.from_bytes(drawn[start : start + size], "big") % PRIME for start in range(0, len(drawn), size)
@@ -141,7 +147,7 @@ def _evaluate(secret: bytes, drawn: SecretBytes, shares: int) -> list[Piece]:
 
 
 def _interpolate(pieces: Sequence[Piece], threshold: int) -> SecretBytes | None:
-    """The value at 0, by barycentric interpolation; None if it is no secret or a surplus piece disagrees."""
+    """The value at 0, by barycentric interpolation; None if it is not a secret or a surplus piece disagrees."""
     nodes = [(piece.index, int.from_bytes(piece.value, "big")) for piece in pieces[:threshold]]
     weights = [pow(math.prod(x - other for other, _ in nodes if other != x), -1, PRIME) for x, _ in nodes]
 

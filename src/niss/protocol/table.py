@@ -1,4 +1,8 @@
-"""The states of a round and what moves each side from one to the next: the whole protocol in one table."""
+"""The states of a round and what moves each side from one to the next: the whole protocol in one table.
+
+`tolerate`: a client goes IDLE -> UPLOADED and waits for the next round, the server IDLE -> COLLECTING -> CLOSED.
+`repair` adds judging who survived and revealing what the dropped left behind. Whatever is not in a table is refused.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +59,23 @@ SERVER_TABLE: dict[tuple[ServerState, str], ServerState] = {
 
 
 def client_step(state: ClientState, message: str) -> ClientState:
-    """The client's next state, or an error: the server spoke out of turn."""
+    """The client's state after `message` (a message's class name), or `RemoteProtocolError`: it is out of turn."""
     following = CLIENT_TABLE.get((state, message))
     if following is None:
         raise RemoteProtocolError(
-            f"{message} does not follow when this client is {state.value}",
+            f"{message} is not allowed while this client is in state {state.value!r}",
             hint="the server is out of step; wait for the next round",
         )
     return following
 
 
 def server_step(state: ServerState, event: str) -> ServerState:
-    """The server's next state, or an error: a client or the driver acted out of turn."""
+    """The server's state after `event`: a message's class name, or in lower case what the driver asks for.
+
+    Out of turn, a message is a `RemoteProtocolError` and a call of the driver a `LocalProtocolError`.
+    """
     following = SERVER_TABLE.get((state, event))
     if following is None:
         kind = RemoteProtocolError if event[0].isupper() else LocalProtocolError
-        raise kind(f"{event!r} does not follow when the server is {state.value}")
+        raise kind(f"{event!r} is not allowed while the server is in state {state.value!r}")
     return following

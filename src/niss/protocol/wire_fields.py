@@ -1,8 +1,17 @@
 """The kinds of fields on the wire: each knows how to write itself, how to read itself, and what to refuse.
 
 Both directions run the same checks, so nothing is written that would not be read, and each value has one form:
-numbers are varints in their shortest form (seven bits a byte, lowest first), bytes of a fixed length stand bare,
-other bytes and all sequences follow their length, floats are IEEE float64, lowest byte first.
+
+    number              varint in its shortest form: seven bits a byte, lowest first, below 2^64
+    float               IEEE float64, lowest byte first
+    one of a few words  its place in the list, one byte
+    key, hash, seed     bytes of a fixed length, bare
+    other bytes, text   after their length, a varint
+    sequence            after the number of its items, a varint
+    record              its fields, one after another
+
+A length is checked against `Limits` and against the bytes that are left before memory is taken for it. What is refused
+is a `Fault`, which names the path to the field and never quotes the value.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from niss.errors import ConfigError
@@ -25,7 +35,16 @@ _SHORT = tuple(
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a message may hold; checked before memory is taken for it."""
+    """The most that a message may hold; checked before memory is taken for it.
+
+    max_participants    seats of a round, survivors, verdicts
+    max_coordinates     length of an update; a vector takes up to 8 bytes for each
+    max_message_bytes   a whole message: by default a vector of 2^24 coordinates and 8 MiB
+    max_prekeys         fresh prekeys in an upload
+    max_pieces          sealed or revealed pieces; twice as many edges
+    max_piece_bytes     one of them
+    max_reason_bytes    the text of a refusal
+    """
 
     max_participants: int = 10_000
     max_coordinates: int = 1 << 24
@@ -43,6 +62,7 @@ class Limits:
 
 
 Bound = Callable[[Limits], int]
+"""The largest value, length or count of a field under given limits."""
 
 
 class Fault(Exception):
@@ -134,16 +154,19 @@ class Reader:
                 break
             shift += 7
             if shift > 63:
-                raise Fault("a number too long to be read")
+                raise Fault("the number is too long")
         if value > UINT64:
-            raise Fault("a number too large to be read")
+            raise Fault("the number is too large")
         if not byte and shift:
-            raise Fault("a number not in its shortest form")
+            raise Fault("the number is not in its shortest form")
         return value
 
 
 class Field(ABC):
-    """One kind of field; `smallest` is the fewest bytes it can take."""
+    """One kind of field; `smallest` is the fewest bytes it can take.
+
+    `read` takes from any bytes whatever exactly the values that `write` accepts.
+    """
 
     smallest = 1
 
@@ -216,3 +239,188 @@ class Choice(Field):
         if place >= len(self.words):
             raise Fault(f"must be one of {', '.join(self.words)}")
         return self.words[place]
+
+
+class Exact(Field):
+    """Bytes of one fixed length, such as a key or a hash."""
+
+    def __init__(self, length: int) -> None:
+        self.smallest = length
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not bytes or len(value) != self.smallest:
+            raise Fault(f"must be {self.smallest} bytes")
+        out.raw(value)
+
+    def read(self, source: Reader) -> bytes:
+        return source.raw(self.smallest)
+
+
+class Blob(Field):
+    """Bytes of any length between `low` and a bound, after their length."""
+
+    def __init__(self, high: Bound, low: int = 0) -> None:
+        self.low, self.high = low, high
+
+    def _check(self, length: int, limits: Limits) -> None:
+        if not self.low <= length <= self.high(limits):
+            raise Fault(f"must hold between {self.low} and {self.high(limits)} bytes")
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not bytes:
+            raise Fault("must be bytes")
+        self._check(len(value), out.limits)
+        out.varint(len(value))
+        out.raw(value)
+
+    def read(self, source: Reader) -> Any:
+        length = source.varint()
+        self._check(length, source.limits)
+        return source.raw(length)
+
+
+class Maybe(Blob):
+    """Bytes of one fixed length or none at all, after their length; a signature not yet made is empty."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(lambda _: length)
+        self.length = length
+
+    def _check(self, length: int, _: Limits) -> None:
+        if length not in (0, self.length):
+            raise Fault(f"must be {self.length} bytes, or empty")
+
+
+class Text(Blob):
+    """Text in UTF-8, after its length in bytes."""
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not str:
+            raise Fault("must be text (str)")
+        try:
+            data = value.encode()
+        except UnicodeEncodeError:
+            raise Fault("must be text that UTF-8 can hold") from None
+        super().write(out, data)
+
+    def read(self, source: Reader) -> str:
+        data: bytes = super().read(source)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise Fault("must be text in UTF-8") from None
+
+
+class Sequence(Field):
+    """A tuple, after its length.
+
+    With `rising`, that key of an item must grow from each to the next; with `unique`, that key may not recur. So
+    a set has one encoding, and no seat can be named twice.
+    """
+
+    def __init__(
+        self,
+        item: Field,
+        high: Bound,
+        *,
+        rising: Callable[[Any], Any] | None = None,
+        unique: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.item, self.high, self.rising, self.unique = item, high, rising, unique
+
+    def _check_count(self, count: int, limits: Limits) -> None:
+        if count > self.high(limits):
+            raise Fault(f"must hold at most {self.high(limits)} items")
+
+    def _check_rising(self, before: Any, item: Any) -> None:
+        if self.rising is not None and self.rising(before) >= self.rising(item):
+            raise Fault("must be in rising order, none of them twice")
+
+    def _check_unique(self, items: tuple[Any, ...]) -> None:
+        if self.unique is not None and len({self.unique(item) for item in items}) != len(items):
+            raise Fault("must all differ")
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not tuple:
+            raise Fault("must be a tuple")
+        self._check_count(len(value), out.limits)
+        out.varint(len(value))
+        for place, item in enumerate(value):
+            try:
+                self.item.write(out, item)
+            except Fault as fault:
+                raise fault.within(f"[{place}]") from None
+            if place:
+                self._check_rising(value[place - 1], item)
+        self._check_unique(value)
+
+    def read(self, source: Reader) -> tuple[Any, ...]:
+        count = source.varint()
+        self._check_count(count, source.limits)
+        if count * self.item.smallest > source.left:
+            raise Fault("the message ends too early")
+        items: list[Any] = []
+        for place in range(count):
+            try:
+                items.append(self.item.read(source))
+            except Fault as fault:
+                raise fault.within(f"[{place}]") from None
+            if place:
+                self._check_rising(items[-2], items[-1])
+        result = tuple(items)
+        self._check_unique(result)
+        return result
+
+
+class Record(Field):
+    """A frozen dataclass, field by field in its own order.
+
+    kind        the dataclass
+    rule        says what is wrong between fields of a value; None if nothing is
+    groups      for some fields the group they count under in the size report
+    layout      the kind of each field
+    """
+
+    def __init__(
+        self,
+        kind: type[Any],
+        /,
+        *,
+        rule: Callable[[Any], str | None] | None = None,
+        groups: dict[str, str] | None = None,
+        **layout: Field,
+    ) -> None:
+        if tuple(layout) != tuple(field.name for field in fields(kind)):
+            raise TypeError(f"the wire layout of {kind.__name__} does not have its fields in its order")
+        self.kind, self.rule, self.groups = kind, rule, groups or {}
+        self.layout = layout
+        self.smallest = sum(field.smallest for field in layout.values())
+
+    def _check(self, value: Any) -> None:
+        broken = None if self.rule is None else self.rule(value)
+        if broken is not None:
+            raise Fault(broken)
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not self.kind:
+            raise Fault(f"must be a {self.kind.__name__}")
+        for name, field in self.layout.items():
+            try:
+                if name in self.groups:
+                    out.grouped(self.groups[name], partial(field.write, out, getattr(value, name)))
+                else:
+                    field.write(out, getattr(value, name))
+            except Fault as fault:
+                raise fault.within(name) from None
+        self._check(value)
+
+    def read(self, source: Reader) -> Any:
+        values = {}
+        for name, field in self.layout.items():
+            try:
+                values[name] = field.read(source)
+            except Fault as fault:
+                raise fault.within(name) from None
+        result = self.kind(**values)
+        self._check(result)
+        return result

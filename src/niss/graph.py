@@ -3,7 +3,8 @@
 Graphs are derived from a public beacon by integer arithmetic on SHAKE-256 output, so every party that
 knows the beacon and the number of participants draws the same graph on every platform and can check
 what it is told. The beacon is public: it must be unpredictable before the participants are fixed, and
-needs no secrecy afterwards.
+needs no secrecy afterwards. (Weights of unequal clients are floats: two parties on unlike machines may
+differ there in the last bits. The protocol's own graphs have equal weights.)
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.graph.drawing import BALANCE_TOLERANCE, BeaconStream, balanced_edges, disjoint_derangements
 
 GRAPHS = ("regular", "complete", "random", "coalition")
+
+# Weights balance to this relative precision; two parties on unlike machines may differ in the last bits.
+BALANCE_TOLERANCE = 1e-9
+_BALANCING_TRIES = 4
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -31,7 +35,10 @@ class ShareGraph:
 
     Parallel edges are merged into one share of the summed weight, edges are kept sorted, and the
     object never changes. The constructors `regular`, `complete`, `random` and `coalition` make the
-    graphs the mechanism uses; any other is given edge by edge.
+    graphs the mechanism uses; any other is given edge by edge. Two graphs are equal if their edges are.
+
+    size, kind                  number of clients, and which constructor made it
+    senders, receivers, weights parallel arrays, one entry per merged edge, read-only
     """
 
     def __init__(self, size: int, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
@@ -79,11 +86,8 @@ class ShareGraph:
     def complete(cls, size: int, *, weight: float = 1.0) -> ShareGraph:
         """Everyone sends a share of that weight to everyone else."""
         _require_clients(size)
-        senders, receivers = np.nonzero(~np.eye(size, dtype=bool))
-        weights = np.full(senders.size, float(weight))
-        return cls._from_arrays(
-            size, senders.astype(np.int64), receivers.astype(np.int64), weights, "complete"
-        )
+        senders, receivers = _edges_except(np.eye(size, dtype=bool))
+        return cls._from_arrays(size, senders, receivers, np.full(senders.size, float(weight)), "complete")
 
     @classmethod
     def regular(
@@ -97,15 +101,13 @@ class ShareGraph:
         shares to the same neighbour merge. With `shares` (one v_k per client) the number of neighbours
         grows with v_k, from `degree` upwards, and in-weight = out-weight = v_k for every client.
         """
-        _require_clients(size)
-        _require_degree(degree)
-        stream = BeaconStream(beacon, "regular", size)
-        neighbours = min(math.ceil(degree), size - 1)
+        neighbours = _neighbours(size, degree)
+        stream = _BeaconStream(beacon, "regular", size)
         if shares is None:
-            senders, receivers = disjoint_derangements(size, neighbours, stream)
+            senders, receivers = _disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
         else:
-            senders, receivers, weights = balanced_edges(neighbours, _share_vector(shares, size), stream)
+            senders, receivers, weights = _balanced_edges(neighbours, _share_vector(shares, size), stream)
         return cls._from_arrays(size, senders, receivers, weights, "regular")
 
     @classmethod
@@ -116,10 +118,8 @@ class ShareGraph:
 
         With `shares` client k sends v_k unit shares; what it receives is left to chance.
         """
-        _require_clients(size)
-        _require_degree(degree)
-        neighbours = min(math.ceil(degree), size - 1)
-        stream = BeaconStream(beacon, "random", size)
+        neighbours = _neighbours(size, degree)
+        stream = _BeaconStream(beacon, "random", size)
         chosen = np.stack([stream.permutation(size - 1)[:neighbours] for _ in range(size)])
         senders = np.repeat(np.arange(size, dtype=np.int64), neighbours)
         # Numbers 0..size-2 stand for "the others", skipping the sender itself.
@@ -137,7 +137,11 @@ class ShareGraph:
         beacon: bytes = b"",
         shares: ArrayLike | None = None,
     ) -> ShareGraph:
-        """Shares stay within named groups: each a regular graph, complete where no degree is given."""
+        """Shares stay within named groups: each a regular graph, complete where no degree is given.
+
+        `groups` are lists of clients; whoever is in none neither sends nor receives. `degree`, `beacon` and `shares`
+        are those of `regular`, for each group.
+        """
         _require_clients(size)
         members = [client for group in groups for client in group]
         if len(set(members)) != len(members):
@@ -161,7 +165,7 @@ class ShareGraph:
             )
             parts.append((names[inner.senders], names[inner.receivers], inner.weights))
         if not parts:
-            raise ConfigError("names no group", field="groups", hint="give at least one list of clients")
+            raise ConfigError("must name at least one group", field="groups", hint="give lists of clients")
         senders, receivers, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
         return cls._from_arrays(size, senders, receivers, weights, "coalition")
 
@@ -184,6 +188,11 @@ class ShareGraph:
     def balanced(self) -> bool:
         """Whether every client receives as many unit shares as it sends (Theorem 2 needs it)."""
         return bool(np.allclose(self.in_weight, self.out_weight, rtol=BALANCE_TOLERANCE, atol=0.0))
+
+    @property
+    def degrees(self) -> IntArray:
+        """How many neighbours each client has, in either direction."""
+        return np.diff(self._adjacency[0])
 
     def neighbours(self, client: int) -> IntArray:
         """Everyone who shares an edge with `client`, in either direction."""
@@ -211,7 +220,10 @@ class ShareGraph:
         return starts, order % max(self.senders.size, 1)
 
     def laplacian(self) -> FloatArray:
-        """The weighted Laplacian of the graph, both directions added up (dense, size x size)."""
+        """The weighted Laplacian of the graph, both directions added up (dense, size x size).
+
+        With unit variance sigma^2 the shares in the uploads have the covariance `sigma^2 L`.
+        """
         matrix = np.zeros((self.size, self.size))
         np.add.at(matrix, (self.senders, self.receivers), -self.weights)
         matrix += matrix.T
@@ -251,10 +263,185 @@ def _require_clients(size: int) -> None:
         )
 
 
-def _require_degree(degree: float) -> None:
+def _neighbours(size: int, degree: float) -> int:
+    """Over how many neighbours a client spreads its `degree` unit shares."""
+    _require_clients(size)
     if not math.isfinite(degree) or degree < 1.0:
         raise ConfigError(
             f"each client must send at least one unit share, not {degree!r}",
             field="degree",
             hint="lower the unit noise or raise the number of neighbours",
         )
+    return min(math.ceil(degree), size - 1)
+
+
+class _BeaconStream:
+    """Public pseudo-random integers: SHAKE-256 over (beacon, purpose, size, counter)."""
+
+    _BLOCK = 1024
+
+    def __init__(self, beacon: bytes, purpose: str, size: int) -> None:
+        if not isinstance(beacon, bytes):
+            raise ConfigError(f"must be bytes, not {type(beacon).__name__}", field="beacon")
+        seed = hashlib.sha256(beacon).digest() + size.to_bytes(8, "little") + purpose.encode()
+        self._seed = b"niss.graph.v1" + seed
+        self._counter = 0
+        self._words = np.empty(0, dtype=np.uint64)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` uniform 64-bit words."""
+        while self._words.size < count:
+            block = hashlib.shake_256(self._seed + self._counter.to_bytes(8, "little")).digest(
+                8 * self._BLOCK
+            )
+            self._counter += 1
+            self._words = np.concatenate([self._words, np.frombuffer(block, dtype="<u8").astype(np.uint64)])
+        taken, self._words = self._words[:count], self._words[count:]
+        return taken
+
+    def permutation(self, count: int) -> IntArray:
+        """A random permutation: the order of `count` 64-bit keys (ties: probability < count^2 / 2^65)."""
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+    def below(self, limit: int) -> int:
+        """A uniform integer in [0, limit), by rejection."""
+        usable = 2**64 - 2**64 % limit
+        while True:
+            word = int(self.words(1)[0])
+            if word < usable:
+                return word % limit
+
+
+def _edges_except(absent: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+    """Senders and receivers of all edges that are not `absent` (size x size)."""
+    senders, receivers = np.nonzero(~absent)
+    return senders.astype(np.int64), receivers.astype(np.int64)
+
+
+def _disjoint_derangements(size: int, degree: int, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
+    """Senders and receivers of `degree` derangements that share no edge."""
+    if degree > (size - 1) // 2:
+        # The complement of a simple regular graph is one too, and sparse graphs are quick to draw.
+        rest = _disjoint_derangements(size, size - 1 - degree, stream)
+        absent = np.eye(size, dtype=bool)
+        absent[rest] = True
+        return _edges_except(absent)
+    forbidden = {client * size + client for client in range(size)}
+    permutations = []
+    for _ in range(degree):
+        images = _permutation_avoiding(forbidden, size, stream)
+        forbidden.update((np.arange(size) * size + images).tolist())
+        permutations.append(images)
+    if not permutations:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate(permutations)
+
+
+def _permutation_avoiding(forbidden: set[int], size: int, stream: _BeaconStream) -> IntArray:
+    """A random permutation that uses no forbidden (client, image) pair: random swaps mend a random start.
+
+    One exists whenever the pairs left form a regular bipartite graph (Koenig), which they do here.
+    """
+    while True:
+        images = stream.permutation(size).tolist()
+        pending = [client for client in range(size) if client * size + images[client] in forbidden]
+        tries = 0
+        while pending and tries < 64 * size:
+            tries += 1
+            client, other = pending[-1], stream.below(size)
+            mine, theirs = images[client], images[other]
+            if client * size + theirs in forbidden or other * size + mine in forbidden:
+                continue
+            images[client], images[other] = theirs, mine
+            pending = [left for left in pending[:-1] if left * size + images[left] in forbidden]
+        if not pending:
+            return np.asarray(images, dtype=np.int64)
+
+
+def _balanced_edges(
+    fewest: int, shares: FloatArray, stream: _BeaconStream
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Edges and weights with in-weight = out-weight = shares; the client with the least has `fewest` each way.
+
+    The number of neighbours grows in proportion to the shares, so that nearly equal weights nearly balance
+    and Sinkhorn scaling finds the rest. No client can send more than all others together receive.
+    """
+    size = shares.size
+    if np.any(2.0 * shares > shares.sum() * (1.0 + BALANCE_TOLERANCE)):
+        raise ConfigError(
+            f"client {int(shares.argmax())} sends more unit shares than all others together can receive",
+            field="shares",
+            hint="make the share counts less unequal, or let more clients take part",
+        )
+    needed = np.ceil(fewest * shares / shares.min() - 1e-9)
+    # Near the complete graph everything that can be balanced can be balanced there.
+    degrees = np.minimum(needed, size - 1).astype(np.int64)
+    for _ in range(_BALANCING_TRIES):
+        senders, receivers = _edges_of_degrees(degrees, stream)
+        weights = _balanced_weights(senders, receivers, shares)
+        if weights is not None:
+            return senders, receivers, weights
+        degrees = np.minimum(degrees + 1, size - 1)
+    senders, receivers = _edges_except(np.eye(size, dtype=bool))
+    weights = _balanced_weights(senders, receivers, shares)
+    if weights is None:
+        raise ConfigError(
+            "no weights let every client receive as much as it sends",
+            field="shares",
+            hint="make the share counts less unequal",
+        )
+    return senders, receivers, weights
+
+
+def _edges_of_degrees(degrees: IntArray, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
+    """A random simple graph in which client k has `degrees[k]` edges out and about as many in.
+
+    Stubs are matched at random (the configuration model); a self-loop or a repeated edge is swapped away where a few
+    tries manage it and left out where they do not, which the weights then make up for.
+    """
+    size = degrees.size
+    senders = np.repeat(np.arange(size, dtype=np.int64), degrees)
+    receivers = senders[stream.permutation(senders.size)]
+    codes = (senders * size + receivers).tolist()
+    counts: dict[int, int] = {}
+    for code in codes:
+        counts[code] = counts.get(code, 0) + 1
+
+    def faulty(code: int) -> bool:
+        return code // size == code % size or counts[code] > 1
+
+    for place in range(len(codes)):
+        for _ in range(16):
+            if not faulty(codes[place]):
+                break
+            other = stream.below(len(codes))
+            swapped = (
+                codes[place] // size * size + codes[other] % size,
+                codes[other] // size * size + codes[place] % size,
+            )
+            if swapped[0] == swapped[1] or any(c // size == c % size or counts.get(c, 0) for c in swapped):
+                continue
+            for old, new in zip((codes[place], codes[other]), swapped, strict=True):
+                counts[old] -= 1
+                counts[new] = counts.get(new, 0) + 1
+            codes[place], codes[other] = swapped
+    edges = np.array(sorted({code for code in codes if code // size != code % size}), dtype=np.int64)
+    return edges // size, edges % size
+
+
+def _balanced_weights(senders: IntArray, receivers: IntArray, shares: FloatArray) -> FloatArray | None:
+    """Weights on the given edges with in-weight = out-weight = shares, by Sinkhorn scaling; None if stuck."""
+    size = shares.size
+    weights = shares[senders] * shares[receivers] / shares.sum()
+    for _ in range(2_000):
+        sent = np.bincount(senders, weights=weights, minlength=size)
+        if np.any(sent == 0.0):
+            return None
+        weights *= (shares / sent)[senders]
+        received = np.bincount(receivers, weights=weights, minlength=size)
+        if np.any(received == 0.0):
+            return None
+        if np.allclose(received, shares, rtol=0.1 * BALANCE_TOLERANCE, atol=0.0):
+            return np.asarray(weights)
+        weights *= (shares / received)[receivers]
+    return None
