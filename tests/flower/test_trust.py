@@ -185,7 +185,7 @@ class TestPins:
         grid = FakeGrid(NODES, **{"niss-participants": NODES + 1})
         strategy = start(grid, rounds=1)
         assert strategy.rounds[0].survivors == 0
-        assert all("at least 7 wanted" in why for why in strategy.rounds[0].lost.values())
+        assert all("requires at least 7" in why for why in strategy.rounds[0].lost.values())
 
     def test_pins_that_match_are_kept_and_the_statement_counts_what_is_on_trust(self, tmp_path):
         key = create_keyfile(tmp_path / "server.key", Identity.generate(_entropy(0)))

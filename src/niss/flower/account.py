@@ -12,7 +12,7 @@ import numpy as np
 from niss.accounting import Ledger, Plan, Statement, make_statement
 from niss.accounting.terms import grid_delta
 from niss.flower.session import Member, Round, Session
-from niss.protocol.server import Outcome
+from niss.protocol import Outcome
 
 # What a client that does not pin it takes on trust, in words.
 _TRUSTED = {

@@ -12,9 +12,7 @@ from pathlib import Path
 
 from niss.errors import ProtocolError, RemoteProtocolError
 from niss.flower.proposal import Proposal
-from niss.protocol.beacon import BeaconChain
-from niss.protocol.keys import Identity
-from niss.protocol.messages import Beacon, Participant, Prekey
+from niss.protocol import Beacon, BeaconChain, Identity, Participant, Prekey
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
 

@@ -17,9 +17,7 @@ from niss.accounting import RELATIONS
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
-from niss.protocol.client import Policy
-from niss.protocol.coalition_file import load_coalition
-from niss.protocol.messages import MODES
+from niss.protocol import MODES, Policy, load_coalition
 
 PREFIX = "niss-"
 """What the names of limits start with in a node's configuration."""

@@ -9,9 +9,9 @@ What happens to a round: `take_request` takes our record out of the message, the
 weights goes to the protocol's `Client`, which checks the round, charges the ledger, clips, adds noise and signs.
 
 What must be remembered is kept before the round is charged, and it is charged before anything is sent. A crash can
-cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its last
-reply. Against an older one each reply carries a step: the server repeats the last that it has seen, and a client that is
-behind declines.
+cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its
+last reply. Against an older one each reply carries a step: the server repeats the last that it has seen, and a client
+that is behind declines.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ from niss.flower.limits import Limits
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
 from niss.flower.state import SELF, StateStore, open_store
 from niss.flower.transport import Reply, Request, Stage, sign_refusal, take_request
-from niss.protocol.agreement import Agreed
-from niss.protocol.client import Client
-from niss.protocol.messages import Message as ProtocolMessage
-from niss.protocol.messages import RevealRequest, RoundOpen, SurvivorClaim
-from niss.protocol.wire import decode, encode
+from niss.protocol import Agreed, Client, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
+from niss.protocol import Message as ProtocolMessage
 
 # Flower's own logger, so that its settings decide what is shown.
 LOG = logging.getLogger("flwr")

@@ -20,11 +20,17 @@ import numpy as np
 
 from niss.accounting import Plan
 from niss.errors import ConfigError, NissError, RemoteProtocolError
-from niss.protocol.directory import check_prekey
-from niss.protocol.encoding import length_prefixed
-from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, verify
-from niss.protocol.messages import MODES, Prekey
-from niss.protocol.prekeys import SignedPrekey
+from niss.protocol import (
+    MODES,
+    PUBLIC_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    Prekey,
+    SignedPrekey,
+    check_prekey,
+    length_prefixed,
+    verify,
+)
 
 VERSION = 1
 RUN_BYTES = 16

@@ -24,22 +24,28 @@ from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolErr
 from niss.flower.coordinator import Coordinator
 from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
-from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.coalition_file import Coalition
-from niss.protocol.keys import Identity, fingerprint
-from niss.protocol.messages import (
+from niss.protocol import (
+    Agreed,
     Beacon,
+    Coalition,
+    Identity,
     Message,
+    Outcome,
     Participant,
     Refusal,
     Reveal,
     RoundOpen,
+    Server,
     Terms,
     Upload,
     Verdict,
+    agree,
+    decode,
+    encode,
+    fingerprint,
+    participants_hash,
+    terms_hash,
 )
-from niss.protocol.server import Outcome, Server
-from niss.protocol.wire import decode, encode
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4

@@ -32,9 +32,7 @@ from niss.accounting import Ledger, LedgerFile
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, locked_folder, read_private, write_atomically
 from niss.flower.limits import Budget
-from niss.protocol.keyfile import create_keyfile, load_identity
-from niss.protocol.keys import Identity
-from niss.protocol.secret import SecretBytes
+from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 
 RECORD = "niss"
 SELF = "self"

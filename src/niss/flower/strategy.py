@@ -38,12 +38,7 @@ from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.proposal import plan_values
 from niss.flower.session import Round, Session
 from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, sort_replies
-from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.coalition_file import load_coalition
-from niss.protocol.keyfile import load_identity
-from niss.protocol.keys import Identity
-from niss.protocol.messages import MODES
-from niss.protocol.server import Outcome
+from niss.protocol import LINKS_PER_ROUND, MODES, Identity, Outcome, load_coalition, load_identity
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000

@@ -24,9 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.keys import Identity, verify
-from niss.protocol.messages import Refusal
-from niss.protocol.wire import Limits, signed_part
+from niss.protocol import Identity, Limits, Refusal, signed_part, verify
 
 RECORD = "niss"
 UPLOAD = "niss-upload"

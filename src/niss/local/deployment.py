@@ -30,8 +30,7 @@ from typing import Any, Self
 from niss.errors import ConfigError, NissError
 from niss.local.certificates import Certificates, make_certificates, make_node_key
 from niss.local.processes import Processes, Started
-from niss.protocol.keyfile import create_keyfile
-from niss.protocol.keys import Identity
+from niss.protocol import Identity, create_keyfile
 
 NAME = "niss-up"
 """How Flower's configuration calls the SuperLink of the federation."""
