@@ -27,13 +27,13 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from niss.accounting.assess import Assessor, charge_to
 from niss.errors import LocalProtocolError, NissError, RemoteProtocolError
-from niss.flower.arrays import FloatArray, Model
 from niss.flower.limits import Limits
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
 from niss.flower.state import SELF, StateStore, open_store
-from niss.flower.transport import Reply, Request, Stage, sign_refusal, take_request
-from niss.protocol import Agreed, Client, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
+from niss.flower.transport import FloatArray, Model, Reply, Request, Stage, sign_refusal, take_request
+from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
 from niss.protocol import Message as ProtocolMessage
+from niss.tracker.client import TrackerClient
 
 # Flower's own logger, so that its settings decide what is shown.
 LOG = logging.getLogger("flwr")
@@ -131,7 +131,8 @@ class _Exchange:
             if message.terms.run != proposal.run:
                 raise RemoteProtocolError("the round belongs to another run than its message says")
             answer = client.upload(message, update, os.urandom)
-            self._stay_live(proposal)
+            if proposal.tracker:
+                self._stay_live(proposal)
             if proposal.mode == "tolerate":
                 client.close_round()  # Nothing will be asked about this round again.
         elif isinstance(message, SurvivorClaim) and self._request.stage is Stage.CLAIM:
@@ -155,21 +156,25 @@ class _Exchange:
         self._count_step()
         prekeys = client.enrol(proposal.prekeys, os.urandom)
         if proposal.tracker:
-            from niss.flower.coordinator import register
-
-            register(proposal, identity, prekeys, ca=self._limits.tracker_ca)
+            self._register(proposal, prekeys)
         pinned = self._limits.pinned
         LOG.info("niss: joined run %s; pinned: %s", self._run[:8], ", ".join(pinned) or "nothing")
         return Enrolment(identity.public, prekeys, pinned).signed(identity, proposal).to_bytes()
 
-    def _stay_live(self, proposal: Proposal) -> None:
-        """Tell the tracker, where there is one, that this client is still there."""
-        if not proposal.tracker:
-            return
-        from niss.flower.coordinator import stay_live
+    def _register(self, proposal: Proposal, prekeys: tuple[Prekey, ...]) -> None:
+        """Register keys with the tracker of the run, which must say of the run what the server says of it."""
+        with TrackerClient(proposal.tracker, self._store.identity, ca=self._limits.tracker_ca) as tracker:
+            described = tracker.describe(proposal.run)
+            if (described.holder, described.anchor) != (proposal.holder, proposal.anchor):
+                raise RemoteProtocolError("the tracker has another holder or another chain for this run")
+            tracker.register(prekeys)
 
+    def _stay_live(self, proposal: Proposal) -> None:
+        """Tell the tracker that this client is still there."""
+        identity, ca = self._store.identity, self._limits.tracker_ca
         try:
-            stay_live(proposal, self._store.identity, ca=self._limits.tracker_ca)
+            with TrackerClient(proposal.tracker, identity, ca=ca, retries=1) as tracker:
+                tracker.heartbeat()
         except NissError as error:
             # The upload stands; whether this client is seated next time is the tracker's business.
             LOG.warning("niss: %s", error)

@@ -33,11 +33,9 @@ from niss.accounting.assess import Assessor
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
-from niss.flower.arrays import shared_model
-from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.proposal import plan_values
-from niss.flower.session import Round, Session
-from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, sort_replies
+from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
+from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, shared_model, sort_replies
 from niss.protocol import LINKS_PER_ROUND, MODES, Identity, Outcome, load_coalition, load_identity
 
 LOG = logging.getLogger("flwr")
