@@ -273,10 +273,9 @@ class Session:
     def admit(self, node: int, reply: Reply) -> None:
         """Take an enrolment; a node that declines, or whose keys are not in order, is left out of the run."""
         try:
-            if not reply.body.startswith(ENROLMENT_TAG):
-                message = decode(reply.body)
-                reason = message.reason if isinstance(message, Refusal) else "it did not send its keys"
-                raise RemoteProtocolError(f"declined: {reason}")
+            message = None if reply.body.startswith(ENROLMENT_TAG) else decode(reply.body)
+            if isinstance(message, Refusal):
+                raise RemoteProtocolError(f"declined: {message.reason}")
             enrolment = Enrolment.from_bytes(reply.body)
             enrolment.check(self.proposal)
             if self._coalition is not None:

@@ -268,7 +268,7 @@ def _check_failures(charges: int, failure: float, allowed: float) -> None:
     if charges * failure > allowed * (1.0 + 1e-9):
         raise PrivacyError(
             f"{charges} uploads, each with a bound on colluders that may fail, exceed this client's delta",
-            hint="fewer rounds, or a higher cap on participations",
+            hint="use fewer rounds, or raise the cap on participations",
         )
 
 

@@ -296,7 +296,7 @@ class NissStrategy(Strategy):
     def _log(self, report: RoundReport) -> None:
         """One line for the round, and one for each upload that is not in the sum."""
         LOG.info(
-            "niss: %d of %d uploads summed, noise deviation %.3g a coordinate",
+            "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
             report.survivors,
             report.participants,
             report.deviation,
