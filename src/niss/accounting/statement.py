@@ -1,21 +1,29 @@
-"""The guarantee of a run, in words and in numbers.
+"""The guarantee of a run, or of one graph and its noise, in words and in numbers.
 
-A statement is made from what the rounds really did (the ledger), says which view and which adversary it
-holds against, and says so plainly where there is no guarantee.
+`make_statement` speaks of a run, from what its rounds really did (the ledger); `assess` of one graph, without a run.
+A statement says which view and which adversary it holds against, and says so plainly where there is no guarantee.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from niss.accounting.ledger import Ledger
-from niss.accounting.outsider import OutsiderClaim
-from niss.accounting.plan import Plan
+from niss.accounting.outsider import OutsiderClaim, rounded_up
+from niss.accounting.plans import Plan
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
+from niss.methods import marginal_mu, mu_of, server_adversary
+from niss.methods.niss import Niss
+from niss.views import effective_variance
+from niss.views.covariance import per_client
 
 _UNITS = {
     "client": "one client's whole data",
@@ -43,7 +51,7 @@ NOT_PROTECTED = (
 
 @dataclass(frozen=True)
 class ClientStatement:
-    """One client's numbers; epsilon is None where there is no guarantee."""
+    """One client's numbers, in the joint and in the marginal view; None where there is no guarantee."""
 
     client: int
     participations: int
@@ -55,7 +63,18 @@ class ClientStatement:
 
 @dataclass(frozen=True)
 class Statement:
-    """What was promised to the clients of a run: `epsilon_*` belong to the worst-off client."""
+    """What is promised to the clients of a run; every number belongs to the worst-off client.
+
+    epsilon_joint     against `adversary`, who combines everything it sees; None: no guarantee
+    epsilon_marginal  of one upload looked at alone, which is what the paper counts
+    epsilon_outsider  against someone who sees the released models alone
+    budget_epsilon    what was promised in advance, and is never exceeded; None: nothing was
+    heuristic         whether the noise follows a rule that proves nothing
+    colluders         how many participants of a round are assumed to tell the server all they know
+    words, paper      the guarantee, and the paper's own numbers for it, as sentences
+    not_protected     what differential privacy does not hide
+    caveats           what a reader has to know besides
+    """
 
     method: str
     unit: str
@@ -90,19 +109,32 @@ def make_statement(
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`.
 
-    `noise_from` says where the noise of the run came from: a seed, the operating system's entropy in one process, or
-    clients of their own, which is no simulation.
+    notes       further caveats
+    outsider    the claim against an outsider, where one was computed
+    noise_from  where the noise of the run came from: a seed, the operating system's entropy in one process, or
+                clients of their own, which is no simulation
     """
     rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
     delta = plan.delta - rounds * plan.attempts * plan.corruption.failure
-    clients = tuple(_client(plan, ledger, number, delta) for number in range(ledger.participations.size))
+    spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared]) if plan.private else None
+    clients = tuple(
+        _client(
+            number,
+            int(count),
+            math.inf if spent is None else float(spent[0, number]),
+            math.inf if spent is None else float(spent[1, number]),
+            None if plan.heuristic else delta,
+            plan.delta,
+        )
+        for number, count in enumerate(ledger.participations)
+    )
     taken = [client for client in clients if client.participations]
-    joint = None if plan.heuristic else worst_epsilon([client.epsilon_joint for client in taken])
-    marginal = worst_epsilon([client.epsilon_marginal for client in taken])
+    joint = _worst([client.epsilon_joint for client in taken])
+    marginal = _worst([client.epsilon_marginal for client in taken])
     budget = None
     if ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
-    adversary = _adversary(plan)
+    adversary = plan.kind.adversary(plan)
     return Statement(
         method=plan.method,
         unit=plan.unit,
@@ -112,7 +144,7 @@ def make_statement(
         epsilon_marginal=marginal,
         budget_epsilon=budget,
         heuristic=plan.heuristic,
-        colluders=plan.colluders if plan.method == "niss" else 0,
+        colluders=plan.colluders if plan.kind.uses("colluders") else 0,
         adversary=adversary,
         words=_words(plan, ledger, joint, marginal, adversary),
         paper=_paper(plan, marginal),
@@ -124,23 +156,115 @@ def make_statement(
     )
 
 
+def assess(
+    graph: ShareGraph,
+    *,
+    unit_variance: float,
+    residual_variance: ArrayLike,
+    sensitivity: ArrayLike,
+    delta: float,
+    participations: int = 1,
+    colluders: Collection[int] = (),
+    dropped: Collection[int] = (),
+    revealed: Collection[tuple[int, int]] = (),
+    scales: ArrayLike | None = None,
+    unit: str = "client",
+    relation: str = "zero-out",
+) -> Statement:
+    """What this noise promises to each honest client over `participations` such rounds, without a run.
+
+    sensitivity      how far one client can move its upload in L2 norm (`p_k clip` for zero-out): one, or one per client
+    delta            of the claim
+    unit, relation   what is hidden, for the words alone; the sensitivity has to match
+
+    The rest is as in `effective_variance`. No worst case is searched: the statement holds against these colluders.
+
+    >>> graph = ShareGraph.complete(10)
+    >>> bare = assess(graph, unit_variance=1.0, residual_variance=0.0, sensitivity=1.0, delta=1e-5)
+    >>> bare.epsilon_joint is None
+    True
+    >>> hidden = assess(graph, unit_variance=1.0, residual_variance=0.2, sensitivity=1.0, delta=1e-5)
+    >>> round(hidden.epsilon_joint, 2)
+    3.09
+    """
+    if participations < 1:
+        raise ConfigError(f"must be at least 1, not {participations}", field="participations")
+    moved = math.sqrt(participations) * per_client(sensitivity, graph.size, "sensitivity")
+    residual = per_client(residual_variance, graph.size, "residual_variance")
+    variance = effective_variance(
+        graph,
+        unit_variance=unit_variance,
+        residual_variance=residual,
+        colluders=colluders,
+        dropped=dropped,
+        revealed=revealed,
+        scales=scales,
+    )
+    honest = np.setdiff1d(np.arange(graph.size), [*colluders, *dropped])
+    joint = mu_of(moved[honest], variance)
+    marginal = marginal_mu(
+        moved,
+        unit_variance=unit_variance,
+        sent=graph.out_weight,
+        received=graph.in_weight,
+        residual_variance=residual,
+    )[honest]
+    clients = tuple(
+        _client(int(client), participations, float(joint[seat]), float(marginal[seat]), delta, delta)
+        for seat, client in enumerate(honest)
+    )
+    worst = _worst([client.epsilon_joint for client in clients])
+    worst_marginal = _worst([client.epsilon_marginal for client in clients])
+    adversary = server_adversary(len(set(colluders)), revealed=len(set(revealed)))
+    words = f"No guarantee against {adversary}: the noises of some honest clients cancel exactly in its sum."
+    if worst is not None:
+        words = (
+            f"({rounded_up(worst)}, {delta:g})-differential privacy for every honest client "
+            f"over {participations} round{'s' if participations != 1 else ''}, hiding one {unit} ({relation}), "
+            f"against {adversary}."
+        )
+    number = "no number" if worst_marginal is None else f"epsilon = {rounded_up(worst_marginal)}"
+    return Statement(
+        method=Niss.name,
+        unit=unit,
+        relation=relation,
+        delta=delta,
+        epsilon_joint=worst,
+        epsilon_marginal=worst_marginal,
+        budget_epsilon=None,
+        heuristic=False,
+        colluders=len(set(colluders)),
+        adversary=adversary,
+        words=words,
+        paper=f"One upload alone, which is what the paper counts: {number}. It does not hold against this adversary.",
+        not_protected=NOT_PROTECTED,
+        caveats=(),
+        clients=clients,
+    )
+
+
 def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> float | None:
     """The joint claim holds against an outsider too: the smaller one counts."""
     known = [value for value in (joint, outsider.epsilon if outsider else None) if value is not None]
     return min(known) if known else None
 
 
-def _client(plan: Plan, ledger: Ledger, number: int, delta: float) -> ClientStatement:
-    joint = math.sqrt(ledger.joint_squared[number])
-    marginal = math.sqrt(ledger.marginal_squared[number])
-    private = plan.private
+def _client(
+    number: int,
+    participations: int,
+    joint: float,
+    marginal: float,
+    joint_delta: float | None,
+    marginal_delta: float,
+) -> ClientStatement:
+    """From the mu of both views; without a `joint_delta` there is no epsilon in the joint view."""
     return ClientStatement(
         client=number,
-        participations=int(ledger.participations[number]),
-        mu_joint=joint if private and math.isfinite(joint) else None,
-        epsilon_joint=_epsilon(joint, delta) if private and not plan.heuristic else None,
-        mu_marginal=marginal if private and math.isfinite(marginal) else None,
-        epsilon_marginal=_epsilon(marginal, plan.delta) if private else None,
+        participations=participations,
+        mu_joint=joint if math.isfinite(joint) else None,
+        epsilon_joint=None if joint_delta is None else _epsilon(joint, joint_delta),
+        mu_marginal=marginal if math.isfinite(marginal) else None,
+        epsilon_marginal=_epsilon(marginal, marginal_delta),
     )
 
 
@@ -150,32 +274,14 @@ def _epsilon(mu: float, delta: float) -> float | None:
     return gdp_epsilon(mu, delta) if mu > 0.0 else 0.0
 
 
-def worst_epsilon(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
-
-
-def _adversary(plan: Plan) -> str:
-    if plan.method == "central-dp":
-        return "anyone who sees the released models; the server sees every bare update and is trusted"
-    if plan.method == "fedavg":
-        return "none: the server sees every bare update"
-    return server_adversary(plan.colluders if plan.method == "niss" else 0)
-
-
-def server_adversary(colluders: int, *, revealed: int = 0) -> str:
-    """The server of the joint view, in words."""
-    server = "a server that sees every upload, knows the share graph and may know all other clients' data"
-    if colluders == 0:
-        helpers = "no client colludes with it"
-    else:
-        helpers = f"up to {colluders} participants of a round, fixed before its graph was drawn, tell it all they know"
-    given = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
-    return f"{server}; {helpers}{given}"
+def _worst(epsilons: list[float | None]) -> float | None:
+    """The largest, and None where one client has no guarantee, or where there is no client."""
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(known) if known and len(known) == len(epsilons) else None
 
 
 def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | None, adversary: str) -> str:
-    if plan.method == "fedavg":
+    if not plan.private:
         return "No privacy: updates are uploaded as they are."
     most = int(ledger.participations.max(initial=0))
     if most == 0:
@@ -194,7 +300,7 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
             "That number is a label, not a promise."
         )
     if joint is None:
-        return f"No guarantee in the joint view. {_why_none(plan)} {alone}"
+        return f"No guarantee in the joint view. {plan.kind.why_no_guarantee(plan)} {alone}"
     return (
         f"({rounded_up(joint)}, {plan.delta:g})-differential privacy for every client {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
@@ -203,7 +309,7 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
 
 def _paper(plan: Plan, marginal: float | None) -> str:
     """The paper's own numbers, labelled as what they are: one upload alone, and its Theorem 3."""
-    if plan.method != "niss":
+    if not plan.kind.shares_noise:
         return ""
     share = "epsilon = " + rounded_up(marginal) if marginal is not None else "no number"
     return (
@@ -213,46 +319,11 @@ def _paper(plan: Plan, marginal: float | None) -> str:
     )
 
 
-def rounded_up(epsilon: float) -> str:
-    """Two digits, never below the number itself (a rounding error of 1e-8 apart)."""
-    return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
-
-
-def _why_none(plan: Plan) -> str:
-    tau2 = plan.tau2 if isinstance(plan.tau2, tuple) else (plan.tau2,)
-    if any(value != 0.0 for value in tau2):
-        if plan.distortion == "coordinate":
-            return "For a distortion per coordinate in a round this large no joint-view bound is computed."
-        if plan.distortion == "scalar":
-            return "For a scalar distortion there is no bound without the factors that were drawn."
-        return "The uploads of some group of clients carry too little noise of their own, so their sum lays them open."
-    return (
-        "The noises of all uploads cancel exactly, so a server that knows the other updates subtracts them from the "
-        "sum and is left with the bare one."
-    )
-
-
 def _caveats(plan: Plan, noise_from: str) -> tuple[str, ...]:
     if not plan.private:
         return ()
     caveats = [_SIMULATED[noise_from]] if noise_from in _SIMULATED else []
-    if plan.method == "niss":
-        if plan.colluders == 0:
-            caveats.append("Clients that collude with the server are not counted here.")
-        if plan.corruption.failure:
-            caveats.append(
-                f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours of a "
-                "client collude than the accountant assumes."
-            )
-        if plan.colluders and plan.neighbours < 4 and plan.graph == "regular":
-            caveats.append(
-                "On a graph this sparse the search may miss worse colluders; send at least 4 shares."
-            )
-        if plan.graph == "random":
-            caveats.append(
-                "In a random list clients receive unequal numbers of shares: the worst-off client decides the epsilon, "
-                "and the aggregate variance differs from Theorem 2."
-            )
+    caveats += plan.kind.caveats(plan)
     if plan.unit == "client" and plan.relation == "zero-out":
         caveats.append("Zero-out neighbours do not hide that a client took part.")
     return tuple(caveats)

@@ -1,4 +1,8 @@
-"""What a run did to its clients: a line for each round, and the statement of what was promised."""
+"""What a run did to its clients: a line for each round, and the statement of what was promised.
+
+A round is charged to everyone who may have answered it, in two views: the joint one, which counts what the server and
+its colluders see of all uploads together, and the marginal one, of a single upload looked at alone.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Ledger, Plan, Statement, make_statement
-from niss.accounting.terms import grid_delta
+from niss.accounting import Ledger, Plan, Statement, grid_delta, make_statement, upload_mu
 from niss.flower.session import Member, Round, Session
 from niss.protocol import Outcome
 
@@ -87,7 +90,7 @@ class Account:
         """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
         charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
-        marginal = terms.clip / size / math.sqrt(2.0 * terms.unit_variance * terms.neighbours)
+        marginal = upload_mu(terms, size, self.plan.relation)
         self.charges.append((charged, mu, marginal))
         self.grid_delta = max(self.grid_delta, grid_delta(self.plan, terms))
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance

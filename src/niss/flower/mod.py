@@ -25,7 +25,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from niss.accounting.assess import Assessor, charge_to
+from niss.accounting import Assessor, charge_to
 from niss.errors import LocalProtocolError, NissError, RemoteProtocolError
 from niss.flower.limits import Limits
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
@@ -197,7 +197,7 @@ class _Exchange:
             store.identity,
             policy,
             assess=_assessor(plan.relation, failure),
-            charge=charge_to(ledger, SELF),
+            charge=charge_to(ledger, SELF, relation=plan.relation),
             persist=persist,
             kept=store.state.memory,
         )

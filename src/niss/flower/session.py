@@ -23,9 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from niss.accounting import Plan
-from niss.accounting.attempts import draw_round
-from niss.accounting.terms import make_terms
+from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
@@ -50,8 +48,6 @@ from niss.protocol import (
     decode,
     encode,
     fingerprint,
-    participants_hash,
-    terms_hash,
 )
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
@@ -256,7 +252,7 @@ class Session:
             prekeys=PREKEYS,
             tracker=coordinator.address,
         )
-        self._proposed = self.proposal.signed(identity)
+        self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
         self.left_out: dict[int, str] = {}
         self.round: Round | None = None
@@ -315,37 +311,21 @@ class Session:
                 f"{len(nodes)} nodes could take part, at least {self.proposal.participants} are needed"
             )
         node_of = {self.members[node].identity: node for node in nodes}
-        drawn = self._draw(number, tuple(node_of), coordinates)
-        opened = self._server.open_round(drawn.terms, drawn.participants, drawn.beacon)
+        coordinator, fewest = self._coordinator, self.proposal.participants
+        proposed, _ = propose_round(
+            self.proposal.plan,
+            number,
+            seat=lambda attempt: coordinator.seat(number, attempt, tuple(node_of), fewest),
+            terms=lambda people: self._terms_for(people, coordinates),
+            release=lambda attempt, commitment: coordinator.beacon(number, attempt, commitment),
+            assess=self._assess,
+            allowed=self._allowed,
+        )
+        opened = self._server.open_round(proposed.terms, proposed.participants, proposed.beacon)
         nodes_by_seat = tuple(node_of[one.identity] for one in opened.participants)
         self.round = Round(number, agree(opened), nodes_by_seat)
         body = encode(opened)
         return {node: self._request(node, Stage.ROUND, body) for node in nodes_by_seat}
-
-    def _draw(self, number: int, identities: tuple[bytes, ...], coordinates: int) -> RoundOpen:
-        """A graph on which the plan's promise holds for everyone, else every client would decline.
-
-        What is given up on the way is given up before anyone is asked.
-        """
-        plan = self.proposal.plan
-
-        def propose(attempt: int, more: float) -> RoundOpen:
-            people = self._coordinator.seat(number, attempt, identities, self.proposal.participants)
-            terms = self._terms_for(people, coordinates)
-            terms = replace(
-                terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
-            )
-            commitment = participants_hash(people) + terms_hash(terms)
-            return RoundOpen(terms, people, self._coordinator.beacon(number, attempt, commitment))
-
-        drawn, _ = draw_round(
-            propose,
-            self._assess,
-            attempts=plan.attempts,
-            colluders=plan.colluders,
-            allowed=self.proposal.round_mu,
-        )
-        return drawn
 
     def take_uploads(self, replies: Replies) -> None:
         """The replies of a round. What is forged, damaged, declined or missing counts as lost, with the reason."""
@@ -425,7 +405,11 @@ class Session:
         return Request(stage, body, after, self.proposal.run)
 
     def _terms_for(self, people: tuple[Participant, ...], coordinates: int) -> Terms:
-        """Terms on a grid of 32 bits where the sum fits it, which halves the upload; else of 64."""
+        """Terms on a grid of 32 bits where the sum fits it, which halves the upload; else of 64.
+
+        They depend on the number of participants alone, so they are made once for each; `propose_round` fills in
+        round and attempt.
+        """
         key = len(people), coordinates
         if key not in self._terms:
             terms = make_terms(

@@ -23,12 +23,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from niss.accounting import Ledger, LedgerFile
+from niss.accounting import ChargeableLedger, Ledger, LedgerFile
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, locked_folder, read_private, write_atomically
 from niss.flower.limits import Budget
@@ -91,14 +91,6 @@ class ClientState:
             return None
 
 
-class ChargedLedger(Protocol):
-    """A ledger that one round can be charged to; a charge that would overspend raises `PrivacyError`."""
-
-    def charge(
-        self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
-    ) -> object: ...
-
-
 class StateStore(ABC):
     """Where a client keeps its identity, its state and its ledger."""
 
@@ -110,7 +102,7 @@ class StateStore(ABC):
         """Keep `state`; durable when this returns, as far as the place allows."""
 
     @abstractmethod
-    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargedLedger:
+    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargeableLedger:
         """The ledger that the rounds of a run are charged to.
 
         run       id of the run, in hex
@@ -151,7 +143,7 @@ class ContextStore(StateStore):
             }
         )
 
-    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargedLedger:
+    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargeableLedger:
         del run, relation
         return _ContextLedger(self, budget, failure)
 
@@ -211,7 +203,7 @@ class FolderStore(StateStore):
         path = self._folder / _STATE
         write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{_STATE}.new")
 
-    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargedLedger:
+    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargeableLedger:
         return _FolderLedger(self._folder / LEDGER, run, relation, budget, failure)
 
 

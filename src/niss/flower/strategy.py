@@ -28,8 +28,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Plan, Statement
-from niss.accounting.assess import Assessor
+from niss.accounting import Assessor, Plan, Statement
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
@@ -248,7 +247,7 @@ class NissStrategy(Strategy):
 
     @property
     def session(self) -> Session:
-        """The protocol's run; each `start` begins a new one."""
+        """The protocol's run: begun when it is first needed, and anew by each `start`."""
         if self._begun is None:
             self._begun = Session(
                 self.plan,

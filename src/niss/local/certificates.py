@@ -1,6 +1,9 @@
 """Keys and certificates for a federation on one machine: an authority of its own, and a key for each node.
 
 They are made for one `niss up` and thrown away with it. For several machines, use the authority you trust.
+
+TLS proves the SuperLink and the tracker to those who connect to them. A SuperNode proves itself to the SuperLink with
+its own key, and a client to the others with its NISS identity (`niss.protocol.keyfile`), which is not made here.
 """
 
 from __future__ import annotations

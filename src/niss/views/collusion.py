@@ -1,27 +1,39 @@
-"""The search for the worst client and its worst colluders on one graph."""
+"""How bad it can get when some clients tell the server all they know.
+
+The corruption is static: at most `colluders` participants, chosen before the beacon, and so before the
+graph, is known. A client's neighbours are then a random sample, and the number of colluders among them
+stays below a hypergeometric quantile except with a stated probability, which is charged to delta. Given
+that bound, the worst set of colluders is found exactly where all sets can be tried (or are all alike),
+and else by a search, which is reported as such.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import lapack
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import LinearOperator, cg
 
-from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
-from niss.accounting.joint import effective_variance
-from niss.errors import PrivacyError
+from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
+from niss.views.covariance import per_client
+from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+# All sets of colluders are tried when there are at most this many.
+EXACT_SETS = 3_000
+_REFINEMENTS = 6
+_SMALL = 500
 # Rounds of up to this many clients are searched against every client, larger ones against a few.
 _EVERYONE = 60
 _SUSPECTS = 6
@@ -34,6 +46,178 @@ _EXCHANGED_SETS, _EXCHANGE_ROUNDS, _CANDIDATES = 3, 3, 4
 _SOFTENING = 1e-9
 # Up to this many clients a dense solve takes less time than building a sparse matrix.
 _DENSE = 250
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """At most `colluders` static colluders, and what a repair of dropouts may give away.
+
+    `revealed` edges of any one client, at most, are told to the server, and at most `dropped` clients are
+    declared dropped in a round: all their edges may be revealed and their own noise is lost, so they count
+    like colluders. `failure` is the probability, per client and round, with which more of its neighbours
+    may collude than the accountant assumes.
+    """
+
+    colluders: int = 0
+    revealed: int = 0
+    dropped: int = 0
+    failure: float = 0.0
+
+    @property
+    def removed(self) -> int:
+        """The most participants whose part is known to the server or missing."""
+        return self.colluders + max(self.revealed, self.dropped)
+
+    def __post_init__(self) -> None:
+        for field in ("colluders", "revealed", "dropped"):
+            value = getattr(self, field)
+            if not isinstance(value, (int, np.integer)) or value < 0:
+                raise ConfigError(f"must be a whole number, not below 0, not {value!r}", field=field)
+        if not 0.0 <= self.failure < 1.0:
+            raise ConfigError(f"must lie in [0, 1), not {self.failure!r}", field="failure")
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The worst that was found: `ratio` is effective variance over target, for `client`, with `colluders`.
+
+    `exact` says whether every admissible set was covered; otherwise `examined` sets were.
+    """
+
+    ratio: float
+    client: int
+    colluders: tuple[int, ...]
+    exact: bool
+    examined: int
+
+
+@lru_cache(maxsize=4_096)
+def colluding_neighbours(participants: int, neighbours: int, colluders: int, failure: float) -> int:
+    """The least q with P(more than q of the neighbours collude) <= failure.
+
+    The neighbours are a uniform sample of the other participants, `colluders` of whom collude.
+    """
+    if not 0 <= neighbours < participants or not 0 <= colluders < participants:
+        raise ConfigError("neighbours and colluders must be fewer than the participants", field="neighbours")
+    most = min(neighbours, colluders)
+    if failure <= 0.0:
+        # A probability too small for a float is not yet none.
+        return most
+    from scipy.stats import hypergeom
+
+    for count in range(most):
+        if hypergeom.sf(count, participants - 1, colluders, neighbours) <= failure:
+            return count
+    return most
+
+
+def worst_case(
+    graph: ShareGraph,
+    corruption: Corruption,
+    *,
+    unit_variance: float,
+    residual_variance: ArrayLike,
+    target_variance: ArrayLike,
+) -> WorstCase:
+    """The smallest ratio of effective to target variance over honest clients and colluder sets."""
+    residual = per_client(residual_variance, graph.size, "residual_variance")
+    target = target_per_client(target_variance, graph.size)
+    removed = corruption.removed
+    if removed > graph.size - 2:
+        raise PrivacyError(
+            f"{removed} of {graph.size} participants known to the server leave nobody to share noise with",
+            hint="assume fewer colluders or reveals, or let more clients take part",
+        )
+    search = Search(graph, corruption, unit_variance, residual, target)
+    if removed == 0:
+        return search.evaluate_all((), exact=True)
+    if search.all_alike():
+        return search.evaluate_all(tuple(range(graph.size - removed, graph.size)), exact=True)
+    if math.comb(graph.size, removed) <= EXACT_SETS:
+        return search.enumerate(removed)
+    return search.guided(removed)
+
+
+def calibrate_for(
+    graph: ShareGraph,
+    corruption: Corruption,
+    *,
+    unit_variance: float,
+    target_variance: ArrayLike,
+) -> tuple[float, WorstCase]:
+    """The smallest common tau^2 that keeps every target in the worst case found, and that worst case."""
+    target = target_per_client(target_variance, graph.size)
+    everyone = np.arange(graph.size)
+    received = received_variance(graph, unit_variance, everyone)
+
+    def examine(tau2: float) -> WorstCase:
+        return worst_case(
+            graph,
+            corruption,
+            unit_variance=unit_variance,
+            residual_variance=tau2 * received,
+            target_variance=target,
+        )
+
+    opponents: list[WorstCase] = []
+
+    def ratio(tau2: float) -> float:
+        return _ratio(graph, opponents, unit_variance, target, tau2) if opponents else examine(tau2).ratio
+
+    def worst_known(tau2: float, latest: WorstCase) -> WorstCase:
+        """The search may miss at this tau^2 what it found at another."""
+        again = [
+            replace(opponent, ratio=_ratio(graph, [opponent], unit_variance, target, tau2))
+            for opponent in opponents
+        ]
+        worst = min([latest, *again], key=_by_ratio)
+        return replace(worst, examined=latest.examined)
+
+    first = examine(float(np.max(target / received)) / graph.size)
+    # Following one opponent is quick; on a small graph so is asking for the worst of all each time.
+    if not first.exact or first.colluders or graph.size > _SMALL:
+        opponents.append(first)
+    for _ in range(_REFINEMENTS):
+        tau2 = least_tau2(graph, unit_variance, target, everyone, ratio)
+        found = examine(tau2)
+        if found.ratio >= 1.0 - 1e-9:
+            return tau2, worst_known(tau2, found)
+        opponents.append(found)
+    # The search keeps finding slightly worse sets: step past the last one.
+    while found.ratio < 1.0 - 1e-9:
+        tau2 *= 1.02
+        found = examine(tau2)
+    return tau2, worst_known(tau2, found)
+
+
+def least_tau2_against(graph: ShareGraph, opponents: Sequence[WorstCase], *, unit_variance: float) -> float:
+    """The smallest common tau^2 that leaves the client of each opponent an effective variance of 1."""
+    target, everyone = np.ones(graph.size), np.arange(graph.size)
+
+    def ratio(tau2: float) -> float:
+        return _ratio(graph, opponents, unit_variance, target, tau2)
+
+    return least_tau2(graph, unit_variance, target, everyone, ratio)
+
+
+def _ratio(
+    graph: ShareGraph, opponents: Sequence[WorstCase], unit_variance: float, target: FloatArray, tau2: float
+) -> float:
+    """The least ratio of effective to target variance over known clients with known colluders."""
+    variances = [
+        effective_variance(
+            graph,
+            unit_variance=unit_variance,
+            residual_variance=tau2 * (unit_variance * graph.in_weight),
+            colluders=opponent.colluders,
+            clients=[opponent.client],
+        )
+        for opponent in opponents
+    ]
+    return min(
+        float(variance[0] / target[opponent.client])
+        for variance, opponent in zip(variances, opponents, strict=True)
+    )
 
 
 class Search:
@@ -117,10 +301,10 @@ class Search:
         found = []
         for client in self._suspects(stream):
             sets = self._sets_against(client, removed, stream.child("sets", client))
-            found.append(min((self._case(client, colluders) for colluders in sets), key=by_ratio))
+            found.append(min((self._case(client, colluders) for colluders in sets), key=_by_ratio))
         if removed <= _EXCHANGED:
-            found += [self._exchanged(start) for start in sorted(found, key=by_ratio)[:_EXCHANGED_SETS]]
-        return self._confirmed(min(found, key=by_ratio))
+            found += [self._exchanged(start) for start in sorted(found, key=_by_ratio)[:_EXCHANGED_SETS]]
+        return self._confirmed(min(found, key=_by_ratio))
 
     def _confirmed(self, found: WorstCase) -> WorstCase:
         """The same set with its ratio to full precision: the search follows softened numbers."""
@@ -194,7 +378,7 @@ class Search:
                 for candidate in np.argsort(-energy, kind="stable")[:_CANDIDATES].tolist():
                     if energy[candidate] >= 0.0:
                         best = min(
-                            best, self._case(client, tuple(sorted([*staying, candidate]))), key=by_ratio
+                            best, self._case(client, tuple(sorted([*staying, candidate]))), key=_by_ratio
                         )
             if best is before:
                 break
@@ -259,5 +443,5 @@ class Search:
         return weights
 
 
-def by_ratio(case: WorstCase) -> float:
+def _by_ratio(case: WorstCase) -> float:
     return case.ratio
