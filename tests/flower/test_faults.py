@@ -14,7 +14,7 @@ from flower.grid import FIRST, FakeGrid, global_model, make_app, step_of
 from niss.accounting import Plan
 from niss.errors import RemoteProtocolError
 from niss.flower import NissStrategy, niss_mod
-from niss.flower.letters import Stage
+from niss.flower.transport import Stage
 from niss.protocol.wire import decode
 
 NODES = 8
@@ -218,8 +218,8 @@ def test_too_few_nodes_skip_the_round_and_the_statement_says_so():
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=REPAIRED, mode="repair", participants=9)
     result = strategy.start(grid, global_model(), num_rounds=2, timeout=1)
     assert not result.arrays
-    assert all(one.skipped == "8 nodes could take part, 9 are wanted" for one in strategy.rounds)
-    assert any("2 rounds were skipped" in caveat for caveat in strategy.statement.caveats)
+    assert all(one.skipped == "8 nodes could take part, at least 9 are needed" for one in strategy.rounds)
+    assert any("Rounds that were skipped: 2;" in caveat for caveat in strategy.statement.caveats)
 
 
 def test_a_node_that_comes_later_is_enrolled_then():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,29 @@ def test_without_flower_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(ConfigError, match="not installed") as caught:
         _ = niss.flower.niss_mod
     assert "niss[flower]" in caught.value.hint
+
+
+ROUND = """
+import sys, warnings
+
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[1])
+import flower.conftest
+from flower.grid import FakeGrid, global_model
+from flwr.serverapp.strategy import FedAvg
+from niss.accounting import Plan
+from niss.flower import NissStrategy
+
+plan = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
+strategy = NissStrategy(FedAvg(), plan=plan)
+strategy.start(FakeGrid(), global_model(), num_rounds=1, timeout=1)
+assert strategy.rounds[0].survivors == 6
+print([name for name in ("torch", "matplotlib", "fastapi", "niss.cli", "niss.learning") if name in sys.modules])
+"""
+
+
+@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed")
+def test_a_round_of_a_numpy_app_loads_neither_torch_nor_matplotlib():
+    command = [sys.executable, "-c", ROUND, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr

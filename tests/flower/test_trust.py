@@ -163,11 +163,14 @@ class TestPins:
         [
             ({"niss-server": "ab" * 32}, "server of this run is not the one"),
             ({"niss-holder": "ab" * 32}, "holder of this run is not the one"),
-            ({"niss-clip": 0.1}, "clip = 0.5 is proposed, this node allows at most 0.1"),
+            ({"niss-clip": 0.1}, "clip = 0.5 is proposed, but this node allows at most 0.1"),
             ({"niss-epsilon": 1.0, "niss-delta": 1e-5}, "epsilon = 8 is proposed"),
             ({"niss-epsilon": 9.0, "niss-delta": 1e-6}, "delta = 1e-05 is proposed"),
-            ({"niss-colluders": 1}, "0 colluders are planned for, this node assumes 1"),
-            ({"niss-relation": "replace-one"}, "relation 'zero-out' is planned"),
+            ({"niss-colluders": 1}, "the plan allows for 0 colluders, but this node assumes 1"),
+            (
+                {"niss-relation": "replace-one"},
+                "the plan is for 'zero-out', but this node requires 'replace-one'",
+            ),
             ({"niss-modes": "repair"}, "mode 'tolerate' is not accepted"),
         ],
     )
@@ -206,7 +209,7 @@ class TestPins:
             Limits().of_node({"niss-epsilom": 1.0})
         with pytest.raises(ConfigError, match="niss-server"):
             Limits().of_node({"niss-server": "abc"})
-        with pytest.raises(ConfigError, match="go together"):
+        with pytest.raises(ConfigError, match="must be set together"):
             Limits(epsilon=1.0)
 
 

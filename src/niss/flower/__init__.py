@@ -1,6 +1,18 @@
 """NISS on Flower: `ClientApp(mods=[niss_mod])` and `NissStrategy(FedAvg(...), plan=plan)`.
 
-The names are imported on first use, so that the parts that need no Flower work without it.
+Where to read, on the client and on the server:
+
+    mod        answers a message: trains, checks, hides the update
+    limits     what the owner of a node insists on
+    state      what a client keeps between messages
+    strategy   wraps one of Flower's strategies; a round from its side
+    session    a run of the protocol: enrolment, rounds, repair
+    account    what was charged and what happened; the statement
+    proposal   how a run begins, on both sides
+    transport  what Flower's messages carry, on both sides
+
+The names are imported on first use, so that importing this package does not need Flower. Nothing here loads torch: an
+app of any framework that gives numpy arrays will do.
 """
 
 from __future__ import annotations
@@ -15,12 +27,7 @@ if TYPE_CHECKING:
     from niss.flower.mod import NissMod, niss_mod
     from niss.flower.strategy import NissStrategy
 
-_HOME = {
-    "Limits": "niss.flower.limits",
-    "NissMod": "niss.flower.mod",
-    "NissStrategy": "niss.flower.strategy",
-    "niss_mod": "niss.flower.mod",
-}
+_HOME = {"Limits": "limits", "NissMod": "mod", "NissStrategy": "strategy", "niss_mod": "mod"}
 
 __all__ = ["Limits", "NissMod", "NissStrategy", "niss_mod"]
 
@@ -29,7 +36,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'niss.flower' has no attribute {name!r}")
     try:
-        value = getattr(import_module(_HOME[name]), name)
+        value = getattr(import_module(f"niss.flower.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "flwr":
             raise

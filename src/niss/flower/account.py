@@ -1,4 +1,8 @@
-"""What a run did to its clients: a line for each round, and the statement of what was promised."""
+"""What a run did to its clients: a line for each round, and the statement of what was promised.
+
+A round is charged to everyone who may have answered it, in two views: the joint one, which counts what the server and
+its colluders see of all uploads together, and the marginal one, of a single upload looked at alone.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,37 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Ledger, Plan, Statement, make_statement, upload_mu
-from niss.accounting.terms import grid_delta
+from niss.accounting import Ledger, Plan, Statement, grid_delta, make_statement, upload_mu
 from niss.flower.session import Member, Round, Session
-from niss.protocol.server import Outcome
+from niss.protocol import Outcome
 
-# True of the simulator, whose noise can be replayed; here keys and noise come from the operating system.
+# What a client that does not pin it takes on trust, in words.
+_TRUSTED = {
+    "server": "the server's key",
+    "holder": "the beacon holder's key",
+    "coalition": "the other clients' identities",
+    "epsilon": "the budget",
+    "state": "Flower's Context for their memory",
+}
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round: who took part, who was lost and why, and the noise left in the mean update."""
+    """What happened in one round, as `report.json` shows it.
+
+    round           counts from 1, as Flower does
+    participants    how many were asked for an upload
+    survivors       how many uploads are in the sum
+    lost            by node: why its upload is not
+    exact           whether all noise shares cancelled
+    uncancelled     how many noise shares were left in the sum
+    masked          how many self-masks were left in the sum
+    deviation       standard deviation of the noise in a coordinate of the mean update
+    mu              what the round cost each client in the joint view; None: unbounded
+    bytes_uploaded  size of all uploads that were accepted
+    problems        what went wrong in the repair
+    skipped         why the round did not take place
+    """
 
     round: int
     participants: int
@@ -35,8 +59,9 @@ class RoundReport:
     skipped: str | None = None
 
     @classmethod
-    def skip(cls, number: int, why: str) -> RoundReport:
-        return cls(number + 1, 0, 0, {}, True, 0, 0, 0.0, None, 0, (), why)
+    def skip(cls, number: int, reason: str) -> RoundReport:
+        """The report of round `number`, counted from 0, that did not take place."""
+        return cls(number + 1, 0, 0, {}, True, 0, 0, 0.0, None, 0, (), reason)
 
 
 @dataclass
@@ -45,6 +70,13 @@ class Account:
 
     Each client keeps its own ledger and trusts it alone; this one serves the report, and spares clients a round
     that they would refuse.
+
+    plan           what the clients are promised
+    charges        for each round: numbers of the members charged, and their mu in the joint and the marginal view
+    rounds         the reports, skipped rounds too
+    evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
+    clear_metrics  names of the metrics of `train` that clients sent unprotected
+    grid_delta     the most that the grid of any round adds to delta
     """
 
     plan: Plan
@@ -55,13 +87,13 @@ class Account:
     grid_delta: float = 0.0
 
     def enter(self, current: Round, outcome: Outcome, members: dict[int, Member], mu: float) -> RoundReport:
-        """Charge a round to everyone who may have answered it, whether the answer arrived or not."""
+        """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
         charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
-        alone = upload_mu(terms, size, self.plan.relation)
-        self.charges.append((charged, mu, alone))
+        marginal = upload_mu(terms, size, self.plan.relation)
+        self.charges.append((charged, mu, marginal))
         self.grid_delta = max(self.grid_delta, grid_delta(self.plan, terms))
-        left = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
+        variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
         scale = size / len(outcome.survivors) if outcome.survivors else 0.0
         report = RoundReport(
             round=current.number + 1,
@@ -71,7 +103,7 @@ class Account:
             exact=outcome.exact,
             uncancelled=outcome.uncancelled,
             masked=len(outcome.masked),
-            deviation=math.sqrt(left) * scale,
+            deviation=math.sqrt(variance) * scale,
             mu=mu if math.isfinite(mu) else None,
             bytes_uploaded=current.bytes_uploaded,
             problems=outcome.problems
@@ -86,20 +118,21 @@ class Account:
             return nodes
         numbers = np.array([members[node].number for node in nodes], dtype=np.int64)
         room = self._ledger(len(members)).room(numbers, self.plan.round_mu(numbers))
-        return [node for node, left in zip(nodes, room.tolist(), strict=True) if left]
+        return [node for node, has_room in zip(nodes, room.tolist(), strict=True) if has_room]
 
-    def statement(self, session: Session, *, independent: bool) -> Statement:
+    def statement(self, session: Session) -> Statement:
         """The guarantee of the run, with what happened in it."""
         return make_statement(
             self.plan,
             self._ledger(max(1, len(session.members))),
-            notes=self._notes(session, independent=independent),
+            notes=self._caveats(session),
             noise_from="clients",
         )
 
-    def to_json(self, session: Session, *, independent: bool) -> dict[str, Any]:
+    def to_json(self, session: Session) -> dict[str, Any]:
+        """Statement, rounds, members and those who were left out, as `report.json` holds them."""
         return {
-            "statement": self.statement(session, independent=independent).to_json(),
+            "statement": self.statement(session).to_json(),
             "rounds": [asdict(one) for one in self.rounds],
             "left_out": {str(node): why for node, why in session.left_out.items()},
             "members": {str(node): one.identity.hex() for node, one in session.members.items()},
@@ -107,51 +140,40 @@ class Account:
 
     def _ledger(self, clients: int) -> Ledger:
         ledger = Ledger.empty(clients)
-        for numbers, mu, alone in self.charges:
-            seats = np.array([number for number in numbers if number < clients], dtype=np.int64)
-            ledger.charge(seats, np.full(seats.size, mu), np.full(seats.size, alone))
+        for numbers, joint, marginal in self.charges:
+            charged = np.array([number for number in numbers if number < clients], dtype=np.int64)
+            ledger.charge(charged, np.full(charged.size, joint), np.full(charged.size, marginal))
         ledger.budget = self.plan.budget(clients) if self.plan.calibrated else None
         return ledger
 
-    def _notes(self, session: Session, *, independent: bool) -> tuple[str, ...]:
-        notes = [
+    def _caveats(self, session: Session) -> tuple[str, ...]:
+        caveats = [
             f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {self.grid_delta:.2g} "
             "to delta; the claim is computational, as are the keys behind it."
         ]
-        if not independent:
-            notes.append(
+        if not session.proposal.tracker:
+            caveats.append(
                 "The server holds the beacon itself (no tracker), so it could have chosen the graph: colluders are "
                 "counted as if they were placed after it was drawn."
             )
-        taken = Counter(
-            name
-            for member in session.members.values()
-            for name in ("server", "holder", "coalition", "epsilon", "state")
-            if name not in member.pinned
+        trusting = Counter(
+            name for member in session.members.values() for name in _TRUSTED if name not in member.pinned
         )
-        words = {
-            "server": "the server's key",
-            "holder": "the beacon holder's key",
-            "coalition": "the other clients' identities",
-            "epsilon": "the budget",
-            "state": "Flower's Context for their memory",
-        }
-        if taken:
-            counted = ", ".join(f"{words[name]} ({count})" for name, count in taken.items())
-            notes.append(f"Of {len(session.members)} clients some took on trust: {counted}.")
+        if trusting:
+            counts = ", ".join(f"{_TRUSTED[name]} ({count})" for name, count in trusting.items())
+            caveats.append(f"Of {len(session.members)} clients, some took on trust: {counts}.")
         if lost := sum(len(one.lost) for one in self.rounds):
             noisy = sum(not one.exact for one in self.rounds)
-            notes.append(
+            caveats.append(
                 f"Uploads lost or declined: {lost}; rounds in which noise was left uncancelled: {noisy}. Every round "
                 "is charged as if the server had lied about it."
             )
-        for node, why in session.left_out.items():
-            notes.append(f"Node {node} was left out: {why}.")
-        if skipped := [one for one in self.rounds if one.skipped]:
-            notes.append(f"{len(skipped)} rounds were skipped; the last because {skipped[-1].skipped}.")
+        caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
+        if skipped := [one.skipped for one in self.rounds if one.skipped]:
+            caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
         if self.evaluations:
-            notes.append("Metrics of `evaluate` travel in the clear and are not counted here.")
+            caveats.append("Metrics of `evaluate` travel in the clear and are not counted here.")
         if self.clear_metrics:
-            named = ", ".join(sorted(self.clear_metrics))
-            notes.append(f"Metrics of `train` that travel in the clear and are not counted here: {named}.")
-        return tuple(notes)
+            names = ", ".join(sorted(self.clear_metrics))
+            caveats.append(f"Metrics of `train` that travel in the clear and are not counted here: {names}.")
+        return tuple(caveats)

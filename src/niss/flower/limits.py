@@ -1,14 +1,14 @@
 """What the owner of a node insists on, whatever a server proposes.
 
 Each limit that is set is checked against the proposal of a run, and again in every round. What is not set is taken
-from the first proposal of a run and then held fixed: trust on first use. The run's configuration is not asked: in
-Flower it comes from the side of the server.
+from the first proposal of a run and then held fixed: trust on first use. Limits never come from the run's
+configuration, which in Flower the server's side writes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,22 @@ from niss.accounting import RELATIONS
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
-from niss.protocol.client import Policy
-from niss.protocol.coalition_file import load_coalition
-from niss.protocol.messages import MODES
+from niss.protocol import MODES, Policy, load_coalition
 
 PREFIX = "niss-"
+"""What the names of limits start with in a node's configuration."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a client may spend in all: B in mu, and the part of delta that pays for bounds that may fail."""
+    """What a client may spend in all.
 
-    mu: float | None
+    mu             B of the privacy filter; infinite where nothing is promised
+    delta          of the promise
+    delta_failure  the part of delta that pays for bounds on colluding neighbours that may fail
+    """
+
+    mu: float
     delta: float
     delta_failure: float
 
@@ -47,6 +51,8 @@ class Limits:
     relation         what must be hidden: `zero-out` or `replace-one`
     modes            how dropouts may be handled
     tracker_ca       certificate of the authority that signed the tracker's
+
+    Raises `ConfigError` for a limit that cannot be kept.
     """
 
     state: Path | None = None
@@ -72,68 +78,70 @@ class Limits:
         if self.modes is not None and not set(self.modes) <= set(MODES):
             raise ConfigError("unknown mode", field="modes", hint="use some of: " + ", ".join(MODES))
         if (self.epsilon is None) != (self.delta is None):
-            raise ConfigError("go together", field="epsilon and delta", hint="give both or none")
+            raise ConfigError("must be set together", field="epsilon, delta", hint="set both or neither")
         if self.epsilon is not None and self.delta is not None:
-            gdp_mu(self.epsilon, self.delta)  # Refuses what is no target.
-        for field in ("participants", "colluders", "clip"):
-            value = getattr(self, field)
+            gdp_mu(self.epsilon, self.delta)  # Refuses values that are not a target.
+        for name in ("participants", "colluders", "clip"):
+            value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"must be finite and not negative, not {value!r}", field=field)
+                raise ConfigError(f"must be finite and not negative, not {value!r}", field=name)
 
     def of_node(self, node_config: Mapping[str, Any]) -> Limits:
-        """These limits, with those of the node's own configuration in their place where it has any."""
-        given: dict[str, Any] = {}
-        known = {field.name for field in fields(self)}
+        """These limits, replaced by those of the node's own configuration where it has any.
+
+        An unknown name that starts with `niss-` is an error: a misspelt limit would not be kept.
+        """
+        limits: dict[str, Any] = {}
         for key, value in node_config.items():
             if not key.startswith(PREFIX):
                 continue
             name = key.removeprefix(PREFIX).replace("-", "_")
-            if name not in known:
-                raise ConfigError(
-                    "there is no such limit", field=key, hint="known: " + ", ".join(sorted(known))
-                )
-            given[name] = _read(name, value, key)
-        return replace(self, **given)
+            if name not in _PARSERS:
+                raise ConfigError("unknown limit", field=key, hint="known: " + ", ".join(sorted(_PARSERS)))
+            parse, kind = _PARSERS[name]
+            try:
+                limits[name] = parse(value)
+            except ValueError:
+                raise ConfigError(f"invalid value {value!r}", field=key, hint=f"expected {kind}") from None
+        return replace(self, **limits)
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The names of what is not taken on trust."""
+        """The names of the limits that are set, and so not taken on trust."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     def check(self, proposal: Proposal) -> None:
-        """Refuse a run that would not keep these limits."""
+        """Raise `RemoteProtocolError` for a run that would not keep these limits."""
         plan = proposal.plan
-        for name, wanted, given in (
-            ("server", self.server, proposal.server),
-            ("holder", self.holder, proposal.holder),
-        ):
-            if wanted is not None and wanted != given:
+        for name in ("server", "holder"):
+            if getattr(self, name) not in (None, getattr(proposal, name)):
                 raise RemoteProtocolError(
                     f"the {name} of this run is not the one this node expects",
                     hint=f"compare its key with the node's {PREFIX}{name}",
                 )
-        asked: float
-        for name, most in (("clip", self.clip), ("epsilon", self.epsilon), ("delta", self.delta)):
-            asked = getattr(plan, name)
-            if most is not None and not asked <= most:
+        for name in ("clip", "epsilon", "delta"):
+            most, proposed = getattr(self, name), getattr(plan, name)
+            if most is not None and not proposed <= most:
                 raise RemoteProtocolError(
-                    f"{name} = {asked:g} is proposed, this node allows at most {most:g}"
+                    f"{name} = {proposed:g} is proposed, but this node allows at most {most:g}"
                 )
         if self.epsilon is not None and not plan.calibrated:
             raise RemoteProtocolError(
-                "a plan with its own tau2 promises nothing, but this node asks for epsilon"
+                "a plan that sets tau2 itself promises nothing, but this node requires an epsilon"
             )
         if self.colluders is not None and plan.colluders < self.colluders:
             raise RemoteProtocolError(
-                f"{plan.colluders} colluders are planned for, this node assumes {self.colluders}"
+                f"the plan allows for {plan.colluders} colluders, but this node assumes {self.colluders}"
             )
-        if self.relation is not None and plan.relation != self.relation:
-            raise RemoteProtocolError(f"relation {plan.relation!r} is planned, not {self.relation!r}")
+        if self.relation not in (None, plan.relation):
+            raise RemoteProtocolError(
+                f"the plan is for {plan.relation!r}, but this node requires {self.relation!r}"
+            )
         if self.modes is not None and proposal.mode not in self.modes:
             raise RemoteProtocolError(f"mode {proposal.mode!r} is not accepted by this node")
 
     def policy(self, proposal: Proposal) -> Policy:
-        """What the protocol's client enforces in each round of the run."""
+        """What the protocol's client enforces in each round of the run; checks the proposal first."""
         self.check(proposal)
         trusted = None
         if self.coalition is not None:
@@ -152,30 +160,40 @@ class Limits:
         )
 
     def budget(self, proposal: Proposal) -> Budget:
-        """The owner's own target where it is set, else that of the proposal."""
+        """The owner's own target where it is set, else that of the proposal.
+
+        The owner's delta is divided between noise and bounds that may fail in the proportion of the plan.
+        """
         plan = proposal.plan
         if not plan.calibrated:
-            return Budget(None, plan.delta, 0.0)
+            return Budget(math.inf, plan.delta, 0.0)
         failing = 1.0 - plan.gaussian_delta / plan.delta
         if self.epsilon is None or self.delta is None:
             return Budget(float(plan.budget(1)[0]), plan.delta, failing * plan.delta)
         return Budget(gdp_mu(self.epsilon, self.delta * (1.0 - failing)), self.delta, failing * self.delta)
 
 
-def _read(name: str, value: Any, key: str) -> Any:
-    """A value of a node configuration: texts, numbers, and public keys in hex."""
-    try:
-        if name in ("state", "coalition", "tracker_ca"):
-            return Path(str(value)).expanduser()
-        if name in ("server", "holder"):
-            public = bytes.fromhex(str(value))
-            if len(public) != 32:
-                raise ValueError("length")
-            return public
-        if name in ("participants", "colluders"):
-            return int(value)
-        if name == "modes":
-            return tuple(part.strip() for part in str(value).split(","))
-        return str(value) if name == "relation" else float(value)
-    except ValueError:
-        raise ConfigError(f"cannot be read: {value!r}", field=key, hint="a key is 64 hex digits") from None
+def _path(value: Any) -> Path:
+    return Path(str(value)).expanduser()
+
+
+def _public_key(value: Any) -> bytes:
+    key = bytes.fromhex(str(value))
+    if len(key) != 32:
+        raise ValueError("length")
+    return key
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(part.strip() for part in str(value).split(","))
+
+
+# How the values of a node configuration are read: by a function that raises ValueError, and in words.
+_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    **dict.fromkeys(("state", "coalition", "tracker_ca"), (_path, "a path")),
+    **dict.fromkeys(("server", "holder"), (_public_key, "a public key of 64 hex digits")),
+    **dict.fromkeys(("participants", "colluders"), (int, "a whole number")),
+    **dict.fromkeys(("clip", "epsilon", "delta"), (float, "a number")),
+    "relation": (str, "a name"),
+    "modes": (_names, "names separated by commas"),
+}

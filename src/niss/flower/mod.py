@@ -2,8 +2,16 @@
 
     app = ClientApp(mods=[niss_mod])
 
-It must be the first mod, so that nothing after it sees or sends the update. Messages of type `train` that do not
+It must be the first mod, so that no other one sees the update on its way out. Messages of type `train` that do not
 belong to NISS are refused: an app with this mod never uploads in the clear. `evaluate` and `query` pass untouched.
+
+What happens to a round: `take_request` takes our record out of the message, the app trains, and the difference of the
+weights goes to the protocol's `Client`, which checks the round, charges the ledger, clips, adds noise and signs.
+
+What must be remembered is kept before the round is charged, and it is charged before anything is sent. A crash can
+cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its
+last reply. Against an older one each reply carries a step: the server repeats the last that it has seen, and a client
+that is behind declines.
 """
 
 from __future__ import annotations
@@ -11,40 +19,33 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from functools import lru_cache
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from niss.accounting.assess import Assessor
+from niss.accounting import Assessor, charge_to
 from niss.errors import LocalProtocolError, NissError, RemoteProtocolError
-from niss.flower.arrays import FloatArray, Model
-from niss.flower.enrolment import Enrolment
-from niss.flower.folder import keep_in_folder
-from niss.flower.keeping import Keeper, keep_in_context
-from niss.flower.letters import Answer, Letter, Stage, take_letter
 from niss.flower.limits import Limits
-from niss.flower.proposal import Proposal, read_proposal
-from niss.flower.refusal import refusal
-from niss.protocol.agreement import Agreed
-from niss.protocol.client import Client
-from niss.protocol.messages import Message as Said
-from niss.protocol.messages import RevealRequest, RoundOpen, SurvivorClaim
-from niss.protocol.wire import decode, encode
+from niss.flower.proposal import Enrolment, Proposal, read_proposal
+from niss.flower.state import SELF, StateStore, open_store
+from niss.flower.transport import FloatArray, Model, Reply, Request, Stage, sign_refusal, take_request
+from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
+from niss.protocol import Message as ProtocolMessage
+from niss.tracker.client import TrackerClient
 
-# Flower's own logger: what it shows is shown of this too.
+# Flower's own logger, so that its settings decide what is shown.
 LOG = logging.getLogger("flwr")
 # Flower has no code of its own for "the client declines".
 REFUSED = 901
 
 
 class NissMod:
-    """The mod with limits of its own, and with metrics that may travel in the clear.
+    """A mod for a ClientApp, with limits of its own and with metrics that may travel unprotected.
 
-    `limits` are what this client insists on; a node's own configuration goes before them. `clear_metrics` names
-    metrics of `train` that are sent as they are, without any protection; no others leave the client.
+    limits         what this client insists on; the node's own configuration takes precedence
+    clear_metrics  names of metrics of `train` that are sent as they are, without any protection; no others are sent
     """
 
     def __init__(self, limits: Limits | None = None, *, clear_metrics: Collection[str] = ()) -> None:
@@ -52,153 +53,153 @@ class NissMod:
         self._clear = frozenset(clear_metrics)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message of Flower's; `call_next` is the app, or the mod after this one."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         try:
-            letter = take_letter(message.content)
-            if letter is None:
-                return _declined(message, "this client trains in NISS rounds only, and this is none")
+            request = take_request(message.content)
+            if request is None:
+                return _decline(message, "this client trains in NISS rounds only, and this is not one")
             limits = self._limits.of_node(context.node_config)
-            trained = self._train(message, context, call_next) if letter.stage is Stage.ROUND else None
-            if isinstance(trained, Message):
-                return trained
-            with _keeper(limits, context) as keeper:
-                return _Exchange(limits, keeper, letter).reply(message, trained)
+            update, metrics = None, None
+            if request.stage is Stage.ROUND:
+                model = Model.of(_only_arrays(message.content))
+                trained = call_next(message, context)
+                if trained.has_error():
+                    return trained
+                update, metrics = _update(model, trained.content), self._clear_metrics(trained.content)
+            with open_store(context, limits.state) as store:
+                reply = _Exchange(limits, store, request).reply(update, metrics)
+            return Message(reply.to_content(), reply_to=message)
         except NissError as error:
-            # Without its own keeping in order a client cannot even sign that it declines.
-            return _declined(message, error.message)
+            # Without its own state in order a client cannot even sign that it declines.
+            return _decline(message, error.message)
 
-    def _train(
-        self, message: Message, context: Context, call_next: ClientAppCallable
-    ) -> tuple[FloatArray, MetricRecord | None] | Message:
-        """The bare update, which does not leave this process, and the metrics that may."""
-        model = Model.of(_only_arrays(message.content))
-        reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        update = model.update_to(_only_arrays(reply.content))
-        if not np.all(np.isfinite(update)):
-            LOG.warning("niss: the trained weights are not finite; an update of zero is sent in their place")
-            update = np.zeros_like(update)
-        shown = {
-            name: value
-            for record in reply.content.metric_records.values()
-            for name, value in record.items()
-            if name in self._clear
-        }
-        return update, MetricRecord(shown) if shown else None
+    def _clear_metrics(self, content: RecordDict) -> MetricRecord | None:
+        """The metrics that may travel unprotected, if there are any."""
+        records = content.metric_records.values()
+        metrics = {name: record[name] for record in records for name in record if name in self._clear}
+        return MetricRecord(metrics) if metrics else None
 
 
 class _Exchange:
-    """One letter and its answer."""
+    """One request of the server and the client's reply to it."""
 
-    def __init__(self, limits: Limits, keeper: Keeper, letter: Letter) -> None:
-        self._limits, self._keeper, self._letter = limits, keeper, letter
+    def __init__(self, limits: Limits, store: StateStore, request: Request) -> None:
+        self._limits, self._store, self._request = limits, store, request
+        self._run = request.run.hex()
 
-    def reply(self, message: Message, trained: tuple[FloatArray, MetricRecord | None] | None) -> Message:
-        """The answer, or a signed refusal that says why."""
-        metrics = None if trained is None else trained[1]
+    def reply(self, update: FloatArray | None, metrics: MetricRecord | None) -> Reply:
+        """The reply to the request, or a signed refusal that says why.
+
+        update   the bare update of a round; None in the other stages
+        metrics  what may travel unprotected beside it; not sent with a refusal
+        """
         try:
-            said = self._answer(None if trained is None else trained[0])
+            body = self._answer(update)
         except NissError as error:
             LOG.warning("niss: declined: %s", error)
-            said, metrics = encode(refusal(self._keeper.identity, self._letter.digest, error.message)), None
-            self._keeper.save()  # The step that the answer names.
-        step = self._keeper.notes.steps.get(self._letter.run.hex(), 0)
-        return Message(Answer(said, step, metrics).to_content(), reply_to=message)
+            body = encode(sign_refusal(self._store.identity, self._request.digest, error.message))
+            metrics = None
+            self._store.save()  # The step that the reply names.
+        return Reply(body, self._step, metrics)
+
+    @property
+    def _step(self) -> int:
+        """How many requests of this run were answered, as far as this client's state knows."""
+        return self._store.state.steps.get(self._run, 0)
 
     def _answer(self, update: FloatArray | None) -> bytes:
-        self._check_fresh()
-        if self._letter.stage is Stage.ENROL:
+        """The protocol's answer, encoded; raises `NissError` where the request must be declined."""
+        # Fail closed on an old state: its charges and its memory of what was answered are not all there.
+        if self._step < self._request.after:
+            raise LocalProtocolError(
+                f"this client's state is at step {self._step}, but the server has seen step {self._request.after}",
+                hint="set `niss-state` to give the node a folder of its own; this run goes on without it",
+            )
+        if self._request.stage is Stage.ENROL:
             return self._enrol()
-        proposal = self._agreed_proposal()
+        agreed_to = self._store.state.proposals.get(self._run)
+        if agreed_to is None:
+            raise RemoteProtocolError("this client has not joined the run that the message belongs to")
+        proposal = read_proposal(agreed_to)
         client = self._client(proposal)
-        said = decode(self._letter.body)
-        self._count()
-        answer: Said
-        if isinstance(said, RoundOpen) and update is not None:
-            if said.terms.run != proposal.run:
-                raise RemoteProtocolError("a round of another run than its letter says")
-            answer = client.upload(said, update, os.urandom)
-            self._stay_live(proposal)
+        message = decode(self._request.body)
+        self._count_step()
+        answer: ProtocolMessage
+        if isinstance(message, RoundOpen) and update is not None:
+            if message.terms.run != proposal.run:
+                raise RemoteProtocolError("the round belongs to another run than its message says")
+            answer = client.upload(message, update, os.urandom)
+            if proposal.tracker:
+                self._stay_live(proposal)
             if proposal.mode == "tolerate":
                 client.close_round()  # Nothing will be asked about this round again.
-        elif isinstance(said, SurvivorClaim) and self._letter.stage is Stage.CLAIM:
-            answer = client.judge(said)
-        elif isinstance(said, RevealRequest) and self._letter.stage is Stage.REQUEST:
-            answer = client.reveal(said)
+        elif isinstance(message, SurvivorClaim) and self._request.stage is Stage.CLAIM:
+            answer = client.judge(message)
+        elif isinstance(message, RevealRequest) and self._request.stage is Stage.REQUEST:
+            answer = client.reveal(message)
             client.close_round()
         else:
-            raise RemoteProtocolError("a message that does not belong to its stage")
+            raise RemoteProtocolError(f"unexpected {type(message).__name__} in stage {self._request.stage}")
         return encode(answer)
 
     def _enrol(self) -> bytes:
-        proposal = read_proposal(self._letter.body)
-        run = proposal.run.hex()
-        if proposal.run != self._letter.run:
-            raise RemoteProtocolError("a proposal of another run than its letter says")
+        """Join a run, or hand over more keys in a run that was joined before under the same proposal."""
+        proposal, identity = read_proposal(self._request.body), self._store.identity
+        if proposal.run != self._request.run:
+            raise RemoteProtocolError("the proposal belongs to another run than its message says")
         client = self._client(proposal)
-        kept = self._keeper.notes.proposals.setdefault(run, self._letter.body)
-        if read_proposal(kept) != proposal:
-            raise RemoteProtocolError("the server proposes another plan for a run that was agreed on before")
-        self._count()
+        agreed_to = self._store.state.proposals.setdefault(self._run, self._request.body)
+        if read_proposal(agreed_to) != proposal:
+            raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
+        self._count_step()
         prekeys = client.enrol(proposal.prekeys, os.urandom)
         if proposal.tracker:
-            from niss.flower.tracked import register
+            self._register(proposal, prekeys)
+        pinned = self._limits.pinned
+        LOG.info("niss: joined run %s; pinned: %s", self._run[:8], ", ".join(pinned) or "nothing")
+        return Enrolment(identity.public, prekeys, pinned).signed(identity, proposal).to_bytes()
 
-            register(proposal, self._keeper.identity, prekeys, ca=self._limits.tracker_ca)
-        LOG.info("niss: joined run %s; pinned: %s", run[:8], ", ".join(self._limits.pinned) or "nothing")
-        made = Enrolment.make(self._keeper.identity, proposal, prekeys, self._limits.pinned)
-        return made.to_bytes()
+    def _register(self, proposal: Proposal, prekeys: tuple[Prekey, ...]) -> None:
+        """Register keys with the tracker of the run, which must say of the run what the server says of it."""
+        with TrackerClient(proposal.tracker, self._store.identity, ca=self._limits.tracker_ca) as tracker:
+            described = tracker.describe(proposal.run)
+            if (described.holder, described.anchor) != (proposal.holder, proposal.anchor):
+                raise RemoteProtocolError("the tracker has another holder or another chain for this run")
+            tracker.register(prekeys)
 
     def _stay_live(self, proposal: Proposal) -> None:
-        if not proposal.tracker:
-            return
-        from niss.flower.tracked import stay_live
-
+        """Tell the tracker that this client is still there."""
+        identity, ca = self._store.identity, self._limits.tracker_ca
         try:
-            stay_live(proposal, self._keeper.identity, ca=self._limits.tracker_ca)
+            with TrackerClient(proposal.tracker, identity, ca=ca, retries=1) as tracker:
+                tracker.heartbeat()
         except NissError as error:
             # The upload stands; whether this client is seated next time is the tracker's business.
             LOG.warning("niss: %s", error)
 
-    def _check_fresh(self) -> None:
-        """Fail closed on an old state: its charges and its memory of what was answered are not all there."""
-        step = self._keeper.notes.steps.get(self._letter.run.hex(), 0)
-        if step < self._letter.after:
-            raise LocalProtocolError(
-                f"this client's state is at step {step}, but the server has seen its step {self._letter.after}",
-                hint="give the node a `niss-state` folder; this run goes on without it",
-            )
-
-    def _count(self) -> None:
-        """The next step; saved by the machine together with what it does."""
-        run = self._letter.run.hex()
-        self._keeper.notes.steps[run] = self._keeper.notes.steps.get(run, 0) + 1
-
-    def _agreed_proposal(self) -> Proposal:
-        kept = self._keeper.notes.proposals.get(self._letter.run.hex())
-        if kept is None:
-            raise RemoteProtocolError("a round of a run that this client has not joined")
-        return read_proposal(kept)
+    def _count_step(self) -> None:
+        """Count this request; saved by the protocol's client together with what it does."""
+        self._store.state.steps[self._run] = self._step + 1
 
     def _client(self, proposal: Proposal) -> Client:
-        plan = proposal.plan
-        keeper = self._keeper
+        """The protocol's client, which enforces the limits and charges the ledger; refuses a run beyond them."""
+        plan, store, failure = proposal.plan, self._store, proposal.plan.corruption.failure
+        policy = self._limits.policy(proposal)
+        ledger = store.ledger(self._run, plan.relation, self._limits.budget(proposal), failure)
 
         def persist(memory: bytes) -> None:
-            keeper.notes.memory = memory
-            keeper.save()
+            store.state.memory = memory
+            store.save()
 
         return Client(
-            keeper.identity,
-            self._limits.policy(proposal),
-            assess=_assessor(plan.relation, plan.corruption.failure),
-            charge=keeper.charges(
-                proposal.run.hex(), plan.relation, self._limits.budget(proposal), plan.corruption.failure
-            ),
+            store.identity,
+            policy,
+            assess=_assessor(plan.relation, failure),
+            charge=charge_to(ledger, SELF, relation=plan.relation),
             persist=persist,
-            kept=keeper.notes.memory,
+            kept=store.state.memory,
         )
 
 
@@ -208,18 +209,25 @@ def _assessor(relation: str, failure: float) -> Callable[[Agreed, int], float]:
     return Assessor(relation=relation, failure=failure)
 
 
-def _keeper(limits: Limits, context: Context) -> AbstractContextManager[Keeper]:
-    return keep_in_context(context) if limits.state is None else keep_in_folder(limits.state)
+def _update(model: Model, trained: RecordDict) -> FloatArray:
+    """The bare update, which does not leave this process; all zeros where training diverged."""
+    update = model.update_to(_only_arrays(trained))
+    if np.all(np.isfinite(update)):
+        return update
+    LOG.warning("niss: the trained weights are not finite; sending an update of zeros instead")
+    return np.zeros_like(update)
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:
+    """The record of arrays in a message, which must be the model and nothing else."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise LocalProtocolError(f"{len(records)} records of arrays where the model should be alone")
+        raise LocalProtocolError(f"expected one record of arrays, the model, but got {len(records)}")
     return records[0]
 
 
-def _declined(message: Message, reason: str) -> Message:
+def _decline(message: Message, reason: str) -> Message:
+    """An error in Flower's terms, unsigned: there is no identity yet to sign with, or no run to refuse."""
     LOG.warning("niss: declined: %s", reason)
     return Message(Error(REFUSED, f"niss: {reason}"), reply_to=message)
 

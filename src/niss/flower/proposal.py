@@ -1,29 +1,45 @@
-"""What a server proposes for a run, signed: who it is, who holds the beacon, and the plan.
+"""How a run begins: the server proposes it under its signature, a client joins it under its own.
 
-A client checks it against its own limits, keeps it, and holds the server to it for the rest of the run.
+The proposal says who the server is, who holds the beacon, and what is planned. A client checks it against its own
+limits, keeps it, and holds the server to it for the rest of the run. The enrolment gives the server the client's
+identity and one-time keys, and says what the client does not take on trust.
+
+    proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
+               participants, prekeys, tracker
+    enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 
 from niss.accounting import Plan
 from niss.errors import ConfigError, NissError, RemoteProtocolError
-from niss.protocol.keys import Identity, verify
-from niss.protocol.messages import MODES
+from niss.protocol import (
+    MODES,
+    PUBLIC_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    Prekey,
+    SignedPrekey,
+    check_prekey,
+    length_prefixed,
+    verify,
+)
 
 VERSION = 1
 RUN_BYTES = 16
 MOST_PREKEYS = 64
-_PURPOSE = "flower proposal"
-_SIGNATURE_BYTES = 64
+ENROLMENT_TAG = b"niss enrolment/1"
+_LONGEST_ENROLMENT = 100_000
+_PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
 # The parts of a plan the protocol can carry out; the rest is fixed: niss, one client-level target for all.
-_PLANNED = (
+_PLAN_FIELDS = (
     "relation",
     "clip",
     "epsilon",
@@ -38,13 +54,27 @@ _PLANNED = (
     "dropped",
     "attempts",
 )
+_BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
 _ROUNDING = 1.0 + 1e-9
+# What JSON of somebody else's making can raise while it is read.
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One run, as the server wants it; `participants` is the fewest of a round, `tracker` its address or empty."""
+    """One run, as the server wants it.
+
+    run           id of the run
+    server        public key of the server
+    holder        public key of the beacon's holder
+    anchor        end of the beacon chain of this run
+    plan          what the clients are promised
+    mode          how dropouts are handled
+    participants  fewest participants of a round
+    prekeys       how many one-time keys a client is to hand over
+    tracker       address of the tracker, or empty
+    """
 
     run: bytes
     server: bytes
@@ -58,83 +88,77 @@ class Proposal:
 
     @property
     def round_mu(self) -> float:
-        """The most that one round may cost a client; without a calibrated plan there is no bound to hold it to."""
+        """The most that one round may cost a client; infinite for a plan that promises nothing."""
         if not self.plan.calibrated:
             return math.inf
         return float(self.plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * _ROUNDING
 
     def signed(self, server: Identity) -> bytes:
-        """The proposal as it travels: a signature, then JSON."""
-        values = {
-            "version": VERSION,
-            "run": self.run.hex(),
-            "server": self.server.hex(),
-            "holder": self.holder.hex(),
-            "anchor": self.anchor.hex(),
-            "plan": plan_values(self.plan),
-            "mode": self.mode,
-            "participants": self.participants,
-            "prekeys": self.prekeys,
-            "tracker": self.tracker,
-        }
+        """The proposal as it travels: the server's signature, then JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {name: values[name].hex() for name in _BYTE_FIELDS}
+        values |= {"version": VERSION, "plan": plan_values(self.plan)}
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-        return server.sign(_PURPOSE, text) + text
+        return server.sign(_PROPOSAL_PURPOSE, text) + text
 
 
 def read_proposal(data: bytes) -> Proposal:
-    """A proposal that is signed by the server it names; whether that is the right one is for the limits to say."""
-    signature, text = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
+    """A proposal that is signed by the server it names; whether that is the right one is for the limits to say.
+
+    Raises `RemoteProtocolError` for anything else.
+    """
+    signature, text = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
     try:
         values = json.loads(text)
         if values["version"] != VERSION:
-            raise RemoteProtocolError("a proposal of another version", hint="use the same niss everywhere")
+            raise RemoteProtocolError(
+                "the proposal was made by another version of niss", hint="use the same version everywhere"
+            )
         proposal = Proposal(
-            run=_bytes(values["run"], RUN_BYTES),
-            server=_bytes(values["server"], 32),
-            holder=_bytes(values["holder"], 32),
-            anchor=_bytes(values["anchor"], 32),
-            plan=_plan(values["plan"]),
+            **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
+            plan=_read_plan(values["plan"]),
             mode=str(values["mode"]),
             participants=int(values["participants"]),
             prekeys=int(values["prekeys"]),
             tracker=str(values["tracker"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        # A ConfigError of the plan is a ValueError too: its words say what is wrong.
-        what = error.message if isinstance(error, ConfigError) else type(error).__name__
-        raise RemoteProtocolError(f"a proposal that cannot be read: {what}") from None
-    verify(proposal.server, _PURPOSE, text, signature)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None
+    verify(proposal.server, _PROPOSAL_PURPOSE, text, signature)
     if proposal.mode not in MODES or not 1 <= proposal.prekeys <= MOST_PREKEYS:
-        raise RemoteProtocolError("a proposal that no round can follow")
+        raise RemoteProtocolError("the proposal has an unknown mode, or asks for too few or too many keys")
     return proposal
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON; refuses what the protocol cannot carry out."""
-    default = {field.name: field.default for field in fields(Plan)}
-    for field in default:
-        if field not in _PLANNED and getattr(plan, field) != default[field]:
+    """The plan as JSON; raises `ConfigError` for one that the protocol cannot carry out."""
+    for field in fields(Plan):
+        value = getattr(plan, field.name)
+        if field.name not in _PLAN_FIELDS and value != field.default:
             raise ConfigError(
-                f"{getattr(plan, field)!r} cannot be carried out by the protocol",
-                field=f"plan.{field}",
-                hint=f"leave it at {default[field]!r}",
+                f"the protocol cannot carry out {value!r}",
+                field=f"plan.{field.name}",
+                hint=f"leave it at {field.default!r}",
             )
     if isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple):
-        raise ConfigError("the protocol takes one target for all", field="plan.epsilon")
+        raise ConfigError("the protocol needs the same target for all clients", field="plan.epsilon")
     if plan.graph not in ("regular", "complete"):
-        raise ConfigError(f"no graph {plan.graph!r} on Flower", field="plan.graph", hint="use 'regular'")
-    return {field: getattr(plan, field) for field in _PLANNED}
+        raise ConfigError(
+            f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
+        )
+    return {name: getattr(plan, name) for name in _PLAN_FIELDS}
 
 
-def _plan(values: dict[str, Any]) -> Plan:
-    if set(values) != set(_PLANNED):
-        raise RemoteProtocolError("a proposal with an unknown kind of plan")
+def _read_plan(values: dict[str, Any]) -> Plan:
+    """The plan that `plan_values` wrote; a server may have made up any other."""
+    if set(values) != set(_PLAN_FIELDS):
+        raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     try:
         plan = Plan(**values)
         plan_values(plan)
         plan.budget(1)
     except NissError as error:
-        raise RemoteProtocolError(f"a plan that cannot be carried out: {error.message}") from None
+        raise RemoteProtocolError(f"the proposed plan cannot be carried out: {error.message}") from None
     return plan
 
 
@@ -143,3 +167,75 @@ def _bytes(text: str, length: int) -> bytes:
     if len(value) != length:
         raise ValueError("length")
     return value
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What the server learns of a client when it joins.
+
+    identity   public key of the client
+    prekeys    one-time keys, each signed by the identity
+    pinned     names of the limits that the client has set, in its own word
+    signature  under all of it and the run, so that it holds for no other run
+    """
+
+    identity: bytes
+    prekeys: tuple[Prekey, ...]
+    pinned: tuple[str, ...]
+    signature: bytes = b""
+
+    def signed(self, identity: Identity, proposal: Proposal) -> Self:
+        """This enrolment, signed for the run of the proposal."""
+        return replace(self, signature=identity.sign(_ENROLMENT_PURPOSE, self._signed_part(proposal)))
+
+    def check(self, proposal: Proposal) -> None:
+        """Raise `RemoteProtocolError` for keys that are not this identity's, and for an enrolment in another run."""
+        verify(self.identity, _ENROLMENT_PURPOSE, self._signed_part(proposal), self.signature)
+        for prekey in self.prekeys:
+            check_prekey(prekey, self.identity)
+
+    def to_bytes(self) -> bytes:
+        """The enrolment as it travels."""
+        values = {
+            "identity": self.identity.hex(),
+            "prekeys": [key.hex() for key in self._encoded_prekeys()],
+            "pinned": list(self.pinned),
+            "signature": self.signature.hex(),
+        }
+        return ENROLMENT_TAG + json.dumps(values, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """An enrolment that is well formed, but not yet checked."""
+        if not data.startswith(ENROLMENT_TAG) or len(data) > _LONGEST_ENROLMENT:
+            raise RemoteProtocolError("expected an enrolment, got another message")
+        try:
+            values = json.loads(data[len(ENROLMENT_TAG) :])
+            keys = [SignedPrekey.decode(bytes.fromhex(text)) for text in values["prekeys"]]
+            enrolment = cls(
+                _bytes(values["identity"], PUBLIC_BYTES),
+                tuple(Prekey(key.id, key.public, key.signature) for key in keys),
+                tuple(str(name) for name in values["pinned"]),
+                _bytes(values["signature"], SIGNATURE_BYTES),
+            )
+        except _UNREADABLE as error:
+            raise RemoteProtocolError(f"the enrolment cannot be read: {type(error).__name__}") from None
+        if not 1 <= len(enrolment.prekeys) <= MOST_PREKEYS:
+            raise RemoteProtocolError(
+                f"the enrolment has {len(enrolment.prekeys)} one-time keys, expected 1 to {MOST_PREKEYS}"
+            )
+        return enrolment
+
+    def _encoded_prekeys(self) -> list[bytes]:
+        return [SignedPrekey(one.number, one.public, one.signature).encode() for one in self.prekeys]
+
+    def _signed_part(self, proposal: Proposal) -> bytes:
+        """Run, chain, identity, keys and pins, each after its length, so that no two enrolments read alike."""
+        names = [name.encode() for name in self.pinned]
+        return length_prefixed(
+            proposal.run,
+            proposal.anchor,
+            self.identity,
+            length_prefixed(*self._encoded_prekeys()),
+            length_prefixed(*names),
+        )

@@ -1,6 +1,19 @@
 """One run of the protocol, seen from the ServerApp: who joined, the round under way, what became of everyone.
 
-It sends nothing itself: letters come out, answers go in. The machines are those of `niss.protocol`.
+It sends nothing itself: requests come out, replies go in. A run is
+
+    enrolment_requests -> admit        again for whoever comes later or has run out of keys
+    open -> take_uploads               each round
+    claim_requests -> take_repairs     mode `repair`: the survivors agree on who they are,
+    reveal_requests -> take_repairs    and reveal what takes the noise of the others out
+    finish                             the sum, and what is left in it
+
+The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words.
+
+Keys are handed out, and the beacon is held, by a coordinator: the ServerApp itself (`Relay`) or a tracker apart from it
+(`Tracked`). With a relay the server knows every link of the beacon chain in advance and could choose participants until
+it likes the graph; signed keys it cannot forge. With a tracker it would need the tracker's help, which is what the
+paper assumes it does not get.
 """
 
 from __future__ import annotations
@@ -8,42 +21,161 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from niss.accounting import Plan
-from niss.accounting.attempts import draw_round
-from niss.accounting.terms import make_terms
+from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
-from niss.flower.coordinator import Coordinator
-from niss.flower.enrolment import MAGIC, Enrolment
-from niss.flower.letters import Answer, Letter, Stage
-from niss.flower.post import Mail
-from niss.flower.proposal import RUN_BYTES, Proposal
-from niss.flower.refusal import check_refusal
-from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.coalition_file import Coalition
-from niss.protocol.keys import Identity, fingerprint
-from niss.protocol.messages import (
+from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
+from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
+from niss.protocol import (
+    Agreed,
     Beacon,
+    BeaconChain,
+    Coalition,
+    Identity,
     Message,
+    Outcome,
     Participant,
+    Prekey,
     Refusal,
     Reveal,
     RoundOpen,
-    SurvivorClaim,
+    Server,
     Terms,
     Upload,
     Verdict,
+    agree,
+    decode,
+    encode,
+    fingerprint,
 )
-from niss.protocol.server import Outcome, Server
-from niss.protocol.wire import decode, encode
+from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
 
 
+class Relay:
+    """The server itself keeps the keys and holds the chain. `Tracked` has the same methods.
+
+    independent  whether the server would need somebody's help to know a link in advance
+    address      where clients register; empty, as the server relays their keys
+    """
+
+    independent = False
+    address = ""
+
+    def __init__(self) -> None:
+        self._holder = Identity.generate(os.urandom)
+        self._chain: BeaconChain | None = None
+        self._prekeys: dict[bytes, list[Prekey]] = {}
+        self._seated: dict[int, tuple[Participant, ...]] = {}
+
+    @property
+    def holder(self) -> bytes:
+        """The public key that the links are signed with."""
+        return self._holder.public
+
+    def start_run(self, run: bytes, rounds: int) -> bytes:
+        """The anchor of a new chain for this run, long enough for so many rounds."""
+        del run
+        self._chain = BeaconChain(rounds, holder=self._holder, entropy=os.urandom)
+        self._prekeys.clear()
+        return self._chain.anchor
+
+    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        """A client joined with these one-time keys."""
+        self._prekeys.setdefault(identity, []).extend(prekeys)
+
+    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        """One-time keys came with a client's upload."""
+        self.enrolled(identity, prekeys)
+
+    def ready(self, identity: bytes) -> bool:
+        """Whether the client has a key left for another round, as far as is known."""
+        return bool(self._prekeys.get(identity))
+
+    def seat(
+        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
+    ) -> tuple[Participant, ...]:
+        """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
+        del at_least  # Here all of them can.
+        if attempt == 0 or number not in self._seated:
+            seated = tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
+            self._seated = {number: seated}
+        # Nobody was told of the attempt before, so the keys are still unused.
+        return self._seated[number]
+
+    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
+        """The link of this attempt at a round, once, for participants and terms that are committed to."""
+        if self._chain is None:
+            raise ProtocolError("no run has been started")
+        return self._chain.release(number, attempt, commitment)
+
+
+class Tracked:
+    """A tracker keeps the keys and holds the chain; this is the server's connection to it.
+
+    How many keys a client has left is counted here, so that the tracker need not be asked about each of them.
+    """
+
+    independent = True
+
+    def __init__(self, url: str, identity: Identity, *, ca: str | Path | None) -> None:
+        """`identity` is the server's, `ca` the certificate of the authority that signed the tracker's."""
+        self.address = url
+        self._client = TrackerClient(url, identity, ca=None if ca is None else Path(ca))
+        self._run = b""
+        self._left: dict[bytes, int] = {}
+
+    @property
+    def holder(self) -> bytes:
+        return self._client.describe().holder
+
+    def start_run(self, run: bytes, rounds: int) -> bytes:
+        self._run = run
+        self._left.clear()
+        return self._client.start_run(run, rounds)
+
+    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        # The client registered them itself, before it answered.
+        self._left[identity] = self._left.get(identity, 0) + len(prekeys)
+
+    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        try:
+            self._client.deposit(identity, prekeys)
+        except (TrackerRefused, TrackerUnavailable):
+            return  # It has others; when they are used up it is asked to register anew.
+        self.enrolled(identity, prekeys)
+
+    def ready(self, identity: bytes) -> bool:
+        return self._left.get(identity, 0) > 0
+
+    def seat(
+        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
+    ) -> tuple[Participant, ...]:
+        seated = self._client.seat(self._run, number, attempt, identities, at_least=at_least)
+        for one in seated:
+            self._left[one.identity] -= 1
+        return seated
+
+    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
+        return self._client.beacon(self._run, number, attempt, commitment)
+
+
+Coordinator = Relay | Tracked
+
+
 @dataclass
 class Member:
-    """A node that joined; `number` counts members in the order they came."""
+    """A node that joined.
+
+    node      Flower's id of it
+    number    counts members in the order they came
+    identity  its public key
+    pinned    names of the limits it has set, in its own word
+    step      the last of its steps that the server has seen
+    """
 
     node: int
     number: int
@@ -54,7 +186,16 @@ class Member:
 
 @dataclass
 class Round:
-    """The round under way: its seats, and by node why its upload is missing, or its part in the repair."""
+    """The round under way.
+
+    number          counts rounds from 0
+    agreed          participants, terms, beacon and the graph that follows from them
+    nodes           Flower's ids of the participants, by seat
+    lost            by node: why its upload is missing
+    unhelpful       by node: why its part in the repair is missing
+    refused         nodes that declined under their signature, and so uploaded nothing
+    bytes_uploaded  size of all uploads that were accepted
+    """
 
     number: int
     agreed: Agreed
@@ -66,7 +207,12 @@ class Round:
 
 
 class Session:
-    """A run from its first enrolment to its last round."""
+    """A run from its first enrolment to its last round.
+
+    members   by node: those who joined
+    left_out  by node: why it takes no part in the rest of the run
+    round     the one under way
+    """
 
     def __init__(
         self,
@@ -80,6 +226,17 @@ class Session:
         coalition: Coalition | None,
         assess: Callable[[Agreed, int], float],
     ) -> None:
+        """Start a run and sign its proposal.
+
+        plan          what the clients are promised
+        mode          how dropouts are handled
+        identity      the server's
+        coordinator   hands out keys and holds the beacon
+        rounds        how many rounds the beacon chain is made for
+        participants  fewest participants of a round
+        coalition     the identities that may join; None: anyone
+        assess        (round, colluders) -> the worst mu of any client in it
+        """
         self._assess = assess
         self._identity, self._server, self._coordinator = identity, Server(identity), coordinator
         self._coalition = coalition
@@ -95,184 +252,176 @@ class Session:
             prekeys=PREKEYS,
             tracker=coordinator.address,
         )
-        self._proposed = self.proposal.signed(identity)
+        self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
         self.left_out: dict[int, str] = {}
         self.round: Round | None = None
         self._terms: dict[tuple[int, int], Terms] = {}
 
-    def wanting(self, nodes: Iterable[int]) -> dict[int, Letter]:
-        """Letters to those nodes that have yet to join, or have no key left."""
+    def enrolment_requests(self, nodes: Iterable[int]) -> dict[int, Request]:
+        """Requests to enrol, for those of these nodes that have yet to join or have no key left."""
         return {
-            node: self._letter(node, Stage.ENROL, self._proposed)
+            node: self._request(node, Stage.ENROL, self._proposed)
             for node in nodes
             if node not in self.left_out and not self._is_ready(node)
         }
 
-    def admit(self, node: int, answer: Answer) -> None:
+    def admit(self, node: int, reply: Reply) -> None:
         """Take an enrolment; a node that declines, or whose keys are not in order, is left out of the run."""
         try:
-            if not answer.body.startswith(MAGIC):
-                said = decode(answer.body)
-                reason = said.reason if isinstance(said, Refusal) else "it did not answer with its keys"
-                raise RemoteProtocolError(f"declined: {reason}")
-            enrolment = Enrolment.from_bytes(answer.body)
+            message = None if reply.body.startswith(ENROLMENT_TAG) else decode(reply.body)
+            if isinstance(message, Refusal):
+                raise RemoteProtocolError(f"declined: {message.reason}")
+            enrolment = Enrolment.from_bytes(reply.body)
             enrolment.check(self.proposal)
             if self._coalition is not None:
                 self._coalition.require(enrolment.identity)
-            known = self.members.get(node)
-            if known is not None and known.identity != enrolment.identity:
+            member = self.members.get(node)
+            if member is not None and member.identity != enrolment.identity:
                 raise RemoteProtocolError("it came back with another identity")
-            if known is None and any(one.identity == enrolment.identity for one in self.members.values()):
-                raise RemoteProtocolError(f"identity {fingerprint(enrolment.identity)} joined before")
+            if member is None and any(one.identity == enrolment.identity for one in self.members.values()):
+                raise RemoteProtocolError(
+                    f"identity {fingerprint(enrolment.identity)} has already joined as another node"
+                )
         except NissError as error:
             self.leave_out(node, error.message)
             return
-        if known is None:
-            known = Member(node, len(self.members), enrolment.identity, enrolment.pinned)
-            self.members[node] = known
-        known.step = max(known.step, answer.step)
+        if member is None:
+            member = Member(node, len(self.members), enrolment.identity, enrolment.pinned)
+            self.members[node] = member
+        member.step = max(member.step, reply.step)
         self._coordinator.enrolled(enrolment.identity, enrolment.prekeys)
 
     def leave_out(self, node: int, reason: str) -> None:
+        """Go on without a node; the first reason stands."""
         self.left_out.setdefault(node, reason)
 
     def seatable(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes that can take part now."""
         return [node for node in nodes if node not in self.left_out and self._is_ready(node)]
 
-    def open(self, number: int, nodes: list[int], coordinates: int) -> dict[int, Letter]:
-        """Open a round; one letter for each of these nodes."""
+    def open(self, number: int, nodes: list[int], coordinates: int) -> dict[int, Request]:
+        """Open a round on updates of so many coordinates; one request for each participant.
+
+        Raises `ProtocolError` where there are too few nodes, or the tracker is away, and `PrivacyError` where no graph
+        that was drawn keeps the plan's promise. Nobody has been asked anything then.
+        """
         if len(nodes) < self.proposal.participants:
             raise ProtocolError(
-                f"{len(nodes)} nodes could take part, {self.proposal.participants} are wanted"
+                f"{len(nodes)} nodes could take part, at least {self.proposal.participants} are needed"
             )
         node_of = {self.members[node].identity: node for node in nodes}
-        drawn = self._draw(number, tuple(node_of), coordinates)
-        opened = self._server.open_round(drawn.terms, drawn.participants, drawn.beacon)
-        seats = tuple(node_of[one.identity] for one in opened.participants)
-        self.round = Round(number, agree(opened), seats)
-        body = encode(opened)
-        return {node: self._letter(node, Stage.ROUND, body) for node in self.round.nodes}
-
-    def _draw(self, number: int, identities: tuple[bytes, ...], coordinates: int) -> RoundOpen:
-        """A graph on which the plan's promise holds for everyone, else every client would decline.
-
-        What is given up on the way is given up before anyone is asked.
-        """
-        plan = self.proposal.plan
-
-        def propose(attempt: int, more: float) -> RoundOpen:
-            people = self._coordinator.seat(number, attempt, identities, self.proposal.participants)
-            terms = self._terms_for(people, coordinates)
-            terms = replace(
-                terms, round=number, attempt=attempt, residual_variance=more * terms.residual_variance
-            )
-            commitment = participants_hash(people) + terms_hash(terms)
-            return RoundOpen(terms, people, self._coordinator.beacon(number, attempt, commitment))
-
-        drawn, _ = draw_round(
-            propose,
-            self._assess,
-            attempts=plan.attempts,
-            colluders=plan.colluders,
-            allowed=self.proposal.round_mu,
+        coordinator, fewest = self._coordinator, self.proposal.participants
+        proposed, _ = propose_round(
+            self.proposal.plan,
+            number,
+            seat=lambda attempt: coordinator.seat(number, attempt, tuple(node_of), fewest),
+            terms=lambda people: self._terms_for(people, coordinates),
+            release=lambda attempt, commitment: coordinator.beacon(number, attempt, commitment),
+            assess=self._assess,
+            allowed=self._allowed,
         )
-        return drawn
+        opened = self._server.open_round(proposed.terms, proposed.participants, proposed.beacon)
+        nodes_by_seat = tuple(node_of[one.identity] for one in opened.participants)
+        self.round = Round(number, agree(opened), nodes_by_seat)
+        body = encode(opened)
+        return {node: self._request(node, Stage.ROUND, body) for node in nodes_by_seat}
 
-    def take_uploads(self, mail: Mail) -> None:
-        """The answers to the round. What is forged, damaged, declined or missing counts as lost, and says why."""
-        self._take(mail, self._current.lost)
+    def take_uploads(self, replies: Replies) -> None:
+        """The replies of a round. What is forged, damaged, declined or missing counts as lost, with the reason."""
+        self._take(replies, self._current.lost)
 
-    def take_repairs(self, mail: Mail) -> None:
-        """The answers in a stage of the repair."""
-        self._take(mail, self._current.unhelpful)
+    def take_repairs(self, replies: Replies) -> None:
+        """The replies in a stage of the repair."""
+        self._take(replies, self._current.unhelpful)
 
-    def _take(self, mail: Mail, problems: dict[int, str]) -> None:
-        problems.update(mail.failures)
-        for node, answer in mail.answers.items():
+    def _take(self, replies: Replies, problems: dict[int, str]) -> None:
+        problems.update(replies.failures)
+        for node, reply in replies.received.items():
+            member = self.members[node]
             try:
-                said = decode(answer.body)
-                if isinstance(said, Refusal):
-                    self._take_refusal(node, said, problems)
+                message = decode(reply.body)
+                if isinstance(message, Refusal):
+                    self._take_refusal(member, message, problems)
                     continue
-                self._hand_over(said)
+                self._hand_over(message)
             except RemoteProtocolError as error:
                 problems[node] = error.message
                 continue
-            self.members[node].step = max(self.members[node].step, answer.step)
-            if isinstance(said, Upload):
-                self._current.bytes_uploaded += len(answer.body)
-                self._coordinator.replenish(self.members[node].identity, said.fresh_prekeys)
+            member.step = max(member.step, reply.step)
+            if isinstance(message, Upload):
+                self._current.bytes_uploaded += len(reply.body)
+                self._coordinator.replenish(member.identity, message.fresh_prekeys)
 
-    def claim(self) -> dict[int, Letter]:
-        """End the uploads; one letter for each survivor, who is to agree to the survivor set."""
-        claim: SurvivorClaim = self._server.claim_survivors()
-        body, nodes = encode(claim), self._current.nodes
-        return {nodes[seat]: self._letter(nodes[seat], Stage.CLAIM, body) for seat in claim.survivors}
+    def _take_refusal(self, member: Member, refusal: Refusal, problems: dict[int, str]) -> None:
+        """A client that declines once would decline again: the run goes on without it."""
+        check_refusal(refusal, member.identity)
+        reason = problems[member.node] = f"declined: {refusal.reason}"
+        if problems is self._current.lost:
+            self._current.refused.add(member.node)
+        self.leave_out(member.node, reason)
 
-    def requests(self) -> dict[int, Letter]:
-        """One letter for each survivor that agreed, who is to reveal what the repair needs."""
-        nodes = self._current.nodes
-        return {
-            nodes[seat]: self._letter(nodes[seat], Stage.REQUEST, encode(request))
+    def _hand_over(self, message: Message) -> None:
+        """Give a client's message to the protocol's server, which checks it."""
+        if isinstance(message, Upload):
+            self._server.take_upload(message)
+        elif isinstance(message, Verdict):
+            self._server.take_verdict(message)
+        elif isinstance(message, Reveal):
+            self._server.take_reveal(message)
+        else:
+            raise RemoteProtocolError(f"a client does not send a {type(message).__name__}")
+
+    def claim_requests(self) -> dict[int, Request]:
+        """End the uploads; one request for each survivor, who is to agree to the survivor set."""
+        claim = self._server.claim_survivors()
+        body, nodes = encode(claim), [self._current.nodes[seat] for seat in claim.survivors]
+        return {node: self._request(node, Stage.CLAIM, body) for node in nodes}
+
+    def reveal_requests(self) -> dict[int, Request]:
+        """One request for each survivor that agreed, who is to reveal what the repair needs."""
+        by_node = {
+            self._current.nodes[seat]: encode(request)
             for seat, request in self._server.request_reveals().items()
         }
+        return {node: self._request(node, Stage.REQUEST, body) for node, body in by_node.items()}
 
     def finish(self) -> tuple[Round, Outcome]:
-        """The end of the round under way."""
+        """End the round under way; returns it with the sum and what is left in it."""
         current, self.round = self._current, None
         return current, self._server.finish()
 
     @property
     def _current(self) -> Round:
         if self.round is None:
-            raise ConfigError("aggregate_train before configure_train", field="strategy")
+            raise ConfigError("aggregate_train was called before configure_train", field="strategy")
         return self.round
 
     def _is_ready(self, node: int) -> bool:
         return node in self.members and self._coordinator.ready(self.members[node].identity)
 
-    def _letter(self, node: int, stage: Stage, body: bytes) -> Letter:
+    def _request(self, node: int, stage: Stage, body: bytes) -> Request:
         after = self.members[node].step if node in self.members else 0
-        return Letter(stage, body, after, self.proposal.run)
-
-    def _take_refusal(self, node: int, declined: Refusal, problems: dict[int, str]) -> None:
-        """A client that declines once would decline again: the run goes on without it."""
-        check_refusal(declined, self.members[node].identity)
-        problems[node] = f"declined: {declined.reason}"
-        if problems is self._current.lost:
-            self._current.refused.add(node)
-        self.leave_out(node, f"declined: {declined.reason}")
-
-    def _hand_over(self, said: Message) -> None:
-        if isinstance(said, Upload):
-            self._server.take_upload(said)
-        elif isinstance(said, Verdict):
-            self._server.take_verdict(said)
-        elif isinstance(said, Reveal):
-            self._server.take_reveal(said)
-        else:
-            raise RemoteProtocolError(f"a {type(said).__name__} is nothing a client says")
+        return Request(stage, body, after, self.proposal.run)
 
     def _terms_for(self, people: tuple[Participant, ...], coordinates: int) -> Terms:
-        """Terms on a grid of 32 bits where the sum fits it, which halves the upload; else of 64."""
+        """Terms on a grid of 32 bits where the sum fits it, which halves the upload; else of 64.
+
+        They depend on the number of participants alone, so they are made once for each; `propose_round` fills in
+        round and attempt.
+        """
         key = len(people), coordinates
         if key not in self._terms:
-            plan, mode = self.proposal.plan, self.proposal.mode
-            narrow, wide = (
-                make_terms(
-                    plan,
-                    participants=len(people),
-                    coordinates=coordinates,
-                    run=self.proposal.run,
-                    number=0,
-                    mode=mode,
-                    modulus_bits=bits,
-                )
-                for bits in (32, 64)
+            terms = make_terms(
+                self.proposal.plan,
+                participants=len(people),
+                coordinates=coordinates,
+                run=self.proposal.run,
+                number=0,
+                mode=self.proposal.mode,
+                modulus_bits=32,
             )
-            self._terms[key] = narrow if _fits(narrow, people) else wide
+            self._terms[key] = terms if _fits(terms, people) else replace(terms, modulus_bits=64)
         return self._terms[key]
 
 

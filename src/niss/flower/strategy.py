@@ -5,50 +5,63 @@
 The wrapped strategy still samples nodes, configures training and evaluation, and aggregates. It is handed one result a
 round: the global weights plus the mean of the clipped updates, with the weight of one example. Updates weigh the same;
 how many examples a client has stays with it.
+
+Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys; in
+mode `repair` there are two more a round. What a client must trust, and can pin, is in `niss.flower.limits`.
+
+A round: Flower calls `configure_train`, which enrols whoever is new and opens the round; sends the messages; and calls
+`aggregate_train` with the replies, which sums the uploads, repairs what was lost, charges the account and hands the
+mean to the wrapped strategy.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Plan, Statement
-from niss.accounting.assess import Assessor
+from niss.accounting import Assessor, Plan, Statement
 from niss.errors import ConfigError, PrivacyError, ProtocolError
+from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
-from niss.flower.arrays import shared_model
-from niss.flower.coordinator import Coordinator, Relay
-from niss.flower.letters import METRICS, RECORD, Answer, Letter
-from niss.flower.metrics import mean_metrics
-from niss.flower.post import Mail, ask, sort_replies
 from niss.flower.proposal import plan_values
-from niss.flower.server_keys import server_identity
-from niss.flower.session import Session
-from niss.flower.summing import require_summing
-from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.coalition_file import load_coalition
-from niss.protocol.messages import MODES
-from niss.protocol.server import Outcome
+from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
+from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, shared_model, sort_replies
+from niss.protocol import LINKS_PER_ROUND, MODES, Identity, Outcome, load_coalition, load_identity
 
 LOG = logging.getLogger("flwr")
-_ROUNDS_UNLESS_TOLD = 1000
+_DEFAULT_ROUNDS = 1000
 _MOST_FAILED_ENROLMENTS = 2
 # Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
 _ATTEMPTS = 3
 
+_EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
+_OWN_NOISE = "it clips or adds noise of its own, and its claim would not be the one that NISS accounts for"
+# What the names of Flower's strategies start with that need more than the mean of the updates, and why they do.
+_NOT_AVERAGING = {
+    "FedMedian": f"a median is not a sum: {_EACH}",
+    "FedTrimmedAvg": f"a trimmed mean is not a sum: {_EACH}",
+    "Krum": f"it chooses among the updates: {_EACH}",
+    "MultiKrum": f"it chooses among the updates: {_EACH}",
+    "Bulyan": f"it chooses among the updates: {_EACH}",
+    "QFedAvg": f"it weights each update by its norm and its loss: {_EACH}",
+    "FedXgb": "it collects trees, which cannot be summed",
+    "DifferentialPrivacy": _OWN_NOISE,
+}
+
 
 class NissStrategy(Strategy):
-    """Wraps a strategy that averages.
+    """Wraps a strategy that averages; use it in its place.
 
-    strategy       the wrapped one; those that do more than average are refused
+    strategy       the wrapped one; those that need more than the mean of the updates are refused
     plan           what the clients are promised
     mode           what happens when clients drop out: `tolerate` leaves their noise in the sum, `repair` takes it out
                    at the cost of two more messages a round
@@ -59,6 +72,9 @@ class NissStrategy(Strategy):
     coalition      file with the identities that may take part
     report         file to write the statement and what happened in each round to, as JSON
     stage_timeout  seconds to wait for answers that need no training
+
+    After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
+    cannot be carried out.
     """
 
     def __init__(
@@ -75,19 +91,19 @@ class NissStrategy(Strategy):
         report: str | Path | None = None,
         stage_timeout: float = 120.0,
     ) -> None:
-        require_summing(strategy)
-        plan_values(plan)
+        _require_averaging(strategy)
+        plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
         if mode not in MODES:
             raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
         if plan.attempts > LINKS_PER_ROUND:
-            raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
+            raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
         self.inner, self._mode = strategy, mode
-        self._identity = server_identity(key)
-        self._coordinator: Coordinator = Relay()
-        if tracker is not None:
-            from niss.flower.tracked import Tracked
-
-            self._coordinator = Tracked(tracker, self._identity, ca=tracker_ca)
+        self._identity = (
+            Identity.generate(os.urandom) if key is None else load_identity(Path(key).expanduser())
+        )
+        self._coordinator: Coordinator = (
+            Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
+        )
         plan = replace(plan, attempts=max(plan.attempts, _ATTEMPTS))
         # A server that holds the beacon can place colluders after it knows the graph: then all may be neighbours.
         self.plan = plan if self._coordinator.independent else replace(plan, graph="complete")
@@ -95,10 +111,10 @@ class NissStrategy(Strategy):
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._report = None if report is None else Path(report)
         if self._report is not None and not self._report.parent.is_dir():
-            raise ConfigError(f"there is no folder {self._report.parent}", field="report")
+            raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
         self._stage_timeout = stage_timeout
         self._assess = Assessor(relation=plan.relation, failure=self.plan.corruption.failure)
-        self._rounds = _ROUNDS_UNLESS_TOLD
+        self._rounds = _DEFAULT_ROUNDS
         self._sent: list[Message] = []
         self._failed_enrolments: dict[int, int] = {}
         self._begun: Session | None = None
@@ -114,7 +130,11 @@ class NissStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run as the wrapped strategy would, then say what was promised."""
+        """Run as the wrapped strategy would, then log what was promised and write the report.
+
+        The arguments are those of `flwr.serverapp.strategy.Strategy.start`. The report is written
+        even if the run fails.
+        """
         self._rounds = num_rounds
         self._begun = None
         result = Result()
@@ -128,8 +148,8 @@ class NissStrategy(Strategy):
 
     @property
     def statement(self) -> Statement:
-        """What the run has promised so far."""
-        return self.account.statement(self.session, independent=self._coordinator.independent)
+        """What the run has promised so far, against whom, and what happened on the way."""
+        return self.account.statement(self.session)
 
     @property
     def rounds(self) -> list[RoundReport]:
@@ -139,7 +159,11 @@ class NissStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Enrol whoever is new, open the round, and give each participant what it needs to hide its update."""
+        """Enrol whoever is new, open the round, and give each participant what it needs to hide its update.
+
+        Returns the wrapped strategy's messages to the participants, each with the record of NISS added; none where the
+        round is skipped.
+        """
         self._sent.clear()
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         if not messages:
@@ -151,7 +175,7 @@ class NissStrategy(Strategy):
         seatable = self.session.seatable(message.metadata.dst_node_id for message in messages)
         nodes = self.account.with_room(seatable, self.session.members)
         try:
-            letters = self.session.open(number, nodes, self._model.size)
+            requests = self.session.open(number, nodes, self._model.size)
         except (ProtocolError, PrivacyError) as error:
             # Too few, unlucky graphs, or a tracker that is away: the next round may do better.
             spent = len(seatable) - len(nodes)
@@ -161,10 +185,10 @@ class NissStrategy(Strategy):
             return []
         for message in messages:
             node = message.metadata.dst_node_id
-            if node in letters:
+            if node in requests:
                 # The wrapped strategy may have given all messages the same content.
                 content = RecordDict(dict(message.content.items()))
-                content[RECORD] = letters[node].to_record()
+                content[RECORD] = requests[node].to_record()
                 message.content = content
                 self._sent.append(message)
         return list(self._sent)
@@ -172,34 +196,35 @@ class NissStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Sum the uploads, repair what was lost if so agreed, and hand the mean to the wrapped strategy."""
+        """Sum the uploads, repair what was lost if so agreed, and hand the mean to the wrapped strategy.
+
+        Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`.
+        """
         if not self._sent:
             return self.inner.aggregate_train(server_round, [])
         replies = list(replies)
-        mail = sort_replies(self._sent, replies)
-        self.session.take_uploads(mail)
+        uploads = sort_replies(self._sent, replies)
+        self.session.take_uploads(uploads)
         if self._mode == "repair":
-            self.session.take_repairs(self._ask(self.session.claim()))
-            self.session.take_repairs(self._ask(self.session.requests()))
+            self.session.take_repairs(self._send(self.session.claim_requests()))
+            self.session.take_repairs(self._send(self.session.reveal_requests()))
         current, outcome = self.session.finish()
         mu = self._assess(current.agreed, self.plan.colluders)
         report = self.account.enter(current, outcome, self.session.members, mu)
         self._log(report)
-        failed = [reply for reply in replies if reply.has_error()]
+        results = [reply for reply in replies if reply.has_error()]
         if not outcome.survivors:
-            return self.inner.aggregate_train(server_round, failed)
-        shown = [mail.answers[current.nodes[seat]] for seat in outcome.survivors]
-        arrays, metrics = self.inner.aggregate_train(
-            server_round, [self._as_one_reply(outcome, len(current.nodes), shown), *failed]
-        )
-        counted = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
-        counted.update({} if metrics is None else metrics)
-        return arrays, counted
+            return self.inner.aggregate_train(server_round, results)
+        results.insert(0, self._mean_as_reply(current, outcome, uploads))
+        arrays, metrics = self.inner.aggregate_train(server_round, results)
+        counts = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
+        counts.update({} if metrics is None else metrics)
+        return arrays, counts
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy does."""
+        """As the wrapped strategy does; that metrics will travel unprotected is noted for the statement."""
         messages = list(self.inner.configure_evaluate(server_round, arrays, config, grid))
         self.account.evaluations += len(messages)
         return messages
@@ -209,7 +234,7 @@ class NissStrategy(Strategy):
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Log the settings of both."""
+        """Log the settings of both strategies, as Flower does before the first round."""
         plan = self.plan
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
         LOG.info("\t│\t├── target: epsilon %s, delta %g, %s", plan.epsilon, plan.delta, plan.relation)
@@ -222,7 +247,7 @@ class NissStrategy(Strategy):
 
     @property
     def session(self) -> Session:
-        """The protocol's run; each `start` begins a new one."""
+        """The protocol's run: begun when it is first needed, and anew by each `start`."""
         if self._begun is None:
             self._begun = Session(
                 self.plan,
@@ -241,33 +266,36 @@ class NissStrategy(Strategy):
 
     def _enrol(self, nodes: list[int], grid: Grid) -> None:
         """At first everyone who is there, afterwards those of the round who are new or have no key left."""
-        asked = dict.fromkeys(nodes)
+        everyone = dict.fromkeys(nodes)
         if not self.session.members:
-            asked |= dict.fromkeys(grid.get_node_ids())
-        mail = self._ask(self.session.wanting(asked))
-        for node, answer in mail.answers.items():
-            self.session.admit(node, answer)
-        for node, why in mail.failures.items():
+            everyone |= dict.fromkeys(grid.get_node_ids())
+        replies = self._send(self.session.enrolment_requests(everyone))
+        for node, reply in replies.received.items():
+            self.session.admit(node, reply)
+        for node, why in replies.failures.items():
             LOG.warning("niss: node %d did not join: %s", node, why)
             self._failed_enrolments[node] = self._failed_enrolments.get(node, 0) + 1
             if self._failed_enrolments[node] >= _MOST_FAILED_ENROLMENTS:
                 self.session.leave_out(node, f"did not join: {why}")
 
-    def _ask(self, letters: dict[int, Letter]) -> Mail:
-        return ask(self._grid, letters, message_type=self._type, timeout=self._stage_timeout)
+    def _send(self, requests: dict[int, Request]) -> Replies:
+        """Exchange messages outside of Flower's own round, through the grid that the round was configured with."""
+        return send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
 
-    def _as_one_reply(self, outcome: Outcome, size: int, answers: list[Answer]) -> Message:
+    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies) -> Message:
         """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants."""
-        mean = outcome.total * (size / len(outcome.survivors))
-        metrics = mean_metrics([one.metrics for one in answers])
+        mean = outcome.total * (len(current.nodes) / len(outcome.survivors))
+        survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
+        metrics = _mean_metrics([reply.metrics for reply in survivors])
         self.account.clear_metrics |= set(metrics)
         metrics[getattr(self.inner, "weighted_by_key", "num-examples")] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
         return Message(content, reply_to=self._sent[0])
 
     def _log(self, report: RoundReport) -> None:
+        """One line for the round, and one for each upload that is not in the sum."""
         LOG.info(
-            "niss: %d of %d uploads summed, noise deviation %.3g a coordinate",
+            "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
             report.survivors,
             report.participants,
             report.deviation,
@@ -276,23 +304,53 @@ class NissStrategy(Strategy):
             LOG.info("niss: \t> node %s: %s", node, why)
 
     def _conclude(self, result: Result) -> None:
+        """Log the statement and write the report, unless the run failed before it began."""
         if self._begun is None:
-            return  # It failed before it began.
-        made = self.statement
-        LOG.info("niss: %s", made.words)
-        for caveat in made.caveats:
+            return
+        statement = self.statement
+        LOG.info("niss: %s", statement.words)
+        for caveat in statement.caveats:
             LOG.info("niss: \t- %s", caveat)
-        if self._report is not None:
-            whole: dict[str, Any] = self.account.to_json(
-                self.session, independent=self._coordinator.independent
+        if self._report is None:
+            return
+        report = self.account.to_json(self.session)
+        metrics = {
+            "train": result.train_metrics_clientapp,
+            "evaluate": result.evaluate_metrics_clientapp,
+            "server": result.evaluate_metrics_serverapp,
+        }
+        report["metrics"] = {
+            name: {str(number): dict(record) for number, record in records.items()}
+            for name, records in metrics.items()
+        }
+        write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
+
+
+def _require_averaging(strategy: Strategy) -> None:
+    """Refuse a strategy of Flower's, or one derived from it, that needs more than the mean."""
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"{type(strategy).__name__} is not a strategy of flwr.serverapp.strategy",
+            field="strategy",
+            hint="the older strategies of flwr.server cannot be wrapped; use those of the Message API",
+        )
+    origins = [kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")]
+    for start, reason in _NOT_AVERAGING.items():
+        if any(origin.startswith(start) for origin in origins):
+            raise ConfigError(
+                f"{type(strategy).__name__} cannot be used: {reason}",
+                field="strategy",
+                hint="use one that averages, such as FedAvg, FedProx, FedAvgM, FedAdam, FedYogi or FedAdagrad",
             )
-            whole["metrics"] = {
-                "train": _plain(result.train_metrics_clientapp),
-                "evaluate": _plain(result.evaluate_metrics_clientapp),
-                "server": _plain(result.evaluate_metrics_serverapp),
-            }
-            self._report.write_text(json.dumps(whole, indent=2) + "\n")
 
 
-def _plain(metrics: dict[int, MetricRecord]) -> dict[str, dict[str, Any]]:
-    return {str(number): dict(record) for number, record in metrics.items()}
+def _mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
+    """The mean, with equal weights, of each number that every client sent; everything else is left out."""
+    sent = [record for record in records if record is not None]
+    means: dict[str, int | float | list[int] | list[float]] = {}
+    for name in sent[0] if len(sent) == len(records) else ():
+        values = [record.get(name) for record in sent]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if len(numbers) == len(values):
+            means[name] = math.fsum(numbers) / len(numbers)
+    return MetricRecord(means)

@@ -13,9 +13,8 @@ from flower.grid import FIRST, FakeGrid
 from flower.test_trust import NODES, ODD, PLAN, body_of, letter, start, with_folders
 from niss.accounting.ledger_file import LedgerFile
 from niss.errors import LocalProtocolError, PrivacyError
-from niss.flower.folder import keep_in_folder
-from niss.flower.keeping import ContextKeeper, Notes
 from niss.flower.limits import Budget
+from niss.flower.state import ClientState, ContextStore, FolderStore
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.wire import decode
 
@@ -99,16 +98,16 @@ def test_a_folder_that_lost_its_memory_or_its_key_is_refused(tmp_path):
     home = tmp_path / str(ODD)
     identity = load_identity(home / "identity.key")
     (home / "notes").rename(home / "gone")
-    with pytest.raises(PrivacyError, match="lost its memory"), keep_in_folder(home):
-        pass
+    with pytest.raises(PrivacyError, match="lost its memory"):
+        FolderStore(home)
     (home / "gone").rename(home / "notes")
     (home / "identity.key").unlink()
-    with pytest.raises(PrivacyError, match="no identity"), keep_in_folder(home):
-        pass
+    with pytest.raises(PrivacyError, match="no identity"):
+        FolderStore(home)
     create_keyfile(home / "identity.key", identity)
     (home / "notes").chmod(0o644)
-    with pytest.raises(PrivacyError, match="can be reached by others"), keep_in_folder(home):
-        pass
+    with pytest.raises(PrivacyError, match="can be read by others"):
+        FolderStore(home)
 
 
 def test_a_ledger_begun_without_a_budget_cannot_promise_one_later(tmp_path):
@@ -120,15 +119,19 @@ def test_a_ledger_begun_without_a_budget_cannot_promise_one_later(tmp_path):
     assert all("can promise nothing" in why for why in strategy.rounds[0].lost.values())
 
 
+def spend(store: ContextStore, budget: Budget, *, mu: float = 1.0, failure: float = 0.0) -> None:
+    store.ledger("run", "zero-out", budget, failure).charge(0, 0, {"self": (mu, 0.1)}, {})
+
+
 def test_what_a_client_spends_is_in_its_context_at_once():
     """Not only at the end of the message: what follows the charge may fail."""
     context = FakeGrid(1).contexts[FIRST]
     budget = Budget(1.2, 1e-5, 0.0)
-    keeper = ContextKeeper(context)
-    keeper.save()
-    keeper.spend((1.0, 0.1), budget, 0.0)
+    store = ContextStore(context)
+    store.save()
+    spend(store, budget)
     with pytest.raises(PrivacyError, match="overspend"):
-        ContextKeeper(context).spend((1.0, 0.1), budget, 0.0)
+        spend(ContextStore(context), budget)
 
 
 def test_a_second_run_in_the_same_context_does_not_bring_a_larger_budget():
@@ -140,18 +143,18 @@ def test_a_second_run_in_the_same_context_does_not_bring_a_larger_budget():
 
 
 def test_uploads_whose_bound_may_fail_more_often_than_delta_allows_are_refused():
-    keeper = ContextKeeper(FakeGrid(1).contexts[FIRST])
+    store = ContextStore(FakeGrid(1).contexts[FIRST])
     budget = Budget(100.0, 1e-5, 1e-6)
-    keeper.spend((0.1, 0.1), budget, 5e-7)
-    keeper.spend((0.1, 0.1), budget, 5e-7)
+    spend(store, budget, mu=0.1, failure=5e-7)
+    spend(store, budget, mu=0.1, failure=5e-7)
     with pytest.raises(PrivacyError, match="exceed this client's delta"):
-        keeper.spend((0.1, 0.1), budget, 5e-7)
+        spend(store, budget, mu=0.1, failure=5e-7)
 
 
 def test_damaged_notes_are_refused_without_showing_them():
     kept = json.dumps({"version": 1, "memory": "ab" * 20}).encode()
     with pytest.raises(LocalProtocolError, match="damaged") as caught:
-        Notes.from_bytes(kept)
-    shown = [str(entry.locals) for entry in caught.traceback if entry.path.name == "keeping.py"]
+        ClientState.from_bytes(kept)
+    shown = [str(entry.locals) for entry in caught.traceback if entry.path.name == "state.py"]
     assert shown
     assert "abab" not in "".join(shown)

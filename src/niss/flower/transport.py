@@ -1,0 +1,277 @@
+"""NISS in Flower's messages: one record beside, or instead of, what the app itself sends.
+
+Everything is a Flower message of type `train` with a stage, because a mod only sees the actions that an app registered:
+
+    stage    server -> client, body of the record `niss`   client -> server, body of the record `niss-upload`
+    enrol    signed `Proposal` of the run                  signed `Enrolment`: identity and one-time keys
+    round    `RoundOpen`, beside the app's own records     `Upload`: the noisy update
+    claim    `SurvivorClaim` (mode `repair`)               `Verdict`
+    request  `RevealRequest` (mode `repair`)               `Reveal`
+
+In place of any of its answers a client may send a signed `Refusal`.
+
+A model's arrays become one vector, and a vector arrays again, in `Model`. Only arrays of floating-point numbers take
+part. Integers (the step counters of some layers) are not part of an update, since a single counter would use up the
+whole clip; they stay as the server sent them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.protocol import Identity, Limits, Refusal, signed_part, verify
+
+RECORD = "niss"
+UPLOAD = "niss-upload"
+METRICS = "metrics"
+NO_REPLY = "no answer in time"
+_REFUSAL = "refusal"
+
+FloatArray = NDArray[np.float64]
+Value = TypeVar("Value")
+
+
+class Stage(StrEnum):
+    """What a message is about: joining a run, a round, and the two stages of a repair."""
+
+    ENROL = "enrol"
+    ROUND = "round"
+    CLAIM = "claim"
+    REQUEST = "request"
+
+
+@dataclass(frozen=True)
+class Request:
+    """From the server to a client.
+
+    stage  what it is about
+    body   the message of the protocol, encoded
+    after  the last step of this client that the server has seen: a client whose own count is lower has lost state
+    run    id of the run
+    """
+
+    stage: Stage
+    body: bytes
+    after: int = 0
+    run: bytes = b""
+
+    def to_record(self) -> ConfigRecord:
+        """The record `niss` of a message to a client."""
+        return ConfigRecord(
+            {"stage": self.stage.value, "body": self.body, "after": self.after, "run": self.run}
+        )
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies this request in a refusal of it."""
+        return hashlib.sha256(b"niss.letter.v1" + self.stage.encode() + self.body).digest()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """From a client to the server.
+
+    body     the message of the protocol, encoded
+    step     how many requests of this run the client has answered
+    metrics  metrics of `train` that the client sends unprotected
+    """
+
+    body: bytes
+    step: int
+    metrics: MetricRecord | None = None
+
+    def to_content(self) -> RecordDict:
+        """The content of a message to the server."""
+        # An array rather than plain bytes: Flower cuts large arrays into pieces, not large bytes.
+        body = Array(np.frombuffer(self.body, dtype=np.uint8))
+        content = RecordDict({RECORD: ConfigRecord({"step": self.step}), UPLOAD: ArrayRecord({"body": body})})
+        if self.metrics is not None:
+            content[METRICS] = self.metrics
+        return content
+
+
+@dataclass
+class Replies:
+    """By node: its reply, or why there is none."""
+
+    received: dict[int, Reply] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def take_request(content: RecordDict) -> Request | None:
+    """Take our record out of a message, so that the app does not see it; None where there is none.
+
+    Raises `RemoteProtocolError` for a record that is not a request.
+    """
+    if RECORD not in content.config_records:
+        return None
+    record = content.config_records[RECORD]
+    del content[RECORD]
+    try:
+        stage = Stage(_field(record, "stage", str))
+    except ValueError:
+        raise RemoteProtocolError(
+            "the message has an unknown stage", hint="use the same version of niss everywhere"
+        ) from None
+    return Request(
+        stage, _field(record, "body", bytes), _field(record, "after", int), _field(record, "run", bytes)
+    )
+
+
+def read_reply(message: Message) -> Reply:
+    """A client's reply; raises `RemoteProtocolError` for anything else in its place."""
+    content = message.content
+    if RECORD not in content.config_records or UPLOAD not in content.array_records:
+        raise RemoteProtocolError(
+            "the reply was made without NISS",
+            hint="does the ClientApp have `mods=[niss_mod]`, and is it the first mod?",
+        )
+    try:
+        body = content.array_records[UPLOAD]["body"].numpy()
+    except (KeyError, ValueError, TypeError, EOFError) as error:
+        raise RemoteProtocolError(f"the reply cannot be read ({type(error).__name__})") from None
+    if body.dtype != np.uint8 or body.ndim != 1:
+        raise RemoteProtocolError("the body of the reply is not a string of bytes")
+    step = _field(content.config_records[RECORD], "step", int)
+    return Reply(body.tobytes(), step, content.metric_records.get(METRICS))
+
+
+def _field(record: ConfigRecord, name: str, kind: type[Value]) -> Value:
+    value = record.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise RemoteProtocolError(f"field {name!r} of the message is missing or not of type {kind.__name__}")
+    return value
+
+
+def send_requests(
+    grid: Grid, requests: Mapping[int, Request], *, message_type: str, timeout: float | None
+) -> Replies:
+    """Send each node its request, and wait up to `timeout` seconds for the replies."""
+    if not requests:
+        return Replies()
+    messages = [
+        Message(RecordDict({RECORD: request.to_record()}), dst_node_id=node, message_type=message_type)
+        for node, request in requests.items()
+    ]
+    return sort_replies(messages, grid.send_and_receive(messages, timeout=timeout))
+
+
+def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> Replies:
+    """What came back for the messages in `sent`, by node; only the first reply of a node counts.
+
+    Flower reports a lost node in the server's name, so the id of the message replied to says whose reply it is.
+    """
+    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    sorted_replies = Replies()
+    for reply in replies:
+        node = node_of.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        if node not in node_of.values() or node in sorted_replies.received:
+            continue
+        if reply.has_error():
+            sorted_replies.failures[node] = reply.error.reason or f"error {reply.error.code}"
+            continue
+        try:
+            sorted_replies.received[node] = read_reply(reply)
+        except RemoteProtocolError as error:
+            sorted_replies.failures[node] = error.message
+    for node in node_of.values():
+        if node not in sorted_replies.received:
+            sorted_replies.failures.setdefault(node, NO_REPLY)
+    return sorted_replies
+
+
+def sign_refusal(identity: Identity, request: bytes, reason: str) -> Refusal:
+    """A client declines the request with this digest, under its signature: no relay can decline in its name."""
+    short = reason.encode()[: Limits().max_reason_bytes].decode(errors="ignore")
+    unsigned = Refusal(request, short)
+    return replace(unsigned, signature=identity.sign(_REFUSAL, signed_part(unsigned)))
+
+
+def check_refusal(refusal: Refusal, identity: bytes) -> None:
+    """Raise `RemoteProtocolError` unless the client with this public key declined."""
+    verify(identity, _REFUSAL, signed_part(refusal), refusal.signature)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The global model of a round as it was sent: arrays by name, in the order of the message."""
+
+    arrays: dict[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> Self:
+        """The model in a record; raises `ConfigError` if nothing in it is a floating-point number."""
+        model = cls({name: array.numpy() for name, array in record.items()})
+        if not model.size:
+            raise ConfigError("the model has no floating-point numbers to train", field="arrays")
+        return model
+
+    @property
+    def size(self) -> int:
+        """The length of an update: how many floating-point numbers there are."""
+        return sum(array.size for _, array in self._floating)
+
+    @property
+    def _floating(self) -> list[tuple[str, NDArray[Any]]]:
+        return [item for item in self.arrays.items() if np.issubdtype(item[1].dtype, np.floating)]
+
+    def update_to(self, trained: ArrayRecord) -> FloatArray:
+        """Trained weights minus these, as one vector of float64.
+
+        Raises `LocalProtocolError` where names or shapes are not those that were sent. Infinities and NaN of a
+        training that diverged are passed on; what to do about them is the caller's business.
+        """
+        if list(trained) != list(self.arrays):
+            raise LocalProtocolError(
+                "the names of the trained arrays are not those of the arrays the server sent",
+                hint="return the arrays of the message under the same names and in the same order",
+            )
+        parts = []
+        for name, before in self._floating:
+            after = trained[name].numpy()
+            if after.shape != before.shape:
+                raise LocalProtocolError(f"array {name!r} has shape {after.shape} instead of {before.shape}")
+            with np.errstate(invalid="ignore", over="ignore"):
+                parts.append((after.astype(np.float64) - before.astype(np.float64)).ravel())
+        return np.concatenate(parts)
+
+    def moved_by(self, update: FloatArray) -> ArrayRecord:
+        """These weights plus an update of length `size`, in the dtypes they were sent in."""
+        if update.shape != (self.size,):
+            raise LocalProtocolError(f"expected an update of {self.size} numbers, got shape {update.shape}")
+        moved, start = dict(self.arrays), 0
+        for name, before in self._floating:
+            part = update[start : start + before.size].reshape(before.shape)
+            moved[name] = np.asarray(before.astype(np.float64) + part).astype(before.dtype)
+            start += before.size
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in moved.items()})
+
+
+def shared_model(messages: Sequence[Message]) -> tuple[Model, str]:
+    """The one model that all participants start from, and the name of its record in the messages.
+
+    A sum of updates to different models means nothing: a strategy that sends such is refused with `ConfigError`.
+    """
+    records = [message.content.array_records for message in messages]
+    if any(len(record) != 1 for record in records):
+        raise ConfigError("a training message must have exactly one record of arrays", field="strategy")
+    key, first = next(iter(records[0].items()))
+    for record in records[1:]:
+        other = next(iter(record.values()))
+        if other is not first and other != first:
+            raise ConfigError(
+                "sends different arrays to different nodes",
+                field="strategy",
+                hint="NISS sums updates of one model; use a strategy that sends everyone the same",
+            )
+    return Model.of(first), key
