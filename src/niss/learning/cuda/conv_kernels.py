@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niss.learning.cohort_cuda_kernels import moved, product
+from niss.learning.cuda.kernels import moved, product
 
 
 @triton.jit

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from niss.learning import cohort_cuda_kernels as kernels
-from niss.learning.cohort_cuda_table import DeviceTable
-from niss.learning.flat import FlatLayout
+from niss.learning.cohort import Problem
+from niss.learning.cuda import kernels
+from niss.learning.cuda.program import DeviceTable
 from niss.learning.local import LocalTraining
 from niss.learning.models import Mlp
 
@@ -99,26 +99,20 @@ class LinearSteps:
 
 
 class MlpSteps:
-    """SGD steps of many MLPs; see `PlainSteps` for the meaning of the methods.
+    """`Steps` of many MLPs.
 
     The move of the first layer is made together with the next step's forward pass, so `finish` owes it.
     """
 
     def __init__(
-        self,
-        module: Mlp,
-        layout: FlatLayout,
-        inputs: Tensor,
-        labels: Tensor,
-        table: DeviceTable,
-        settings: LocalTraining,
-        *,
-        precision: str,
+        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
     ) -> None:
-        self._layout, self._data = layout, inputs.flatten(1)
-        self._shared = LinearSteps(table, labels, settings, precision)
-        shapes = [tuple(part.weight.shape) for part in module.modules() if isinstance(part, nn.Linear)]
-        clients, rows, device = self._shared.clients, self._shared.rows, inputs.device
+        """For an `Mlp` as built; `precision` is that of the kernels' `product`."""
+        self._layout, self._data = problem.layout, problem.inputs.flatten(1)
+        self._shared = LinearSteps(table, problem.labels, settings, precision)
+        layers = [part for part in problem.module.modules() if isinstance(part, nn.Linear)]
+        shapes = [(layer.out_features, layer.in_features) for layer in layers]
+        clients, rows, device = self._shared.clients, self._shared.rows, self._data.device
         self._layers = [
             Layer.of(clients, outs, width, momentum=self._shared.momentum, device=device)
             for outs, width in shapes

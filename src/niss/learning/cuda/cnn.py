@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.learning import cohort_cuda_conv_kernels as kernels
-from niss.learning.cohort_cuda_mlp import Layer, LinearSteps, block
-from niss.learning.cohort_cuda_table import DeviceTable
-from niss.learning.flat import FlatLayout
+from niss.learning.cohort import Problem
+from niss.learning.cuda import conv_kernels as kernels
+from niss.learning.cuda.mlp import Layer, LinearSteps, block
+from niss.learning.cuda.program import DeviceTable, stacked_views
 from niss.learning.local import LocalTraining
 from niss.learning.models import Cnn
 
@@ -22,24 +22,18 @@ _PARTS = 4
 
 
 class CnnSteps:
-    """SGD steps of many CNNs; see `PlainSteps` for the meaning of the methods.
+    """`Steps` of many CNNs.
 
     Between `load` and `read` the weights are kept in the order of the kernels: the convolutions as
-    `cohort_cuda_conv_kernels` says, the hidden layer's columns by position, then channel.
+    `conv_kernels` says, the hidden layer's columns by position, then channel.
     """
 
     def __init__(
-        self,
-        layout: FlatLayout,
-        inputs: Tensor,
-        labels: Tensor,
-        table: DeviceTable,
-        settings: LocalTraining,
-        *,
-        precision: str,
+        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
     ) -> None:
-        self._layout = layout
-        self._shared = shared = LinearSteps(table, labels, settings, precision)
+        """For a `Cnn` as built; `precision` is that of the kernels' `product`."""
+        self._layout, inputs = problem.layout, problem.inputs
+        self._shared = shared = LinearSteps(table, problem.labels, settings, precision)
         clients, rows, device = shared.clients, shared.rows, inputs.device
         _, channels, height, width = inputs.shape
         self._side: torch.cuda.Stream | None = None
@@ -57,7 +51,7 @@ class CnnSteps:
         self._patch = block(self._taps + 1, 32)
         area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
         bordered = (self._half[0] + 4) * (self._half[1] + 4)
-        hidden, classes = layout.shapes[4][0], layout.shapes[6][0]
+        hidden, classes = self._layout.shapes[4][0], self._layout.shapes[6][0]
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((clients, *shape), dtype=dtype, device=device)
@@ -96,11 +90,9 @@ class CnnSteps:
 
     def load(self, starts: Tensor) -> None:
         stack = starts.expand(self._shared.clients, -1)
-        sizes = [torch.Size(shape).numel() for shape in self._layout.shapes]
-        first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = (
-            piece.view(len(stack), *shape)
-            for piece, shape in zip(torch.split(stack, sizes, dim=1), self._layout.shapes, strict=True)
-        )
+        first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = stacked_views(
+            self._layout, stack
+        ).values()
         self._conv1.zero_()
         self._conv1[:, : self._taps].copy_(first.flatten(2).transpose(1, 2))
         self._conv1[:, self._taps].copy_(first_bias)
@@ -128,7 +120,7 @@ class CnnSteps:
         return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
 
     def finish(self) -> None:
-        """Nothing is left over after the last step."""
+        """Nothing is left over."""
 
     def enqueue(self, offset: int) -> None:
         shared = self._shared

@@ -1,0 +1,131 @@
+"""The plain loop over a group of clients, and what the faster ways share: their schedule and their SGD step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from niss.learning.cohort import Job, Problem, Work
+from niss.learning.local import LocalTraining, batch_order
+
+GROUP_BYTES = 6 * 2**20
+"""Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent."""
+MOST_CLIENTS = 16
+
+
+@dataclass(frozen=True)
+class PlainLoop:
+    """A formulation of the work of a group, in one process: here the reference, one client at a time.
+
+    The others inherit from it, and fall back on it for work they have no better way for. `reason` is why the
+    module is trained by no faster one.
+    """
+
+    problem: Problem
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The formulation in a few words."""
+        return f"plain loop, one client at a time, because {self.reason}"
+
+    @property
+    def largest_group(self) -> int:
+        """How many clients to train at once, at most."""
+        return 1
+
+    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
+        """Row g of `out` becomes the update of job g; jobs come in falling order of their samples."""
+        for row, job in zip(out, jobs, strict=True):
+            row.copy_(self.problem.update_of(job, work))
+
+
+class GroupLoop(PlainLoop):
+    """A formulation that gains from many clients at once, as long as their weights fit into the cache."""
+
+    @property
+    def largest_group(self) -> int:
+        layout = self.problem.layout
+        return min(MOST_CLIENTS, max(1, GROUP_BYTES // (layout.size * layout.dtype.itemsize)))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a group: client g takes `batch_order` of its own samples, one batch a step.
+
+    Nobody is padded in time: clients stand in falling order of their number of steps, so that those
+    still at work at a step are the first `working[step]`. A batch shorter than `width` repeats its own
+    first sample with weight zero: then whatever a zero multiplies is finite if the batch itself is.
+    """
+
+    rows: Tensor
+    """[steps, clients, width] int64: row numbers of the data."""
+    weights: Tensor
+    """[steps, clients, width, 1]: what each sample counts in the mean of its batch, 1 / size or 0."""
+    working: tuple[int, ...]
+    """How many clients still have a batch, step by step."""
+
+
+def make_schedule(jobs: Sequence[Job], settings: LocalTraining, dtype: torch.dtype) -> Schedule:
+    """The schedule of jobs given in falling order of size; `dtype` is that of the weights."""
+    counts = [len(job.samples) for job in jobs]
+    steps = [settings.epochs * -(-count // settings.batch_size) for count in counts]
+    width = min(settings.batch_size, max(counts))
+    rows = torch.zeros(max(steps), len(counts), width, dtype=torch.int64)
+    weights = torch.zeros(max(steps), len(counts), width, 1, dtype=dtype)
+    for client, (job, count) in enumerate(zip(jobs, counts, strict=True)):
+        batches = steps[client] // settings.epochs
+        whole_epochs = replace(settings, batch_size=count)  # the order is the same, the pieces fewer
+        order = job.samples[torch.stack(list(batch_order(count, whole_epochs, job.stream)))]
+        last = order[:, (batches - 1) * width]
+        padded = last[:, None].repeat(1, batches * width)
+        padded[:, :count] = order
+        sizes = torch.full((batches,), width)
+        sizes[-1] = count - (batches - 1) * width
+        real = torch.arange(width) < sizes[:, None]
+        weight = real.to(dtype) / sizes[:, None].to(dtype)
+        rows[: steps[client], client] = padded.view(-1, width)
+        weights[: steps[client], client, :, 0] = weight.repeat(settings.epochs, 1)
+    working = tuple(sum(own > number for own in steps) for number in range(max(steps)))
+    return Schedule(rows, weights, working)
+
+
+def velocity_like(weights: Tensor, settings: LocalTraining) -> Tensor | None:
+    """Zeros, from which `v <- momentum * v + g` gives `v = g` at first; None without momentum."""
+    return weights.new_zeros(weights.shape) if settings.momentum else None
+
+
+def step(weights: Tensor, velocity: Tensor | None, gradient: Tensor, settings: LocalTraining) -> None:
+    """`weights` takes one step of `train_client`'s SGD along `gradient`, in place; the gradient is used up."""
+    if settings.weight_decay:
+        gradient.add_(weights, alpha=settings.weight_decay)
+    if velocity is not None:
+        gradient = velocity.mul_(settings.momentum).add_(gradient)
+    weights.add_(gradient, alpha=-settings.learning_rate)
+
+
+def step_by_product(
+    weights: Tensor, velocity: Tensor | None, left: Tensor, right: Tensor, settings: LocalTraining
+) -> None:
+    """The same for the gradient `left @ right` (of one client, or of many stacked), which is never formed:
+
+    w <- (1 - learning_rate * weight_decay) w - learning_rate * left @ right    without momentum.
+    """
+    if velocity is None:
+        decay = 1.0 - settings.learning_rate * settings.weight_decay
+        _add_product(weights, left, right, beta=decay, alpha=-settings.learning_rate)
+        return
+    _add_product(velocity, left, right, beta=settings.momentum, alpha=1.0)
+    if settings.weight_decay:
+        velocity.add_(weights, alpha=settings.weight_decay)
+    weights.add_(velocity, alpha=-settings.learning_rate)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float) -> None:
+    if total.ndim == 3:
+        total.baddbmm_(left, right, beta=beta, alpha=alpha)
+    else:
+        total.addmm_(left, right, beta=beta, alpha=alpha)
