@@ -40,3 +40,19 @@ __all__ = [
     "to_tensor",
     "train_client",
 ]
+
+if TYPE_CHECKING:
+    # moved: of `niss.simulation.uploads` now, and under the name `Cohort`
+    from niss.learning.cohort import Cohort as open_cohort  # noqa: F401
+    from niss.simulation.uploads import Clipping, HostUploads, Uploads  # noqa: F401
+else:
+
+    def __getattr__(name: str) -> object:
+        # moved: as above, for whoever still imports them from here
+        if name == "open_cohort":
+            return Cohort
+        if name not in ("Clipping", "HostUploads", "Uploads"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module("niss.simulation.uploads"), name)

@@ -100,7 +100,12 @@ class Engine(ABC):
 
 
 def choose_engine(
-    problem: Problem, *, device: str = "cpu", workers: int | None = None, tf32: bool = False, plain: bool = False
+    problem: Problem,
+    *,
+    device: str = "cpu",
+    workers: int | None = None,
+    tf32: bool = False,
+    plain: bool = False,
 ) -> Engine:
     """The fastest engine that equals the reference:
 
@@ -231,9 +236,7 @@ class Cohort:
         self._engine.perform(work, jobs, take)
         return result
 
-    def train_in_place(
-        self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None
-    ) -> Tensor:
+    def train_in_place(self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None) -> Tensor:
         """As `train`, but the rows stay on the device that made them, and nothing waits for them."""
         if self._engine.device.type == "cpu" or not jobs:
             return torch.from_numpy(self.train(jobs, work, progress=progress))

@@ -131,7 +131,9 @@ def make_groups(jobs: Sequence[Job], largest: int, workers: int) -> deque[Group]
     The last bits of a batched product depend on who is in it: a group never mixes starts, so that what the
     clients of one method get does not depend on the methods trained beside them.
     """
-    groups = [group for numbers in numbers_by_start(jobs) for group in _split(numbers, jobs, largest, workers)]
+    groups = [
+        group for numbers in numbers_by_start(jobs) for group in _split(numbers, jobs, largest, workers)
+    ]
     groups.sort(key=lambda group: -len(jobs[group[0]].samples))
     return deque((numbers, [jobs[number] for number in numbers]) for numbers in groups)
 

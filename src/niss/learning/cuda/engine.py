@@ -186,7 +186,9 @@ class CudaEngine(Engine):
         problem = self._problem
         start = jobs[0].start.detach().to(self.device)
         samples = [job.samples.to(self.device) for job in jobs]
-        return clipped_mlp_steps(problem.layout, problem.inputs.flatten(1), problem.labels, start, samples, work)
+        return clipped_mlp_steps(
+            problem.layout, problem.inputs.flatten(1), problem.labels, start, samples, work
+        )
 
     def _train_in_chunks(self, settings: LocalTraining, jobs: Sequence[Job], take: Take) -> None:
         """Consecutive jobs, as many at once as the device holds; fewer after it ran out of memory."""

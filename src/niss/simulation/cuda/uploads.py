@@ -1,7 +1,8 @@
 """The rows of a round on the device where its clients were trained: clipped, hidden and summed there.
 
 The same formulas as `HostUploads`; noise in the same distribution from other numbers. Float32 only: squares of
-float32 neither over- nor underflow in the float64 in which norms are taken.
+float32 neither over- nor underflow in the float64 in which norms are taken. Everything here is plain torch, so that
+tests can run it on the processor; the kernels of the noise are used where Triton is installed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
-from niss.learning.cohort_cuda_noise import add_shares_on_device
-from niss.learning.uploads import Clipping, HostUploads, Rows
-from niss.mechanism.shares import Edges
+from niss.mechanism.shares import Distortion, Edges, distortion_named
 from niss.randomness import SimStream
+from niss.simulation.cuda.noise import add_shares_on_device
+from niss.simulation.uploads import Clipping, HostUploads, Rows
 
 _ROWS_AT_ONCE = 64
 """Rows for which float64 or noise of their size is made at a time."""
@@ -26,9 +27,8 @@ class DeviceUploads:
 
     def __init__(self, rows: Tensor) -> None:
         if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous():
-            raise ConfigError(
-                f"needs contiguous float32 rows, not {rows.dtype} {tuple(rows.shape)}", field="rows"
-            )
+            shape = tuple(rows.shape)
+            raise ConfigError(f"must be contiguous float32 rows, not {rows.dtype} of {shape}", field="rows")
         self._rows = rows
 
     @property
@@ -63,12 +63,12 @@ class DeviceUploads:
         *,
         unit_variance: float,
         tau2: ArrayLike,
-        distortion: str,
+        distortion: str | Distortion,
         stream: SimStream,
         keep_factors: bool = False,
     ) -> Rows | None:
-        """Factors per coordinate (`keep_factors`) are kept by the processor alone, which then does the work."""
-        if keep_factors and distortion == "coordinate":
+        """As `niss.mechanism.add_shares`; where factors per coordinate are to be kept, the processor does the work."""
+        if keep_factors and distortion_named(distortion).per_coordinate:
             rows = self.rows()
             factors = HostUploads(rows).add_shares(
                 edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
@@ -96,10 +96,10 @@ def _clip_l2(rows: Tensor, bound: float) -> None:
     """Each row times `min(1, bound / ||row||_2)`; its norm is at most `bound` after rounding too."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     factors = (bound / norms).clamp_(max=1.0)  # a zero row: inf, hence 1
-    given = rows.clone()
+    updates = rows.clone()
     step = torch.finfo(rows.dtype).eps
     while True:
-        torch.mul(given, factors.to(rows.dtype)[:, None], out=rows)
+        torch.mul(updates, factors.to(rows.dtype)[:, None], out=rows)
         above = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) > bound
         if not bool(above.any()):
             return

@@ -1,0 +1,2 @@
+# moved
+from niss.simulation.cuda.uploads import DeviceUploads  # noqa: F401
