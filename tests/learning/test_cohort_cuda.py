@@ -35,7 +35,7 @@ from niss.learning import (
     evaluate,
     train_client,
 )
-from niss.learning.cuda.program import BatchTable
+from niss.learning.cohort import BatchTable
 from niss.randomness import SimStream
 from niss.simulation.cuda.noise import add_shares_on_device
 from niss.simulation.cuda.uploads import DeviceUploads

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.cohort import Cohort, Job, choose_device
 from niss.learning.flat import FlatLayout
-from niss.learning.local import (
-    Evaluation,
-    LocalTraining,
-    batch_order,
-    evaluate,
-    seeded_torch,
-    train_client,
-)
+from niss.learning.local import Evaluation, LocalTraining, batch_order, evaluate, seeded_torch, train_client
 from niss.learning.models import Cnn, Mlp, build_model, to_tensor
 
 __all__ = [
@@ -42,9 +35,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    # moved: of `niss.simulation.uploads` now, and under the name `Cohort`
-    from niss.learning.cohort import Cohort as open_cohort  # noqa: F401
-    from niss.simulation.uploads import Clipping, HostUploads, Uploads  # noqa: F401
+    # moved: of `niss.simulation.uploads` now
+    from niss.simulation.uploads import Clipping as Clipping
+    from niss.simulation.uploads import HostUploads as HostUploads
+    from niss.simulation.uploads import Uploads as Uploads
+
+    # moved: `Cohort` takes the same arguments
+    open_cohort = Cohort
 else:
 
     def __getattr__(name: str) -> object:

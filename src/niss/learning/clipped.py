@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -24,13 +23,11 @@ from niss.errors import ConfigError
 from niss.learning.flat import FlatLayout
 from niss.learning.local import (
     batch_statistics_layers,
-    in_mode,
+    borrowed,
     require_logits,
     require_real,
     require_samples,
     require_whole,
-    restored_buffers,
-    seeded_torch,
     trainable_parameters,
 )
 from niss.randomness import SimStream
@@ -48,8 +45,8 @@ class ClippedStep:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        require_real(self.clip, field="clip", low_allowed=False)
-        require_real(self.learning_rate, field="learning_rate", low_allowed=False)
+        require_real(self.clip, field="clip", zero_allowed=False)
+        require_real(self.learning_rate, field="learning_rate", zero_allowed=False)
 
 
 def clipped_gradient_step(
@@ -105,11 +102,7 @@ def clipped_gradient_step(
     sample_gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
     total = torch.zeros(layout.size, dtype=torch.float64, device=start.device)
     parts = layout.split(total)
-    with (
-        restored_buffers(module, layout),
-        in_mode(module, training=stream is not None),
-        nullcontext() if stream is None else seeded_torch(stream.child("torch")),
-    ):
+    with borrowed(module, layout, stream):
         for some_images, some_labels in zip(
             torch.split(images, chunk), torch.split(labels, chunk), strict=True
         ):
@@ -122,16 +115,8 @@ def clipped_gradient_step(
 @torch.no_grad()
 def _clipped_sums(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
     """sum_i g_i * min(1, clip / ||g_i||) by parameter name; the samples are the first dimension."""
-    # Norms in float64: float32 squares under- or overflow long before the gradients themselves do.
-    norms = torch.linalg.vector_norm(
-        torch.stack(
-            [
-                torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float64)
-                for gradient in gradients.values()
-            ]
-        ),
-        dim=0,
-    )
+    parts = [_row_norms(gradient.flatten(1)) for gradient in gradients.values()]
+    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     usable = norms.isfinite()
     factors = torch.where(usable, (clip / norms).clamp(max=1.0), 0.0)
     if not bool(usable.all()):
@@ -147,16 +132,9 @@ def _clipped_sums(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor
 
 @torch.no_grad()
 def clipped_mlp_step(
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
-    start: Tensor,
-    samples: Tensor,
-    work: ClippedStep,
-    *,
-    out: Tensor,
-) -> None:
-    """`out` becomes what `clipped_gradient_step` returns without a stream, for an `Mlp` as built.
+    layout: FlatLayout, inputs: Tensor, labels: Tensor, start: Tensor, samples: Tensor, work: ClippedStep
+) -> Tensor:
+    """What `clipped_gradient_step` returns without a stream, for an `Mlp` as built.
 
     layout           the vector as weight, bias, weight, bias and so on
     inputs, labels   the data of all clients, [all, features] and [all]
@@ -170,7 +148,7 @@ def clipped_mlp_step(
         for number, (below, delta) in enumerate(flows):
             sums[2 * number].add_(delta.t().mm(below))
             sums[2 * number + 1].add_(delta.sum(0))
-    out.copy_(total.mul_(-work.learning_rate / len(samples)))
+    return total.mul_(-work.learning_rate / len(samples)).to(start.dtype)
 
 
 @torch.no_grad()
@@ -220,15 +198,8 @@ def _flows(weights: list[Tensor], images: Tensor, labels: Tensor) -> list[_Flow]
 
 def _usable(flows: list[_Flow], clip: float) -> list[_Flow]:
     """The deltas times min(1, clip / ||g_i||); a sample without a finite gradient is all zeros."""
-    # In float64: float32 squares under- or overflow long before the gradients themselves do.
-    norms = torch.stack(
-        [
-            torch.linalg.vector_norm(delta, dim=1, dtype=torch.float64)
-            * torch.linalg.vector_norm(below, dim=1, dtype=torch.float64).square().add(1.0).sqrt()
-            for below, delta in flows
-        ]
-    )
-    norms = torch.linalg.vector_norm(norms, dim=0)
+    parts = [_row_norms(delta) * _row_norms(below).square().add(1.0).sqrt() for below, delta in flows]
+    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     usable = norms.isfinite()
     for below, delta in flows:
         # The largest entry of the gradient, in the model's own precision: inf there is inf in the gradient.
@@ -239,3 +210,9 @@ def _usable(flows: list[_Flow], clip: float) -> list[_Flow]:
         lost = ~usable[:, None]
         flows = [(below.masked_fill(lost, 0.0), delta.masked_fill(lost, 0.0)) for below, delta in flows]
     return [(below, delta * factors[:, None].to(delta.dtype)) for below, delta in flows]
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    # In float64: float32 squares under- or overflow long before the gradients themselves do.
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms

@@ -13,9 +13,9 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +27,7 @@ from niss.errors import ConfigError
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.flat import FlatLayout
 from niss.learning.local import Evaluation, LocalTraining, require_samples, require_whole, train_client
+from niss.learning.models import Cnn, Mlp, recognise
 from niss.randomness import SimStream
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -61,6 +62,11 @@ class Problem:
     inputs: Tensor
     labels: Tensor
 
+    @cached_property
+    def built(self) -> type[Mlp] | type[Cnn] | None:
+        """The model of the package that the module is, unchanged and fit for the data (`recognise`); else None."""
+        return recognise(self.module, self.layout, self.inputs, self.labels)
+
     def update_of(self, job: Job, work: Work) -> Tensor:
         """The update of one client by the reference, on the device where the samples are."""
         device = self.labels.device
@@ -91,7 +97,7 @@ class Engine(ABC):
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """`niss.learning.evaluate` of the module with these weights."""
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027
         """Prepare now what would otherwise be prepared when it is worth it."""
 
     @abstractmethod
@@ -147,9 +153,7 @@ def choose_device(wanted: str, *, field: str = "device") -> str:
 
 def available_cores() -> int:
     """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _why_one_process(module: nn.Module) -> str:
@@ -207,12 +211,7 @@ class Cohort:
         return self._engine.room_for_updates
 
     def train(
-        self,
-        jobs: Sequence[Job],
-        work: Work,
-        *,
-        out: Updates | None = None,
-        progress: Progress | None = None,
+        self, jobs: Sequence[Job], work: Work, *, out: Updates | None = None, progress: Progress | None = None
     ) -> Updates:
         """The updates of all jobs on the processor, [len(jobs), layout.size], row i that of job i.
 
@@ -252,11 +251,9 @@ class Cohort:
 
         self._engine.perform(work, jobs, take)
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if order == list(range(len(jobs))):
+        if order == sorted(order):
             return rows
-        sorted_rows = torch.empty_like(rows)
-        sorted_rows[order] = rows
-        return sorted_rows
+        return rows[torch.tensor(order).argsort().to(rows.device)]
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """`niss.learning.evaluate` of the module with these weights, on the engine's device."""
@@ -273,9 +270,7 @@ class Cohort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _rows(self, count: int, out: Updates | None) -> Updates:
@@ -304,12 +299,7 @@ class Cohort:
 
     def _require_start(self, start: Tensor, field: str) -> None:
         layout = self._layout
-        if start.ndim != 1 or start.shape[0] != layout.size:
-            raise ConfigError(
-                f"must be 1-D of length {layout.size}, not of shape {tuple(start.shape)}",
-                field=field,
-                hint="layout.flatten(module) makes such a vector",
-            )
+        layout.require_vector(start, field=field)
         if start.dtype != layout.dtype or start.device.type not in ("cpu", self._engine.device.type):
             raise ConfigError(
                 f"must be {layout.dtype} on the CPU, not {start.dtype} on {start.device}",
@@ -341,3 +331,56 @@ def numbers_by_start(jobs: Sequence[Job]) -> list[list[int]]:
     for number, job in enumerate(jobs):
         groups.setdefault(id(job.start), []).append(number)
     return list(groups.values())
+
+
+class BatchTable:
+    """Row numbers and true sizes of every batch of every client, in the order of `batch_order`.
+
+    `rows[s, k]` are the data rows of client k's batch of step s and `sizes[s, k]` how many of them count.
+    A short batch is filled up with its own first row, so that filling it cannot bring in a value the
+    batch does not have; a finished client has size 0 and its first sample's row. The same client trained from
+    several starts, as in a comparison, has its batches drawn once.
+    """
+
+    def __init__(self, jobs: Sequence[Job], settings: LocalTraining) -> None:
+        self._jobs = jobs
+        self._settings = settings
+        self._samples = [job.samples.numpy() for job in jobs]
+        seen: dict[tuple[SimStream, int], int] = {}
+        self._drawn_for = np.array(
+            [seen.setdefault((job.stream, job.samples.data_ptr()), k) for k, job in enumerate(jobs)]
+        )
+        self._repeats = np.flatnonzero(self._drawn_for != np.arange(len(jobs)))
+        counts = np.array([len(samples) for samples in self._samples])
+        self.width = int(min(settings.batch_size, counts.max()))
+        self._per_epoch = -(-counts // self.width)
+        self.steps = int(self._per_epoch.max()) * settings.epochs
+        self.rows: NDArray[np.int32] = np.empty((self.steps, len(jobs), self.width), dtype=np.int32)
+        self.sizes: NDArray[np.int32] = np.zeros((self.steps, len(jobs)), dtype=np.int32)
+
+    def fill(self) -> Iterator[int]:
+        """Draw the orders epoch after epoch; yields how many leading steps are complete so far."""
+        for client, samples in enumerate(self._samples):
+            self.rows[:, client] = samples[0]
+        shortest = int(self._per_epoch.min())
+        for epoch in range(self._settings.epochs):
+            for client in np.unique(self._drawn_for).tolist():
+                self._fill_epoch(client, self._jobs[client].stream, epoch)
+            if self._repeats.size:
+                first = self._drawn_for[self._repeats]
+                self.rows[:, self._repeats] = self.rows[:, first]
+                self.sizes[:, self._repeats] = self.sizes[:, first]
+            yield self.steps if epoch + 1 == self._settings.epochs else shortest * (epoch + 1)
+
+    def _fill_epoch(self, client: int, stream: SimStream, epoch: int) -> None:
+        samples, batches = self._samples[client], int(self._per_epoch[client])
+        order = samples[stream.child("epoch", epoch).generator().permutation(len(samples))]
+        first = epoch * batches
+        whole, rest = divmod(len(samples), self.width)
+        steps = slice(first, first + whole)
+        self.rows[steps, client] = order[: whole * self.width].reshape(whole, self.width)
+        self.sizes[steps, client] = self.width
+        if rest:
+            self.rows[first + whole, client, :rest] = order[-rest:]
+            self.rows[first + whole, client, rest:] = order[-rest]
+            self.sizes[first + whole, client] = rest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,8 +42,8 @@ class LocalTraining:
     def __post_init__(self) -> None:
         require_whole(self.epochs, field="epochs", at_least=1)
         require_whole(self.batch_size, field="batch_size", at_least=1)
-        require_real(self.learning_rate, field="learning_rate", low_allowed=False)
-        require_real(self.momentum, field="momentum", high=1.0)
+        require_real(self.learning_rate, field="learning_rate", zero_allowed=False)
+        require_real(self.momentum, field="momentum", below=1.0)
         require_real(self.weight_decay, field="weight_decay")
 
 
@@ -93,12 +93,7 @@ def train_client(
     layout.load(module, start)
     parameters = list(trainable_parameters(module).values())
     velocities: list[Tensor | None] = [None] * len(parameters)
-    with (
-        restored_buffers(module, layout),
-        in_mode(module, training=True),
-        seeded_torch(stream.child("torch")),
-        torch.enable_grad(),
-    ):
+    with borrowed(module, layout, stream), torch.enable_grad():
         for batch in batch_order(labels.shape[0], settings, stream):
             logits = require_logits(
                 _forward(module, images[batch]), rows=batch.shape[0], highest_label=highest_label
@@ -195,14 +190,18 @@ def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def restored_buffers(module: nn.Module, layout: FlatLayout) -> Iterator[None]:
-    """Afterwards every buffer outside the vector (integer, bool, non-persistent) is as it was before.
+def borrowed(module: nn.Module, layout: FlatLayout, stream: SimStream | None) -> Iterator[None]:
+    """The module as scratch space for one client: whatever is not in its vector is as before afterwards.
 
-    Without this, what one client did would reach the next one through the shared scratch module.
+    Inside, it is in train() mode and what it draws comes from `stream.child("torch")`; without a stream it is in
+    eval() mode. Afterwards its mode, torch's generators and every buffer outside the vector (integer, bool,
+    non-persistent) are restored: else what one client did would reach the next one through the module.
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers() if name not in layout.names}
+    draws = nullcontext() if stream is None else seeded_torch(stream.child("torch"))
     try:
-        yield
+        with in_mode(module, training=stream is not None), draws:
+            yield
     finally:
         with torch.no_grad():
             for name, saved in before.items():
@@ -252,20 +251,18 @@ def require_whole(value: object, *, field: str, at_least: int) -> None:
         raise ConfigError(f"must be a whole number of at least {at_least}, not {value!r}", field=field)
 
 
-def require_real(
-    value: object, *, field: str, low: float = 0.0, high: float = math.inf, low_allowed: bool = True
-) -> None:
-    """Refuse anything but a finite number in [low, high), or in (low, high) without `low_allowed`."""
+def require_real(value: object, *, field: str, below: float = math.inf, zero_allowed: bool = True) -> None:
+    """Refuse anything but a finite number in [0, below), or in (0, below) without `zero_allowed`."""
     fits = (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and low <= value < high
-        and (low_allowed or value > low)
+        and 0.0 <= value < below
+        and (zero_allowed or value > 0.0)
     )
     if not fits:
-        limits = f"{'at least' if low_allowed else 'above'} {low:g}"
-        if high < math.inf:
-            limits += f" and below {high:g}"
+        limits = "at least 0" if zero_allowed else "above 0"
+        if below < math.inf:
+            limits += f" and below {below:g}"
         raise ConfigError(f"must be a finite number {limits}, not {value!r}", field=field)
 
 

@@ -27,7 +27,8 @@ Clipping = Literal["none", "l2", "elements"]
 
 
 class Uploads(UploadRows, Protocol):
-    """The rows of one round, changed in place: `UploadRows`, to which methods add noise, and what a round does beside."""
+    """The rows of one round, changed in place: what methods add noise to (`UploadRows`), and how they are clipped
+    before and summed after."""
 
     def bound(self, clipping: Clipping, clip: float, weights: NDArray[np.float64]) -> int:
         """Turn each update x_k into its clipped contribution `p_k x_k`.

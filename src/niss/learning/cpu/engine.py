@@ -23,7 +23,7 @@ from niss.learning.cpu.pool import CannotLoad, Group, Pool
 from niss.learning.cpu.steps import MOST_CLIENTS, PlainLoop
 from niss.learning.cpu.vmap import VmapGroups, why_not
 from niss.learning.local import Evaluation, evaluate
-from niss.learning.models import Cnn, Mlp, recognise
+from niss.learning.models import Cnn, Mlp
 
 PATIENCE = 0.5
 """Seconds of training in this process after which worker processes, seconds to start, are worth it."""
@@ -31,10 +31,9 @@ PATIENCE = 0.5
 
 def choose_formulation(problem: Problem) -> PlainLoop:
     """The fastest way to train a group in one process that equals the reference; see `choose_engine`."""
-    built = recognise(problem.module, problem.layout, problem.inputs, problem.labels)
-    if built is Mlp:
+    if problem.built is Mlp:
         return MlpGroups(problem)
-    if built is Cnn:
+    if problem.built is Cnn:
         return CnnLoop(problem)
     stacked = VmapGroups(problem)
     if stacked.largest_group < MOST_CLIENTS:

@@ -58,7 +58,7 @@ class MlpGroups(GroupLoop):
         inputs = self.problem.inputs.flatten(1)
         if isinstance(work, ClippedStep):
             for row, job in zip(out, jobs, strict=True):
-                clipped_mlp_step(layout, inputs, labels, job.start.detach(), job.samples, work, out=row)
+                row.copy_(clipped_mlp_step(layout, inputs, labels, job.start.detach(), job.samples, work))
             return
         schedule = make_schedule(jobs, work, layout.dtype)
         everyone = _layers(layout, jobs, schedule.rows.shape[2], work)

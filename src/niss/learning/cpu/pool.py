@@ -26,17 +26,16 @@ from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from niss.errors import NissError
 from niss.learning.cohort import Job, Problem, Take, Work
 from niss.learning.cpu.steps import PlainLoop
-from niss.learning.flat import FlatLayout
 from niss.randomness import SimStream
 
 _READY, _DONE, _FAILED = "ready", "done", "failed"
@@ -58,6 +57,7 @@ _ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
 
+_Link: TypeAlias = "Connection[Any, Any]"
 Group = tuple[tuple[int, ...], Sequence[Job]]
 """The numbers of some jobs, and the jobs."""
 
@@ -74,14 +74,12 @@ class CannotLoad(Exception):
 class Setup:
     """What a worker is told once; the data themselves lie in shared memory, inputs first, then labels."""
 
-    formulation: type[PlainLoop]
-    module: nn.Module
-    layout: FlatLayout
-    input_dtype: torch.dtype
+    formulation: PlainLoop
+    """How to train, for a problem whose inputs and labels are left out."""
     input_shape: tuple[int, ...]
     labels_offset: int
     slots: int
-    slot_rows: int
+    """How many groups of updates there is room for."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +105,19 @@ class Pool:
         self._data, self._starts, self._results = (SharedMemory() for _ in range(3))
         self._memories = (self._data, self._starts, self._results)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection[Any, Any]] = []
+        self._connections: list[_Link] = []
         self.close = weakref.finalize(
             self, _end, os.getpid(), self._processes, self._connections, self._memories
         )
-        self._waiting: set[Connection[Any, Any]] = set()
+        self._waiting: set[_Link] = set()
         self.problem, offset = _share(self._data, problem)
         slots = _SLOTS_EACH * workers
         self._results.resize(slots * rows * layout.size * layout.dtype.itemsize)
         self._updates = self._results.tensor(layout.dtype, (slots, rows, layout.size))
-        inputs = problem.inputs
-        setup = Setup(
-            type(formulation), problem.module, layout, inputs.dtype, tuple(inputs.shape), offset, slots, rows
-        )
+        without_data = replace(problem, inputs=problem.inputs[:0].clone(), labels=problem.labels[:0].clone())
+        shape = tuple(problem.inputs.shape)
         packed = io.BytesIO()
-        torch.save(setup, packed)
+        torch.save(Setup(replace(formulation, problem=without_data), shape, offset, slots), packed)
         for _ in range(workers):
             self._start_worker(packed.getvalue())
 
@@ -148,7 +144,7 @@ class Pool:
         Raises `CannotLoad` where one of them cannot.
         """
         while self._waiting and (answered := wait(self._waiting, timeout)):
-            for connection in map(_as_connection, answered):
+            for connection in cast("list[_Link]", answered):
                 self._receive(connection)
                 self._waiting.discard(connection)
         return not self._waiting
@@ -156,9 +152,9 @@ class Pool:
     def run(self, work: Work, groups: deque[Group], take: Take) -> None:
         """Empty `groups`, largest first; `take` gets each group's updates as they arrive."""
         places = self._share_starts(groups)
-        busy: dict[Connection[Any, Any], tuple[int, tuple[int, ...]]] = {}
+        busy: dict[_Link, tuple[int, tuple[int, ...]]] = {}
 
-        def hand_out(connection: Connection[Any, Any], slot: int) -> None:
+        def hand_out(connection: _Link, slot: int) -> None:
             numbers, jobs = groups.popleft()
             clients = tuple((places[id(job.start)], job.samples.numpy(), job.stream) for job in jobs)
             busy[connection] = (slot, numbers)
@@ -168,7 +164,7 @@ class Pool:
             if groups:
                 hand_out(connection, _SLOTS_EACH * worker)
         while busy:
-            for connection in map(_as_connection, wait(busy)):
+            for connection in cast("list[_Link]", wait(busy)):
                 self._receive(connection)
                 slot, numbers = busy.pop(connection)
                 if groups:
@@ -183,16 +179,13 @@ class Pool:
             row.copy_(start.detach())
         return {identity: place for place, identity in enumerate(distinct)}
 
-    def _send(self, connection: Connection[Any, Any], message: bytes | Task) -> None:
+    def _send(self, connection: _Link, message: bytes | Task) -> None:
         try:
-            if isinstance(message, bytes):
-                connection.send_bytes(message)
-            else:
-                connection.send(message)
+            connection.send(message)
         except (BrokenPipeError, ConnectionError):
             raise self._lost(connection) from None
 
-    def _receive(self, connection: Connection[Any, Any]) -> None:
+    def _receive(self, connection: _Link) -> None:
         try:
             answer, content = connection.recv()
         except (EOFError, ConnectionError):
@@ -203,7 +196,7 @@ class Pool:
             raise content
         assert answer == _DONE or connection in self._waiting
 
-    def _lost(self, connection: Connection[Any, Any]) -> WorkerError:
+    def _lost(self, connection: _Link) -> WorkerError:
         number = self._connections.index(connection)
         process = self._processes[number]
         code = process.wait(timeout=10.0)
@@ -213,11 +206,6 @@ class Pool:
             f"worker {number + 1} of {len(self._processes)} (process {process.pid}) {how} {doing}",
             hint="most often the machine ran out of memory: use fewer workers, or workers = 1 for none",
         )
-
-
-def _as_connection(waited_for: object) -> Connection[Any, Any]:
-    assert isinstance(waited_for, Connection)
-    return waited_for
 
 
 def _share(memory: SharedMemory, problem: Problem) -> tuple[Problem, int]:
@@ -233,7 +221,7 @@ def _share(memory: SharedMemory, problem: Problem) -> tuple[Problem, int]:
 def _end(
     owner: int,
     processes: list[subprocess.Popen[bytes]],
-    connections: list[Connection[Any, Any]],
+    connections: list[_Link],
     memories: tuple[SharedMemory, ...],
 ) -> None:
     """End the workers: they hold nothing worth saving. A fork of the parent leaves them alone."""
@@ -270,23 +258,22 @@ def _portable(problem: Exception) -> Exception:
     return problem
 
 
-def _serve(
-    connection: Connection[Any, Any], data: SharedMemory, starts: SharedMemory, results: SharedMemory
-) -> None:
+def _serve(connection: _Link, data: SharedMemory, starts: SharedMemory, results: SharedMemory) -> None:
     """Load what the parent sends first, then perform its tasks; errors travel back instead of ending the worker."""
     try:
-        setup: Setup = torch.load(io.BytesIO(connection.recv_bytes()), weights_only=False)
-        inputs = data.tensor(setup.input_dtype, setup.input_shape)
-        labels = data.tensor(torch.int64, setup.input_shape[:1], offset=setup.labels_offset)
-        formulation = setup.formulation(Problem(setup.module, setup.layout, inputs, labels))
+        setup: Setup = torch.load(io.BytesIO(connection.recv()), weights_only=False)
+        problem, shape = setup.formulation.problem, setup.input_shape
+        inputs = data.tensor(problem.inputs.dtype, shape)
+        labels = data.tensor(problem.labels.dtype, shape[:1], offset=setup.labels_offset)
+        formulation = replace(setup.formulation, problem=replace(problem, inputs=inputs, labels=labels))
     except (EOFError, ConnectionError):
         raise
-    except Exception as problem:  # a user's module can fail to load in any way
-        connection.send((_FAILED, _portable(problem)))
+    except Exception as error:  # a user's module can fail to load in any way
+        connection.send((_FAILED, _portable(error)))
         return
     connection.send((_READY, None))
-    layout = setup.layout
-    updates = results.tensor(layout.dtype, (setup.slots, setup.slot_rows, layout.size))
+    layout = problem.layout
+    updates = results.tensor(layout.dtype, (setup.slots, formulation.largest_group, layout.size))
     while True:
         task: Task = connection.recv()
         weights = starts.rows(layout.dtype, task.starts, layout.size)
@@ -296,8 +283,8 @@ def _serve(
         ]
         try:
             formulation.perform(task.work, jobs, updates[task.slot, : len(jobs)])
-        except Exception as problem:
-            connection.send((_FAILED, _portable(problem)))
+        except Exception as error:
+            connection.send((_FAILED, _portable(error)))
         else:
             connection.send((_DONE, task.slot))
 

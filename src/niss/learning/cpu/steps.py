@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from niss.learning.cohort import Job, Problem, Work
-from niss.learning.local import LocalTraining, batch_order
+from niss.learning.cohort import BatchTable, Job, Problem, Work
+from niss.learning.local import LocalTraining
 
 GROUP_BYTES = 6 * 2**20
 """Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent."""
@@ -54,11 +54,11 @@ class GroupLoop(PlainLoop):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of a group: client g takes `batch_order` of its own samples, one batch a step.
+    """The steps of a group: a `BatchTable` as tensors.
 
-    Nobody is padded in time: clients stand in falling order of their number of steps, so that those
-    still at work at a step are the first `working[step]`. A batch shorter than `width` repeats its own
-    first sample with weight zero: then whatever a zero multiplies is finite if the batch itself is.
+    Nobody is padded in time: clients stand in falling order of their number of steps, so that those still at
+    work at a step are the first `working[step]`. What fills a short batch has weight zero, and repeats a sample
+    of the batch: then whatever a zero multiplies is finite if the batch itself is.
     """
 
     rows: Tensor
@@ -71,26 +71,14 @@ class Schedule:
 
 def make_schedule(jobs: Sequence[Job], settings: LocalTraining, dtype: torch.dtype) -> Schedule:
     """The schedule of jobs given in falling order of size; `dtype` is that of the weights."""
-    counts = [len(job.samples) for job in jobs]
-    steps = [settings.epochs * -(-count // settings.batch_size) for count in counts]
-    width = min(settings.batch_size, max(counts))
-    rows = torch.zeros(max(steps), len(counts), width, dtype=torch.int64)
-    weights = torch.zeros(max(steps), len(counts), width, 1, dtype=dtype)
-    for client, (job, count) in enumerate(zip(jobs, counts, strict=True)):
-        batches = steps[client] // settings.epochs
-        whole_epochs = replace(settings, batch_size=count)  # the order is the same, the pieces fewer
-        order = job.samples[torch.stack(list(batch_order(count, whole_epochs, job.stream)))]
-        last = order[:, (batches - 1) * width]
-        padded = last[:, None].repeat(1, batches * width)
-        padded[:, :count] = order
-        sizes = torch.full((batches,), width)
-        sizes[-1] = count - (batches - 1) * width
-        real = torch.arange(width) < sizes[:, None]
-        weight = real.to(dtype) / sizes[:, None].to(dtype)
-        rows[: steps[client], client] = padded.view(-1, width)
-        weights[: steps[client], client, :, 0] = weight.repeat(settings.epochs, 1)
-    working = tuple(sum(own > number for own in steps) for number in range(max(steps)))
-    return Schedule(rows, weights, working)
+    table = BatchTable(jobs, settings)
+    for _ in table.fill():
+        pass
+    sizes = torch.from_numpy(table.sizes)[:, :, None]
+    real = torch.arange(table.width) < sizes
+    weights = real.to(dtype) / sizes.clamp(min=1).to(dtype)
+    working = tuple((table.sizes > 0).sum(axis=1).tolist())
+    return Schedule(torch.from_numpy(table.rows).long(), weights[..., None], working)
 
 
 def velocity_like(weights: Tensor, settings: LocalTraining) -> Tensor | None:
@@ -116,16 +104,14 @@ def step_by_product(
     """
     if velocity is None:
         decay = 1.0 - settings.learning_rate * settings.weight_decay
-        _add_product(weights, left, right, beta=decay, alpha=-settings.learning_rate)
+        _add_product(weights)(left, right, beta=decay, alpha=-settings.learning_rate)
         return
-    _add_product(velocity, left, right, beta=settings.momentum, alpha=1.0)
+    _add_product(velocity)(left, right, beta=settings.momentum, alpha=1.0)
     if settings.weight_decay:
         velocity.add_(weights, alpha=settings.weight_decay)
     weights.add_(velocity, alpha=-settings.learning_rate)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float) -> None:
-    if total.ndim == 3:
-        total.baddbmm_(left, right, beta=beta, alpha=alpha)
-    else:
-        total.addmm_(left, right, beta=beta, alpha=alpha)
+def _add_product(total: Tensor) -> Callable[..., Tensor]:
+    """total <- beta total + alpha left @ right, of one client or of many stacked."""
+    return total.baddbmm_ if total.ndim == 3 else total.addmm_

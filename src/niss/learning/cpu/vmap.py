@@ -49,8 +49,8 @@ def why_not(problem: Problem) -> str | None:
         return "some parameters are frozen"
     try:
         same = _same_gradients(replace(problem, module=copy.deepcopy(module)))
-    except Exception as problem:  # whatever a user's forward raises under vmap
-        return f"its forward cannot be stacked ({type(problem).__name__})"
+    except Exception as error:  # whatever a user's forward raises under vmap
+        return f"its forward cannot be stacked ({type(error).__name__})"
     return None if same else "stacking changes its gradients"
 
 

@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from niss.learning.cohort import Problem
 from niss.learning.cuda import conv_kernels as kernels
-from niss.learning.cuda.mlp import Layer, LinearSteps, block
-from niss.learning.cuda.program import DeviceTable, stacked_views
+from niss.learning.cuda.mlp import MOST_CLASSES, Layer, LinearSteps, block
+from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
-from niss.learning.models import Cnn
 
 _KERNEL, _TAPS, _FIRST, _SECOND = 5, 25, 32, 64
-_MOST_CLASSES = 64
 _PARTS = 4
 
 
-class CnnSteps:
+class CnnSteps(Steps):
     """`Steps` of many CNNs.
 
     Between `load` and `read` the weights are kept in the order of the kernels: the convolutions as
@@ -40,11 +38,8 @@ class CnnSteps:
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._data = functional.pad(inputs, (2, 2, 2, 2)).contiguous()
-        self._channels, self._half, self._quarter = (
-            channels,
-            (height // 2, width // 2),
-            (height // 4, width // 4),
-        )
+        self._channels = channels
+        self._half, self._quarter = (height // 2, width // 2), (height // 4, width // 4)
         self._taps = channels * _TAPS
         # Measured on an H200: positions of a tile and warps, for the two large products.
         self._tiles = (256, 8) if precision == "tf32" else (128, 4)
@@ -65,28 +60,22 @@ class CnnSteps:
         self._hidden = Layer.of(clients, hidden, area_2 * _SECOND, momentum=moving, device=device)
         self._output = Layer.of(clients, classes, hidden, momentum=moving, device=device)
         # Borders of two are zero from here on: the kernels write inside them alone.
-        self._pooled1, self._which1 = (
-            zeros(rows, bordered, _FIRST),
-            zeros(rows, area_1, _FIRST, dtype=torch.uint8),
-        )
+        self._pooled1 = zeros(rows, bordered, _FIRST)
+        self._which1 = zeros(rows, area_1, _FIRST, dtype=torch.uint8)
         self._pooled2 = zeros(rows, area_2, _SECOND)
         self._which2 = zeros(rows, area_2, _SECOND, dtype=torch.uint8)
         self._value3, self._slope3 = zeros(rows, hidden), zeros(rows, hidden)
         self._grid_slope, self._slope1 = zeros(rows, bordered, _SECOND), zeros(rows, area_1, _FIRST)
-        self._parts1, self._parts2 = (
-            zeros(4 * rows, self._patch, _FIRST),
-            zeros(_PARTS, _TAPS, _FIRST, _SECOND),
-        )
+        self._parts1 = zeros(4 * rows, self._patch, _FIRST)
+        self._parts2 = zeros(_PARTS, _TAPS, _FIRST, _SECOND)
         self._bias_parts2 = zeros(area_2, _SECOND)
 
     @staticmethod
-    def fits(module: nn.Module, image_shape: tuple[int, ...]) -> bool:
-        """Whether the tiles of the kernels hold this model and these images."""
-        if type(module) is not Cnn or len(image_shape) != 3:
-            return False
-        channels, height, width = image_shape
-        classes: int = module.state_dict()["layers.9.weight"].shape[0]
-        return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= _MOST_CLASSES
+    def fit(problem: Problem) -> bool:
+        """Whether the tiles of the kernels hold this `Cnn` as built and its images."""
+        _, channels, height, width = problem.inputs.shape
+        classes = problem.layout.shapes[-1][0]
+        return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= MOST_CLASSES
 
     def load(self, starts: Tensor) -> None:
         stack = starts.expand(self._shared.clients, -1)
@@ -118,9 +107,6 @@ class CnnSteps:
             by_channel, self._hidden.bias, self._output.weight, self._output.bias,
         )  # fmt: skip
         return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
-
-    def finish(self) -> None:
-        """Nothing is left over."""
 
     def enqueue(self, offset: int) -> None:
         shared = self._shared

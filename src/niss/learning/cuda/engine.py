@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from niss.learning.clipped import ClippedStep, clipped_mlp_steps
-from niss.learning.cohort import Engine, Job, Problem, Take, Work, numbers_by_start
+from niss.learning.cohort import BatchTable, Engine, Job, Problem, Take, Work, numbers_by_start
 from niss.learning.cuda.program import (
     UNROLLED,
-    BatchTable,
     DeviceTable,
     GraphedSteps,
     PlainSteps,
@@ -37,7 +37,11 @@ from niss.learning.local import (
     in_mode,
     require_logits,
 )
-from niss.learning.models import Cnn, Mlp, recognise
+from niss.learning.models import Mlp
+
+if TYPE_CHECKING:  # they need Triton
+    from niss.learning.cuda.cnn import CnnSteps
+    from niss.learning.cuda.mlp import MlpSteps
 
 LARGEST_BATCH = 64
 """What the kernels take: they hold a batch in one tile. Larger ones are no longer bound by weight traffic."""
@@ -47,27 +51,30 @@ _EVALUATION_ROWS = 5000
 
 @dataclass(frozen=True)
 class Formulation:
-    """How the step of a module is computed: stacked (`forward`) or not, with Triton or not, and the line that says so."""
+    """How the step of a module is computed: `forward` for all clients stacked, or None for one after another.
+
+    With `triton`, batches of at most `LARGEST_BATCH` go through the fused kernels instead; `line` says it in words.
+    """
 
     line: str
     forward: StackedForward | None
     triton: bool = False
 
 
-def choose_formulation(problem: Problem, built: type[Mlp] | type[Cnn] | None) -> Formulation:
-    """Fused kernels for the package's models (`built`), else plain stacked torch, else one client after another."""
+def choose_formulation(problem: Problem) -> Formulation:
+    """Fused kernels for the package's models, else plain stacked torch, else one client after another."""
     module, some_inputs = problem.module, problem.inputs[:3]
     with torch.no_grad(), in_mode(module, training=False):
         require_logits(module(some_inputs), rows=len(some_inputs), highest_label=int(problem.labels.max()))
-    if built is not None:
-        name = built.__name__.upper()
+    if problem.built is not None:
+        name = problem.built.__name__.upper()
         forward = stacked_mlp(module) if isinstance(module, Mlp) else stacked_module(module)
-        plain = "batched products" if built is Mlp else "grouped convolutions"
+        plain = "batched products" if problem.built is Mlp else "grouped convolutions"
         if problem.layout.dtype != torch.float32:
             return Formulation(f"{name} as {plain} in a CUDA graph", forward)
         if find_spec("triton") is None:
             return Formulation(f"{name} as {plain} in a CUDA graph (Triton is not installed)", forward)
-        if not _kernels_fit(problem, batch=1):
+        if _kernel_steps(problem) is None:
             return Formulation(f"{name} as {plain} in a CUDA graph (too large for the kernels)", forward)
         line = f"{name} in fused Triton kernels in a CUDA graph (batches above {LARGEST_BATCH}: {plain})"
         return Formulation(line, forward, triton=True)
@@ -77,16 +84,13 @@ def choose_formulation(problem: Problem, built: type[Mlp] | type[Cnn] | None) ->
     return Formulation(f"{type(module).__name__} one client after another ({reason})", None)
 
 
-def _kernels_fit(problem: Problem, *, batch: int) -> bool:
+def _kernel_steps(problem: Problem) -> type[MlpSteps] | type[CnnSteps] | None:
+    """The steps of this model in Triton kernels; None where their tiles do not hold it."""
     from niss.learning.cuda.cnn import CnnSteps
     from niss.learning.cuda.mlp import MlpSteps
 
-    module, inputs = problem.module, problem.inputs
-    return (
-        batch <= LARGEST_BATCH
-        and inputs.dtype == torch.float32
-        and (MlpSteps.fits(module) or CnnSteps.fits(module, tuple(inputs.shape[1:])))
-    )
+    steps: type[MlpSteps] | type[CnnSteps] = MlpSteps if problem.built is Mlp else CnnSteps
+    return steps if steps.fit(problem) else None
 
 
 def _why_not_stacked(problem: Problem, some_inputs: Tensor) -> str | None:
@@ -110,8 +114,8 @@ def _why_not_stacked(problem: Problem, some_inputs: Tensor) -> str | None:
             return "its forward pass changes its buffers"
         if not torch.allclose(stacked, separate, rtol=1e-3, atol=1e-5, equal_nan=True):
             return "the samples of a batch influence each other"
-    except RuntimeError as problem_in_vmap:
-        return f"vmap: {str(problem_in_vmap).strip().splitlines()[0][:120]}"
+    except RuntimeError as error:
+        return f"vmap: {str(error).strip().splitlines()[0][:120]}"
     finally:
         with torch.no_grad():
             for name, now in module.named_buffers():
@@ -134,14 +138,12 @@ class CudaEngine(Engine):
             problem.inputs.to(self.device).contiguous(),
             problem.labels.to(self.device),
         )
-        resident = self._problem
-        self._built = recognise(resident.module, resident.layout, resident.inputs, resident.labels)
         self._programs: dict[object, GraphedSteps] = {}
         self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         # Beside what making them takes, and with other processes on the device allowed for.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
         with self._precision():
-            self._formulation = choose_formulation(self._problem, self._built)
+            self._formulation = choose_formulation(self._problem)
 
     @property
     def name(self) -> str:
@@ -170,12 +172,11 @@ class CudaEngine(Engine):
     def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
         """Stacked training takes as many clients at once as the device holds. Of clipped steps, the clients of an
         MLP that start from the same weights are one computation. Anything else goes client by client."""
-        stacked = self._formulation.forward is not None
-        if isinstance(work, LocalTraining) and stacked:
+        if isinstance(work, LocalTraining) and self._formulation.forward is not None:
             self._train_in_chunks(work, jobs, take)
             return
         with self._precision():
-            if isinstance(work, ClippedStep) and self._built is Mlp:
+            if isinstance(work, ClippedStep) and self._problem.built is Mlp:
                 for numbers in numbers_by_start(jobs):
                     take(numbers, self._clipped_together(work, [jobs[number] for number in numbers]))
             else:
@@ -222,7 +223,7 @@ class CudaEngine(Engine):
         program = self._program(table, len(jobs), settings)
         starts = _stacked_starts(jobs, self.device)
         program.run(table, starts)
-        return program.weights().sub_(starts)
+        return program.read().sub_(starts)
 
     def _program(self, table: BatchTable, clients: int, settings: LocalTraining) -> GraphedSteps:
         """The captured steps for so many clients and batches of the table's width, made where there are none."""
@@ -243,12 +244,10 @@ class CudaEngine(Engine):
         room = max(256, 1 << (table.steps - 1).bit_length()) + UNROLLED + 1
         resident = DeviceTable(room, clients, table.width, self.device)
         steps: Steps
-        if formulation.triton and _kernels_fit(problem, batch=table.width):
-            from niss.learning.cuda.cnn import CnnSteps
-            from niss.learning.cuda.mlp import MlpSteps
-
-            kind: type[MlpSteps] | type[CnnSteps] = MlpSteps if self._built is Mlp else CnnSteps
-            steps = kind(problem, resident, settings, precision="tf32" if self._tf32 else "tf32x3")
+        if formulation.triton and table.width <= LARGEST_BATCH:
+            kernels = _kernel_steps(problem)
+            assert kernels is not None
+            steps = kernels(problem, resident, settings, precision="tf32" if self._tf32 else "tf32x3")
         else:
             assert formulation.forward is not None
             steps = PlainSteps(formulation.forward, problem, resident, settings)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from niss.learning.cohort import Problem
 from niss.learning.cuda import kernels
-from niss.learning.cuda.program import DeviceTable
+from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
-from niss.learning.models import Mlp
 
-_LARGEST_LAST_HIDDEN, _MOST_CLASSES = 1024, 64
+_LARGEST_LAST_HIDDEN, MOST_CLASSES = 1024, 64
 
 
 def block(extent: int, least: int = 16) -> int:
@@ -98,7 +97,7 @@ class LinearSteps:
         )  # fmt: skip
 
 
-class MlpSteps:
+class MlpSteps(Steps):
     """`Steps` of many MLPs.
 
     The move of the first layer is made together with the next step's forward pass, so `finish` owes it.
@@ -110,8 +109,7 @@ class MlpSteps:
         """For an `Mlp` as built; `precision` is that of the kernels' `product`."""
         self._layout, self._data = problem.layout, problem.inputs.flatten(1)
         self._shared = LinearSteps(table, problem.labels, settings, precision)
-        layers = [part for part in problem.module.modules() if isinstance(part, nn.Linear)]
-        shapes = [(layer.out_features, layer.in_features) for layer in layers]
+        shapes = self._layout.shapes[::2]
         clients, rows, device = self._shared.clients, self._shared.rows, self._data.device
         self._layers = [
             Layer.of(clients, outs, width, momentum=self._shared.momentum, device=device)
@@ -121,24 +119,16 @@ class MlpSteps:
         self._slopes = [torch.zeros_like(values) for values in self._values]
 
     @staticmethod
-    def fits(module: nn.Module) -> bool:
-        """Whether the tiles of the kernels hold this model."""
-        if type(module) is not Mlp:
-            return False
-        layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
-        last = layers[-1]
-        return (
-            len(layers) > 1
-            and last.in_features <= _LARGEST_LAST_HIDDEN
-            and last.out_features <= _MOST_CLASSES
-        )
+    def fit(problem: Problem) -> bool:
+        """Whether the tiles of the kernels hold this `Mlp` as built."""
+        *hidden, (classes, width) = problem.layout.shapes[::2]
+        return bool(hidden) and width <= _LARGEST_LAST_HIDDEN and classes <= MOST_CLASSES
 
     def load(self, starts: Tensor) -> None:
-        sizes = [torch.Size(shape).numel() for shape in self._layout.shapes]
-        pieces = iter(torch.split(starts, sizes, dim=-1))
+        entries = iter(stacked_views(self._layout, starts.expand(self._shared.clients, -1)).values())
         for layer in self._layers:
-            layer.weight.flatten(1).copy_(next(pieces))
-            layer.bias.copy_(next(pieces))
+            layer.weight.copy_(next(entries))
+            layer.bias.copy_(next(entries))
             layer.rest()
 
     def read(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The stacked step of many clients: its table of batches, its form in plain torch, and its capture in a CUDA graph.
+"""The stacked step of many clients: its batches on the device, its form in plain torch, its capture in a CUDA graph.
 
 All clients are one computation: weights [clients, ...], inputs [clients, batch, ...]. A `Steps` says how one step
 is enqueued (`PlainSteps` here, the Triton kernels in `mlp` and `cnn`); `GraphedSteps` captures some of them once
@@ -7,80 +7,24 @@ and replays them, while the processor already draws the batches of the next epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from niss.learning.cohort import Job, Problem
+from niss.learning.cohort import BatchTable, Problem
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining
 from niss.learning.models import Mlp
-from niss.randomness import SimStream
 
 UNROLLED = 10
 """Steps in one graph: launching a graph costs about as much as a small kernel."""
 
 StackedForward = Callable[[dict[str, Tensor], Tensor], Tensor]
 """Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes]."""
-
-
-class BatchTable:
-    """Row numbers and true sizes of every batch of every client, in the order of `batch_order`.
-
-    `rows[s, k]` are the data rows of client k's batch of step s and `sizes[s, k]` how many of them count.
-    A short batch is filled up with its own first row, so that filling it cannot bring in a value the
-    batch does not have; a finished client has size 0 and its first sample's row. The same client trained from
-    several starts, as in a comparison, has its batches drawn once.
-    """
-
-    def __init__(self, jobs: Sequence[Job], settings: LocalTraining) -> None:
-        self._jobs = jobs
-        self._settings = settings
-        self._samples = [job.samples.numpy() for job in jobs]
-        seen: dict[tuple[SimStream, int], int] = {}
-        self._drawn_for = np.array(
-            [seen.setdefault((job.stream, job.samples.data_ptr()), k) for k, job in enumerate(jobs)]
-        )
-        self._repeats = np.flatnonzero(self._drawn_for != np.arange(len(jobs)))
-        counts = np.array([len(samples) for samples in self._samples])
-        self.width = int(min(settings.batch_size, counts.max()))
-        self._per_epoch = -(-counts // self.width)
-        self.steps = int(self._per_epoch.max()) * settings.epochs
-        self.rows: NDArray[np.int32] = np.empty((self.steps, len(jobs), self.width), dtype=np.int32)
-        self.sizes: NDArray[np.int32] = np.zeros((self.steps, len(jobs)), dtype=np.int32)
-
-    def fill(self) -> Iterator[int]:
-        """Draw the orders epoch after epoch; yields how many leading steps are complete so far."""
-        for client, samples in enumerate(self._samples):
-            self.rows[:, client] = samples[0]
-        shortest = int(self._per_epoch.min())
-        for epoch in range(self._settings.epochs):
-            for client in np.unique(self._drawn_for).tolist():
-                self._fill_epoch(client, self._jobs[client].stream, epoch)
-            if self._repeats.size:
-                first = self._drawn_for[self._repeats]
-                self.rows[:, self._repeats] = self.rows[:, first]
-                self.sizes[:, self._repeats] = self.sizes[:, first]
-            yield self.steps if epoch + 1 == self._settings.epochs else shortest * (epoch + 1)
-
-    def _fill_epoch(self, client: int, stream: SimStream, epoch: int) -> None:
-        samples, batches = self._samples[client], int(self._per_epoch[client])
-        order = samples[stream.child("epoch", epoch).generator().permutation(len(samples))]
-        first = epoch * batches
-        whole, rest = divmod(len(samples), self.width)
-        steps = slice(first, first + whole)
-        self.rows[steps, client] = order[: whole * self.width].reshape(whole, self.width)
-        self.sizes[steps, client] = self.width
-        if rest:
-            self.rows[first + whole, client, :rest] = order[-rest:]
-            self.rows[first + whole, client, rest:] = order[-rest]
-            self.sizes[first + whole, client] = rest
 
 
 class DeviceTable:
@@ -116,13 +60,13 @@ class Steps(Protocol):
         """One step of every client, at `counter + offset`; clients whose batch is empty do not move."""
 
     def finish(self) -> None:
-        """What is left over after the last step."""
+        """What is left over after the last step; nothing, unless a formulation says otherwise."""
 
     def read(self) -> Tensor:
-        """The weights now, [clients, h]; valid until the next `load`."""
+        """The weights now, [clients, h], a new tensor."""
 
 
-class PlainSteps:
+class PlainSteps(Steps):
     """The steps in plain torch: for float64, for machines without Triton, and for modules of the user's.
 
     The sum of the clients' losses is differentiated, which gives each client its own gradient; one that diverges
@@ -149,10 +93,7 @@ class PlainSteps:
             self._velocity.zero_()
 
     def read(self) -> Tensor:
-        return self._weights
-
-    def finish(self) -> None:
-        """Nothing is left over."""
+        return self._weights.clone()
 
     def enqueue(self, offset: int) -> None:
         step = self._table.counter + offset
@@ -190,8 +131,7 @@ class PlainSteps:
 
 def stacked_views(layout: FlatLayout, stack: Tensor) -> dict[str, Tensor]:
     """Views into the vectors [clients, h] by name, each [clients, ...] in the shape of its entry."""
-    sizes = [torch.Size(shape).numel() for shape in layout.shapes]
-    pieces = torch.split(stack, sizes, dim=1)
+    pieces = torch.split(stack, layout.sizes, dim=1)
     return {
         name: piece.view(len(stack), *shape)
         for name, piece, shape in zip(layout.names, pieces, layout.shapes, strict=True)
@@ -267,7 +207,6 @@ class GraphedSteps:
                 launched += self._unrolled
         self._steps.finish()
 
-    def weights(self) -> Tensor:
-        """The trained weights [clients, h], a new tensor."""
-        weights = self._steps.read()
-        return weights.clone() if isinstance(self._steps, PlainSteps) else weights
+    def read(self) -> Tensor:
+        """The trained weights, [clients, h], a new tensor."""
+        return self._steps.read()

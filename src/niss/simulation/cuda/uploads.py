@@ -7,9 +7,11 @@ tests can run it on the processor; the kernels of the noise are used where Trito
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
@@ -61,24 +63,19 @@ class DeviceUploads:
         self,
         edges: Edges,
         *,
-        unit_variance: float,
-        tau2: ArrayLike,
         distortion: str | Distortion,
-        stream: SimStream,
         keep_factors: bool = False,
+        **settings: Any,
     ) -> Rows | None:
         """As `niss.mechanism.add_shares`; where factors per coordinate are to be kept, the processor does the work."""
         if keep_factors and distortion_named(distortion).per_coordinate:
             rows = self.rows()
             factors = HostUploads(rows).add_shares(
-                edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
-                stream=stream, keep_factors=True,
-            )  # fmt: skip
+                edges, distortion=distortion, keep_factors=True, **settings
+            )
             self._rows.copy_(torch.from_numpy(rows))
             return factors
-        return add_shares_on_device(
-            self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion, stream=stream
-        )
+        return add_shares_on_device(self._rows, edges, distortion=distortion, **settings)
 
     def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         rows = self._rows
