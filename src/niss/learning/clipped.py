@@ -33,8 +33,8 @@ from niss.learning.local import (
 from niss.randomness import SimStream
 
 _CHUNK = 256
+# Of one layer, sample by sample: what came in, and the delta of what came out.
 _Flow = tuple[Tensor, Tensor]
-"""Of one layer, sample by sample: what came in, and the delta of what came out."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,14 @@ def clipped_gradient_step(
 
     g_i is the gradient of the cross-entropy of sample i alone, its norm taken over all trainable
     parameters together. Entries of buffers and of frozen parameters are zero.
+
+    module, layout  what is trained, as scratch space, and the layout of its vector
+    start           the weights to begin at, as `layout.flatten` gives them
+    images, labels  the client's samples, on the device of the module
+    clip            the bound on ||g_i||_2, above 0
+    learning_rate   above 0
+    chunk           how many samples are differentiated at once
+    stream          what the module draws from, or None for eval() mode
 
     Guarantee, up to floating-point rounding: replacing one sample moves the update by at most
     2 * learning_rate * clip / d in L2 norm; adding or removing one at fixed d moves it by at most
@@ -197,7 +205,7 @@ def _flows(weights: list[Tensor], images: Tensor, labels: Tensor) -> list[_Flow]
 
 
 def _usable(flows: list[_Flow], clip: float) -> list[_Flow]:
-    """The deltas times min(1, clip / ||g_i||); a sample without a finite gradient is all zeros."""
+    """The flows with each delta times min(1, clip / ||g_i||); a sample without a finite gradient is all zeros."""
     parts = [_row_norms(delta) * _row_norms(below).square().add(1.0).sqrt() for below, delta in flows]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     usable = norms.isfinite()

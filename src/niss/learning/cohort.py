@@ -31,18 +31,22 @@ from niss.learning.models import Cnn, Mlp, recognise
 from niss.randomness import SimStream
 
 DEVICES = ("auto", "cpu", "cuda")
+# What each client of a cohort does.
 Work = LocalTraining | ClippedStep
-"""What each client of a cohort does."""
 Updates = NDArray[np.floating[Any]]
+# Called with the number of clients newly done.
 Progress = Callable[[int], None]
-"""Called with the number of clients newly done."""
+# Called with the numbers of some jobs and their updates, one row each, to be copied before it returns.
 Take = Callable[[Sequence[int], Tensor], None]
-"""Called with the numbers of some jobs and their updates, one row each, to be copied before it returns."""
 
 
 @dataclass(frozen=True)
 class Job:
     """One client's turn: the weights it starts from, the row numbers of its samples, its stream.
+
+    start    a vector of the model's layout, on the CPU or the engine's device
+    samples  int64 row numbers into the cohort's inputs, on the CPU, at least one
+    stream   the client's own, for this round: order of its batches, draws inside the module
 
     Clients that start from the same weights should share the tensor: it then travels once, and they may be
     computed together.
@@ -55,7 +59,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is learned: a module (scratch space), the layout of its vector, and the samples of all clients."""
+    """What is learned: a module (scratch space), the layout of its vector, and the samples of all clients.
+
+    Module and samples are on one device; an engine makes its own problem where that is not the CPU.
+    """
 
     module: nn.Module
     layout: FlatLayout
@@ -81,8 +88,8 @@ class Engine(ABC):
     """Computes the updates of a cohort on one device; `choose_engine` makes it."""
 
     device: torch.device
+    # Bytes of updates the device has room for; None where they lie in the memory of the processor.
     room_for_updates: int | None = None
-    """Bytes of updates the device has room for; None where they lie in the memory of the processor."""
 
     @property
     @abstractmethod
@@ -91,7 +98,10 @@ class Engine(ABC):
 
     @abstractmethod
     def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
-        """Do `work` for every job; `take` gets each group's updates, on this device, as they are ready."""
+        """Do `work` for every job; `take` gets each group's updates, on this device, as they are ready.
+
+        Groups come in any order and of any size; jobs that follow each other may come with a `range` of numbers.
+        """
 
     @abstractmethod
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
@@ -138,7 +148,10 @@ def choose_engine(
 
 
 def choose_device(wanted: str, *, field: str = "device") -> str:
-    """`cpu` or `cuda`; `auto` is the GPU where there is one. `field` is what a refusal names."""
+    """`cpu` or `cuda`; `auto` is the GPU where there is one. `field` is what a refusal names.
+
+    Raises `ConfigError` for any other name, and for `cuda` where torch finds no GPU: never a silent fallback.
+    """
     if wanted not in DEVICES:
         raise ConfigError(f"unknown device {wanted!r}", field=field, hint="use one of: " + ", ".join(DEVICES))
     available = torch.cuda.is_available()
@@ -157,7 +170,10 @@ def available_cores() -> int:
 
 
 def _why_one_process(module: nn.Module) -> str:
-    """Why the module cannot be sent to other processes; empty where it can."""
+    """Why the module cannot be sent to other processes; empty where it can.
+
+    Workers rebuild it by import and pickle; a class of the main script has no module they could import.
+    """
     if os.name == "nt":
         return "workers need a POSIX system"
     for part in module.modules():
@@ -236,7 +252,10 @@ class Cohort:
         return result
 
     def train_in_place(self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None) -> Tensor:
-        """As `train`, but the rows stay on the device that made them, and nothing waits for them."""
+        """As `train`, but the rows stay on the device that made them, and nothing waits for them.
+
+        On the processor this is `train` with its array as a tensor.
+        """
         if self._engine.device.type == "cpu" or not jobs:
             return torch.from_numpy(self.train(jobs, work, progress=progress))
         self._require_jobs(jobs)
@@ -288,7 +307,10 @@ class Cohort:
         return out
 
     def _require_jobs(self, jobs: Sequence[Job]) -> None:
-        """Refuse starts that are not a vector of the model, and samples that are not rows of the data."""
+        """Refuse starts that are not a vector of the model, and samples that are not rows of the data.
+
+        Tensors that several jobs share are looked at once.
+        """
         seen: set[int] = set()
         for number, job in enumerate(jobs):
             if id(job.start) not in seen:
@@ -326,7 +348,10 @@ class Cohort:
 
 
 def numbers_by_start(jobs: Sequence[Job]) -> list[list[int]]:
-    """The numbers of the jobs that start from the same tensor together, in the order of their first."""
+    """The numbers of the jobs that start from the same tensor together, in the order of their first.
+
+    In a comparison each method has its own weights: these are the clients of one method.
+    """
     groups: dict[int, list[int]] = {}
     for number, job in enumerate(jobs):
         groups.setdefault(id(job.start), []).append(number)
@@ -359,7 +384,10 @@ class BatchTable:
         self.sizes: NDArray[np.int32] = np.zeros((self.steps, len(jobs)), dtype=np.int32)
 
     def fill(self) -> Iterator[int]:
-        """Draw the orders epoch after epoch; yields how many leading steps are complete so far."""
+        """Draw the orders epoch after epoch; yields how many leading steps are complete so far.
+
+        Clients with many batches an epoch are ahead of those with few: complete is what all of them have drawn.
+        """
         for client, samples in enumerate(self._samples):
             self.rows[:, client] = samples[0]
         shortest = int(self._per_epoch.min())
@@ -373,6 +401,7 @@ class BatchTable:
             yield self.steps if epoch + 1 == self._settings.epochs else shortest * (epoch + 1)
 
     def _fill_epoch(self, client: int, stream: SimStream, epoch: int) -> None:
+        """One client's batches of one epoch: the whole ones, then what is left over, filled up."""
         samples, batches = self._samples[client], int(self._per_epoch[client])
         order = samples[stream.child("epoch", epoch).generator().permutation(len(samples))]
         first = epoch * batches

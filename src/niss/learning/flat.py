@@ -23,6 +23,11 @@ from niss.errors import ConfigError
 class FlatLayout:
     """Which entry of a module lies where in its vector.
 
+    names      of the entries, as in the state dict
+    shapes     of the entries
+    dtype      of all of them, float32 or float64
+    trainable  whether an entry was a parameter that requires a gradient when the layout was made
+
     An entry that is the same tensor under several names (tied parameters) is counted once, under its
     first name. Layouts are values: two modules of one architecture have equal layouts.
     """
@@ -34,7 +39,11 @@ class FlatLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> FlatLayout:
-        """The layout of `module`; refuses what one float32 or one float64 vector cannot hold."""
+        """The layout of `module`; refuses what one float32 or one float64 vector cannot hold.
+
+        Raises `ConfigError` for lazy layers that have no shape yet, complex entries, mixed or other dtypes, and
+        state dicts that do not show the module's own tensors.
+        """
         first: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in _state(module).items():
             if is_lazy(tensor):
@@ -107,6 +116,7 @@ class FlatLayout:
         return torch.tensor(self.trainable).repeat_interleave(torch.tensor(self.sizes))
 
     def _entries(self, module: nn.Module) -> Iterator[Tensor]:
+        """The live tensors of `module` in the order of the vector; refuses a module of another layout."""
         state = _state(module)
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = state.get(name)

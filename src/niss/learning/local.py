@@ -78,6 +78,12 @@ def train_client(
 ) -> Tensor:
     """Train from `start` on one client's samples; returns the update w_end - start as a new vector.
 
+    module, layout  what is trained, as scratch space, and the layout of its vector
+    start           the weights to begin at, as `layout.flatten` gives them
+    images, labels  the client's samples, on the device of the module
+    settings        epochs, batches and the rule of SGD
+    stream          whatever is random here
+
     Each step takes the gradient g of the mean cross-entropy over its batch, in train() mode, and
     moves the trainable parameters w as torch.optim.SGD does:
 
@@ -105,6 +111,7 @@ def train_client(
 
 
 def _forward(module: nn.Module, batch: Tensor) -> object:
+    """`module(batch)`, unchecked: a user's module can return anything."""
     try:
         return module(batch)
     except ValueError as problem:

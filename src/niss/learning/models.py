@@ -21,7 +21,9 @@ from niss.learning.flat import FlatLayout
 from niss.learning.local import require_whole, seeded_torch
 from niss.randomness import SimStream
 
+# What `build_model` builds.
 MODEL_NAMES = ("cnn", "mlp")
+# The layer widths of `mlp` unless told otherwise: the "2NN" of McMahan et al. (2017).
 DEFAULT_HIDDEN = (200, 200)
 _NUMPY_DTYPES: dict[torch.dtype, type[np.floating]] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -43,6 +45,7 @@ class Mlp(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, classes] of images [N, ...]."""
         logits: Tensor = self.layers(images)
         return logits
 
@@ -71,6 +74,7 @@ class Cnn(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, classes] of images [N, channels, height, width]."""
         logits: Tensor = self.layers(images)
         return logits
 
@@ -169,8 +173,11 @@ def to_tensor(
 ) -> Tensor:
     """(images / 255 - mean) / std as a new tensor, from uint8 [N, C, H, W].
 
-    `mean` and `std` are one number for all channels or one per channel, on the scale where white is 1;
-    `dtype` is float32 or float64.
+    images     as stored, one byte a pixel
+    mean, std  one number for all channels or one per channel, on the scale where white is 1; std above 0
+    dtype      float32 or float64
+
+    Raises `ConfigError` for anything else, and never shares memory with `images`.
     """
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         kind = images.dtype if isinstance(images, np.ndarray) else type(images).__name__

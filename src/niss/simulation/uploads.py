@@ -59,7 +59,7 @@ def make_uploads(rows: Tensor) -> Uploads:
 
 
 class HostUploads:
-    """Rows [clients, h] in the memory of the processor: the reference."""
+    """Rows [clients, h] in the memory of the processor: the reference; `Uploads` says what the methods do."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -110,7 +110,7 @@ class HostUploads:
 
 
 def _bounded(update: Rows, clipping: Clipping, clip: float) -> tuple[Rows, bool]:
-    """The clipped update of one client; zero, and False, where its training diverged."""
+    """The clipped update of one client, a new vector or the update itself; zero, and False, where it diverged."""
     try:
         if clipping == "none":
             require_finite(update)

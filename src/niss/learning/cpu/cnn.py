@@ -3,6 +3,8 @@
 Convolutions and pools run on NHWC memory, where torch's kernels are fastest. So the convolution weights
 lie channels-last while training, and the columns of the first linear layer follow the order in which an
 NHWC image is flattened; both are put back at the end.
+
+Clients are not stacked: a convolution of one client already keeps a core busy, and its weights stay in the cache.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class CnnLoop(PlainLoop):
 
     @torch.no_grad()
     def _train(self, job: Job, settings: LocalTraining, out: Tensor) -> None:
+        """`out` becomes the update of this client."""
         layout, inputs = self.problem.layout, self.problem.inputs
         weights = _weights_for_training(layout, job.start.detach(), inputs.shape[2:])
         sgd = _Sgd(weights, [velocity_like(part, settings) for part in weights], settings)
@@ -56,7 +59,10 @@ class CnnLoop(PlainLoop):
 
 @dataclass(frozen=True)
 class _Sgd:
-    """SGD on the eight parameters, each with its velocity."""
+    """SGD on the eight parameters of one client, in place, each with its velocity.
+
+    In the order of the layout: weight and bias of both convolutions, of the hidden and of the output layer.
+    """
 
     weights: list[Tensor]
     velocities: list[Tensor | None]
@@ -105,7 +111,10 @@ class _Sgd:
 
 
 def _convolve(images: Tensor, kernel: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convolution, then pool, then ReLU: the raw output, the result, and where each maximum was."""
+    """Convolution, then pool, then ReLU: the raw output, the result, and where each maximum was.
+
+    The ReLU is behind the pool, where there is a quarter of the values; the order changes nothing.
+    """
     raw = functional.conv2d(images, kernel, offset, padding=_PADDING)
     pooled, places = _pool(raw, [2, 2], [2, 2])
     return raw, pooled.relu_(), places

@@ -25,12 +25,16 @@ from niss.learning.cpu.vmap import VmapGroups, why_not
 from niss.learning.local import Evaluation, evaluate
 from niss.learning.models import Cnn, Mlp
 
+# Seconds of training in this process after which worker processes, seconds to start, are worth it.
 PATIENCE = 0.5
-"""Seconds of training in this process after which worker processes, seconds to start, are worth it."""
 
 
 def choose_formulation(problem: Problem) -> PlainLoop:
-    """The fastest way to train a group in one process that equals the reference; see `choose_engine`."""
+    """The fastest way to train a group in one process that equals the reference; see `choose_engine`.
+
+    Where it is the plain loop, its name says why. Convolutions are never stacked: on a CPU that is slower than one
+    client at a time.
+    """
     if problem.built is Mlp:
         return MlpGroups(problem)
     if problem.built is Cnn:
@@ -53,7 +57,7 @@ class CpuEngine(Engine):
     device = torch.device("cpu")
 
     def __init__(self, formulation: PlainLoop, *, workers: int, reason: str = "") -> None:
-        """`reason` says why there is only one worker, where more were possible."""
+        """Train groups by `formulation`, in up to `workers` processes; `reason` says why there is only one."""
         self._formulation = formulation
         self._workers, self._reason = workers, reason
         self._pool: Pool | None = None
@@ -67,6 +71,7 @@ class CpuEngine(Engine):
         return f"cpu: {where}{because}; {self._formulation.name}; {dtype}"
 
     def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
+        """As `Engine.perform`, group by group; the same bits from this process and from workers."""
         groups = make_groups(jobs, self._formulation.largest_group, self._workers)
         try:
             self._perform_here(work, groups, take)
@@ -110,6 +115,7 @@ class CpuEngine(Engine):
             take(numbers, updates)
 
     def _has_workers(self, timeout: float | None = 0.0) -> bool:
+        """Whether all workers have loaded; without them for good where they cannot load the module."""
         try:
             return self._pool is not None and self._pool.is_ready(timeout)
         except CannotLoad as problem:
@@ -138,6 +144,7 @@ def make_groups(jobs: Sequence[Job], largest: int, workers: int) -> deque[Group]
 
 
 def _split(numbers: list[int], jobs: Sequence[Job], largest: int, workers: int) -> list[tuple[int, ...]]:
+    """`numbers` in falling order of samples, in a multiple of `workers` pieces of at most `largest`."""
     order = sorted(numbers, key=lambda number: -len(jobs[number].samples))
     count = -(-len(order) // largest)
     count = min(len(order), -(-count // workers) * workers)
@@ -146,6 +153,7 @@ def _split(numbers: list[int], jobs: Sequence[Job], largest: int, workers: int) 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
+    """Inside, torch computes with one thread, as workers do: the last bits of its sums depend on that."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

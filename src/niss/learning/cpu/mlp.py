@@ -6,7 +6,8 @@ For layer l of every client, with a_0 the inputs and z_l = a_{l-1} W_l^T + b_l, 
     grad W_l = delta_l^T a_{l-1},                    grad b_l = sum over the batch of delta_l,
 
 `weight` being one over the size of the batch. Clients never meet in any of these: one that diverges
-leaves the others alone.
+leaves the others alone. Gradients are never formed: each product is added to the weights at once
+(`steps.step_by_product`), and all activations of a step are written into the same memory.
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ def _layers(layout: FlatLayout, jobs: Sequence[Job], width: int, settings: Local
 def _run(
     everyone: list[_Layer], schedule: Schedule, inputs: Tensor, labels: Tensor, settings: LocalTraining
 ) -> None:
-    """All steps of the schedule, in place; at each step the clients that still have a batch, and no other."""
+    """All steps of the schedule, in place; at each step the clients that still have a batch, and no other.
+
+    everyone        the layers of all clients of the group, changed in place
+    inputs, labels  the data of all clients, [all, features] and [all]
+    """
     targets = labels[schedule.rows].unsqueeze(-1)
     minus_one = everyone[-1].delta.new_full((1, 1, 1), -1.0)
     clients, width = schedule.rows.shape[1:]
@@ -112,6 +117,7 @@ def _run(
 
 
 def _forward(layers: list[_Layer], images: Tensor) -> None:
+    """Every layer's `output` from `images` [clients, batch, features]: behind its ReLU, but for the last one."""
     below = images
     for layer in layers[:-1]:
         torch.baddbmm(layer.biases, below, layer.weights.transpose(1, 2), out=layer.output)
@@ -130,5 +136,6 @@ def _backward(layers: list[_Layer], images: Tensor, ones: Tensor, settings: Loca
 
 
 def _step(layer: _Layer, below: Tensor, ones: Tensor, settings: LocalTraining) -> None:
+    """One layer moves; the sum over the batch in its bias is a product with `ones`."""
     step_by_product(layer.weights, layer.weights_velocity, layer.delta.transpose(1, 2), below, settings)
     step_by_product(layer.biases, layer.biases_velocity, ones, layer.delta, settings)

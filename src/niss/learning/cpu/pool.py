@@ -38,11 +38,13 @@ from niss.learning.cohort import Job, Problem, Take, Work
 from niss.learning.cpu.steps import PlainLoop
 from niss.randomness import SimStream
 
+# What a worker answers: (_READY, None) once, then (_DONE, slot) or (_FAILED, exception) for each task.
 _READY, _DONE, _FAILED = "ready", "done", "failed"
 _CACHE_LINE = 64
 
+# A worker fills one slot while the parent empties the other.
 _SLOTS_EACH = 2
-"""A worker fills one slot while the parent empties the other."""
+# Paths first: a worker must find the modules that the parent's module is made of.
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from niss.learning.cpu.pool import main; main()"
@@ -58,12 +60,12 @@ _ENVIRONMENT = {
 }
 
 _Link: TypeAlias = "Connection[Any, Any]"
+# The numbers of some jobs, and the jobs.
 Group = tuple[tuple[int, ...], Sequence[Job]]
-"""The numbers of some jobs, and the jobs."""
 
 
 class WorkerError(NissError):
-    """A worker process ended, or could not begin."""
+    """A worker process ended, or could not begin; the message says which, how and when."""
 
 
 class CannotLoad(Exception):
@@ -74,17 +76,22 @@ class CannotLoad(Exception):
 class Setup:
     """What a worker is told once; the data themselves lie in shared memory, inputs first, then labels."""
 
+    # How to train, for a problem whose inputs and labels are left out.
     formulation: PlainLoop
-    """How to train, for a problem whose inputs and labels are left out."""
     input_shape: tuple[int, ...]
     labels_offset: int
+    # How many groups of updates there is room for.
     slots: int
-    """How many groups of updates there is room for."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A group of clients: number of the start, rows of the samples, stream; and where the updates go."""
+    """A group of clients to train, and where the updates go.
+
+    clients  of each: the place of its start in shared memory, the rows of its samples, its stream
+    starts   how many starts lie in shared memory now: they may be more than when the worker last looked
+    slot     which slot of the shared results takes the updates, a row for each client
+    """
 
     work: Work
     clients: tuple[tuple[int, NDArray[np.int64], SimStream], ...]
@@ -95,7 +102,8 @@ class Task:
 class Pool:
     """Worker processes with one torch thread each; they start at once, `is_ready` when all have loaded.
 
-    Any error ends the whole pool. `problem` is that of the formulation, with its data in shared memory.
+    Any error ends the whole pool, as does `close`, or dropping it: a finalizer ends the processes with the object.
+    `problem` is that of the formulation, with its data in shared memory, for the parent's own use.
     """
 
     def __init__(self, formulation: PlainLoop, workers: int) -> None:
@@ -122,6 +130,8 @@ class Pool:
             self._start_worker(packed.getvalue())
 
     def _start_worker(self, setup: bytes) -> None:
+        """A fresh interpreter with this one's `sys.path`, not a fork: torch's threads do not survive one, and a
+        user's main script would be run again by multiprocessing's spawn."""
         ours, theirs = Pipe()
         self._connections.append(ours)
         descriptors = [theirs.fileno(), *(memory.descriptor for memory in self._memories)]
@@ -150,7 +160,11 @@ class Pool:
         return not self._waiting
 
     def run(self, work: Work, groups: deque[Group], take: Take) -> None:
-        """Empty `groups`, largest first; `take` gets each group's updates as they arrive."""
+        """Empty `groups`, largest first; `take` gets each group's updates as they arrive.
+
+        A worker has its next group before the parent takes the last one's updates out of the other slot. Raises
+        what a worker raised, with where it happened as a note, and `WorkerError` where one died.
+        """
         places = self._share_starts(groups)
         busy: dict[_Link, tuple[int, tuple[int, ...]]] = {}
 
@@ -186,6 +200,7 @@ class Pool:
             raise self._lost(connection) from None
 
     def _receive(self, connection: _Link) -> None:
+        """Take one answer of a worker: that it is ready, or done with its task, or what went wrong there."""
         try:
             answer, content = connection.recv()
         except (EOFError, ConnectionError):
@@ -197,6 +212,7 @@ class Pool:
         assert answer == _DONE or connection in self._waiting
 
     def _lost(self, connection: _Link) -> WorkerError:
+        """What to raise for a worker that is gone: a connection only ever breaks because its worker ended."""
         number = self._connections.index(connection)
         process = self._processes[number]
         code = process.wait(timeout=10.0)
@@ -238,7 +254,10 @@ def _end(
 
 
 def main() -> None:
-    """Serve the connection named on the command line until it closes."""
+    """The worker: serve the connection named on the command line until it closes.
+
+    The arguments are file descriptors: of the connection, then of the shared data, starts and results.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     connection, *memories = (int(word) for word in sys.argv[1:])
@@ -249,7 +268,10 @@ def main() -> None:
 
 
 def _portable(problem: Exception) -> Exception:
-    """The exception as the parent can receive it, with where it happened as a note."""
+    """The exception as the parent can receive it, with where it happened as a note.
+
+    One that cannot be pickled and read again arrives as a RuntimeError with its name and message.
+    """
     problem.add_note("in a worker:\n" + "".join(traceback.format_exception(problem)))
     try:
         ForkingPickler.loads(ForkingPickler.dumps(problem))

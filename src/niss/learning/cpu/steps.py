@@ -1,4 +1,8 @@
-"""The plain loop over a group of clients, and what the faster ways share: their schedule and their SGD step."""
+"""The plain loop over a group of clients, and what the faster ways share: their schedule and their SGD step.
+
+The step is torch.optim.SGD's, as in `local.train_client`: g <- g + weight_decay w; v <- momentum v + g; w <- w -
+learning_rate v. It is written twice, for a gradient that is there and for one that is a product of two matrices.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from torch import Tensor
 from niss.learning.cohort import BatchTable, Job, Problem, Work
 from niss.learning.local import LocalTraining
 
+# Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent.
 GROUP_BYTES = 6 * 2**20
-"""Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent."""
+# Clients of one group at most, however small the model: more gain nothing, and leave workers without a group.
 MOST_CLIENTS = 16
 
 
@@ -61,12 +66,12 @@ class Schedule:
     of the batch: then whatever a zero multiplies is finite if the batch itself is.
     """
 
+    # [steps, clients, width] int64: row numbers of the data.
     rows: Tensor
-    """[steps, clients, width] int64: row numbers of the data."""
+    # [steps, clients, width, 1]: what each sample counts in the mean of its batch, 1 / size or 0.
     weights: Tensor
-    """[steps, clients, width, 1]: what each sample counts in the mean of its batch, 1 / size or 0."""
+    # How many clients still have a batch, step by step.
     working: tuple[int, ...]
-    """How many clients still have a batch, step by step."""
 
 
 def make_schedule(jobs: Sequence[Job], settings: LocalTraining, dtype: torch.dtype) -> Schedule:

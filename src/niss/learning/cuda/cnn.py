@@ -1,4 +1,10 @@
-"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step."""
+"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step.
+
+Forward: both convolutions with pool and ReLU, the hidden layer, the output layer with its loss and its move.
+Backward: the hidden layer with its move, which also puts the slope back where the maxima of the second pool were;
+the gradients of both convolutions, in parts that are summed in a fixed order, so that runs repeat to the bit; and
+the moves of their weights. The gradient of the second convolution's weight runs beside that of its input.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +21,14 @@ from niss.learning.cuda.mlp import MOST_CLASSES, Layer, LinearSteps, block
 from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
 
+# Side and area of a convolution's kernel, and the channels of the two layers: the kernels are written for these.
 _KERNEL, _TAPS, _FIRST, _SECOND = 5, 25, 32, 64
+# Programs that share the gradient of the second convolution's weight; their parts are summed in a fixed order.
 _PARTS = 4
 
 
 class CnnSteps(Steps):
-    """`Steps` of many CNNs.
+    """`Steps` of many CNNs: two 5x5 convolutions, each with pool and ReLU, a hidden layer and an output layer.
 
     Between `load` and `read` the weights are kept in the order of the kernels: the convolutions as
     `conv_kernels` says, the hidden layer's columns by position, then channel.
@@ -29,7 +37,13 @@ class CnnSteps(Steps):
     def __init__(
         self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
     ) -> None:
-        """For a `Cnn` as built; `precision` is that of the kernels' `product`."""
+        """For a `Cnn` as built; `precision` is that of the kernels' `product`.
+
+        With heights and widths halved by each pool: pooled1 [clients, rows, (h/2 + 4) (w/2 + 4), 32] has a border
+        of two zeros, so that the next convolution needs no mask; pooled2 is [clients, rows, h/4 w/4, 64]; which1
+        and which2 say where each maximum was; grid_slope is the bordered slope in the second convolution's
+        outputs; parts1, parts2 and bias_parts2 are the parts of gradients.
+        """
         self._layout, inputs = problem.layout, problem.inputs
         self._shared = shared = LinearSteps(table, problem.labels, settings, precision)
         clients, rows, device = shared.clients, shared.rows, inputs.device
@@ -78,6 +92,7 @@ class CnnSteps(Steps):
         return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= MOST_CLASSES
 
     def load(self, starts: Tensor) -> None:
+        """From the order of the layout into that of the kernels; row `taps` of a first patch is its bias."""
         stack = starts.expand(self._shared.clients, -1)
         first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = stacked_views(
             self._layout, stack
@@ -99,6 +114,7 @@ class CnnSteps(Steps):
                 velocity.zero_()
 
     def read(self) -> Tensor:
+        """Back into the order of the layout."""
         weight = self._hidden.weight
         by_channel = weight.view(*weight.shape[:2], -1, _SECOND).transpose(2, 3)
         pieces = (
@@ -136,6 +152,7 @@ class CnnSteps(Steps):
             torch.cuda.current_stream(self._data.device).wait_stream(self._side)
 
     def _first_geometry(self) -> dict[str, int]:
+        """The constants of the kernels of the first convolution: its patches, and images with their borders."""
         pitch = 2 * self._half[1] + 4
         plane = pitch * (2 * self._half[0] + 4)
         return {
@@ -145,6 +162,7 @@ class CnnSteps(Steps):
         }  # fmt: skip
 
     def _convolutions_forward(self, offset: int) -> None:
+        """From the images of the step to pooled2, and where the maxima were."""
         shared, table = self._shared, self._shared.table
         clients, rows = shared.clients, shared.rows
         area_1, area_2 = self._half[0] * self._half[1], self._quarter[0] * self._quarter[1]
@@ -162,12 +180,14 @@ class CnnSteps(Steps):
         )  # fmt: skip
 
     def _convolutions_backward(self, offset: int) -> None:
+        """From the slope in the second convolution's outputs to the moves of both convolutions."""
         shared, table = self._shared, self._shared.table
         clients, rows = shared.clients, shared.rows
         area_1 = self._half[0] * self._half[1]
         pitch = self._half[1] + 4
         grid = {"PITCH": pitch, "PLANE": pitch * (self._half[0] + 4), "WIDTH": self._half[1], "AREA": area_1}
         block_m, warps = self._tiles
+        # Neither of the two large products fills the device alone.
         with self._beside():
             kernels.conv2_gradient[(_KERNEL, clients, _PARTS)](
                 self._pooled1, self._grid_slope, self._parts2, rows, **grid,
@@ -188,6 +208,7 @@ class CnnSteps(Steps):
         self._move(self._parts1, self._conv1, self._conv1_velocity, offset)
 
     def _move(self, parts: Tensor, weight: Tensor, velocity: Tensor, offset: int) -> None:
+        """Sum the `parts` [clients, count, ...] of a gradient and move `weight` [clients, ...] along it."""
         shared, table = self._shared, self._shared.table
         size = weight[0].numel()
         count = parts[0].numel() // size

@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # they need Triton
     from niss.learning.cuda.cnn import CnnSteps
     from niss.learning.cuda.mlp import MlpSteps
 
+# What the kernels take: they hold a batch in one tile. Larger ones are no longer bound by weight traffic.
 LARGEST_BATCH = 64
-"""What the kernels take: they hold a batch in one tile. Larger ones are no longer bound by weight traffic."""
 _MOST_PROGRAMS = 3
 _EVALUATION_ROWS = 5000
 
@@ -62,7 +62,11 @@ class Formulation:
 
 
 def choose_formulation(problem: Problem) -> Formulation:
-    """Fused kernels for the package's models, else plain stacked torch, else one client after another."""
+    """Fused kernels for the package's models, else plain stacked torch, else one client after another.
+
+    The kernels are for float32, for models and images that fit into their tiles, and need Triton; whatever is
+    missing is said in the line. Raises `ConfigError` where the module's logits do not fit the labels.
+    """
     module, some_inputs = problem.module, problem.inputs[:3]
     with torch.no_grad(), in_mode(module, training=False):
         require_logits(module(some_inputs), rows=len(some_inputs), highest_label=int(problem.labels.max()))
@@ -126,7 +130,8 @@ def _why_not_stacked(problem: Problem, some_inputs: Tensor) -> str | None:
 class CudaEngine(Engine):
     """Trains many clients at once on one CUDA device, where the data of all clients lie.
 
-    Captured programs are kept for the next round as long as it has as many clients and the same rule of SGD.
+    Captured programs are kept for the next round as long as it has as many clients and the same rule of SGD:
+    capturing takes longer than a round. At most `_MOST_PROGRAMS` are kept, the ones used last.
     """
 
     def __init__(self, problem: Problem, *, device: str = "cuda", tf32: bool = False) -> None:
@@ -140,7 +145,7 @@ class CudaEngine(Engine):
         )
         self._programs: dict[object, GraphedSteps] = {}
         self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        # Beside what making them takes, and with other processes on the device allowed for.
+        # Making updates takes several times their memory, and other processes may be on the device.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
         with self._precision():
             self._formulation = choose_formulation(self._problem)
@@ -161,7 +166,7 @@ class CudaEngine(Engine):
         torch.cuda.empty_cache()
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
-        """The test set is kept on the device as long as the same tensors come again."""
+        # The test set is kept on the device as long as the same tensors come again.
         if self._test is None or self._test[0] is not inputs or self._test[1] is not labels:
             self._test = (inputs, labels, inputs.to(self.device), labels.to(self.device))
         module = self._problem.module
@@ -170,8 +175,11 @@ class CudaEngine(Engine):
             return evaluate(module, *self._test[2:], batch_size=_EVALUATION_ROWS)
 
     def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
-        """Stacked training takes as many clients at once as the device holds. Of clipped steps, the clients of an
-        MLP that start from the same weights are one computation. Anything else goes client by client."""
+        """As `Engine.perform`; the updates may still be on their way when `take` gets them.
+
+        Stacked training takes as many clients at once as the device holds. Of clipped steps, the clients of an
+        MLP that start from the same weights are one computation. Anything else goes client by client.
+        """
         if isinstance(work, LocalTraining) and self._formulation.forward is not None:
             self._train_in_chunks(work, jobs, take)
             return
@@ -184,6 +192,7 @@ class CudaEngine(Engine):
                     take(range(number, number + 1), self._problem.update_of(job, work)[None])
 
     def _clipped_together(self, work: ClippedStep, jobs: Sequence[Job]) -> Tensor:
+        """The clipped steps of jobs that share their start, as one computation."""
         problem = self._problem
         start = jobs[0].start.detach().to(self.device)
         samples = [job.samples.to(self.device) for job in jobs]
@@ -192,7 +201,10 @@ class CudaEngine(Engine):
         )
 
     def _train_in_chunks(self, settings: LocalTraining, jobs: Sequence[Job], take: Take) -> None:
-        """Consecutive jobs, as many at once as the device holds; fewer after it ran out of memory."""
+        """Consecutive jobs, as many at once as the device holds; half as many after it ran out of memory.
+
+        Chunks are of like size, so that one captured program serves them all, or two.
+        """
         first, room = 0, self._room(settings)
         while first < len(jobs):
             left = len(jobs) - first
@@ -211,7 +223,10 @@ class CudaEngine(Engine):
             first += size
 
     def _room(self, settings: LocalTraining) -> int:
-        """How many clients to try at once: weights, velocities, result and its making within half of what is free."""
+        """How many clients to try at once: weights, velocities, result and its making within half of what is free.
+
+        What captured programs hold counts as free: they make way for the next one.
+        """
         free, _ = torch.cuda.mem_get_info(self.device)
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         held = sum(program.bytes_held for program in self._programs.values())
@@ -219,6 +234,7 @@ class CudaEngine(Engine):
         return max(1, (free + held) // 2 // (vectors * layout.size * layout.dtype.itemsize))
 
     def _train_stacked(self, jobs: Sequence[Job], settings: LocalTraining) -> Tensor:
+        """The updates of these jobs as one computation, [jobs, h]; the device may still be at work on them."""
         table = BatchTable(jobs, settings)
         program = self._program(table, len(jobs), settings)
         starts = _stacked_starts(jobs, self.device)
@@ -239,6 +255,8 @@ class CudaEngine(Engine):
         return program
 
     def _capture(self, table: BatchTable, clients: int, settings: LocalTraining) -> GraphedSteps:
+        """The steps for so many clients in a graph, with room for more steps than `table` has: the next round's
+        clients may have more samples."""
         problem, formulation = self._problem, self._formulation
         before = torch.cuda.memory_allocated(self.device)
         room = max(256, 1 << (table.steps - 1).bit_length()) + UNROLLED + 1
@@ -258,7 +276,10 @@ class CudaEngine(Engine):
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        """TF32 in torch's own products and convolutions only if asked for; restored afterwards."""
+        """TF32 in torch's own products and convolutions only if asked for; restored afterwards.
+
+        torch's switches are global, so every computation of this engine that leaves the kernels runs inside.
+        """
         products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
         before = products.allow_tf32, convolutions.allow_tf32
         products.allow_tf32 = convolutions.allow_tf32 = self._tf32

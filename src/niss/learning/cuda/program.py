@@ -20,11 +20,11 @@ from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining
 from niss.learning.models import Mlp
 
+# Steps in one graph: launching a graph costs about as much as a small kernel.
 UNROLLED = 10
-"""Steps in one graph: launching a graph costs about as much as a small kernel."""
 
+# Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes].
 StackedForward = Callable[[dict[str, Tensor], Tensor], Tensor]
-"""Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes]."""
 
 
 class DeviceTable:
@@ -61,6 +61,7 @@ class Steps(Protocol):
 
     def finish(self) -> None:
         """What is left over after the last step; nothing, unless a formulation says otherwise."""
+        return
 
     def read(self) -> Tensor:
         """The weights now, [clients, h], a new tensor."""
@@ -117,6 +118,8 @@ class PlainSteps(Steps):
                     self._move(name, gradient, sizes > 0)
 
     def _move(self, name: str, gradient: Tensor, active: Tensor) -> None:
+        """One step of SGD for the entry `name` of the clients that are `active`, by selection: no shape depends on
+        who that is, as a graph needs it, and a non-finite value of one client stays with it."""
         weight, settings = self._views[name], self._settings
         active = active.view(-1, *(1,) * (weight.ndim - 1))
         direction = gradient
@@ -139,7 +142,7 @@ def stacked_views(layout: FlatLayout, stack: Tensor) -> dict[str, Tensor]:
 
 
 def stacked_mlp(module: Mlp) -> StackedForward:
-    """`Mlp` as batched matrix products."""
+    """`Mlp` as batched matrix products: one call a layer, where vmap would make several."""
     # In the order of the forward pass.
     layers = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
 
@@ -168,7 +171,11 @@ def stacked_module(module: nn.Module) -> StackedForward:
 class GraphedSteps:
     """Steps captured once and replayed, `unrolled` of them a launch, counted on the device.
 
-    `bytes_held` is the device memory that the steps take as long as this lives.
+    steps       what is captured; its tensors must keep their addresses
+    table       the batches that the graph reads, at the step that its counter says
+    bytes_held  the device memory that the steps take as long as this lives
+
+    A launch that runs over the last step of a table finds steps of size 0, in which nobody moves.
     """
 
     def __init__(self, steps: Steps, table: DeviceTable, unrolled: int, bytes_held: int) -> None:

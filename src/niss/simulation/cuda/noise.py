@@ -93,11 +93,16 @@ def add_shares_on_device(
 
 @cache
 def _triton_installed() -> bool:
+    # Once: looking for a package takes longer than the noise of a small model.
     return find_spec("triton") is not None
 
 
 def _add_fused(uploads: Tensor, edges: Edges, noise: _Noise) -> None:
-    """One pass of the kernel over `uploads`: each row's ends of edges together, in the order of the clients."""
+    """One pass of the kernel over `uploads`: each row's ends of edges together, in the order of the clients.
+
+    An edge has two ends: entry e is its sender's, which adds the share, entry count + e its receiver's, which
+    subtracts it times its factor. Sorted by client, the ends of client k are those from `starts[k]` to `starts[k + 1]`.
+    """
     from niss.simulation.cuda.kernels import LANES, share_noise
 
     count = edges.senders.size
@@ -124,6 +129,7 @@ def _add_fused(uploads: Tensor, edges: Edges, noise: _Noise) -> None:
 
 
 def _add_plain(uploads: Tensor, edges: Edges, noise: _Noise) -> None:
+    """Edge by edge in torch: each share is drawn once, added at its sender and subtracted at its receiver."""
     source = torch.Generator(uploads.device).manual_seed(noise.seed)
 
     def normal() -> Tensor:

@@ -20,12 +20,15 @@ from niss.randomness import SimStream
 from niss.simulation.cuda.noise import add_shares_on_device
 from niss.simulation.uploads import Clipping, HostUploads, Rows
 
+# Rows for which float64 or noise of their size is made at a time.
 _ROWS_AT_ONCE = 64
-"""Rows for which float64 or noise of their size is made at a time."""
 
 
 class DeviceUploads:
-    """Rows [clients, h] of a CUDA tensor, changed in place."""
+    """Rows [clients, h] of a CUDA tensor, changed in place; `Uploads` says what the methods do.
+
+    Rows must be contiguous float32. Nothing is copied to the processor but what `total` and `rows` return.
+    """
 
     def __init__(self, rows: Tensor) -> None:
         if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous():
@@ -39,6 +42,7 @@ class DeviceUploads:
 
     @torch.no_grad()
     def bound(self, clipping: Clipping, clip: float, weights: NDArray[np.float64]) -> int:
+        # A row is finite if its largest entry is: NaN and infinity both pass through abs and amax.
         rows, device = self._rows, self._rows.device
         finite = rows.abs().amax(1).isfinite()
         rows.masked_fill_(~finite[:, None], 0.0)
@@ -52,6 +56,7 @@ class DeviceUploads:
 
     @torch.no_grad()
     def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:
+        # One generator for all rows, in parts: what is drawn beside the rows stays small.
         device = self._rows.device
         source = torch.Generator(device).manual_seed(stream.child("own").torch_seed())
         scales = torch.from_numpy(deviations.astype(np.float32)).to(device)[:, None]
@@ -90,7 +95,11 @@ class DeviceUploads:
 
 
 def _clip_l2(rows: Tensor, bound: float) -> None:
-    """Each row times `min(1, bound / ||row||_2)`; its norm is at most `bound` after rounding too."""
+    """Each row times `min(1, bound / ||row||_2)`, in place; its norm is at most `bound` after rounding too.
+
+    A product rounded to float32 can be longer than the bound by its last bits: factors of such rows are lowered, by
+    twice as much each time, until none is.
+    """
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     factors = (bound / norms).clamp_(max=1.0)  # a zero row: inf, hence 1
     updates = rows.clone()
