@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niss.learning.cohort_cuda_kernels import moved, product
+from niss.learning.cuda.kernels import moved, product
 
 
 @triton.jit
@@ -41,7 +41,12 @@ def conv1_forward(
     IMAGE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_AREA: tl.constexpr,
     BLOCK_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """pooled = relu(maxpool(conv(data[table[step]]))) into images with a border of two."""
+    """pooled = relu(maxpool(conv(data[table[step]]))) into images with a border of two.
+
+    A program makes BLOCK_P pooled positions of one client, all 32 channels, from the four patches of each pool. PITCH,
+    PLANE and IMAGE are how far apart rows, channels and images of the bordered data lie; OUT_WIDTH and
+    OUT_AREA are those of the pooled image. A NaN is a maximum, as in torch.
+    """
     client = tl.program_id(1).to(tl.int64)
     step = tl.load(counter) + offset
     position = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -81,7 +86,11 @@ def conv2_forward(
     PITCH: tl.constexpr, PLANE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_AREA: tl.constexpr,
     BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """pooled [clients, rows, OUT_AREA, 64] = relu(maxpool(conv(x))); a tile has the four values of a pool in a row."""
+    """pooled [clients, rows, OUT_AREA, 64] = relu(maxpool(conv(x))); a tile has the four values of a pool in a row.
+
+    x is the bordered output of the first layer, PITCH its width and PLANE its area. A sum over 25 shifts of products
+    [BLOCK_M, 32] x [32, 64]; STAGES of them are loaded ahead.
+    """
     client = tl.program_id(1).to(tl.int64)
     value = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cell = value // 4
@@ -115,7 +124,11 @@ def conv2_input_gradient(
     PITCH: tl.constexpr, PLANE: tl.constexpr, WIDTH: tl.constexpr, AREA: tl.constexpr,
     BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx [clients, rows, AREA, 32] of the second convolution from the bordered gradient of its outputs."""
+    """dx [clients, rows, AREA, 32] of the second convolution from the bordered gradient of its outputs.
+
+    The convolution with the weight turned by 180 degrees: weight s meets the gradient at shift 24 - s. The ReLU and
+    the pool below are left to `conv1_gradient`, which knows where the maxima were.
+    """
     client = tl.program_id(1).to(tl.int64)
     position = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     image = position // AREA
@@ -219,7 +232,10 @@ def sum_and_move(
     parts, sizes, counter, offset, weight, velocity, clients, count, size, rate, momentum, decay,
     COUNT: tl.constexpr, BLOCK_E: tl.constexpr, MOMENTUM: tl.constexpr,
 ):  # fmt: skip
-    """Sum the `count` parts of a gradient, in a fixed order, and move the weight [clients, size] along it."""
+    """Sum the `count` parts of a gradient, in a fixed order, and move the weight [clients, size] along it.
+
+    COUNT is the power of two that holds `count`; a program moves BLOCK_E entries of one client.
+    """
     client = tl.program_id(1).to(tl.int64)
     active = tl.load(sizes + (tl.load(counter) + offset) * clients + client) > 0
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)

@@ -3,20 +3,24 @@
 Convolutions and pools run on NHWC memory, where torch's kernels are fastest. So the convolution weights
 lie channels-last while training, and the columns of the first linear layer follow the order in which an
 NHWC image is flattened; both are put back at the end.
+
+Clients are not stacked: a convolution of one client already keeps a core busy, and its weights stay in the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from niss.learning.clipped import ClippedStep
+from niss.learning.cohort import Job, Work
+from niss.learning.cpu.steps import PlainLoop, step, step_by_product, velocity_like
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining, batch_order
-from niss.learning.steps_sgd import step, step_by_product, velocity_like
-from niss.randomness import SimStream
 
 _PADDING = 2
 _pool = torch.ops.aten.max_pool2d_with_indices
@@ -25,32 +29,40 @@ _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _convolution_backward = torch.ops.aten.convolution_backward
 
 
-@torch.no_grad()
-def train_cnn(
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
-    start: Tensor,
-    samples: Tensor,
-    stream: SimStream,
-    settings: LocalTraining,
-    *,
-    out: Tensor,
-) -> None:
-    """`out` becomes what `train_client` returns; `inputs` is [all samples, channels, height, width]."""
-    weights = _weights_for_training(layout, start, inputs.shape[2:])
-    sgd = _Sgd(weights, [velocity_like(part, settings) for part in weights], settings)
-    images, own_labels = _nhwc(inputs[samples]), labels[samples]
-    for batch in batch_order(len(samples), settings, stream):
-        chosen = images.index_select(0, batch).permute(0, 3, 1, 2)
-        sgd.step(chosen, own_labels[batch])
-    _copy_back(weights, layout, inputs.shape[2:], out)
-    out.sub_(start)
+class CnnLoop(PlainLoop):
+    """`Cnn` as built, client by client; the clipped step by the reference."""
+
+    @property
+    def name(self) -> str:
+        return "CNN client by client, channels-last"
+
+    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
+        if isinstance(work, ClippedStep):
+            super().perform(work, jobs, out)
+            return
+        for row, job in zip(out, jobs, strict=True):
+            self._train(job, work, row)
+
+    @torch.no_grad()
+    def _train(self, job: Job, settings: LocalTraining, out: Tensor) -> None:
+        """`out` becomes the update of this client."""
+        layout, inputs = self.problem.layout, self.problem.inputs
+        weights = _weights_for_training(layout, job.start.detach(), inputs.shape[2:])
+        sgd = _Sgd(weights, [velocity_like(part, settings) for part in weights], settings)
+        images, labels = _nhwc(inputs[job.samples]), self.problem.labels[job.samples]
+        for batch in batch_order(len(labels), settings, job.stream):
+            chosen = images.index_select(0, batch).permute(0, 3, 1, 2)
+            sgd.step(chosen, labels[batch])
+        _copy_back(weights, layout, inputs.shape[2:], out)
+        out.sub_(job.start)
 
 
 @dataclass(frozen=True)
 class _Sgd:
-    """SGD on the eight parameters, each with its velocity."""
+    """SGD on the eight parameters of one client, in place, each with its velocity.
+
+    In the order of the layout: weight and bias of both convolutions, of the hidden and of the output layer.
+    """
 
     weights: list[Tensor]
     velocities: list[Tensor | None]
@@ -85,7 +97,7 @@ class _Sgd:
     def _convolution(
         self, first: int, slope: Tensor, raw: Tensor, places: Tensor, below: Tensor, *, wants_input: bool
     ) -> Tensor | None:
-        """The same for a convolution under its pool; returns the slope in its input, if wanted."""
+        """The same for a convolution under its pool; returns the slope in its input, with `wants_input`."""
         kernel = self.weights[first]
         slope = _pool_backward(slope, raw, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
         below_slope: Tensor | None
@@ -99,13 +111,17 @@ class _Sgd:
 
 
 def _convolve(images: Tensor, kernel: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convolution, then pool, then ReLU: the raw output, the result, and where each maximum was."""
+    """Convolution, then pool, then ReLU: the raw output, the result, and where each maximum was.
+
+    The ReLU is behind the pool, where there is a quarter of the values; the order changes nothing.
+    """
     raw = functional.conv2d(images, kernel, offset, padding=_PADDING)
     pooled, places = _pool(raw, [2, 2], [2, 2])
     return raw, pooled.relu_(), places
 
 
 def _through_relu(slope: Tensor, output: Tensor) -> Tensor:
+    """`slope` where the ReLU that made `output` let its input through, else 0; in place."""
     _relu_backward(slope, output, 0, grad_input=slope)
     return slope
 
@@ -122,6 +138,7 @@ def _nhwc(images: Tensor) -> Tensor:
 
 
 def _weights_for_training(layout: FlatLayout, start: Tensor, extent: torch.Size) -> list[Tensor]:
+    """Copies of the eight parameters in the memory order of training; `extent` is the images' height and width."""
     parts = [part.clone() for part in layout.split(start).values()]
     if parts[0].shape[1] == 1:
         parts[0] = torch.cat([parts[0], torch.zeros_like(parts[0])], 1)
@@ -132,6 +149,7 @@ def _weights_for_training(layout: FlatLayout, start: Tensor, extent: torch.Size)
 
 
 def _copy_back(weights: list[Tensor], layout: FlatLayout, extent: torch.Size, out: Tensor) -> None:
+    """The inverse of `_weights_for_training`, into the vector `out`."""
     for place, (own, target) in enumerate(zip(weights, layout.split(out).values(), strict=True)):
         if place == 4:
             columns = _columns(target, extent)

@@ -1,5 +1,16 @@
 """Triton kernels of the linear layers: every client of a cohort in one launch, one small batch each.
 
+Names in all of them, here and in `conv_kernels`:
+
+    data, labels          all samples of all clients
+    table, sizes          [steps, clients, rows] data rows of each batch, and how many of them count, [steps, clients]
+    counter, offset       the step is counter[0] + offset
+    clients, rows         models, and the width of a batch
+    width, outs, classes  inputs and outputs of a layer
+    rate, momentum, decay of SGD; MOMENTUM says whether velocities are there at all
+    BLOCK_*               extents of a tile: B rows of a batch, O outputs, K or I inputs, C classes
+    PRECISION             of `product`
+
 Arrays are client-major and contiguous: activations [clients, rows, width], weights [clients, outs, width].
 A step is traffic of weights, so each kernel touches a weight tile once: the backward pass makes the
 gradient for the layer below and moves the weight in the same visit.
@@ -62,7 +73,10 @@ def linear_forward(
     x, weight, bias, y, rows, width, outs,
     BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = relu(x weight^T + bias); a program makes BLOCK_O outputs of one client."""
+    """y = relu(x weight^T + bias); a program makes BLOCK_O outputs of one client.
+
+    x is [clients, rows, width], y [clients, rows, outs]. A NaN stays one: it is not below zero.
+    """
     client = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     b = tl.arange(0, BLOCK_B)
@@ -146,7 +160,12 @@ def output_layer(
     MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Logits, the gradient of their mean cross-entropy, dx behind the ReLU that made x, and the layer's move."""
+    """Logits, the gradient of their mean cross-entropy, dx behind the ReLU that made x, and the layer's move.
+
+    One program for each client: all its classes fit into a tile. With n = sizes[step, client]
+
+        slope = (softmax(x weight^T + bias) - onehot(label)) / n,   0 in rows from n on;   dx = (slope weight) [x > 0].
+    """
     client = tl.program_id(0).to(tl.int64)
     step = tl.load(counter) + offset
     size = tl.load(sizes + step * clients + client)

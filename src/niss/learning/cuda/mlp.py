@@ -1,19 +1,24 @@
-"""The MLP of a whole cohort in fused Triton kernels: 2 L launches a step for L linear layers."""
+"""The MLP of a whole cohort in fused Triton kernels: 2 L - 2 launches a step for L linear layers.
+
+The first layer is one launch: it moves the weights along the step before and computes the outputs of this one.
+Each layer between is one launch forward and one backward, the last is a single launch for logits, loss, slope and
+move. Tile sizes and numbers of warps below were measured on an H200.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from niss.learning import cohort_cuda_kernels as kernels
-from niss.learning.cohort_cuda_table import DeviceTable
-from niss.learning.flat import FlatLayout
+from niss.learning.cohort import Problem
+from niss.learning.cuda import kernels
+from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
-from niss.learning.models import Mlp
 
-_LARGEST_LAST_HIDDEN, _MOST_CLASSES = 1024, 64
+# What one program of the output layer can hold.
+_LARGEST_LAST_HIDDEN, MOST_CLASSES = 1024, 64
 
 
 def block(extent: int, least: int = 16) -> int:
@@ -23,7 +28,10 @@ def block(extent: int, least: int = 16) -> int:
 
 @dataclass
 class Layer:
-    """A linear layer of every client, and what momentum remembers of it (itself where there is none)."""
+    """A linear layer of every client, and what momentum remembers of it (itself where there is none).
+
+    weight and velocity are [clients, outs, width], bias and its velocity [clients, outs], all float32.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -46,7 +54,15 @@ class Layer:
 
 
 class LinearSteps:
-    """The launches that linear layers of one cohort share."""
+    """The launches that linear layers of one cohort share.
+
+    table      the batches on the device, [steps, clients, rows]
+    labels     of all samples
+    settings   the rule of SGD: learning rate, momentum, weight decay
+    precision  of products: "tf32", or "tf32x3" for the error of float32 (see `kernels.product`)
+
+    Activations are [clients, rows, width]; `offset` counts steps from the table's counter.
+    """
 
     def __init__(self, table: DeviceTable, labels: Tensor, settings: LocalTraining, precision: str) -> None:
         self.table, self.labels, self.precision = table, labels, precision
@@ -58,7 +74,7 @@ class LinearSteps:
     def forward(
         self, layer: Layer, x: Tensor, y: Tensor, *, block_o: int, block_k: int, **options: int
     ) -> None:
-        """y = relu(x W^T + b)."""
+        """y = relu(x W^T + b); a program makes `block_o` outputs, from `block_k` inputs at a time."""
         _, outs, width = layer.weight.shape
         kernels.linear_forward[(-(-outs // block_o), self.clients)](
             x, layer.weight, layer.bias, y, self.rows, width, outs,
@@ -66,7 +82,7 @@ class LinearSteps:
         )  # fmt: skip
 
     def output(self, layer: Layer, x: Tensor, dx: Tensor, offset: int, **options: int) -> None:
-        """The last layer, the loss, and dx."""
+        """The last layer, the slope of its mean cross-entropy, dx behind the ReLU that made x, and its move."""
         _, classes, width = layer.weight.shape
         table = self.table
         kernels.output_layer[(self.clients,)](
@@ -83,7 +99,11 @@ class LinearSteps:
         unpool: tuple[Tensor, Tensor, Tensor, int, int] | None = None,
         **options: int,
     ) -> None:  # fmt: skip
-        """dx, and the move of the layer; `unpool` as the kernel describes it."""
+        """dx from dy behind the ReLU that made x, and the move of the layer.
+
+        With `unpool` (which, grid, parts, pooled width, pooled height) x is a max-pool of a convolution, and dx
+        goes to the places of the maxima instead, as `kernels.linear_backward` describes.
+        """
         _, outs, width = layer.weight.shape
         table = self.table
         which, grid, parts, pooled_width, pooled_height = unpool or (dx, dx, dx, 1, 1)
@@ -98,27 +118,20 @@ class LinearSteps:
         )  # fmt: skip
 
 
-class MlpSteps:
-    """SGD steps of many MLPs; see `PlainSteps` for the meaning of the methods.
+class MlpSteps(Steps):
+    """`Steps` of many MLPs.
 
     The move of the first layer is made together with the next step's forward pass, so `finish` owes it.
     """
 
     def __init__(
-        self,
-        module: Mlp,
-        layout: FlatLayout,
-        inputs: Tensor,
-        labels: Tensor,
-        table: DeviceTable,
-        settings: LocalTraining,
-        *,
-        precision: str,
+        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
     ) -> None:
-        self._layout, self._data = layout, inputs.flatten(1)
-        self._shared = LinearSteps(table, labels, settings, precision)
-        shapes = [tuple(part.weight.shape) for part in module.modules() if isinstance(part, nn.Linear)]
-        clients, rows, device = self._shared.clients, self._shared.rows, inputs.device
+        """For an `Mlp` as built; `precision` is that of the kernels' `product`."""
+        self._layout, self._data = problem.layout, problem.inputs.flatten(1)
+        self._shared = LinearSteps(table, problem.labels, settings, precision)
+        shapes = self._layout.shapes[::2]
+        clients, rows, device = self._shared.clients, self._shared.rows, self._data.device
         self._layers = [
             Layer.of(clients, outs, width, momentum=self._shared.momentum, device=device)
             for outs, width in shapes
@@ -127,24 +140,17 @@ class MlpSteps:
         self._slopes = [torch.zeros_like(values) for values in self._values]
 
     @staticmethod
-    def fits(module: nn.Module) -> bool:
-        """Whether the tiles of the kernels hold this model."""
-        if type(module) is not Mlp:
-            return False
-        layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
-        last = layers[-1]
-        return (
-            len(layers) > 1
-            and last.in_features <= _LARGEST_LAST_HIDDEN
-            and last.out_features <= _MOST_CLASSES
-        )
+    def fit(problem: Problem) -> bool:
+        """Whether the tiles of the kernels hold this `Mlp` as built."""
+        *hidden, (classes, width) = problem.layout.shapes[::2]
+        return bool(hidden) and width <= _LARGEST_LAST_HIDDEN and classes <= MOST_CLASSES
 
     def load(self, starts: Tensor) -> None:
-        sizes = [torch.Size(shape).numel() for shape in self._layout.shapes]
-        pieces = iter(torch.split(starts, sizes, dim=-1))
+        # One vector for all clients is expanded, and copied into every client's own layers.
+        entries = iter(stacked_views(self._layout, starts.expand(self._shared.clients, -1)).values())
         for layer in self._layers:
-            layer.weight.flatten(1).copy_(next(pieces))
-            layer.bias.copy_(next(pieces))
+            layer.weight.copy_(next(entries))
+            layer.bias.copy_(next(entries))
             layer.rest()
 
     def read(self) -> Tensor:
@@ -167,6 +173,7 @@ class MlpSteps:
         self._first(0)
 
     def _first(self, offset: int) -> None:
+        """Move the first layer along the step before, where it is owed, then its outputs for this step."""
         layer, shared, table = self._layers[0], self._shared, self._shared.table
         _, outs, width = layer.weight.shape
         block_o = 32

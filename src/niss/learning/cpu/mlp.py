@@ -6,7 +6,8 @@ For layer l of every client, with a_0 the inputs and z_l = a_{l-1} W_l^T + b_l, 
     grad W_l = delta_l^T a_{l-1},                    grad b_l = sum over the batch of delta_l,
 
 `weight` being one over the size of the batch. Clients never meet in any of these: one that diverges
-leaves the others alone.
+leaves the others alone. Gradients are never formed: each product is added to the weights at once
+(`steps.step_by_product`), and all activations of a step are written into the same memory.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from niss.learning.clipped import ClippedStep, clipped_mlp_step
+from niss.learning.cohort import Job, Work
+from niss.learning.cpu.steps import GroupLoop, Schedule, make_schedule, step_by_product, velocity_like
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining
-from niss.learning.steps_schedule import Schedule, make_schedule
-from niss.learning.steps_sgd import step_by_product, velocity_like
-from niss.randomness import SimStream
 
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -45,58 +46,53 @@ class _Layer:
         )
 
 
-@torch.no_grad()
-def train_mlps(
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
-    starts: Sequence[Tensor],
-    samples: Sequence[Tensor],
-    streams: Sequence[SimStream],
-    settings: LocalTraining,
-    *,
-    out: Tensor,
-) -> None:
-    """Row g of `out` becomes what `train_client` returns for client g; clients in falling order of size.
+class MlpGroups(GroupLoop):
+    """`Mlp` as built: local training in groups, the clipped step client by client by ghost norms."""
 
-    `inputs` is [all samples, features]; `layout` is weight, bias, weight, bias and so on.
-    """
-    schedule = make_schedule(samples, streams, settings, layout.dtype)
-    everyone = _layers(layout, starts, schedule.rows.shape[2], settings)
-    _run(everyone, schedule, inputs, labels, settings)
-    for client, start in enumerate(starts):
-        parts = list(layout.split(out[client]).values())
-        for weights, biases, layer in zip(parts[::2], parts[1::2], everyone, strict=True):
-            weights.copy_(layer.weights[client])
-            biases.copy_(layer.biases[client, 0])
-        out[client].sub_(start)
+    @property
+    def name(self) -> str:
+        return f"MLP groups of up to {self.largest_group}"
+
+    @torch.no_grad()
+    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
+        layout, labels = self.problem.layout, self.problem.labels
+        inputs = self.problem.inputs.flatten(1)
+        if isinstance(work, ClippedStep):
+            for row, job in zip(out, jobs, strict=True):
+                row.copy_(clipped_mlp_step(layout, inputs, labels, job.start.detach(), job.samples, work))
+            return
+        schedule = make_schedule(jobs, work, layout.dtype)
+        everyone = _layers(layout, jobs, schedule.rows.shape[2], work)
+        _run(everyone, schedule, inputs, labels, work)
+        for client, job in enumerate(jobs):
+            parts = list(layout.split(out[client]).values())
+            for weights, biases, layer in zip(parts[::2], parts[1::2], everyone, strict=True):
+                weights.copy_(layer.weights[client])
+                biases.copy_(layer.biases[client, 0])
+            out[client].sub_(job.start)
 
 
-def _layers(
-    layout: FlatLayout, starts: Sequence[Tensor], width: int, settings: LocalTraining
-) -> list[_Layer]:
-    parts = [list(layout.split(start).values()) for start in starts]
+def _layers(layout: FlatLayout, jobs: Sequence[Job], width: int, settings: LocalTraining) -> list[_Layer]:
+    """The layers of all clients at their starts; the layout is weight, bias, weight, bias and so on."""
+    parts = [list(layout.split(job.start.detach()).values()) for job in jobs]
     layers = []
     for number in range(0, len(layout.names), 2):
         weights = torch.stack([own[number] for own in parts])
         biases = torch.stack([own[number + 1] for own in parts]).unsqueeze(1)
-        output, delta = (weights.new_empty(len(starts), width, weights.shape[1]) for _ in range(2))
-        layers.append(
-            _Layer(
-                weights,
-                biases,
-                velocity_like(weights, settings),
-                velocity_like(biases, settings),
-                output,
-                delta,
-            )
-        )
+        velocities = velocity_like(weights, settings), velocity_like(biases, settings)
+        output, delta = (weights.new_empty(len(jobs), width, weights.shape[1]) for _ in range(2))
+        layers.append(_Layer(weights, biases, *velocities, output, delta))
     return layers
 
 
 def _run(
     everyone: list[_Layer], schedule: Schedule, inputs: Tensor, labels: Tensor, settings: LocalTraining
 ) -> None:
+    """All steps of the schedule, in place; at each step the clients that still have a batch, and no other.
+
+    everyone        the layers of all clients of the group, changed in place
+    inputs, labels  the data of all clients, [all, features] and [all]
+    """
     targets = labels[schedule.rows].unsqueeze(-1)
     minus_one = everyone[-1].delta.new_full((1, 1, 1), -1.0)
     clients, width = schedule.rows.shape[1:]
@@ -121,6 +117,7 @@ def _run(
 
 
 def _forward(layers: list[_Layer], images: Tensor) -> None:
+    """Every layer's `output` from `images` [clients, batch, features]: behind its ReLU, but for the last one."""
     below = images
     for layer in layers[:-1]:
         torch.baddbmm(layer.biases, below, layer.weights.transpose(1, 2), out=layer.output)
@@ -139,5 +136,6 @@ def _backward(layers: list[_Layer], images: Tensor, ones: Tensor, settings: Loca
 
 
 def _step(layer: _Layer, below: Tensor, ones: Tensor, settings: LocalTraining) -> None:
+    """One layer moves; the sum over the batch in its bias is a product with `ones`."""
     step_by_product(layer.weights, layer.weights_velocity, layer.delta.transpose(1, 2), below, settings)
     step_by_product(layer.biases, layer.biases_velocity, ones, layer.delta, settings)

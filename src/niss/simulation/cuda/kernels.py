@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Coordinates of one counter block: output q of counter (block, lane) is coordinate (4 block + q) LANES + lane.
 LANES = tl.constexpr(256)
-"""Coordinates of one counter block: output q of counter (block, lane) is coordinate (4 block + q) LANES + lane."""
 
 
 @triton.jit
@@ -60,6 +60,8 @@ def share_noise(
     Entry j of `starts[client] .. starts[client + 1]` is an end of edge `edges[j]`: its share enters times
     `own_scales[j]`, and with COORDINATE times `1 + taus[j] z'`, z' a fresh normal of that edge and
     coordinate (taus is 0 at a sender). With ADDITIVE the client adds `residuals[client]` times a normal.
+    `own_scales[j]` is the share's deviation at its sender, and minus that times its factor at its receiver.
+    Both ends make the same normals, from the same counter: what cancels, cancels but for the last bits of the sums.
     """
     block = tl.program_id(0)
     client = tl.program_id(1)

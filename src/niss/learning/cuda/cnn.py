@@ -1,4 +1,10 @@
-"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step."""
+"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step.
+
+Forward: both convolutions with pool and ReLU, the hidden layer, the output layer with its loss and its move.
+Backward: the hidden layer with its move, which also puts the slope back where the maxima of the second pool were;
+the gradients of both convolutions, in parts that are summed in a fixed order, so that runs repeat to the bit; and
+the moves of their weights. The gradient of the second convolution's weight runs beside that of its input.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +12,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from niss.learning import cohort_cuda_conv_kernels as kernels
-from niss.learning.cohort_cuda_mlp import Layer, LinearSteps, block
-from niss.learning.cohort_cuda_table import DeviceTable
-from niss.learning.flat import FlatLayout
+from niss.learning.cohort import Problem
+from niss.learning.cuda import conv_kernels as kernels
+from niss.learning.cuda.mlp import MOST_CLASSES, Layer, LinearSteps, block
+from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
-from niss.learning.models import Cnn
 
+# Side and area of a convolution's kernel, and the channels of the two layers: the kernels are written for these.
 _KERNEL, _TAPS, _FIRST, _SECOND = 5, 25, 32, 64
-_MOST_CLASSES = 64
+# Programs that share the gradient of the second convolution's weight; their parts are summed in a fixed order.
 _PARTS = 4
 
 
-class CnnSteps:
-    """SGD steps of many CNNs; see `PlainSteps` for the meaning of the methods.
+class CnnSteps(Steps):
+    """`Steps` of many CNNs: two 5x5 convolutions, each with pool and ReLU, a hidden layer and an output layer.
 
     Between `load` and `read` the weights are kept in the order of the kernels: the convolutions as
-    `cohort_cuda_conv_kernels` says, the hidden layer's columns by position, then channel.
+    `conv_kernels` says, the hidden layer's columns by position, then channel.
     """
 
     def __init__(
-        self,
-        layout: FlatLayout,
-        inputs: Tensor,
-        labels: Tensor,
-        table: DeviceTable,
-        settings: LocalTraining,
-        *,
-        precision: str,
+        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
     ) -> None:
-        self._layout = layout
-        self._shared = shared = LinearSteps(table, labels, settings, precision)
+        """For a `Cnn` as built; `precision` is that of the kernels' `product`.
+
+        With heights and widths halved by each pool: pooled1 [clients, rows, (h/2 + 4) (w/2 + 4), 32] has a border
+        of two zeros, so that the next convolution needs no mask; pooled2 is [clients, rows, h/4 w/4, 64]; which1
+        and which2 say where each maximum was; grid_slope is the bordered slope in the second convolution's
+        outputs; parts1, parts2 and bias_parts2 are the parts of gradients.
+        """
+        self._layout, inputs = problem.layout, problem.inputs
+        self._shared = shared = LinearSteps(table, problem.labels, settings, precision)
         clients, rows, device = shared.clients, shared.rows, inputs.device
         _, channels, height, width = inputs.shape
         self._side: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._data = functional.pad(inputs, (2, 2, 2, 2)).contiguous()
-        self._channels, self._half, self._quarter = (
-            channels,
-            (height // 2, width // 2),
-            (height // 4, width // 4),
-        )
+        self._channels = channels
+        self._half, self._quarter = (height // 2, width // 2), (height // 4, width // 4)
         self._taps = channels * _TAPS
         # Measured on an H200: positions of a tile and warps, for the two large products.
         self._tiles = (256, 8) if precision == "tf32" else (128, 4)
         self._patch = block(self._taps + 1, 32)
         area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
         bordered = (self._half[0] + 4) * (self._half[1] + 4)
-        hidden, classes = layout.shapes[4][0], layout.shapes[6][0]
+        hidden, classes = self._layout.shapes[4][0], self._layout.shapes[6][0]
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((clients, *shape), dtype=dtype, device=device)
@@ -71,36 +74,29 @@ class CnnSteps:
         self._hidden = Layer.of(clients, hidden, area_2 * _SECOND, momentum=moving, device=device)
         self._output = Layer.of(clients, classes, hidden, momentum=moving, device=device)
         # Borders of two are zero from here on: the kernels write inside them alone.
-        self._pooled1, self._which1 = (
-            zeros(rows, bordered, _FIRST),
-            zeros(rows, area_1, _FIRST, dtype=torch.uint8),
-        )
+        self._pooled1 = zeros(rows, bordered, _FIRST)
+        self._which1 = zeros(rows, area_1, _FIRST, dtype=torch.uint8)
         self._pooled2 = zeros(rows, area_2, _SECOND)
         self._which2 = zeros(rows, area_2, _SECOND, dtype=torch.uint8)
         self._value3, self._slope3 = zeros(rows, hidden), zeros(rows, hidden)
         self._grid_slope, self._slope1 = zeros(rows, bordered, _SECOND), zeros(rows, area_1, _FIRST)
-        self._parts1, self._parts2 = (
-            zeros(4 * rows, self._patch, _FIRST),
-            zeros(_PARTS, _TAPS, _FIRST, _SECOND),
-        )
+        self._parts1 = zeros(4 * rows, self._patch, _FIRST)
+        self._parts2 = zeros(_PARTS, _TAPS, _FIRST, _SECOND)
         self._bias_parts2 = zeros(area_2, _SECOND)
 
     @staticmethod
-    def fits(module: nn.Module, image_shape: tuple[int, ...]) -> bool:
-        """Whether the tiles of the kernels hold this model and these images."""
-        if type(module) is not Cnn or len(image_shape) != 3:
-            return False
-        channels, height, width = image_shape
-        classes: int = module.state_dict()["layers.9.weight"].shape[0]
-        return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= _MOST_CLASSES
+    def fit(problem: Problem) -> bool:
+        """Whether the tiles of the kernels hold this `Cnn` as built and its images."""
+        _, channels, height, width = problem.inputs.shape
+        classes = problem.layout.shapes[-1][0]
+        return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= MOST_CLASSES
 
     def load(self, starts: Tensor) -> None:
+        """From the order of the layout into that of the kernels; row `taps` of a first patch is its bias."""
         stack = starts.expand(self._shared.clients, -1)
-        sizes = [torch.Size(shape).numel() for shape in self._layout.shapes]
-        first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = (
-            piece.view(len(stack), *shape)
-            for piece, shape in zip(torch.split(stack, sizes, dim=1), self._layout.shapes, strict=True)
-        )
+        first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = stacked_views(
+            self._layout, stack
+        ).values()
         self._conv1.zero_()
         self._conv1[:, : self._taps].copy_(first.flatten(2).transpose(1, 2))
         self._conv1[:, self._taps].copy_(first_bias)
@@ -118,6 +114,7 @@ class CnnSteps:
                 velocity.zero_()
 
     def read(self) -> Tensor:
+        """Back into the order of the layout."""
         weight = self._hidden.weight
         by_channel = weight.view(*weight.shape[:2], -1, _SECOND).transpose(2, 3)
         pieces = (
@@ -126,9 +123,6 @@ class CnnSteps:
             by_channel, self._hidden.bias, self._output.weight, self._output.bias,
         )  # fmt: skip
         return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
-
-    def finish(self) -> None:
-        """Nothing is left over after the last step."""
 
     def enqueue(self, offset: int) -> None:
         shared = self._shared
@@ -158,6 +152,7 @@ class CnnSteps:
             torch.cuda.current_stream(self._data.device).wait_stream(self._side)
 
     def _first_geometry(self) -> dict[str, int]:
+        """The constants of the kernels of the first convolution: its patches, and images with their borders."""
         pitch = 2 * self._half[1] + 4
         plane = pitch * (2 * self._half[0] + 4)
         return {
@@ -167,6 +162,7 @@ class CnnSteps:
         }  # fmt: skip
 
     def _convolutions_forward(self, offset: int) -> None:
+        """From the images of the step to pooled2, and where the maxima were."""
         shared, table = self._shared, self._shared.table
         clients, rows = shared.clients, shared.rows
         area_1, area_2 = self._half[0] * self._half[1], self._quarter[0] * self._quarter[1]
@@ -184,12 +180,14 @@ class CnnSteps:
         )  # fmt: skip
 
     def _convolutions_backward(self, offset: int) -> None:
+        """From the slope in the second convolution's outputs to the moves of both convolutions."""
         shared, table = self._shared, self._shared.table
         clients, rows = shared.clients, shared.rows
         area_1 = self._half[0] * self._half[1]
         pitch = self._half[1] + 4
         grid = {"PITCH": pitch, "PLANE": pitch * (self._half[0] + 4), "WIDTH": self._half[1], "AREA": area_1}
         block_m, warps = self._tiles
+        # Neither of the two large products fills the device alone.
         with self._beside():
             kernels.conv2_gradient[(_KERNEL, clients, _PARTS)](
                 self._pooled1, self._grid_slope, self._parts2, rows, **grid,
@@ -210,6 +208,7 @@ class CnnSteps:
         self._move(self._parts1, self._conv1, self._conv1_velocity, offset)
 
     def _move(self, parts: Tensor, weight: Tensor, velocity: Tensor, offset: int) -> None:
+        """Sum the `parts` [clients, count, ...] of a gradient and move `weight` [clients, ...] along it."""
         shared, table = self._shared, self._shared.table
         size = weight[0].numel()
         count = parts[0].numel() // size
