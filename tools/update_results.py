@@ -9,8 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from niss.reproduce.chart import write_figures
-from niss.reproduce.text import IMAGES, copy_name, fill, results_folder
+from experiments.reproduce.chart import write_figures
+from experiments.reproduce.text import IMAGES, copy_name, fill, results_folder
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 1_000_000

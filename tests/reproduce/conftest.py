@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from niss.reproduce.panels import find_panel
-from niss.reproduce.settings import Setting, find_setting
+from experiments.reproduce.figure3 import find_panel
+from experiments.reproduce.settings import Setting, find_setting
 
 SMALL = {
     "data.clients": 20,

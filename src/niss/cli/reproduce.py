@@ -223,7 +223,7 @@ def merge_command(
 ) -> None:
     """Take the cells of other result folders into this one, and draw figures and tables again."""
     from niss.cli.reproduce_work import present
-    from niss.reproduce.results import merge_results
+    from experiments.reproduce.results import merge_results
 
     merge_results(folders, out)
     present(out)
@@ -245,6 +245,6 @@ def figures_command(out: Out = RESULTS, work: Work = RUNS) -> None:
 @app.command("readings", epilog=examples("niss reproduce readings"))
 def readings_command() -> None:
     """The readings of the paper's sensitivity, and the noise each one gives."""
-    from niss.reproduce.tables import readings_table
+    from experiments.reproduce.tables import readings_table
 
     typer.echo(readings_table(), nl=False)

@@ -10,11 +10,11 @@ import typer
 from niss.cli.attack_work import AttackProgress
 from niss.cli.reproduce_work import Flags, names_in, presented, seconds_left, seeds_of
 from niss.cli.terminal import messages
-from niss.reproduce.figure4 import load_victim, run_picture
-from niss.reproduce.figure4_levels import IMAGES, LEVELS, cells_of, find_levels, picture_name
-from niss.reproduce.leaks import FIGURE_4, read_leaks
-from niss.reproduce.records import result_path
-from niss.reproduce.sensitivity import find_reading
+from experiments.reproduce.figure4 import load_victim, run_picture
+from experiments.reproduce.figure4_levels import IMAGES, LEVELS, cells_of, find_levels, picture_name
+from experiments.reproduce.leaks import FIGURE_4, read_leaks
+from experiments.reproduce.records import result_path
+from experiments.reproduce.sensitivity import find_reading
 
 SECONDS_A_CELL = 25
 """The mean over the cells of the committed results, on one core of a busy machine: from 2 s to 2 min."""

@@ -15,15 +15,15 @@ import typer
 from niss.cli.terminal import RoundProgress, kept_on_interrupt, messages
 from niss.errors import ConfigError
 from niss.report.files import write_atomically
-from niss.reproduce.beyond import run_scale, run_setting
-from niss.reproduce.figure3 import FIGURE_3, run_panel, run_sweep
-from niss.reproduce.panels import PANELS, Panel, base_config, find_panel, panel_cells
-from niss.reproduce.results import read_result, result_path
-from niss.reproduce.runner import Watch
-from niss.reproduce.sensitivity import find_reading
-from niss.reproduce.settings import METHODS, SETTINGS, find_setting
-from niss.reproduce.text import TABLES
-from niss.reproduce.tuning import tune
+from experiments.reproduce.beyond import run_scale, run_setting
+from experiments.reproduce.figure3 import FIGURE_3, run_panel, run_sweep
+from experiments.reproduce.panels import PANELS, Panel, base_config, find_panel, panel_cells
+from experiments.reproduce.results import read_result, result_path
+from experiments.reproduce.runner import Watch
+from experiments.reproduce.sensitivity import find_reading
+from experiments.reproduce.settings import METHODS, SETTINGS, find_setting
+from experiments.reproduce.text import TABLES
+from experiments.reproduce.tuning import tune
 
 Flags = Mapping[str, Any]
 Piece = Callable[..., object]
@@ -116,7 +116,7 @@ def present(out: Path, work: Path | None = None) -> None:
     typer.echo(str(out / TABLES_FILE))
     try:
         # Experiments run where nothing can be drawn, and what they found is kept all the same.
-        from niss.reproduce.chart import write_figures
+        from experiments.reproduce.chart import write_figures
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] != "matplotlib":
             raise

@@ -30,8 +30,8 @@ def verify_command(
 
     from niss.cli.terminal import print_json
     from niss.errors import RunFolderError
-    from niss.reproduce.claims import check_claims
-    from niss.reproduce.text import disagreements, results_folder
+    from experiments.reproduce.claims import check_claims
+    from experiments.reproduce.text import disagreements, results_folder
 
     folder = results_folder(results)
     if not folder.is_dir():

@@ -19,6 +19,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from experiments.reproduce.figure4_levels import (
+    CLIENTS,
+    FRAMES,
+    ITERATIONS,
+    LEVELS,
+    RESTARTS,
+    Level,
+    cells_of,
+    picture_name,
+)
+from experiments.reproduce.results import (
+    FIGURE_4,
+    Attempt,
+    Leaks,
+    pictures_path,
+    read_leaks,
+    require_same_base,
+    result_path,
+    write_result,
+)
+from experiments.reproduce.runner import OutOfTime
+from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.attacks import DlgSettings, Pictures, deep_leakage, load_pictures, make_scene
 from niss.attacks.dlg import Inversion
 from niss.attacks.estimates import estimate_alone, estimate_jointly
@@ -29,20 +51,6 @@ from niss.attacks.scores import blind_guess, score_pictures
 from niss.errors import ConfigError
 from niss.learning import choose_device
 from niss.randomness import SimStream
-from niss.reproduce.figure4_levels import (
-    CLIENTS,
-    FRAMES,
-    ITERATIONS,
-    LEVELS,
-    RESTARTS,
-    Level,
-    cells_of,
-    picture_name,
-)
-from niss.reproduce.leaks import FIGURE_4, Attempt, Leaks, pictures_path, read_leaks
-from niss.reproduce.records import require_same_base, result_path, write_result
-from niss.reproduce.runner import OutOfTime
-from niss.reproduce.sensitivity import NBAFL, Reading, Setup
 
 _KEPT_LOSSES = 60
 

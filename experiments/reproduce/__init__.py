@@ -5,9 +5,9 @@ Every number in the text is made from the result files, and `check_claims` recom
 
 from __future__ import annotations
 
-from niss.reproduce.claims import Claim, check_claims
-from niss.reproduce.panels import PANELS, Panel, find_panel
-from niss.reproduce.results import Cell, Result, merge_results, read_results
+from experiments.reproduce.claims import Claim, check_claims
+from experiments.reproduce.figure3 import PANELS, Panel, find_panel
+from experiments.reproduce.results import Cell, Result, merge_results, read_results
 
 __all__ = [
     "PANELS",

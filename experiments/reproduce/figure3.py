@@ -1,4 +1,4 @@
-"""The panels of the paper's Figure 3, and the settings of every cell in them.
+"""The paper's Figure 3, panel by panel, and the sweep over sigma_k that looks for its gaps.
 
 A panel is a dataset, a model and a split; a cell of it is one X = tau^2 with one seed. Cells of a seed are paired:
 same clients, batches and initial weights.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from experiments.reproduce.results import Result
+from experiments.reproduce.runner import Watch, common_settings, run_cells
+from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, given_sigma
 from niss.data import list_datasets
 from niss.errors import ConfigError
-from niss.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.simulation import Config, make_config, preset, with_overrides
 
 X_VALUES = (0.0, 0.3, 0.6, 1.0)
@@ -141,3 +144,52 @@ def panel_cells(
         for x in xs
         for seed in seeds
     }
+
+
+FIGURE_3 = "figure-3"
+SWEEP = "sweep"
+SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""sigma_k in a sweep, in units of the NbAFL reading's."""
+
+
+def run_panel(
+    panel: Panel,
+    *,
+    out: Path,
+    work: Path,
+    rounds: int = 100,
+    seeds: Sequence[int] = (1, 2, 3),
+    xs: Sequence[float] = X_VALUES,
+    reading: Reading = NBAFL,
+    device: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
+    progress: Watch | None = None,
+) -> Result:
+    """One panel: every X with every seed, as one cohort."""
+    base = base_config(panel, rounds=rounds, device=device, overrides=overrides)
+    cells = panel_cells(base, xs=xs, seeds=seeds, reading=reading)
+    return run_cells(
+        FIGURE_3, panel.name, common_settings(base), cells, out=out, work=work, progress=progress
+    )
+
+
+def run_sweep(
+    panel: Panel,
+    *,
+    out: Path,
+    work: Path,
+    rounds: int = 100,
+    seeds: Sequence[int] = (1,),
+    sigmas: Sequence[float] | None = None,
+    device: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
+    progress: Watch | None = None,
+) -> Result:
+    """X = 1 over sigma_k, beside X = 0, where the noise cancels whatever its size."""
+    base = base_config(panel, rounds=rounds, device=device, overrides=overrides)
+    usual = NBAFL.sigma(setup_of(base))
+    wanted = sigmas or [factor * usual for factor in SWEEP_FACTORS]
+    cells = panel_cells(base, xs=(0.0,), seeds=seeds, reading=NBAFL)
+    for sigma in wanted:
+        cells |= panel_cells(base, xs=(1.0,), seeds=seeds, reading=given_sigma(sigma))
+    return run_cells(SWEEP, panel.name, common_settings(base), cells, out=out, work=work, progress=progress)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.reproduce.sensitivity import Reading, Setup
 from niss.errors import ConfigError
-from niss.reproduce.sensitivity import Reading, Setup
 
 IMAGES = ("mnist:0", "mnist:7", "cifar10:4", "cifar10:7")
 """Training pictures, which are what a client holds."""

@@ -1,9 +1,14 @@
-"""The figures beyond the paper: accuracy over epsilon, the epsilon that really holds, and the size of a round."""
+"""The figures beyond the paper, drawn from the result files, and `write_figures`, which writes all there are.
+
+Accuracy over epsilon, the epsilon that really holds, what colluders and dropouts cost, and the size of a round. This
+module loads matplotlib; what runs experiments must not import it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -11,14 +16,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from niss.report.canvas import STYLE
-from niss.reproduce.chart_style import MARKERS, QUIET, accuracy_axis, accuracy_limits, curve_look
-from niss.reproduce.results import Cell, Result, select, spread
-from niss.reproduce.settings import EPSILONS, METHODS, SETTINGS, Setting, find_setting
+from experiments.reproduce.beyond import BEYOND, SCALE
+from experiments.reproduce.chart_paper import (
+    QUIET,
+    accuracy_axis,
+    accuracy_limits,
+    curve_look,
+    draw_figure_3,
+    draw_figure_4,
+)
+from experiments.reproduce.figure3 import FIGURE_3
+from experiments.reproduce.results import FIGURE_4, Cell, Result, read_results, select, spread
+from experiments.reproduce.settings import EPSILONS, METHODS, SETTINGS, VARIANTS, Setting, find_setting
+from experiments.reproduce.tables import leaks_in_order
+from niss.files import SHARED, write_atomically
+from niss.report.accuracy_chart import MARKERS
+from niss.report.canvas import STYLE, as_png
 
 _COLUMNS = 4
 _HELD_AT = 3.0
 _UNITS = {"client": "a whole client hidden", "record": "one record hidden"}
+FAULTS = "faults"
+_METHOD = "niss-planned"
+_LOOKS = list(METHODS)
+# Without faults in the looks that the methods have in the other figures.
+_CURVES = (
+    ("dp-fedavg", "none", "dp-fedavg", _LOOKS.index("dp-fedavg")),
+    ("central-dp", "none", "central-dp", _LOOKS.index("central-dp")),
+    (_METHOD, "none", "niss", _LOOKS.index(_METHOD)),
+    (_METHOD, "collusion", "niss, a fifth collude", 3),
+    (_METHOD, "repair", "niss, a tenth drop out, repaired", 4),
+    (_METHOD, "tolerate", "niss, a tenth drop out, tolerated", 0),
+)
 
 
 def draw_beyond(results: dict[str, Result]) -> Figure:
@@ -218,3 +247,74 @@ def _epsilon(results: Sequence[Result]) -> float:
     return max(
         float(cell.labels["epsilon"]) for one in results for cell in one.cells if cell.labels["epsilon"]
     )
+
+
+def with_faults(results: dict[str, Result]) -> dict[str, Result]:
+    """Those settings in which clients drop out."""
+    dropping = [name for name, variant in VARIANTS.items() if variant.dropout]
+    return {
+        name: result
+        for name, result in results.items()
+        if any(select(result, method=_METHOD, variant=variant) for variant in dropping)
+    }
+
+
+def draw_faults(results: dict[str, Result]) -> Figure:
+    """A panel for each setting in which clients drop out."""
+    shown = in_order(with_faults(results).values())
+    rows, columns = max(1, math.ceil(len(shown) / _COLUMNS)), max(1, min(_COLUMNS, len(shown)))
+    height = 2.6 * rows + 0.75
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(max(6.4, 2.75 * columns), height))
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for number, axes in enumerate(grid.flat):
+            if number >= len(shown):
+                axes.set_visible(False)
+                continue
+            _fault_panel(axes, shown[number])
+            if number % columns == 0:
+                axes.set_ylabel("Test accuracy")
+        handles = [
+            Line2D([], [], marker=MARKERS[look], label=words, **curve_look(look))
+            for _, _, words, look in _CURVES
+        ]
+        figure.legend(handles=handles, loc="lower center", ncols=3)
+        figure.subplots_adjust(
+            left=0.075, right=0.985, top=1.0 - 0.3 / height, bottom=1.1 / height, hspace=0.5, wspace=0.3
+        )
+    return figure
+
+
+def _fault_panel(axes: Axes, result: Result) -> None:
+    axes.set_title(setting_title(result), fontsize=9.5)
+    accuracy_axis(axes)
+    shown: list[float] = []
+    for method, variant, _, look in _CURVES:
+        shown += draw_points(axes, select(result, method=method, variant=variant), "epsilon", look)
+    epsilon_axis(axes)
+    accuracy_limits(axes, shown)
+
+
+def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
+    """Draws what there is results for, into the results folder.
+
+    Figure 4 shows recovered pictures, which only the folder `work` of its runs holds; without them it stays as it is.
+    """
+    drawers: dict[str, Callable[[dict[str, Result]], Figure]] = {
+        FIGURE_3: draw_figure_3,
+        BEYOND: draw_beyond,
+        SCALE: draw_scale,
+    }
+    figures: dict[str, Figure | None] = {
+        name: draw(results) for name, draw in drawers.items() if (results := read_results(folder, name))
+    }
+    if dropping := with_faults(read_results(folder, BEYOND)):
+        figures[FAULTS] = draw_faults(dropping)
+    if work is not None and (leaks := leaks_in_order(folder)):
+        figures[FIGURE_4] = draw_figure_4(leaks, work)
+    written = []
+    for name, figure in figures.items():
+        if figure is not None:
+            written.append(folder / f"{name}.png")
+            write_atomically(written[-1], as_png(figure), mode=SHARED)
+    return written

@@ -10,17 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.reproduce import tables
+from experiments.reproduce.beyond import BEYOND
+from experiments.reproduce.claims import BY_ROUND, gap
+from experiments.reproduce.figure3 import FIGURE_3
+from experiments.reproduce.figure4_levels import LEVELS
+from experiments.reproduce.results import (
+    FIGURE_4,
+    read_leaks,
+    read_result,
+    result_path,
+    select,
+    select_level,
+    spread,
+)
+from experiments.reproduce.sensitivity import NBAFL
+from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
 from niss.errors import ConfigError
-from niss.reproduce import tables
-from niss.reproduce.beyond import BEYOND
-from niss.reproduce.claims import BY_ROUND, gap
-from niss.reproduce.figure3 import FIGURE_3
-from niss.reproduce.figure4_levels import LEVELS
-from niss.reproduce.leaks import FIGURE_4, read_leaks, select_level
-from niss.reproduce.markdown import MISSING, decibels, percent, points, settled
-from niss.reproduce.results import read_result, result_path, select, spread
-from niss.reproduce.sensitivity import NBAFL
-from niss.reproduce.tables_leaks import psnr
 
 _MARKED = re.compile(r"<!-- result: (?P<key>\S+) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 

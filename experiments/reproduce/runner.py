@@ -9,11 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from experiments.reproduce.results import (
+    Cell,
+    Result,
+    read_result,
+    require_same_base,
+    result_path,
+    write_result,
+)
 from niss.data import Dataset
 from niss.errors import NissError, RunFolderError
-from niss.reproduce.results import Cell, Result, read_result, require_same_base, result_path, write_result
+from niss.files import MANIFEST, TIMING, read_json, read_json_lines
 from niss.simulation import Comparison, Config, RoundEvent, TrainingEvent, compare_together
-from niss.simulation.records import MANIFEST, TIMING, read_json, read_lines
 
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
 """Cells by id: what tells each apart, and its settings, which have one method."""
@@ -92,7 +99,7 @@ def _chunks(groups: Iterable[dict[str, Config]], at_once: int | None) -> Iterato
 def _cell(name: str, labels: dict[str, Any], comparison: Comparison) -> Cell:
     (run,) = comparison.results
     if run.folder is None or comparison.folder is None:
-        raise RunFolderError(f"{name} left no folder")
+        raise RunFolderError(f"{name} was run without a folder")
     curve = tuple((line["round"], line["accuracy"]) for line in run.metrics if line["accuracy"] is not None)
     return Cell(
         id=name,
@@ -103,7 +110,7 @@ def _cell(name: str, labels: dict[str, Any], comparison: Comparison) -> Cell:
         epsilon_joint=run.summary["epsilon_joint"],
         epsilon_marginal=run.summary["epsilon_marginal"],
         aggregate_variance=run.summary["aggregate_variance"],
-        seconds=round(sum(line["seconds"] for line in read_lines(run.folder / TIMING)), 2),
+        seconds=round(sum(line["seconds"] for line in read_json_lines(run.folder / TIMING)[0]), 2),
         engine=read_json(comparison.folder / MANIFEST)["engine"],
     )
 
