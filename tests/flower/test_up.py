@@ -16,9 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from niss.cli import up_work
 from niss.errors import ConfigError, NissError
-from niss.flower.certificates import make_certificates, make_node_key
-from niss.flower.deployment import Deployment, Settings
-from niss.flower.processes import Processes
+from niss.local import Deployment, Processes, Settings, make_certificates, make_node_key
 
 REPORT = {
     "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],
@@ -123,7 +121,7 @@ def test_a_node_key_is_one_that_flower_reads(tmp_path):
     assert key.public_key() == load_ssh_public_key(public.read_bytes())
 
 
-def test_a_process_that_ends_before_it_is_ready_says_its_last_words(tmp_path):
+def test_a_process_that_ends_before_it_is_ready_says_its_last_output(tmp_path):
     with Processes(tmp_path, os.environ) as processes:
         one = processes.start("short", [sys.executable, "-c", "raise SystemExit('no room')"])
         one.process.wait(30)
@@ -148,7 +146,7 @@ def test_a_process_that_does_not_obey_is_made_to(tmp_path):
     )
     with Processes(tmp_path, os.environ) as processes:
         one = processes.start("stubborn", [sys.executable, "-c", stubborn])
-        while "on" not in one.last_words():
+        while "on" not in one.last_output():
             one.require_running()
         with pytest.raises(subprocess.TimeoutExpired):
             one.process.wait(0.01)
