@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 import typer
+from niss.cli.exit_codes import EXIT_CODES
 
 from niss import errors
 from niss.cli import app
-from niss.cli.exit_codes import EXIT_CODES
 
 
 def cli_page() -> str:

@@ -8,40 +8,141 @@ not clip whole updates, so in the client unit its trials with different clips wo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.results import Result, read_result, result_path, select
-from experiments.reproduce.runner import Watch, run_cells
-from experiments.reproduce.settings import (
+from experiments.reproduce.design import (
+    BEYOND,
     EPSILONS,
+    IMAGES_PER_CLIENT,
     METHODS,
+    SCALE,
+    SPLITS,
+    TUNING,
     UNTUNED,
     VARIANTS,
     Choice,
+    Method,
     Setting,
     Variant,
     find_setting,
-    held_out_setting,
-    setting_base,
-    setting_config,
 )
+from experiments.reproduce.results import Result, read_result, result_path, select
+from experiments.reproduce.runner import Watch, run_cells
+from niss.accounting import Plan, make_plan
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
+from niss.simulation import Config, make_config
 
-TUNING = "tuning"
+DELTA = 1e-5
+PROTOCOL_PARTICIPANTS = 100
+"""Dropouts of the client unit go through the real protocol in rounds of at most so many; else they are simulated."""
 HELD_OUT = 1 / 6
 TUNED = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
 GRID = {
     "client": {"clip": (0.05, 0.1, 0.25, 0.5, 1.0), "learning_rate": (0.1, 0.2), "hidden": (16, 32)},
     "record": {"clip": (0.5, 1.0, 2.0), "learning_rate": (0.5, 2.0), "hidden": (32, 128)},
 }
+
+
+def setting_config(
+    setting: Setting,
+    method: Method,
+    choice: Choice,
+    *,
+    epsilon: float,
+    variant: Variant = VARIANTS["none"],
+    seed: int = 1,
+    device: str = "auto",
+) -> Config:
+    """The run of one method. Colluders and dropouts count only where noise is shared."""
+    client = setting.unit == "client"
+    niss = method.kind == "niss"
+    drops = variant.dropout if niss else 0.0
+    real = drops > 0.0 and client and setting.participants <= PROTOCOL_PARTICIPANTS
+    values: dict[str, Any] = {
+        "name": setting.name,
+        "seed": seed,
+        "rounds": setting.rounds,
+        "exchange": "protocol" if real else "simulated",
+        "data": {"dataset": setting.dataset, "split": SPLITS[setting.split], "clients": setting.clients},
+        "model": {"name": "mlp", "hidden": [choice.hidden]},
+        "training": {
+            "participants": setting.participants,
+            "sampling": "shuffled",
+            "epochs": 5 if client else 1,
+            "batch_size": 10,
+            "learning_rate": choice.learning_rate,
+            "device": device,
+        },
+        "privacy": {"unit": setting.unit, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
+        "methods": [{"name": method.kind, "label": method.name}],
+    }
+    if niss:
+        values["protocol"] = {"mode": variant.mode, "dropout": drops}
+        values["privacy"] |= {"colluders": math.ceil(variant.rho * setting.participants - 1e-9)}
+        _share_noise(values, setting, method, variant, make_config(values).participations)
+    return make_config(values)
+
+
+def _share_noise(
+    values: dict[str, Any], setting: Setting, method: Method, variant: Variant, participations: int
+) -> None:
+    """Who shares with how many, how strongly, and how much may be revealed: as the planner says."""
+    if method.printed:
+        values["methods"][0] |= {"distortion": "scalar", "tau2": 0.0}
+        return
+    planned = _planned(setting.participants, participations, variant, method.kappa)
+    values["privacy"] |= {"revealed": planned.revealed, "dropped": planned.dropped}
+    values["methods"][0] |= {
+        "kappa": planned.kappa,
+        "neighbours": planned.neighbours,
+        "graph": planned.graph,
+    }
+
+
+@cache
+def _planned(participants: int, participations: int, variant: Variant, kappa: float | None) -> Plan:
+    """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
+    return make_plan(
+        participants=participants,
+        delta=DELTA,
+        participations=participations,
+        collusion=variant.rho,
+        dropout=variant.dropout,
+        mode=variant.mode,
+        kappa=kappa,
+    ).plan
+
+
+def setting_base(setting: Setting) -> Mapping[str, Any]:
+    """What all cells of a setting have in common, for its result file."""
+    return {
+        "dataset": setting.dataset,
+        "split": setting.split,
+        "unit": setting.unit,
+        "clients": setting.clients,
+        "participants": setting.participants,
+        "rounds": setting.rounds,
+        "delta": DELTA,
+        "local_epochs": 5 if setting.unit == "client" else 1,
+        "batch_size": 10,
+    }
+
+
+def held_out_setting(setting: Setting, records: int) -> Setting:
+    """The same setting on a training set cut to `records` images: as many to a client, hence fewer clients."""
+    if setting.unit == "record":
+        return setting
+    clients = records // IMAGES_PER_CLIENT
+    return replace(setting, clients=clients, participants=min(setting.participants, clients))
 
 
 def choices(unit: str) -> list[Choice]:
@@ -130,8 +231,6 @@ def chosen(tuned: Result | None, setting: Setting, method: str, epsilon: float) 
     return choice, METHODS[method].tuned_as + ("" if target is None else f" at epsilon {target:g}")
 
 
-BEYOND = "beyond"
-SCALE = "scale"
 SCALES = (30, 100, 1000)
 
 

@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reproduce.beyond import BEYOND, SCALE
 from experiments.reproduce.chart_paper import (
     QUIET,
     accuracy_axis,
@@ -25,9 +24,19 @@ from experiments.reproduce.chart_paper import (
     draw_figure_3,
     draw_figure_4,
 )
-from experiments.reproduce.figure3 import FIGURE_3
-from experiments.reproduce.results import FIGURE_4, Cell, Result, read_results, select, spread
-from experiments.reproduce.settings import EPSILONS, METHODS, SETTINGS, VARIANTS, Setting, find_setting
+from experiments.reproduce.design import (
+    BEYOND,
+    EPSILONS,
+    FIGURE_3,
+    FIGURE_4,
+    METHODS,
+    SCALE,
+    SETTINGS,
+    VARIANTS,
+    Setting,
+    find_setting,
+)
+from experiments.reproduce.results import Cell, Result, read_results, select, spread
 from experiments.reproduce.tables import leaks_in_order
 from niss.files import SHARED, write_atomically
 from niss.report.accuracy_chart import MARKERS

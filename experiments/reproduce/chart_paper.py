@@ -13,17 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from experiments.reproduce.figure3 import PANELS, X_VALUES, Panel
-from experiments.reproduce.figure4_levels import LEVELS, PAPER_LEVELS, Level
-from experiments.reproduce.results import (
-    Attempt,
-    Cell,
-    Leaks,
-    Result,
-    pictures_path,
-    select,
-    select_level,
-)
+from experiments.reproduce.design import LEVELS, PANELS, PAPER_LEVELS, X_VALUES, Level, Panel
+from experiments.reproduce.results import Attempt, Cell, Leaks, Result, pictures_path, select, select_level
 from experiments.reproduce.sensitivity import NBAFL
 from niss.report.accuracy_chart import LINE_STYLES
 from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE

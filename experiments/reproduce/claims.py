@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
-from experiments.reproduce.beyond import BEYOND, SCALE
-from experiments.reproduce.figure3 import FIGURE_3, X_VALUES
-from experiments.reproduce.figure4_levels import IMAGES, PAPER_LEVELS, picture_name
+from experiments.reproduce.design import (
+    BEYOND,
+    EPSILONS,
+    FIGURE_3,
+    IMAGES,
+    PAPER_LEVELS,
+    SCALE,
+    X_VALUES,
+    picture_name,
+)
 from experiments.reproduce.results import (
     Attempt,
     Cell,
@@ -23,7 +30,6 @@ from experiments.reproduce.results import (
     spread,
 )
 from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.settings import EPSILONS
 
 UNMEASURED = "not measured yet"
 

@@ -6,12 +6,11 @@ same clients, batches and initial weights.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.reproduce.design import FIGURE_3, SPLITS, SWEEP, X_VALUES, Panel
 from experiments.reproduce.results import Result
 from experiments.reproduce.runner import Watch, common_settings, run_cells
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, given_sigma
@@ -19,57 +18,8 @@ from niss.data import list_datasets
 from niss.errors import ConfigError
 from niss.simulation import Config, make_config, preset, with_overrides
 
-X_VALUES = (0.0, 0.3, 0.6, 1.0)
 SHARES = 10
 """v: how many unit shares make up a client's noise, sigma^2 = sigma_k^2 / v."""
-
-SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
-"""One round of one cell (30 clients, 5 epochs, evaluation included) on an NVIDIA H200: what to expect of a panel."""
-
-_SPLITS = {"iid": "iid", "non-iid": "shards"}
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One of the eight; `split` is `iid` or `non-iid` (two label-sorted shards a client)."""
-
-    dataset: str
-    model: str
-    split: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset}-{self.model}-{self.split}"
-
-    @property
-    def title(self) -> str:
-        """For a reader: `MNIST, MLP, non-IID`."""
-        shown = {"mnist": "MNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
-        return ", ".join(shown.get(part, part) for part in (self.dataset, self.model.upper(), self.split))
-
-    def expected_seconds(self, rounds: int, cells: int) -> float:
-        """What an H200 needs for that many cells."""
-        return SECONDS_A_ROUND[self.model] * rounds * cells
-
-
-PANELS = tuple(
-    Panel(dataset, model, split)
-    for dataset in ("mnist", "cifar10")
-    for model in ("mlp", "cnn")
-    for split in ("iid", "non-iid")
-)
-
-
-def find_panel(name: str) -> Panel:
-    """The panel of that name; any dataset that niss knows may stand in front."""
-    found = re.fullmatch(r"(.+)-(mlp|cnn)-(iid|non-iid)", name)
-    if found is None or found[1] not in {info.name for info in list_datasets()}:
-        raise ConfigError(
-            f"unknown panel {name!r}",
-            field="--panel",
-            hint="use one of: " + ", ".join(panel.name for panel in PANELS),
-        )
-    return Panel(found[1], found[2], found[3])
 
 
 def base_config(
@@ -82,7 +32,7 @@ def base_config(
             "name": panel.name,
             "rounds": rounds,
             "data.dataset": panel.dataset,
-            "data.split": _SPLITS[panel.split],
+            "data.split": SPLITS[panel.split],
             "model.name": panel.model,
             "training.device": device,
         },
@@ -146,8 +96,6 @@ def panel_cells(
     }
 
 
-FIGURE_3 = "figure-3"
-SWEEP = "sweep"
 SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
 """sigma_k in a sweep, in units of the NbAFL reading's."""
 

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.reproduce.figure4_levels import (
+from experiments.reproduce.design import (
     CLIENTS,
+    FIGURE_4,
     FRAMES,
     ITERATIONS,
     LEVELS,
@@ -30,7 +31,6 @@ from experiments.reproduce.figure4_levels import (
     picture_name,
 )
 from experiments.reproduce.results import (
-    FIGURE_4,
     Attempt,
     Leaks,
     pictures_path,

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from experiments.reproduce.design import FIGURE_4
 from niss.errors import RunFolderError
 from niss.files import SHARED, read_json, to_json, write_atomically
-
-FIGURE_4 = "figure-4"
 
 
 class AnyCell(Protocol):
@@ -151,9 +150,9 @@ class Leaks(Record[Attempt]):
         return float(self.base["grey_psnr"])
 
 
-def all_leaks(folder: Path, experiment: str = FIGURE_4) -> dict[str, Leaks]:
+def all_leaks(folder: Path) -> dict[str, Leaks]:
     """The attacks on all pictures, by name."""
-    found = (read_leaks(path) for path in sorted((folder / experiment).glob("*.json")))
+    found = (read_leaks(path) for path in sorted((folder / FIGURE_4).glob("*.json")))
     return {leaks.name: leaks for leaks in found if leaks is not None}
 
 

@@ -6,10 +6,24 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.reproduce.beyond import BEYOND, SCALE, TUNING
 from experiments.reproduce.claims import PAPER_GAPS, check_claims, gap
-from experiments.reproduce.figure3 import FIGURE_3, PANELS, SWEEP, X_VALUES, find_panel
-from experiments.reproduce.figure4_levels import CLIENT_NOISE, IMAGES, LEVELS
+from experiments.reproduce.design import (
+    BEYOND,
+    CLIENT_NOISE,
+    EPSILONS,
+    FIGURE_3,
+    IMAGES,
+    LEVELS,
+    METHODS,
+    PANELS,
+    SCALE,
+    SETTINGS,
+    SWEEP,
+    TUNING,
+    VARIANTS,
+    X_VALUES,
+    find_panel,
+)
 from experiments.reproduce.results import (
     Attempt,
     Cell,
@@ -23,7 +37,6 @@ from experiments.reproduce.results import (
     spread,
 )
 from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup
-from experiments.reproduce.settings import EPSILONS, METHODS, SETTINGS, VARIANTS
 
 MISSING = "not measured yet"
 

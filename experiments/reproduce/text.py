@@ -11,19 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.reproduce import tables
-from experiments.reproduce.beyond import BEYOND
 from experiments.reproduce.claims import BY_ROUND, gap
-from experiments.reproduce.figure3 import FIGURE_3
-from experiments.reproduce.figure4_levels import LEVELS
-from experiments.reproduce.results import (
-    FIGURE_4,
-    read_leaks,
-    read_result,
-    result_path,
-    select,
-    select_level,
-    spread,
-)
+from experiments.reproduce.design import BEYOND, FIGURE_3, FIGURE_4, LEVELS
+from experiments.reproduce.results import read_leaks, read_result, result_path, select, select_level, spread
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
 from niss.errors import ConfigError

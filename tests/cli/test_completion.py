@@ -126,7 +126,6 @@ def test_folders_that_cannot_be_read_offer_nothing(tmp_path: Path) -> None:
 
 def test_the_names_are_those_of_the_settings() -> None:
     from experiments.reproduce import panels, sensitivity, settings
-
     from niss.attacks import plans, scene
     from niss.cli import tracker_work
     from niss.data import list_datasets

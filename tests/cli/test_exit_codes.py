@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from niss import errors
 from niss.cli.exit_codes import CRASHED, EXIT_CODES, INTERRUPTED
+
+from niss import errors
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.reproduce.figure3 import find_panel
-from experiments.reproduce.settings import Setting, find_setting
+
+from experiments.reproduce.design import Setting, find_panel, find_setting
 
 SMALL = {
     "data.clients": 20,

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from experiments.reproduce.beyond import choices, chosen, hold_out, run_scale, run_setting, tune
-from experiments.reproduce.chart import write_figures
-from experiments.reproduce.claims import check_claims
-from experiments.reproduce.results import Cell, Result, result_path, select, write_result
-from experiments.reproduce.settings import (
-    METHODS,
-    SETTINGS,
-    UNTUNED,
-    VARIANTS,
-    Choice,
-    find_setting,
+
+from experiments.reproduce.beyond import (
+    choices,
+    chosen,
+    hold_out,
+    run_scale,
+    run_setting,
     setting_base,
     setting_config,
+    tune,
 )
+from experiments.reproduce.chart import write_figures
+from experiments.reproduce.claims import check_claims
+from experiments.reproduce.design import METHODS, SETTINGS, UNTUNED, VARIANTS, Choice, find_setting
+from experiments.reproduce.results import Cell, Result, result_path, select, write_result
 from experiments.reproduce.tables import beyond_table, tuning_table
 from experiments.reproduce.text import computed_text
-
 from niss.data import load_dataset
 from niss.errors import ConfigError, RunFolderError
 

@@ -6,15 +6,15 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from experiments.reproduce import runner
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.claims import check_claims, gap
+from experiments.reproduce.design import IMAGES
 from experiments.reproduce.figure3 import run_panel, run_sweep
-from experiments.reproduce.figure4_levels import IMAGES
 from experiments.reproduce.results import merge_results, read_result, read_results, select, write_result
 from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.sensitivity import find_reading
-
 from niss.errors import RunFolderError
 
 

@@ -6,15 +6,15 @@ import warnings
 
 import numpy as np
 import pytest
+
 from experiments.reproduce import figure4
 from experiments.reproduce.chart import write_figures
+from experiments.reproduce.design import LEVELS, cells_of, find_levels
 from experiments.reproduce.figure4 import level_setting, run_picture
-from experiments.reproduce.figure4_levels import LEVELS, cells_of, find_levels
 from experiments.reproduce.results import merge_results, read_leaks, select_level
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table
-
 from niss.cli import choices
 from niss.errors import ConfigError, RunFolderError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from experiments.reproduce.claims import BARE, HIDDEN, JOINT, LOSS, PAPER, check_claims
-from experiments.reproduce.figure4_levels import LEVELS, cells_of
+from experiments.reproduce.design import LEVELS, cells_of
 from experiments.reproduce.results import Attempt, Leaks, result_path, write_result
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.text import computed_text

@@ -1,6 +1,9 @@
 """What the shell offers when TAB is pressed: names, names after a comma, and folders that hold runs.
 
 `niss --install-completion` sets it up. Where nothing is offered the shell completes file names as usual.
+
+The names are written down here because completion must answer at once, and the rooms that define them load torch; a
+test compares each with its origin.
 """
 
 from __future__ import annotations
@@ -9,7 +12,21 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-RUN_MARKS = ("summary.json", "manifest.json", "metrics.jsonl", "attack.json")
+from niss.files import MANIFEST, METRICS, SUMMARY
+
+PRESETS = ("demo", "paper")
+METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
+MODELS = ("mlp", "cnn")
+SPLITS = ("iid", "shards", "dirichlet")
+GRAPHS = ("regular", "complete", "random", "coalition")
+DISTORTIONS = ("scalar", "coordinate", "additive")
+DEVICES = ("auto", "cpu", "cuda")
+RELATIONS = ("zero-out", "replace-one")
+MODES = ("tolerate", "repair")
+DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_RUN_MARKS = (SUMMARY, MANIFEST, METRICS, "attack.json")
 _DEPTH = 3
 # Completion must answer at once, also where someone presses TAB in a home folder.
 _MOST_FOLDERS = 2000
@@ -41,8 +58,8 @@ def run_folders(incomplete: str) -> list[str]:
     """Offers folders that hold a run, a comparison or an attack, below what is typed so far."""
     typed = incomplete.rpartition("/")[0]
     start = Path(typed or ("/" if incomplete.startswith("/") else "."))
-    found = (str(path) for path in _runs_below(start))
-    return sorted(path for path in found if path.startswith(incomplete.removeprefix("./")))
+    runs = (str(path) for path in _runs_below(start))
+    return sorted(path for path in runs if path.startswith(incomplete.removeprefix("./")))
 
 
 def _runs_below(start: Path) -> Iterator[Path]:
@@ -55,7 +72,7 @@ def _runs_below(start: Path) -> Iterator[Path]:
                 seen += 1
                 if seen > _MOST_FOLDERS:
                     return
-                if any((path / mark).is_file() for mark in RUN_MARKS):
+                if any((path / mark).is_file() for mark in _RUN_MARKS):
                     yield path
                 else:
                     inner.append(path)
