@@ -43,7 +43,7 @@ class ColludeExperiment:
     """Sweeps over rho (at `tau2`) and over tau^2 (at rho = 1); rho counts the victim's neighbours that collude."""
 
     image: str = DEFAULT_PICTURE
-    distortions: tuple[str, ...] = DISTORTIONS
+    distortions: tuple[str, ...] = tuple(DISTORTIONS)
     clients: int = 30
     neighbours: float = 10.0
     epsilon: float | None = None
