@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from niss.cli.exit_codes import CRASHED, EXIT_CODES, INTERRUPTED
-
 from niss import errors
+from niss.cli.errors import CRASHED, EXIT_CODES, INTERRUPTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md"
 

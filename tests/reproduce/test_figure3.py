@@ -80,7 +80,7 @@ def test_merging_refuses_what_does_not_belong_together(tmp_path, panel, slice_se
         merge_results([tmp_path / "nowhere"], tmp_path / "a")
     (tmp_path / "d" / "figure-3").mkdir(parents=True)
     (tmp_path / "d" / "figure-3" / "d.json").write_text(json.dumps({"cells": [{}]}))
-    with pytest.raises(RunFolderError, match="holds no result"):
+    with pytest.raises(RunFolderError, match="does not contain results"):
         read_results(tmp_path / "d", "figure-3")
 
 

@@ -15,7 +15,6 @@ from experiments.reproduce.results import merge_results, read_leaks, select_leve
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table
-from niss.cli import choices
 from niss.errors import ConfigError, RunFolderError
 
 with warnings.catch_warnings():
@@ -118,7 +117,6 @@ def test_calibrated_noise_in_the_sum_is_a_sixteenth_of_dp_fedavg_s():
 
 
 def test_on_the_command_line(places, tmp_path):
-    assert tuple(LEVELS) == choices.FIGURE_4_LEVELS
     flags = ["figure-4", f"--image={IMAGE}", "--seeds=1", "--iterations=5", "--restarts=1", "--device=cpu"]
     flags += [f"--out={places['out']}", f"--work={places['work']}"]
     run = CliRunner().invoke(reproduce.app, [*flags, "--level=fedavg,niss"])

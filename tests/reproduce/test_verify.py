@@ -19,10 +19,10 @@ with warnings.catch_warnings():
     # Some releases of typer use names that click has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer
-    from niss.cli.verify import verify_command
     from typer.testing import CliRunner
 
     from niss.cli import reproduce
+    from niss.cli.reproduce import verify_command
 
 SMALL = [
     f"--set={setting}"

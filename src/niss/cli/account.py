@@ -136,6 +136,7 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
 
 
 def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
+    from niss.methods import METHODS
     from niss.report.ledger_rows import client_rows, format_claim, is_heuristic
 
     notes = []
@@ -155,10 +156,11 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
         )
     else:
         notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")
-    if any(entry.basis.get("method") == "central-dp" for entry in ledger.entries):
-        notes.append(
-            "central-dp: against those who see the released models; its server sees every bare update."
-        )
+    for name in sorted({str(entry.basis.get("method")) for entry in ledger.entries}):
+        if name in METHODS and METHODS[name].trusts_server:
+            notes.append(
+                f"{name}: against those who see the released models; its server sees every bare update."
+            )
     return notes
 
 

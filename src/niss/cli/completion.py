@@ -2,24 +2,22 @@
 
 `niss --install-completion` sets it up. Where nothing is offered the shell completes file names as usual.
 
-The names are written down here because completion must answer at once, and the rooms that define them load torch; a
+Most names are written down here because completion must answer at once, and the rooms that define them load torch; a
 test compares each with its origin.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from niss.files import MANIFEST, METRICS, SUMMARY
 
 PRESETS = ("demo", "paper")
-METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
 MODELS = ("mlp", "cnn")
 SPLITS = ("iid", "shards", "dirichlet")
 GRAPHS = ("regular", "complete", "random", "coalition")
-DISTORTIONS = ("scalar", "coordinate", "additive")
 DEVICES = ("auto", "cpu", "cuda")
 RELATIONS = ("zero-out", "replace-one")
 MODES = ("tolerate", "repair")
@@ -32,26 +30,47 @@ _DEPTH = 3
 _MOST_FOLDERS = 2000
 
 Completer = Callable[[str], list[str]]
+Names = Sequence[str] | Callable[[], Iterable[str]]
+"""Names, or a function that finds them when TAB is pressed."""
 
 
-def one_of(names: Sequence[str]) -> Completer:
+def method_names() -> Iterable[str]:
+    """The methods that are registered."""
+    from niss.methods import METHODS
+
+    return METHODS
+
+
+def distortion_names() -> Iterable[str]:
+    """The distortions of shares that are registered."""
+    from niss.methods import DISTORTIONS
+
+    return DISTORTIONS
+
+
+def one_of(names: Names) -> Completer:
     """Offers the names that begin as the word does."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
+        return [name for name in _names(names) if name.startswith(incomplete)]
 
     return complete
 
 
-def several_of(names: Sequence[str]) -> Completer:
+def several_of(names: Names) -> Completer:
     """Offers names for the last part of a comma-separated list, each only once."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         taken = before.split(",")
-        return [before + comma + name for name in names if name.startswith(last) and name not in taken]
+        rest = [name for name in _names(names) if name not in taken]
+        return [before + comma + name for name in rest if name.startswith(last)]
 
     return complete
+
+
+def _names(names: Names) -> Iterable[str]:
+    return names() if callable(names) else names
 
 
 def run_folders(incomplete: str) -> list[str]:

@@ -5,7 +5,8 @@ the shell may complete. A dataclass elsewhere, such as that of an attack, writes
 
     help        what the option means; required
     names       the names of the option, `("--lr",)`; by default `--` and the name of the field
-    choices     the values that the shell offers on TAB; those after a comma too where the field is a tuple
+    choices     the values that the shell offers on TAB, or a function that finds them; after a comma too where the
+                field is a tuple
     complete    instead of `choices`, a function from what is typed so far to what is offered
     argument    True for a positional argument
     metavar, min, max, envvar     as in typer
@@ -62,7 +63,9 @@ def json_option(help: str = "Print the result as JSON.") -> Any:
 
 
 def from_options(*kinds: type[Any], quiet: bool = False) -> Callable[[Callable[..., None]], Command]:
-    """Turn a function of one instance of each of `kinds` into a function of all their fields, as typer wants it.
+    """Turn a function of one instance of each of `kinds` into a function of all their fields, by name.
+
+    That is what typer makes a command of; it can be called from Python too, where fields left out have their defaults.
 
     With `quiet` the command takes `--quiet` behind its name too, which works through `terminal.is_quiet`.
     """
@@ -146,10 +149,11 @@ def _listed(hint: Any) -> type[Any] | None:
 
 
 def _instance(kind: type[Any], values: dict[str, Any]) -> Any:
-    chosen = {}
+    chosen = {field.name: values[field.name] for field, _ in _fields(kind) if field.name in values}
     for field, hint in _fields(kind):
-        item, value = _listed(hint), values[field.name]
-        chosen[field.name] = split_list(value, item, flag_of(field)) if item and value is not None else value
+        item, value = _listed(hint), chosen.get(field.name)
+        if item is not None and isinstance(value, str):
+            chosen[field.name] = split_list(value, item, flag_of(field))
     return kind(**chosen)
 
 

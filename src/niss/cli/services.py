@@ -62,7 +62,8 @@ class TrackerOptions:
     log_level: str = option("info", help="debug, info, warning or error.", choices=LOG_LEVELS)
 
 
-def run_tracker(options: TrackerOptions) -> None:
+@from_options(TrackerOptions)
+def tracker_command(options: TrackerOptions) -> None:
     """Run a tracker until it is told to stop. One line of JSON on stdout tells its address and keys."""
     from niss.tracker.limits import Settings
 
@@ -82,9 +83,6 @@ def run_tracker(options: TrackerOptions) -> None:
     from niss.tracker.serve import Options, serve
 
     serve(Options(server=server, coalitions=coalitions, settings=settings, **values))
-
-
-tracker_command = from_options(TrackerOptions)(run_tracker)
 
 
 def _public_key(text: str) -> bytes:

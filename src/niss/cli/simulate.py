@@ -97,7 +97,7 @@ class Method:
     """The method of `niss run`; a field is the setting of the same name in `[[methods]]`."""
 
     method: str | None = option(
-        None, help="fedavg, dp-fedavg, central-dp or niss.", choices=completion.METHODS
+        None, help="fedavg, dp-fedavg, central-dp or niss.", choices=completion.method_names
     )
     tau2: str | None = option(
         None, help="Distortion of received shares: a number, or 'calibrated'.", choices=("calibrated",)
@@ -106,7 +106,7 @@ class Method:
     neighbours: float | None = option(None, help="Unit shares each client sends.")
     graph: str | None = option(None, help="regular, complete or random.", choices=completion.GRAPHS)
     distortion: str | None = option(
-        None, help="additive, scalar or coordinate.", choices=completion.DISTORTIONS
+        None, help="additive, scalar or coordinate.", choices=completion.distortion_names
     )
 
 
@@ -115,7 +115,7 @@ class Methods:
     """The methods of `niss compare`."""
 
     methods: tuple[str, ...] | None = option(
-        None, help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.", choices=completion.METHODS
+        None, help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.", choices=completion.method_names
     )
 
 
@@ -238,6 +238,7 @@ def _kept(folder: Path) -> str:
 
 def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> None:
     """Write the report, and print the summary as JSON or as a table."""
+    from niss.methods import METHODS
     from niss.report import read_report_input, summary_rows, write_report
 
     page = write_report(folder)
@@ -246,10 +247,12 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
     else:
         header, rows = summary_rows(read_report_input(folder))
         print_table(header, rows)
-        if any(row[0].startswith("central-dp") for row in rows):
-            result_console().print(
-                "central-dp: its epsilon assumes a trusted server, which sees every bare update."
-            )
+        for line in result.summary.get("methods", [result.summary]):
+            method = METHODS.get(line["method"])
+            if method is not None and method.trusts_server:
+                result_console().print(
+                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update."
+                )
     say(f"report: {page}")
 
 

@@ -48,7 +48,8 @@ class UpOptions:
     as_json: bool = json_option("Print the report as JSON.")
 
 
-def bring_up(options: UpOptions) -> None:
+@from_options(UpOptions, quiet=True)
+def up_command(options: UpOptions) -> None:
     """Start tracker, SuperLink and SuperNodes on this machine, run an app, and take everything down again."""
     app, keep = options.app, options.keep
     if not (app / "pyproject.toml").is_file():
@@ -70,9 +71,6 @@ def bring_up(options: UpOptions) -> None:
             "no round gave a result" + (f": {reasons[-1]}" if reasons else ""),
             hint="use more nodes, or assume fewer colluders: --set colluders=0",
         )
-
-
-up_command = from_options(UpOptions, quiet=True)(bring_up)
 
 
 def _run(folder: Path, options: UpOptions, settings: dict[str, Any]) -> dict[str, Any]:

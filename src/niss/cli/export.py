@@ -1,0 +1,2 @@
+# moved
+from niss.cli.data import export_command  # noqa: F401

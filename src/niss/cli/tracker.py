@@ -1,0 +1,2 @@
+# moved
+from niss.cli.services import tracker_command  # noqa: F401

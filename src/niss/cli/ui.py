@@ -1,0 +1,2 @@
+# moved
+from niss.cli.services import ui_command  # noqa: F401
