@@ -125,7 +125,7 @@ def test_folders_that_cannot_be_read_offer_nothing(tmp_path: Path) -> None:
 
 
 def test_the_names_are_those_of_the_settings() -> None:
-    from niss.attacks import plans, scene
+    from niss.attacks import experiment
     from niss.cli import tracker_work
     from niss.data import list_datasets
     from niss.reproduce import panels, sensitivity, settings
@@ -144,9 +144,9 @@ def test_the_names_are_those_of_the_settings() -> None:
     assert literal(config.PrivacyConfig, "relation") == choices.RELATIONS
     assert literal(config.ProtocolConfig, "mode") == choices.MODES
     assert tuple(info.name for info in list_datasets()) == choices.DATASETS
-    assert choices.ATTACK_VIEWS == plans.VIEWS
-    assert choices.ATTACK_PLANS == plans.PRESETS
-    assert sorted(choices.ATTACK_MODELS) == sorted(scene.MODELS)
+    assert choices.ATTACK_VIEWS == experiment.VIEWS
+    assert choices.ATTACK_PLANS == experiment.PRESETS
+    assert sorted(choices.ATTACK_MODELS) == sorted(experiment.MODELS)
     assert choices.LOG_LEVELS == tracker_work._LEVELS
     assert sorted(choices.PANELS) == sorted(panel.name for panel in panels.PANELS)
     assert tuple(reading.name for reading in sensitivity.READINGS) == choices.READINGS
