@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,12 @@ from experiments.reproduce.results import (
 )
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
-from niss.attacks import DlgSettings, Pictures, deep_leakage, load_pictures, make_scene
-from niss.attacks.dlg import Inversion
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.experiments.picture_cases import Case, case_row
-from niss.attacks.plans import Setting, make_setting
-from niss.attacks.scene import VICTIM, Scene
-from niss.attacks.scores import blind_guess, score_pictures
+from niss.attacks.federation import VICTIM, Federation, make_federation
+from niss.attacks.inversion import DlgSettings, Inversion, deep_leakage
+from niss.attacks.invert import Case
+from niss.attacks.pictures import Pictures, blind_guess, load_pictures, score_pictures
+from niss.attacks.rounds import Setting, make_setting
 from niss.errors import ConfigError
 from niss.learning import choose_device
 from niss.randomness import SimStream
@@ -78,9 +77,8 @@ def level_setting(level: Level, reading: Reading) -> Setting:
         scale = 1.0 if reading == NBAFL else NBAFL.sigma(Setup()) / reading.sigma(Setup())
         setting = make_setting("paper", clients=CLIENTS, epsilon=Setup().epsilon * scale)
         if level.calibrated:
-            plan = replace(setting.plan, distortion="additive", tau2=None)
-            setting = replace(setting, plan=plan)
-    return setting.with_method(level.method)
+            setting = setting.with_plan(distortion="additive", tau2=None)
+    return setting.with_plan(method=level.method)
 
 
 def run_picture(
@@ -110,19 +108,19 @@ def run_picture(
     leaks = read_leaks(path) or Leaks(FIGURE_4, picture_name(image), base)
     require_same_base(leaks, base, path)
     done = {cell.id for cell in leaks.cells}
-    scenes: dict[tuple[int, float], Scene] = {}
+    federations: dict[tuple[int, float], Federation] = {}
     for name, (labels, level, reading) in cells_of(levels, readings, seeds).items():
         if name in done:
             continue
         setting = level_setting(level, reading)
         key = labels["seed"], setting.learning_rate
-        if key not in scenes:
-            scenes[key] = _scene(victim, *key)
+        if key not in federations:
+            federations[key] = _federation(victim, *key)
         began = time.monotonic()
-        case = _case(level, setting, scenes[key], labels["seed"])
+        case = _case(level, setting, federations[key], labels["seed"])
         step = _watched(name, until, progress)
-        found = _leak(case, scenes[key], settings, labels["seed"], place, step)
-        attempt = _attempt(name, labels, case, scenes[key], found, time.monotonic() - began)
+        found = _leak(case, federations[key], settings, labels["seed"], place, step)
+        attempt = _attempt(name, labels, case, federations[key], found, time.monotonic() - began)
         keep_pictures(work, leaks.name, name, found, victim)
         leaks = leaks.with_cells([attempt])
         write_result(path, leaks)
@@ -141,30 +139,30 @@ def picture_base(image: str, victim: Pictures, settings: DlgSettings) -> dict[st
     }
 
 
-def _scene(victim: Pictures, seed: int, learning_rate: float) -> Scene:
+def _federation(victim: Pictures, seed: int, learning_rate: float) -> Federation:
     stream = SimStream(seed).child("scene")
-    return make_scene(victim, model="lenet", clients=CLIENTS, stream=stream, learning_rate=learning_rate)
+    return make_federation(victim, model="lenet", clients=CLIENTS, stream=stream, learning_rate=learning_rate)
 
 
-def _case(level: Level, setting: Setting, scene: Scene, seed: int) -> Case:
+def _case(level: Level, setting: Setting, federation: Federation, seed: int) -> Case:
     """Play the round, and guess the victim's update from what the server sees."""
-    staged = setting.stage(
-        scene.updates,
-        scene.weights.numpy(),
+    simulated = setting.simulate(
+        federation.updates,
+        federation.weights.numpy(),
         stream=SimStream(seed).child("round"),
         knows_updates_of=range(1, CLIENTS),
     )
     guess = estimate_jointly if level.view == "joint" else estimate_alone
-    return Case(level.name, setting, staged, guess(staged.observation, VICTIM).update)
+    return Case(level.name, simulated, guess(simulated.observation, VICTIM).update)
 
 
 def _leak(
-    case: Case, scene: Scene, settings: DlgSettings, seed: int, device: torch.device, step: Step
+    case: Case, federation: Federation, settings: DlgSettings, seed: int, device: torch.device, step: Step
 ) -> Inversion:
     return deep_leakage(
-        scene.as_gradient(case.guess),
-        scene.imitation(case.setting.plan),
-        scene.pictures,
+        federation.as_gradient(case.guess),
+        federation.update_function(case.simulated.plan.plan),
+        federation.pictures,
         settings,
         stream=SimStream(seed).child("dlg"),
         device=device,
@@ -186,22 +184,24 @@ def _watched(name: str, until: float | None, progress: Told | None) -> Step:
 
 
 def _attempt(
-    name: str, labels: dict[str, Any], case: Case, scene: Scene, found: Inversion, seconds: float
+    name: str, labels: dict[str, Any], case: Case, federation: Federation, found: Inversion, seconds: float
 ) -> Attempt:
-    row = case_row(case, scene, found)
+    row = case.row(federation, found)
     total = len(found.losses)
     kept = np.unique(np.geomspace(1, total, _KEPT_LOSSES).round().astype(int))
     finite = {
         key: row[key] if np.isfinite(row[key]) else None for key in ("epsilon_joint", "epsilon_marginal")
     }
-    private = case.setting.plan.private
+    private = case.simulated.plan.plan.private
     return Attempt(
         id=name,
         labels=labels,
         noise=row["noise"],
         loss=row["loss"],
         losses=tuple((int(at), float(f"{found.losses[at - 1]:.6g}")) for at in kept),
-        frames=tuple((at, score_pictures(shown, scene.pictures.pixels).psnr) for at, shown in found.frames),
+        frames=tuple(
+            (at, score_pictures(shown, federation.pictures.pixels).psnr) for at, shown in found.frames
+        ),
         iterations=total,
         stopped=row["stopped"],
         mse=row["mse"],

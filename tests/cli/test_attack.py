@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from niss.attacks.experiments import audit as audit_experiment
-from niss.attacks.experiments import dlg as dlg_experiment
+from niss.attacks import canary, invert
 from niss.errors import ConfigError
 
 with warnings.catch_warnings():
@@ -241,7 +240,7 @@ def test_the_table_says_what_was_found(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = dlg_experiment.run_dlg_case, []
+    real, calls = invert.run_case, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -249,7 +248,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(dlg_experiment, "run_dlg_case", interrupted)
+    monkeypatch.setattr(invert, "run_case", interrupted)
     result = niss_attack(
         *("dlg", "--clients", "4", "--iterations", "5", "--restarts", "1", "--out", str(tmp_path / "out"))
     )
@@ -267,7 +266,7 @@ def test_ctrl_c_before_the_first_result_leaves_an_empty_one(
     def interrupted(*_arguments: Any, **_options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(audit_experiment, "canary_scores", interrupted)
+    monkeypatch.setattr(canary, "canary_scores", interrupted)
     assert niss_attack("audit", "--out", str(tmp_path)).exit_code == 130
     assert json.loads((tmp_path / "attack.json").read_text())["rows"] == []
     assert not (tmp_path / "attack.png").exists()

@@ -68,7 +68,7 @@ def test_quiet_does_not_hide_what_was_kept(interrupted: Any) -> None:
 
 def test_an_attack_keeps_what_it_found(interrupted: Any, tmp_path: Path) -> None:
     said = interrupted(
-        "niss.attacks.experiments.audit.canary_scores", "attack", "audit", "--rounds", "200", "--out", "a"
+        "niss.attacks.canary.canary_scores", "attack", "audit", "--rounds", "200", "--out", "a"
     )
     assert str(Path("a") / "report.html") in said
     assert "Interrupted" in (tmp_path / "a" / "report.html").read_text()
