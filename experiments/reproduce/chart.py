@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.reproduce.chart_paper import (
-    QUIET,
     accuracy_axis,
     accuracy_limits,
     curve_look,
@@ -40,7 +39,7 @@ from experiments.reproduce.results import Cell, Result, read_results, select, sp
 from experiments.reproduce.tables import leaks_in_order
 from niss.files import SHARED, write_atomically
 from niss.report.accuracy_chart import MARKERS
-from niss.report.canvas import STYLE, as_png
+from niss.report.canvas import QUIET, STYLE, as_png
 
 _COLUMNS = 4
 _HELD_AT = 3.0

@@ -215,7 +215,7 @@ def sweep(options: Sweep) -> None:
     """
     from experiments.reproduce.figure3 import run_sweep
 
-    more = {"sigmas": options.sigmas, "overrides": parse_settings(options.settings)}
+    more: dict[str, Any] = {"sigmas": options.sigmas, "overrides": parse_settings(options.settings)}
     pieces: dict[str, Piece] = {
         panel.name: partial(run_sweep, panel, **more, **options.places("rounds"))
         for panel in _panels(options.panel)

@@ -62,6 +62,7 @@ def _root(
     quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
     debug: bool = typer.Option(False, "--debug", help="Show the traceback where niss itself crashes."),
 ) -> None:
+    """Options that stand before any command."""
     if version:
         from niss.version import __version__
 
@@ -90,6 +91,7 @@ def main() -> None:
 
 
 def _end_interrupted() -> NoReturn:
+    """End with the code for Ctrl-C; says that nothing is kept, unless the command has said what is."""
     if not STATE.interruption_reported:
         typer.echo("interrupted; this command keeps nothing. Start it again", err=True)
     sys.exit(INTERRUPTED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from niss.cli.completion import run_folders
 from niss.cli.options import argument, from_options, option
-from niss.cli.terminal import print_json, print_table, results, say, warn
+from niss.cli.terminal import print_json, print_sentence, print_table, results, say, warn
 from niss.errors import ConfigError, RunFolderError
 from niss.files import LEDGER, MANIFEST, find_json, write_output
 
@@ -103,6 +103,7 @@ def find_ledgers(run: Path) -> dict[str, Path]:
 
 
 def _client_range(ledger: LedgerFile) -> str:
+    """A hint: which clients a ledger has."""
     clients = ledger.clients
     return f"its clients: {clients[0]} to {clients[-1]}" if clients else "nobody was charged yet"
 
@@ -138,10 +139,15 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
         ]
         print_table(("Round", "Attempt", "mu", "epsilon spent so far"), charges)
     for note in _notes(ledger, client):
-        results().print(note, soft_wrap=True, markup=False)
+        print_sentence(note)
 
 
 def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
+    """What the numbers mean, in sentences below the table: what was claimed in advance, and against whom it holds.
+
+    A heuristic promises nothing, a method without a claim only reports what happened, and a method that trusts its
+    server protects nobody against that server. Methods that this version does not know have no note of their own.
+    """
     from niss.methods import METHODS
     from niss.report.ledger_rows import client_rows, format_claim, is_heuristic
 
@@ -171,6 +177,7 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
 
 
 def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
+    """A ledger as JSON: the charges of all clients or of one; a heuristic spends no epsilon, since it proves none."""
     from niss.report.ledger_rows import is_heuristic
 
     value = {**ledger.to_json(), "heuristic": is_heuristic(ledger)}
@@ -188,6 +195,7 @@ def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
 
 
 def _as_csv(ledgers: dict[str, LedgerFile], client: str | None, *, comparison: bool) -> str:
+    """The charges of all ledgers in one table; those of a comparison have a first column with the method."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for number, (label, ledger) in enumerate(ledgers.items()):

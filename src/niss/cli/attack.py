@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.options import examples, from_options, lazy_group, option
 from niss.cli.terminal import (
     PartProgress,
     free_folder,
     kept_on_interrupt,
     print_json,
+    print_sentence,
     print_table,
-    results,
     say,
 )
 
@@ -88,17 +89,22 @@ def execute(experiment: Experiment, output: Output) -> None:
         rows = [[_cell(row.get(key)) for key in findings.columns] for row in findings.rows]
         print_table(list(findings.columns.values()), rows)
         if findings.headline:
-            results().print(findings.headline, soft_wrap=True, markup=False)
+            print_sentence(findings.headline)
     say(f"report: {page}")
 
 
 def _write(experiment: Experiment, findings: Findings, folder: Path) -> Path:
-    """Write everything down; returns the page that shows it."""
-    from niss.attacks.experiment import write_results
+    """Write everything down; returns the page that shows it, or the numbers alone where nothing can be drawn."""
+    from niss.attacks.experiment import RESULT_FILE, write_results
     from niss.report import write_report
 
-    write_results(experiment, findings, folder)
-    return write_report(folder)
+    try:
+        with optional_packages():
+            write_results(experiment, findings, folder)
+            return write_report(folder)
+    except MissingPackageError as error:
+        say(f"no figure and no page: {error.message}")
+        return folder / RESULT_FILE
 
 
 def _cell(value: Any) -> str:

@@ -70,6 +70,7 @@ def several_of(names: Names) -> Completer:
 
 
 def _names(names: Names) -> Iterable[str]:
+    """The names themselves."""
     return names() if callable(names) else names
 
 
@@ -99,6 +100,7 @@ def _runs_below(start: Path) -> Iterator[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder, hidden ones left out; none where it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(

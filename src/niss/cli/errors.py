@@ -23,6 +23,10 @@ from niss.redaction import redact, safe_traceback
 from niss.version import __version__
 
 
+class MissingPackageError(ConfigError):
+    """An optional package that a command needs is not installed."""
+
+
 @dataclass(frozen=True)
 class ExitCode:
     """A code, what it is called in a list, and when it is used."""
@@ -76,7 +80,7 @@ def print_error(error: NissError) -> None:
 
 @contextmanager
 def optional_packages() -> Iterator[None]:
-    """Where an optional package is missing, raise a `ConfigError` that says how to install it."""
+    """Where an optional package is missing, raise a `MissingPackageError` that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -84,7 +88,7 @@ def optional_packages() -> Iterator[None]:
         if package not in _PACKAGES:
             raise
         purpose, requirement = _PACKAGES[package]
-        raise ConfigError(
+        raise MissingPackageError(
             f"this command {purpose} and needs {package}", hint=f"pip install {requirement}"
         ) from None
 

@@ -175,14 +175,17 @@ class _Parameter:
 
 
 def _describe(kind: type[Any]) -> list[_Parameter]:
+    """The fields of a dataclass that are options: its own first, then those it inherits."""
     hints = get_type_hints(kind, include_extras=True)
     noted = any(get_origin(hint) is Annotated for hint in hints.values())
-    texts = {}
-    for base in reversed(kind.__mro__):
+    texts: dict[str, str] = {}
+    order: list[str] = []
+    for base in kind.__mro__:
+        order += vars(base).get("__annotations__", {})
         for line in _HELP_LINE.finditer(inspect.cleandoc(base.__doc__ or "")):
-            texts[line["name"]] = " ".join(line["text"].split())
+            texts.setdefault(line["name"], " ".join(line["text"].split()))
     parameters = []
-    for field in dataclasses.fields(kind):
+    for field in sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name)):
         hint, settings = hints[field.name], {"help": texts.get(field.name, ""), **field.metadata}
         if get_origin(hint) is Annotated:
             hint, note = get_args(hint)
@@ -197,6 +200,7 @@ def _describe(kind: type[Any]) -> list[_Parameter]:
 
 
 def _chosen(parameters: list[_Parameter], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of one dataclass out of those of all."""
     return {one.name: one.parse(values[one.name]) for one in parameters if one.name in values}
 
 

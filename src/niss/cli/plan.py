@@ -98,6 +98,7 @@ def plan_command(options: PlanOptions) -> None:
 
 
 def _group(text: str) -> tuple[int, float]:
+    """Size and colluding share of a `--group`, the share 0 where it is left out."""
     size, _, collusion = text.partition(":")
     try:
         return int(size), float(collusion or 0.0)
@@ -108,6 +109,11 @@ def _group(text: str) -> tuple[int, float]:
 
 
 def _print_plan(planned: Planned) -> None:
+    """Print a plan: what is promised in either view, what to set, and what it costs.
+
+    The cost is the variance of the noise left in the sum, in units of what a trusted server would add, of what
+    DP-FedAvg would leave, and of what ideal secure aggregation with distributed noise would need.
+    """
     plan = planned.plan
     epsilon = planned.epsilon_joint
     promise = "no guarantee" if epsilon is None else f"epsilon {epsilon:.2f} at delta {plan.delta:g}"
@@ -166,6 +172,7 @@ def _print_plan(planned: Planned) -> None:
 
 
 def _adversary(planned: Planned) -> str:
+    """Against whom the promise of the joint view holds, in words."""
     colluders = planned.plan.colluders
     if not colluders:
         return "against a server that sees every upload; no client colludes"
@@ -175,6 +182,7 @@ def _adversary(planned: Planned) -> str:
 
 
 def _origin(planned: Planned) -> str:
+    """Where tau^2 comes from: the user, or the calibration, which each round's graph repeats."""
     return "as given" if planned.plan.tau2 is not None else "calibrated anew for each round's graph"
 
 
@@ -191,6 +199,10 @@ def _print_curve(planned: Planned) -> None:
 
 
 def _print_coalitions(coalitions: CoalitionPlan) -> None:
+    """Print the noise of every coalition, of all together, and of one flat population beside them.
+
+    The gain is the ratio of the last two: above 1 coalitions need less noise than everybody together.
+    """
     rows: list[tuple[str, str, str]] = []
     for number, one in enumerate(coalitions.groups):
         rows.append(
@@ -219,6 +231,7 @@ def _print_coalitions(coalitions: CoalitionPlan) -> None:
 
 
 def _plot(planned: Planned, path: Path) -> None:
+    """Draw the noise in the sum over kappa. `ConfigError` where tau^2 was given, since then nothing is traded off."""
     from niss.report import plan_figure
 
     values: dict[str, Any] = planned.to_json()

@@ -38,6 +38,7 @@ def find_checkout() -> Path | None:
 
 
 def _is_niss(folder: Path) -> bool:
+    """Whether a folder is the root of this project: other projects may have `experiments/` too."""
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -59,6 +60,7 @@ def load_experiments() -> Any:
 
 
 def _load_app() -> typer.Typer:
+    """The commands of `niss reproduce`."""
     app: typer.Typer = load_experiments().app
     return app
 

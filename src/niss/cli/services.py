@@ -87,6 +87,7 @@ def tracker_command(options: TrackerOptions) -> None:
 
 
 def _public_key(text: str) -> bytes:
+    """The server's key from its hex form. `ConfigError` where it is not a key, or one of small order."""
     from niss.protocol.keys import check_public
 
     hint = "copy it from what the server's `niss keys show` prints"
@@ -102,6 +103,7 @@ def _public_key(text: str) -> bytes:
 
 
 def _coalition(entry: str) -> tuple[str, Path]:
+    """Name and file of a `--coalition`."""
     name, _, path = entry.partition("=")
     if not name or not path:
         raise ConfigError(

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from niss.cli import completion
+from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.options import argument, flag_of, from_options, option
-from niss.cli.terminal import RoundProgress, free_folder, kept_on_interrupt, print_json, print_table, say
-from niss.cli.terminal import results as result_console
+from niss.cli.terminal import (
+    RoundProgress,
+    free_folder,
+    kept_on_interrupt,
+    print_json,
+    print_sentence,
+    print_table,
+    say,
+    working,
+)
 from niss.errors import ConfigError
 from niss.files import MANIFEST
 
@@ -142,8 +151,8 @@ def run_command(training: Training, method: Method, output: Output) -> None:
     _execute(run, make_config({**values, "methods": [{**chosen, **flags}]}), output)
 
 
-@from_options(Training, Methods, Output, quiet=True)
-def compare_command(training: Training, methods: Methods, output: Output) -> None:
+@from_options(Methods, Training, Output, quiet=True)
+def compare_command(methods: Methods, training: Training, output: Output) -> None:
     """Train with several methods on the same clients, batches and initial weights.
 
     Examples:
@@ -203,6 +212,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
+    """The value of `--tau2` where it is not 'calibrated'."""
     try:
         return float(text)
     except ValueError:
@@ -210,6 +220,7 @@ def _number(text: str) -> float:
 
 
 def _execute(work: Callable[..., RunResult | Comparison], config: Config, output: Output) -> None:
+    """Run or compare into `--out`, or into the first free folder of `runs/`, and present the result."""
     folder = output.out if output.out is not None else free_folder(Path("runs"), config.name)
     with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
         result = work(config, out=folder, overwrite=output.overwrite, progress=progress)
@@ -242,23 +253,25 @@ def _kept(folder: Path) -> str:
 
 
 def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> None:
-    """Write the report, and print the summary as JSON or as a table."""
+    """Print the summary as JSON or as a table, write the report and say where it is."""
     from niss.methods import METHODS
     from niss.report import read_report_input, summary_rows, write_report
 
-    page = write_report(folder)
     if as_json:
         print_json(result.summary)
     else:
-        header, rows = summary_rows(read_report_input(folder))
-        print_table(header, rows)
+        print_table(*summary_rows(read_report_input(folder)))
         for line in result.summary.get("methods", [result.summary]):
             method = METHODS.get(line["method"])
             if method is not None and method.trusts_server:
-                result_console().print(
+                print_sentence(
                     f"{method.name}: its epsilon assumes a trusted server, which sees every bare update."
                 )
-    say(f"report: {page}")
+    try:
+        with optional_packages():
+            say(f"report: {write_report(folder)}")
+    except MissingPackageError as error:
+        say(f"no report: {error.message}; `niss report {folder}` writes it once that is installed")
 
 
 @dataclass(frozen=True)
@@ -300,13 +313,13 @@ def bench_command(options: Bench) -> None:
 
     The benchmarks against other simulators are in the folder benchmarks/ of the repository.
     """
-    from niss.cli.terminal import working
     from niss.learning import choose_device
     from niss.simulation.speed import Round, measure
 
-    most = (6, 100, 1) if options.quick else (options.clients, options.samples, options.epochs)
-    sizes = map(min, most, (options.clients, options.samples, options.epochs))
-    work = Round(options.model, *sizes, options.batch_size)
+    clients, samples, epochs = options.clients, options.samples, options.epochs
+    if options.quick:
+        clients, samples, epochs = min(clients, 6), min(samples, 100), min(epochs, 1)
+    work = Round(options.model, clients, samples, epochs, options.batch_size)
     device = choose_device(options.device)
     with working("warming up") as progress:
         speed = measure(work, device=device, tf32=options.tf32, repeats=options.repeats, progress=progress)
@@ -315,7 +328,7 @@ def bench_command(options: Bench) -> None:
         return
     rows = (
         f"engine        {speed.engine}",
-        f"round         {speed.seconds:.3g} s: {work.clients} clients x {work.steps} steps, "
+        f"round         {speed.seconds:.3g} s: {clients} clients x {work.steps} steps, "
         f"{speed.parameters:,} parameters",
         f"plain loop    {speed.plain_seconds:.3g} s, from {speed.plain_clients} of the clients",
         f"ratio         {speed.ratio_to_plain:.1f} times as fast",

@@ -95,6 +95,11 @@ def print_table(
     results().print(table)
 
 
+def print_sentence(text: str) -> None:
+    """Print words about a result on stdout as they are: no markup, no line breaks added."""
+    results().print(text, soft_wrap=True, markup=False)
+
+
 def print_aligned(rows: Sequence[tuple[str, str, str]]) -> None:
     """Print lines of a name, a value and a remark, the values aligned to the right."""
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))

@@ -101,11 +101,13 @@ def _run(folder: Path, options: UpOptions, settings: dict[str, Any]) -> dict[str
 
 
 def _kept(keep: Path | None) -> str:
+    """What is left after Ctrl-C, once everything was taken down."""
     down = "everything was taken down"
     return f"{down}, and nothing is kept" if keep is None else f"{down}; keys, logs and ledgers are in {keep}"
 
 
 def _print(report: dict[str, Any]) -> None:
+    """Print the accuracy after each round, the nodes that were lost, and the privacy statement with its caveats."""
     for number, metrics in report["metrics"]["server"].items():
         values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         typer.echo(f"after round {number}: {values}")
