@@ -21,18 +21,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta
+from scipy.stats import beta, norm
 
 from niss.accounting import RoundPlan
 from niss.attacks.estimates import estimate_jointly
 from niss.attacks.observation import Observation
-from niss.attacks.staging import hide
+from niss.attacks.rounds import add_noise
 from niss.randomness import SimStream
 
 FloatArray = NDArray[np.float64]
 
 _BLOCK = 5_000
 _THRESHOLDS = 400
+_RATES = 60
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _observe(
     size = plan.participants.size
     uploads = np.zeros((size, rounds * sent.size))
     uploads[victim] = share[victim] * np.tile(sent, rounds)
-    hide(uploads, plan, stream)
+    add_noise(uploads, plan, stream)
     nothing = np.zeros(uploads.shape[1])
     others = {seat: nothing for seat in range(size) if seat != victim}
     return Observation(uploads=uploads, weights=nothing, plan=plan, share=share, known_updates=others)
@@ -123,3 +124,12 @@ def clopper_pearson(successes: ArrayLike, trials: int, failure: float) -> tuple[
     low = np.where(count > 0, beta.ppf(failure, np.maximum(count, 1.0), trials - count + 1), 0.0)
     high = np.where(count < trials, beta.isf(failure, count + 1, np.maximum(trials - count, 1.0)), 1.0)
     return low, high
+
+
+def rates(scores: CanaryScores, mu: float) -> dict[str, list[float]]:
+    """True- over false-positive rates as measured, and the most that mu-GDP allows: Phi(Phi^-1(rate) + mu)."""
+    alarms = np.geomspace(10.0 / scores.without.size, 1.0 - 1e-9, _RATES)
+    thresholds = np.quantile(scores.without, 1.0 - alarms)
+    hits = [float(np.mean(scores.present > level)) for level in thresholds]
+    most = norm.cdf(norm.ppf(alarms) + mu) if np.isfinite(mu) else np.ones(_RATES)
+    return {"false_positive": alarms.tolist(), "true_positive": hits, "most": most.tolist()}

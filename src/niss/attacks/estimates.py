@@ -18,6 +18,7 @@ What a multiplicative distortion leaves of known shares is attacked before that:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from niss.attacks.observation import Observation
 from niss.errors import ConfigError
+from niss.graph import ShareGraph
 
 FloatArray = NDArray[np.float64]
 
@@ -75,6 +77,15 @@ def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) ->
         combined = np.sum(columns * rows, axis=0) / columns[place]
         error = 1.0 / columns[place]
     return _scaled(combined, error, seen, victim)
+
+
+def best_coordinates(guess: Estimate, truth: FloatArray, part: float = 0.01) -> float:
+    """The error on the `part` of coordinates the adversary trusts most, over its error on all; 1: no choice helps."""
+    size = max(1, int(part * truth.size))
+    squares = (guess.update - truth) ** 2
+    everywhere = float(np.mean(squares))
+    trusted = np.argsort(guess.variance, kind="stable")[:size]
+    return float(np.sqrt(np.mean(squares[trusted]) / everywhere)) if everywhere > 0.0 else 1.0
 
 
 def projected_out(vector: FloatArray, shares: list[FloatArray]) -> FloatArray:
@@ -137,17 +148,23 @@ def _in_weight_from_honest(seen: Observation, honest: NDArray[np.int64]) -> Floa
     return np.asarray(received[honest], dtype=np.float64)
 
 
-def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
-    graph = seen.plan.graph
+def laplacian(graph: ShareGraph, counts: Callable[[int, int], bool]) -> FloatArray:
+    """The Laplacian of the edges for which `counts(sender, receiver)`, one row per client of the graph."""
     matrix = np.zeros((graph.size, graph.size))
-    for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
-        if sender in seen.colluders or receiver in seen.colluders:
-            continue
-        matrix[sender, sender] += weight
-        matrix[receiver, receiver] += weight
-        matrix[sender, receiver] -= weight
-        matrix[receiver, sender] -= weight
-    return np.asarray(seen.plan.unit_variance * matrix[np.ix_(honest, honest)])
+    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
+    for sender, receiver, weight in edges:
+        if counts(sender, receiver):
+            matrix[sender, sender] += weight
+            matrix[receiver, receiver] += weight
+            matrix[sender, receiver] -= weight
+            matrix[receiver, sender] -= weight
+    return matrix
+
+
+def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
+    """sigma^2 L_H: the covariance of the shares between honest clients."""
+    whole = laplacian(seen.plan.graph, lambda *ends: not set(ends) & set(seen.colluders))
+    return np.asarray(seen.plan.unit_variance * whole[np.ix_(honest, honest)])
 
 
 def best_weights(covariance: FloatArray, place: int) -> FloatArray:

@@ -1,1 +1,1 @@
-"""One figure per attack, drawn from its findings without a display."""
+# moved
