@@ -13,11 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
-from niss.accounting import calibrate_tau2, collusion
-from niss.accounting.collusion import calibrate_for, worst_case
-from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
+from niss.accounting import calibrate_tau2
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
+from niss.views import Corruption, WorstCase, calibrate_for, colluding_neighbours, collusion, worst_case
 
 FloatArray = NDArray[np.float64]
 

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import effective_variance, inverse, joint
-from niss.accounting.inverse import conditional_variance, sampled_variance
+from niss.accounting import effective_variance
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
+from niss.views import covariance as covariance_module
+from niss.views import joint
+from niss.views.covariance import conditional_variance, sampled_variance
 
 SIZES = {"regular": 600, "sparse": 450, "unequal": 280, "random": 300}
 
@@ -54,14 +56,14 @@ def test_the_error_bound_covers_a_solution_cut_short(monkeypatch: pytest.MonkeyP
     graph = _graph("regular")
     covariance = joint.hidden_noise(graph, unit_variance=0.05, residual=np.full(600, 0.05)).covariance
     truth = conditional_variance(covariance.toarray())
-    exact = inverse.cg
+    exact = covariance_module.cg
     for tolerance in (1e-1, 1e-2, 1e-4):
 
         def crude(*args: Any, rtol: float, _crude: float = tolerance, **options: Any) -> Any:
             assert rtol < _crude
             return exact(*args, rtol=_crude, **options)
 
-        monkeypatch.setattr(inverse, "cg", crude)
+        monkeypatch.setattr(covariance_module, "cg", crude)
         found = sampled_variance(covariance, np.arange(5), least_residual=0.05)
         assert np.all(found <= truth[:5])
         assert np.all(found >= truth[:5] * (1.0 - 20.0 * tolerance))
@@ -69,7 +71,7 @@ def test_the_error_bound_covers_a_solution_cut_short(monkeypatch: pytest.MonkeyP
 
 def test_a_solver_that_gives_up_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     covariance = joint.hidden_noise(_graph("sparse"), unit_variance=1.0, residual=np.ones(450)).covariance
-    monkeypatch.setattr(inverse, "cg", lambda _matrix, unit, **_: (unit, 1))
+    monkeypatch.setattr(covariance_module, "cg", lambda _matrix, unit, **_: (unit, 1))
     with pytest.raises(PrivacyError, match="full precision"):
         sampled_variance(covariance, np.array([3]), least_residual=1.0)
 
@@ -112,7 +114,7 @@ def test_nobody_honest_can_be_asked_for() -> None:
 
 @pytest.fixture
 def _small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (inverse, joint):
+    for module in (covariance_module, joint):
         monkeypatch.setattr(module, "DENSE_LIMIT", 50)
 
 

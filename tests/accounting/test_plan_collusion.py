@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from niss.accounting import Plan, RoundPlan, effective_variance
-from niss.accounting.collusion import Corruption
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gaussian_sigma, gdp_delta, gdp_mu
+from niss.views import Corruption
 
 TARGET: dict[str, Any] = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5, "neighbours": 4}
 UNEQUAL = tuple(np.linspace(2.0, 4.0, 12))

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from niss.accounting.collusion import worst_case
-from niss.accounting.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.accounting.ledger_file import LedgerFile
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import Agreed
+from niss.views import Corruption, WorstCase, colluding_neighbours, worst_case
 
 # Narrower noise, in grid steps, is not counted.
 LEAST_STEPS = 4.0

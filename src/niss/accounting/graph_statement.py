@@ -7,19 +7,19 @@ from collections.abc import Collection
 
 from numpy.typing import ArrayLike
 
-from niss.accounting.joint import effective_variance
 from niss.accounting.statement import (
     NOT_PROTECTED,
     ClientStatement,
     Statement,
     rounded_up,
-    server_adversary,
     worst_epsilon,
 )
-from niss.accounting.view import per_client
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
+from niss.methods import server_adversary
+from niss.views import effective_variance
+from niss.views.covariance import per_client
 
 
 def statement(

@@ -8,20 +8,18 @@ runs and the claim that is made come from the same `RoundPlan`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.collusion import calibrate_for
-from niss.accounting.corruption import Corruption, WorstCase
 from niss.accounting.round_plan import RoundPlan
 from niss.errors import ConfigError
-from niss.graph import GRAPHS, ShareGraph
-from niss.mechanism import DISTORTIONS, MECHANISMS, gaussian_sigma, gdp_mu, share_counts
+from niss.graph import GRAPHS
+from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
+from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named
+from niss.views import Corruption
 
-METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
 UNITS = ("client", "record", "nbafl")
 # The part of delta that pays for the bound on colluding neighbours.
 FAILURE_SHARE = 0.1
@@ -116,7 +114,7 @@ class Plan:
         for tau2 in self.tau2 if isinstance(self.tau2, tuple) else (self.tau2 or 0.0,):
             if not (math.isfinite(tau2) and tau2 >= 0.0):
                 raise ConfigError(f"must be finite and not negative, not {tau2!r}", field="tau2")
-        if self.tau2 is None and self.distortion != "additive":
+        if self.tau2 is None and not distortion_named(self.distortion).calibratable:
             raise ConfigError(
                 f"only the additive distortion can be calibrated for the joint view, not {self.distortion!r}",
                 field="tau2",
@@ -130,9 +128,14 @@ class Plan:
             )
 
     @property
+    def kind(self) -> Method:
+        """The method itself: what noise is added where, and what that is worth."""
+        return method_named(self.method)
+
+    @property
     def private(self) -> bool:
         """Whether any noise is added."""
-        return self.method != "fedavg"
+        return self.kind.private
 
     @property
     def heuristic(self) -> bool:
@@ -142,9 +145,7 @@ class Plan:
     @property
     def calibrated(self) -> bool:
         """Whether the joint-view target is met by construction, so that it can serve as a budget."""
-        if not self.private or self.heuristic:
-            return False
-        return self.method != "niss" or self.tau2 is None
+        return self.private and not self.heuristic and self.kind.calibrated(self)
 
     @property
     def corruption(self) -> Corruption:
@@ -155,7 +156,7 @@ class Plan:
         may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
         where no noise is shared.
         """
-        shared = self.method == "niss" and self.colluders > 0
+        shared = self.kind.shares_noise and self.colluders > 0
         everywhere = self.graph in ("complete", "coalition") or not shared
         failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / (self.participations * self.attempts)
         return Corruption(
@@ -220,77 +221,17 @@ class Plan:
         own = np.zeros(members.size)
         if self.private:
             own = (moved / self.round_mu(members)) ** 2
-        unshared = RoundPlan(
+        shares = self.kind.share(self, members, own, beacon)
+        return RoundPlan(
             plan=self,
             participants=members,
             sensitivity=moved,
             own_variance=own,
-            graph=ShareGraph(members.size, []),
-            unit_variance=0.0,
-            tau2=np.zeros(members.size),
+            graph=shares.graph,
+            unit_variance=shares.unit_variance,
+            tau2=shares.tau2,
+            found=shares.found,
         )
-        if self.method != "niss":
-            return unshared
-        unit = self.kappa * float(own.min()) / self.neighbours
-        graph = self._draw_graph(members, share_counts(self.kappa * own, unit), beacon)
-        found = None
-        if self.tau2 is None:
-            # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
-            wanted = (own / own.min()).tobytes()
-            common, found = _calibrated(graph, self.corruption, self.kappa / self.neighbours, wanted)
-            tau2 = np.full(members.size, common)
-        elif isinstance(self.tau2, tuple):
-            if int(members.max()) >= len(self.tau2):
-                raise ConfigError(
-                    f"{len(self.tau2)} values for at least {int(members.max()) + 1} clients", field="tau2"
-                )
-            tau2 = np.array([self.tau2[client] for client in members])
-        else:
-            tau2 = np.full(members.size, float(self.tau2))
-        return replace(unshared, graph=graph, unit_variance=unit, tau2=tau2, found=found)
-
-    def _draw_graph(self, members: IntArray, shares: FloatArray, beacon: bytes) -> ShareGraph:
-        size = members.size
-        unequal = None if np.allclose(shares, shares[0], rtol=1e-12) else shares
-        if self.graph == "coalition":
-            seats = {int(client): seat for seat, client in enumerate(members)}
-            groups = [[seats[client] for client in group if client in seats] for group in self.groups]
-            groups = [group for group in groups if len(group) >= 2]
-            alone = size - sum(len(group) for group in groups)
-            if alone:
-                raise ConfigError(
-                    f"{alone} participants of this round have no partner in their group",
-                    field="groups",
-                    hint="let whole groups take part, or use graph = 'regular'",
-                )
-            return ShareGraph.coalition(
-                size, groups=groups, degree=self.neighbours, beacon=beacon, shares=unequal
-            )
-        if self.graph == "random":
-            return ShareGraph.random(size, degree=self.neighbours, beacon=beacon, shares=unequal)
-        degree = self.neighbours
-        if self.graph == "complete":
-            if unequal is None:
-                return ShareGraph.complete(size, weight=self.neighbours / (size - 1))
-            degree = size - 1
-        if unequal is None:
-            return _regular(size, degree, beacon)
-        return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=unequal)
-
-
-# Methods that are compared draw the same graph in the same round, and search the same worst case.
-@lru_cache(maxsize=32)
-def _regular(size: int, degree: float, beacon: bytes) -> ShareGraph:
-    return ShareGraph.regular(size, degree=degree, beacon=beacon)
-
-
-@lru_cache(maxsize=32)
-def _calibrated(
-    graph: ShareGraph, corruption: Corruption, unit: float, wanted: bytes
-) -> tuple[float, WorstCase]:
-    return calibrate_for(
-        graph, corruption, unit_variance=unit, target_variance=np.frombuffer(wanted, dtype=np.float64)
-    )
 
 
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from niss.accounting.collusion import calibrate_for, worst_case
-from niss.accounting.corruption import Corruption, WorstCase
 from niss.accounting.plan import Plan
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
+from niss.views import Corruption, WorstCase, calibrate_for, worst_case
 
 FloatArray = NDArray[np.float64]
 
@@ -252,7 +251,7 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
 
 
 def _tau2_at(graph: ShareGraph, opponent: WorstCase, kappa: float, sent: float) -> float:
-    from niss.accounting.joint import effective_variance, least_tau2
+    from niss.views.joint import effective_variance, least_tau2
 
     unit = kappa / sent
 

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting.collusion import worst_case
-from niss.accounting.corruption import WorstCase
-from niss.accounting.joint import effective_variance
 from niss.graph import ShareGraph
-from niss.mechanism import aggregate_variance
+from niss.views import WorstCase, effective_variance
 
 if TYPE_CHECKING:
     from niss.accounting.plan import Plan
@@ -59,13 +56,8 @@ class RoundPlan:
 
     @property
     def aggregate_variance(self) -> float:
-        """Predicted noise variance of the sum of all uploads (of the released sum, for central-dp)."""
-        method = self.plan.method
-        if method == "niss":
-            return aggregate_variance(self.graph, unit_variance=self.unit_variance, tau2=self.tau2)
-        if method == "central-dp":
-            return float(self.own_variance.max())
-        return float(self.own_variance.sum())
+        """Predicted noise variance of the sum of all uploads, with what a trusted server adds."""
+        return self.plan.kind.aggregate_variance(self)
 
     @property
     def residual_variance(self) -> FloatArray:
@@ -76,26 +68,9 @@ class RoundPlan:
     def joint_variance(self) -> FloatArray | None:
         """Effective variance per client against a server that sees everything; None: not computed.
 
-        For `central-dp` the server is trusted, and the view is that of anyone who sees the released model.
+        Where the server is trusted, the view is that of anyone who sees the released model.
         """
-        method = self.plan.method
-        if method == "central-dp":
-            return np.full(self.participants.size, self.aggregate_variance)
-        if method != "niss":
-            return self.own_variance
-        if self.plan.distortion != "additive" and np.any(self.tau2 > 0.0):
-            # Against colluders or reveals no worst case is computed for a multiplicative distortion.
-            assumed = self.plan.corruption
-            if self.scales is None or assumed.removed:
-                return None
-            return effective_variance(
-                self.graph, unit_variance=self.unit_variance, residual_variance=0.0, scales=self.scales
-            )
-        if self.worst is not None:
-            return self.worst.ratio * self.own_variance
-        return effective_variance(
-            self.graph, unit_variance=self.unit_variance, residual_variance=self.residual_variance
-        )
+        return self.plan.kind.joint_variance(self)
 
     @cached_property
     def worst(self) -> WorstCase | None:
@@ -103,22 +78,11 @@ class RoundPlan:
 
         The worst ratio of effective to wanted variance found at any client is charged to every client.
         """
-        assumed = self.plan.corruption
-        if self.plan.method != "niss" or assumed.removed == 0:
-            return None
-        if self.found is not None or self.plan.distortion != "additive":
-            return self.found
-        return worst_case(
-            self.graph,
-            assumed,
-            unit_variance=self.unit_variance,
-            residual_variance=self.residual_variance,
-            target_variance=self.own_variance,
-        )
+        return self.plan.kind.worst(self)
 
     def balance(self) -> Balance | None:
         """What an unbalanced graph costs; None where every client receives as much as it sends."""
-        if self.plan.method != "niss" or self.graph.balanced:
+        if self.graph.balanced:
             return None
         regular = ShareGraph.regular(
             self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
@@ -136,12 +100,7 @@ class RoundPlan:
     @property
     def marginal_variance(self) -> FloatArray:
         """Noise variance of one upload looked at alone: the paper's view."""
-        method = self.plan.method
-        if method == "central-dp":
-            return np.zeros(self.participants.size)
-        if method != "niss":
-            return self.own_variance
-        return self.unit_variance * (self.graph.out_weight + (1.0 + self.tau2) * self.graph.in_weight)
+        return self.plan.kind.marginal_variance(self)
 
     def noise_multiplier(self, variance: float) -> float:
         """Noise of that variance in the released sum over what one client puts into it (`p_k clip`): the outsider's."""
@@ -153,16 +112,9 @@ class RoundPlan:
     @property
     def joint_mu(self) -> FloatArray:
         """mu of the joint view; infinite where there is no guarantee or none was computed."""
-        if self.joint_variance is None:
-            return np.full(self.participants.size, np.inf)
-        return _mu(self.sensitivity, self.joint_variance)
+        return self.plan.kind.joint_mu(self)
 
     @property
     def marginal_mu(self) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
-        return _mu(self.sensitivity, self.marginal_variance)
-
-
-def _mu(sensitivity: FloatArray, variance: FloatArray) -> FloatArray:
-    with np.errstate(divide="ignore"):
-        return np.asarray(sensitivity / np.sqrt(variance))
+        return self.plan.kind.marginal_mu(self)

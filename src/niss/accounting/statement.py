@@ -102,7 +102,7 @@ def make_statement(
     budget = None
     if ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
-    adversary = _adversary(plan)
+    adversary = plan.kind.adversary(plan)
     return Statement(
         method=plan.method,
         unit=plan.unit,
@@ -112,7 +112,7 @@ def make_statement(
         epsilon_marginal=marginal,
         budget_epsilon=budget,
         heuristic=plan.heuristic,
-        colluders=plan.colluders if plan.method == "niss" else 0,
+        colluders=plan.colluders if plan.kind.uses("colluders") else 0,
         adversary=adversary,
         words=_words(plan, ledger, joint, marginal, adversary),
         paper=_paper(plan, marginal),
@@ -155,27 +155,8 @@ def worst_epsilon(values: list[float | None]) -> float | None:
     return max(known) if known and len(known) == len(values) else None
 
 
-def _adversary(plan: Plan) -> str:
-    if plan.method == "central-dp":
-        return "anyone who sees the released models; the server sees every bare update and is trusted"
-    if plan.method == "fedavg":
-        return "none: the server sees every bare update"
-    return server_adversary(plan.colluders if plan.method == "niss" else 0)
-
-
-def server_adversary(colluders: int, *, revealed: int = 0) -> str:
-    """The server of the joint view, in words."""
-    server = "a server that sees every upload, knows the share graph and may know all other clients' data"
-    if colluders == 0:
-        helpers = "no client colludes with it"
-    else:
-        helpers = f"up to {colluders} participants of a round, fixed before its graph was drawn, tell it all they know"
-    given = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
-    return f"{server}; {helpers}{given}"
-
-
 def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | None, adversary: str) -> str:
-    if plan.method == "fedavg":
+    if not plan.private:
         return "No privacy: updates are uploaded as they are."
     most = int(ledger.participations.max(initial=0))
     if most == 0:
@@ -194,7 +175,7 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
             "That number is a label, not a promise."
         )
     if joint is None:
-        return f"No guarantee in the joint view. {_why_none(plan)} {alone}"
+        return f"No guarantee in the joint view. {plan.kind.why_no_guarantee(plan)} {alone}"
     return (
         f"({rounded_up(joint)}, {plan.delta:g})-differential privacy for every client {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
@@ -203,7 +184,7 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
 
 def _paper(plan: Plan, marginal: float | None) -> str:
     """The paper's own numbers, labelled as what they are: one upload alone, and its Theorem 3."""
-    if plan.method != "niss":
+    if not plan.kind.shares_noise:
         return ""
     share = "epsilon = " + rounded_up(marginal) if marginal is not None else "no number"
     return (
@@ -218,41 +199,11 @@ def rounded_up(epsilon: float) -> str:
     return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
 
-def _why_none(plan: Plan) -> str:
-    tau2 = plan.tau2 if isinstance(plan.tau2, tuple) else (plan.tau2,)
-    if any(value != 0.0 for value in tau2):
-        if plan.distortion == "coordinate":
-            return "For a distortion per coordinate in a round this large no joint-view bound is computed."
-        if plan.distortion == "scalar":
-            return "For a scalar distortion there is no bound without the factors that were drawn."
-        return "The uploads of some group of clients carry too little noise of their own, so their sum lays them open."
-    return (
-        "The noises of all uploads cancel exactly, so a server that knows the other updates subtracts them from the "
-        "sum and is left with the bare one."
-    )
-
-
 def _caveats(plan: Plan, noise_from: str) -> tuple[str, ...]:
     if not plan.private:
         return ()
     caveats = [_SIMULATED[noise_from]] if noise_from in _SIMULATED else []
-    if plan.method == "niss":
-        if plan.colluders == 0:
-            caveats.append("Clients that collude with the server are not counted here.")
-        if plan.corruption.failure:
-            caveats.append(
-                f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours of a "
-                "client collude than the accountant assumes."
-            )
-        if plan.colluders and plan.neighbours < 4 and plan.graph == "regular":
-            caveats.append(
-                "On a graph this sparse the search may miss worse colluders; send at least 4 shares."
-            )
-        if plan.graph == "random":
-            caveats.append(
-                "In a random list clients receive unequal numbers of shares: the worst-off client decides the epsilon, "
-                "and the aggregate variance differs from Theorem 2."
-            )
+    caveats += plan.kind.caveats(plan)
     if plan.unit == "client" and plan.relation == "zero-out":
         caveats.append("Zero-out neighbours do not hide that a client took part.")
     return tuple(caveats)

@@ -12,14 +12,13 @@ import math
 import numpy as np
 
 from niss.accounting.assess import LEAST_STEPS
-from niss.accounting.collusion import calibrate_for
-from niss.accounting.corruption import colluding_neighbours
 from niss.accounting.plan import Plan
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism.discretisation import discretisation_delta
 from niss.mechanism.grid import Grid
 from niss.protocol.messages import MODES, Terms
+from niss.views import calibrate_for, colluding_neighbours
 
 _GRAPHS = 3
 _MARGIN = 1.03
@@ -48,7 +47,7 @@ def make_terms(
     privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer: an
     entry of an update as long as the clip has to be a step long, or rounding would shorten the update.
     """
-    if plan.method != "niss" or plan.unit != "client" or isinstance(plan.epsilon, tuple):
+    if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
     if mode not in MODES:
         raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))

@@ -4,22 +4,26 @@ from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_fin
 from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
 from niss.mechanism.shares import (
     DISTORTIONS,
+    Distortion,
     Edges,
     add_gaussian,
     add_shares,
     aggregate_variance,
+    distortion_named,
     share_counts,
 )
 
 __all__ = [
     "DISTORTIONS",
     "MECHANISMS",
+    "Distortion",
     "Edges",
     "add_gaussian",
     "add_shares",
     "aggregate_variance",
     "clip_elements",
     "clip_l2",
+    "distortion_named",
     "gaussian_sigma",
     "gdp_delta",
     "gdp_epsilon",

@@ -6,13 +6,8 @@ Client `k` uploads (the package's notation; `c_e` unit shares merged on edge `e`
     y_k = p_k x_k + sum_{e out of k} n_e - sum_{e into k} n_e + residual_k      additive
 
 with `n_e ~ N(0, c_e sigma^2 I)`, `s_e ~ N(1, tau_k^2)`, `residual_k ~ N(0, tau_k^2 sigma^2 in_k I)`
-and `in_k` the total weight of the edges into `k`. The distortions:
-
-- `scalar`: one `s_e` per share, the letter of the paper's Algorithm 2;
-- `coordinate`: a fresh `s_e` in every coordinate, which is what the paper's analysis means;
-- `additive`: fresh noise instead of a product, the only one that survives active colluders.
-
-All three leave the aggregate variance `sum_k tau_k^2 sigma^2 in_k` (the paper's Lemma 1 and Theorem 2).
+and `in_k` the total weight of the edges into `k`. Each distortion (`DISTORTIONS`) is an object that says which of the
+two it is. All of them leave the aggregate variance `sum_k tau_k^2 sigma^2 in_k` (the paper's Lemma 1 and Theorem 2).
 Where the paper's Algorithm 2 draws shares of variance `sigma_k^2`, its text and proofs need the unit
 variance `sigma^2`: the unit variance is used here.
 """
@@ -30,9 +25,65 @@ from niss.errors import ConfigError
 from niss.randomness import SimStream
 from niss.randomness.normals import normal_blocks
 
-DISTORTIONS = ("scalar", "coordinate", "additive")
-
 FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """How a client keeps received shares from cancelling to the last bit.
+
+    name            as in configurations, files and tables
+    multiplies      a received share is multiplied by `s_e ~ N(1, tau_k^2)`, instead of fresh noise being added;
+                    whoever knows the share (a colluder that sent it) can then strip the distortion
+    per_coordinate  a fresh `s_e` in every coordinate, instead of one for the whole share
+    """
+
+    name: str
+    multiplies: bool = False
+    per_coordinate: bool = False
+
+    @property
+    def additive(self) -> bool:
+        """Whether fresh noise is added: the only form that survives active colluders."""
+        return not self.multiplies
+
+    @property
+    def one_factor(self) -> bool:
+        """Whether a share has one factor, so that the distortion lies in the span of the shares."""
+        return self.multiplies and not self.per_coordinate
+
+    @property
+    def calibratable(self) -> bool:
+        """Whether tau^2 can be chosen for a target in the joint view."""
+        return self.additive
+
+    @property
+    def repairable(self) -> bool:
+        """Whether a share can be taken out of the sum again after its sender or receiver dropped out."""
+        return self.additive
+
+
+DISTORTIONS: dict[str, Distortion] = {
+    distortion.name: distortion
+    for distortion in (
+        Distortion("scalar", multiplies=True),  # The letter of the paper's Algorithm 2.
+        Distortion("coordinate", multiplies=True, per_coordinate=True),  # What the paper's analysis means.
+        Distortion("additive"),  # The default.
+    )
+}
+
+
+def distortion_named(distortion: str | Distortion) -> Distortion:
+    """The distortion of that name; an object is returned as it is. Raises ConfigError for an unknown name."""
+    if isinstance(distortion, Distortion):
+        return distortion
+    if distortion not in DISTORTIONS:
+        raise ConfigError(
+            f"unknown distortion {distortion!r}",
+            field="distortion",
+            hint="use one of: " + ", ".join(DISTORTIONS),
+        )
+    return DISTORTIONS[distortion]
 
 
 class Edges(Protocol):
@@ -91,7 +142,7 @@ def add_shares(
     *,
     unit_variance: float,
     tau2: ArrayLike,
-    distortion: str,
+    distortion: str | Distortion,
     stream: SimStream,
     keep_factors: bool = False,
 ) -> NDArray[np.floating[Any]] | None:
@@ -99,8 +150,15 @@ def add_shares(
 
     Streams edge by edge, block by block: memory beyond `uploads` is a few blocks, never v x h. Every edge draws
     from its own named child of `stream`, so the shares do not depend on the order of the edges.
-    Returns the drawn factors, which the joint view conditions on: one `s_e` per edge for the `scalar`
-    distortion; for `coordinate`, edges x h of them, kept only if `keep_factors` asks for that much memory.
+
+    uploads        one row `p_k x_k` for each client of the graph
+    edges          the share graph, or some of its edges
+    unit_variance  sigma^2, the variance of a share of weight 1 in each coordinate
+    tau2           the distortion of received shares, one number or one per client
+    keep_factors   also keep factors per coordinate, which takes edges x h numbers
+
+    Returns the drawn factors, which the joint view conditions on: one per edge where a share has one factor; one per
+    edge and coordinate if `keep_factors`; None where nothing was multiplied or the factors were not kept.
     """
     if uploads.ndim != 2 or len(uploads) != edges.size:
         raise ConfigError(
@@ -110,14 +168,9 @@ def add_shares(
     if not math.isfinite(unit_variance) or unit_variance < 0.0:
         raise ConfigError(f"must be finite and not negative, not {unit_variance!r}", field="unit_variance")
     tau = np.sqrt(_per_client(tau2, clients, "tau2"))
-    if distortion not in DISTORTIONS:
-        raise ConfigError(
-            f"unknown distortion {distortion!r}",
-            field="distortion",
-            hint="use one of: " + ", ".join(DISTORTIONS),
-        )
+    kind = distortion_named(distortion)
     dtype = uploads.dtype
-    kept = distortion == "coordinate" and keep_factors
+    kept = kind.per_coordinate and keep_factors
     scales = np.ones(
         (edges.senders.size, coordinates) if kept else edges.senders.size, dtype=dtype if kept else float
     )
@@ -127,9 +180,9 @@ def add_shares(
         source = stream.child("share", int(sender), int(receiver))
         distorting = source.child("distortion")
         factors = None
-        if distortion == "scalar" and tau[receiver] > 0.0:
+        if kind.one_factor and tau[receiver] > 0.0:
             scales[index] = 1.0 + tau[receiver] * distorting.generator().standard_normal()
-        if distortion == "coordinate" and tau[receiver] > 0.0:
+        if kind.per_coordinate and tau[receiver] > 0.0:
             factors = normal_blocks(distorting, coordinates, dtype)
         for place, share in normal_blocks(source, coordinates, dtype):
             share *= dtype.type(math.sqrt(weight * unit_variance))
@@ -141,14 +194,14 @@ def add_shares(
                 if kept:
                     scales[index, place] = factor
                 share *= factor
-            elif distortion == "scalar":
+            elif kind.one_factor:
                 share *= dtype.type(scales[index])
             uploads[receiver, place] -= share
-    if distortion == "additive":
+    if kind.additive:
         residual = tau * np.sqrt(unit_variance * edges.in_weight)
         for client in np.flatnonzero(residual):
             add_gaussian(uploads[client], float(residual[client]), stream.child("residual", int(client)))
-    return scales if kept or distortion == "scalar" else None
+    return scales if kept or kind.one_factor else None
 
 
 def add_gaussian(vector: NDArray[np.floating[Any]], deviation: float, stream: SimStream) -> None:

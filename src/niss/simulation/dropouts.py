@@ -38,13 +38,8 @@ def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
 
 
 def with_self_masks(plan: RoundPlan) -> FloatArray:
-    """mu of the joint view where rounds are repaired: against the reveals, or a story that leaves the self-mask alone.
-
-    A self-mask of `sigma_k^2 - residual` is in each upload until it is repaired (`niss.accounting.make_terms`), and a
-    server that has a client's edges revealed is left with it and the residual noise: `max(sigma_k^2, residual)`.
-    """
-    alone = np.sqrt(np.maximum(plan.own_variance, plan.residual_variance))
-    return np.maximum(plan.joint_mu, plan.sensitivity / alone)
+    """mu of the joint view where rounds are repaired."""
+    return plan.plan.kind.joint_mu(plan, repairing=True)
 
 
 def lost_neighbours(graph: ShareGraph, lost: NDArray[np.bool_]) -> IntArray:
@@ -56,20 +51,5 @@ def lost_neighbours(graph: ShareGraph, lost: NDArray[np.bool_]) -> IntArray:
 
 
 def left_over_variance(plan: RoundPlan, absent: list[int], *, repaired: bool) -> float:
-    """The noise per coordinate in the sum of the uploads that arrived, for central-dp of the released sum.
-
-    `sum_{k here} tau_k^2 sigma^2 in_k`, and unless it is repaired `sum c_e sigma^2` over the edges with one end lost.
-    """
-    method = plan.plan.method
-    if method == "central-dp" or not absent:
-        return plan.aggregate_variance
-    here = np.ones(plan.participants.size, dtype=bool)
-    here[absent] = False
-    if method != "niss":
-        return float(plan.own_variance[here].sum())
-    graph = plan.graph
-    left = float(plan.residual_variance[here].sum())
-    if not repaired:
-        crossing = here[graph.senders] != here[graph.receivers]
-        left += plan.unit_variance * float(graph.weights[crossing].sum())
-    return left
+    """The noise per coordinate in the sum of the uploads that arrived, with what a trusted server adds."""
+    return plan.plan.kind.left_over_variance(plan, absent, repaired=repaired)

@@ -69,10 +69,7 @@ def recorded(
 
 def charge_basis(plan: Plan) -> dict[str, Any]:
     """What the charges of a run assume, in a few words."""
-    basis = {"method": plan.method, "heuristic": plan.heuristic}
-    if plan.method == "niss":
-        basis |= {"colluders": plan.colluders, "revealed": plan.revealed}
-    return basis
+    return {"method": plan.method, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
 
 
 def _create(path: Path, ledger: Ledger, plan: Plan, run: str) -> LedgerFile:

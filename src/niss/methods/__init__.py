@@ -1,0 +1,65 @@
+"""The methods that can be run and compared, one object each, and the distortions of shares likewise.
+
+>>> method_named("central-dp").trusts_server
+True
+>>> [name for name, method in METHODS.items() if method.shares_noise]
+['niss']
+
+A new method is a file with a subclass of `Method`, and a line below.
+"""
+
+from __future__ import annotations
+
+from niss.errors import ConfigError
+from niss.methods.base import (
+    Method,
+    PlainRows,
+    PlanSettings,
+    RoundNumbers,
+    Shares,
+    UploadRows,
+    mu_of,
+    server_adversary,
+)
+from niss.methods.central_dp import CentralDp
+from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
+from niss.methods.dp_fedavg import DpFedAvg
+from niss.methods.fedavg import FedAvg
+from niss.methods.niss import Niss, draw_graph, marginal_mu, marginal_variance
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        FedAvg(),
+        DpFedAvg(),
+        CentralDp(),
+        Niss(),
+    )
+}  # fmt: skip
+
+
+def method_named(name: str) -> Method:
+    """The method of that name. Raises ConfigError for an unknown one; `METHODS.get(name)` does not."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown value {name!r}", field="method", hint="use one of: " + ", ".join(METHODS))
+    return METHODS[name]
+
+
+__all__ = [
+    "DISTORTIONS",
+    "METHODS",
+    "Distortion",
+    "Method",
+    "PlainRows",
+    "PlanSettings",
+    "RoundNumbers",
+    "Shares",
+    "UploadRows",
+    "distortion_named",
+    "draw_graph",
+    "marginal_mu",
+    "marginal_variance",
+    "method_named",
+    "mu_of",
+    "server_adversary",
+]

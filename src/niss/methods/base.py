@@ -1,0 +1,282 @@
+"""What a method is: which noise is added, where and by whom, what that is worth, and whom it asks to trust.
+
+A method holds no state. Everything it answers follows from a plan (`PlanSettings`) or from the numbers of one round
+(`RoundNumbers`), which `niss.accounting` makes; the rows that it adds noise to are `UploadRows`, wherever they lie.
+A new method is one file with a subclass of `Method`, and one line in `niss.methods`.
+"""
+
+# ruff: noqa: ARG002  (a method ignores what it does not need to know)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from niss.graph import ShareGraph
+from niss.mechanism import add_gaussian, add_shares
+from niss.mechanism.shares import Edges
+from niss.randomness import SimStream
+from niss.views import Corruption, WorstCase
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Rows = NDArray[np.floating[Any]]
+
+
+class PlanSettings(Protocol):
+    """What a method asks of a plan; see `niss.accounting.Plan` for each name."""
+
+    @property
+    def distortion(self) -> str: ...
+    @property
+    def kappa(self) -> float: ...
+    @property
+    def neighbours(self) -> float: ...
+    @property
+    def graph(self) -> str: ...
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def tau2(self) -> float | tuple[float, ...] | None: ...
+    @property
+    def colluders(self) -> int: ...
+    @property
+    def revealed(self) -> int: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def gaussian_delta(self) -> float: ...
+    @property
+    def corruption(self) -> Corruption: ...
+
+
+class RoundNumbers(Protocol):
+    """What a method asks of one round, in the order of its participants; see `niss.accounting.RoundPlan`."""
+
+    @property
+    def plan(self) -> PlanSettings: ...
+    @property
+    def participants(self) -> IntArray: ...
+    @property
+    def sensitivity(self) -> FloatArray: ...
+    @property
+    def own_variance(self) -> FloatArray: ...
+    @property
+    def graph(self) -> ShareGraph: ...
+    @property
+    def unit_variance(self) -> float: ...
+    @property
+    def tau2(self) -> FloatArray: ...
+    @property
+    def scales(self) -> FloatArray | None: ...
+    @property
+    def found(self) -> WorstCase | None: ...
+    @property
+    def worst(self) -> WorstCase | None: ...
+    @property
+    def residual_variance(self) -> FloatArray: ...
+    def with_scales(self: Round, scales: FloatArray | None) -> Round: ...
+
+
+Round = TypeVar("Round", bound=RoundNumbers)
+
+
+class UploadRows(Protocol):
+    """The rows of one round, a client each, to which noise is added in place; see `niss.learning.Uploads`."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Clients and coordinates."""
+
+    def add_own_noise(self, deviations: FloatArray, stream: SimStream) -> None:
+        """Add simulated `N(0, deviations[k]^2 I)` to row k."""
+
+    def add_shares(
+        self,
+        edges: Edges,
+        *,
+        unit_variance: float,
+        tau2: ArrayLike,
+        distortion: str,
+        stream: SimStream,
+        keep_factors: bool = False,
+    ) -> Rows | None:
+        """As `niss.mechanism.add_shares`."""
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """A matrix as `UploadRows`: every share of every edge is drawn, which is the reference."""
+
+    rows: Rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape[0], self.rows.shape[1]
+
+    def add_own_noise(self, deviations: FloatArray, stream: SimStream) -> None:
+        for seat, (row, deviation) in enumerate(zip(self.rows, deviations, strict=True)):
+            add_gaussian(row, float(deviation), stream.child("own", seat))
+
+    def add_shares(self, edges: Edges, **settings: Any) -> Rows | None:
+        return add_shares(self.rows, edges, **settings)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the participants of a round share noise: with whom, how much, and how it is distorted.
+
+    `found` is the worst case over colluders for which `tau2` was calibrated, where it was.
+    """
+
+    graph: ShareGraph
+    unit_variance: float
+    tau2: FloatArray
+    found: WorstCase | None = None
+
+
+class Method(ABC):
+    """One way of hiding updates.
+
+    name            as in configurations, files and tables
+    private         whether any noise is added at all
+    trusts          in words, whom a client has to trust
+    trusts_server   whether its epsilon holds only if the server is trusted with every bare update
+    adds_own_noise  whether every client hides its upload with noise of its own that nothing cancels
+    shares_noise    whether clients share noise over a graph, so that it cancels in the sum
+    has_protocol    whether `niss.protocol` can run it, with real keys and a real server
+    settings        the fields of a plan that mean something to it and nothing to the other methods
+    """
+
+    name: ClassVar[str]
+    trusts: ClassVar[str]
+    private: ClassVar[bool] = True
+    trusts_server: ClassVar[bool] = False
+    adds_own_noise: ClassVar[bool] = False
+    shares_noise: ClassVar[bool] = False
+    has_protocol: ClassVar[bool] = False
+    settings: ClassVar[frozenset[str]] = frozenset()
+
+    def uses(self, setting: str) -> bool:
+        """Whether that field of a plan (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
+        return setting in self.settings
+
+    # What runs.
+
+    def share(
+        self, plan: PlanSettings, participants: IntArray, own_variance: FloatArray, beacon: bytes
+    ) -> Shares:
+        """With whom each participant shares noise in one round; by default with nobody.
+
+        own_variance  the noise each would need alone, per coordinate of its upload
+        beacon        public randomness of the round, from which the graph follows
+        """
+        size = participants.size
+        return Shares(ShareGraph(size, []), 0.0, np.zeros(size))
+
+    def add_client_noise(
+        self,
+        uploads: UploadRows,
+        round_plan: Round,
+        stream: SimStream,
+        edges: Edges | None = None,
+        *,
+        keep_factors: bool | None = None,
+    ) -> Round:
+        """Turn `p_k x_k` into what each client uploads, in place; returns the round with what was drawn.
+
+        edges         where only some of the graph's are left: then the rows are the uploads without the others
+        keep_factors  whether to keep a distortion's factors per coordinate; None: where they can be accounted for
+        """
+        return round_plan
+
+    def add_server_noise(  # noqa: B027
+        self, total: FloatArray, round_plan: RoundNumbers, stream: SimStream
+    ) -> None:
+        """Add what a trusted server adds to the sum before releasing it, in place; by default nothing."""
+
+    # What it is worth, per coordinate of the uploads.
+
+    @abstractmethod
+    def joint_variance(self, round_plan: RoundNumbers) -> FloatArray | None:
+        """Effective variance per client against the method's adversary (`adversary`); None: not computed."""
+
+    @abstractmethod
+    def marginal_variance(self, round_plan: RoundNumbers) -> FloatArray:
+        """Noise variance of one upload looked at alone: the paper's view."""
+
+    @abstractmethod
+    def aggregate_variance(self, round_plan: RoundNumbers) -> float:
+        """Predicted noise variance of the sum of all uploads, with what the server adds."""
+
+    @abstractmethod
+    def left_over_variance(
+        self, round_plan: RoundNumbers, absent: Collection[int], *, repaired: bool
+    ) -> float:
+        """The same where the seats `absent` never uploaded; `repaired`: their shares were taken out again."""
+
+    def worst(self, round_plan: RoundNumbers) -> WorstCase | None:
+        """The worst case over colluders; None where nobody is assumed to collude, or none is computed."""
+        return None
+
+    def variance_against(self, round_plan: RoundNumbers, colluders: Collection[int]) -> FloatArray:
+        """Effective variance of each honest client, in the order of seats, against exactly these colluders."""
+        return np.delete(round_plan.own_variance, sorted(colluders))
+
+    def joint_mu(self, round_plan: RoundNumbers, *, repairing: bool = False) -> FloatArray:
+        """mu of the joint view; infinite where there is no guarantee or none was computed.
+
+        repairing  dropouts of the round are repaired, so that edges may be revealed to a server that lies about them
+        """
+        variance = self.joint_variance(round_plan)
+        if variance is None:
+            return np.full(round_plan.participants.size, np.inf)
+        return mu_of(round_plan.sensitivity, variance)
+
+    def marginal_mu(self, round_plan: RoundNumbers) -> FloatArray:
+        """mu of the marginal view; infinite where an upload carries no noise."""
+        return mu_of(round_plan.sensitivity, self.marginal_variance(round_plan))
+
+    def calibrated(self, plan: PlanSettings) -> bool:
+        """Whether the target holds in the joint view by construction, so that it can serve as a budget."""
+        return self.private
+
+    # What is said about it.
+
+    @abstractmethod
+    def adversary(self, plan: PlanSettings) -> str:
+        """Whom the epsilon of the joint view holds against, in words."""
+
+    def why_no_guarantee(self, plan: PlanSettings) -> str:
+        """Why there is no epsilon in the joint view, as a sentence; asked only where there is none."""
+        return "Some upload carries no noise."
+
+    def caveats(self, plan: PlanSettings) -> tuple[str, ...]:
+        """What a reader of the statement has to know of this method under this plan."""
+        return ()
+
+    def ledger_basis(self, plan: PlanSettings) -> dict[str, Any]:
+        """What a charge in a ledger rests on, beyond the method's name."""
+        return {}
+
+
+def mu_of(sensitivity: ArrayLike, variance: ArrayLike) -> FloatArray:
+    """`Delta / sqrt(variance)`: the mu of a Gaussian mechanism; infinite without noise."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.asarray(sensitivity) / np.sqrt(variance))
+
+
+def server_adversary(colluders: int, *, revealed: int = 0) -> str:
+    """The server of the joint view, in words."""
+    server = "a server that sees every upload, knows the share graph and may know all other clients' data"
+    if colluders == 0:
+        helpers = "no client colludes with it"
+    else:
+        helpers = f"up to {colluders} participants of a round, fixed before its graph was drawn, tell it all they know"
+    edges = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
+    return f"{server}; {helpers}{edges}"

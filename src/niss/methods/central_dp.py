@@ -1,0 +1,49 @@
+"""Central DP: a trusted server sees every bare update and adds noise once, to the sum it releases."""
+
+# ruff: noqa: ARG002  (a method ignores what it does not need to know)
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from niss.mechanism import add_gaussian
+from niss.methods.base import FloatArray, Method, PlanSettings, RoundNumbers
+from niss.randomness import SimStream
+
+
+class CentralDp(Method):
+    """The released sum carries `max_k sigma_k^2`, which protects every client as its own noise would have done.
+
+    The view is that of anyone who sees the released models. Against the server itself there is nothing: the uploads
+    carry no noise, so the marginal variance is zero.
+    """
+
+    name = "central-dp"
+    trusts = "the server, which sees every bare update"
+    trusts_server = True
+
+    def add_server_noise(self, total: FloatArray, round_plan: RoundNumbers, stream: SimStream) -> None:
+        add_gaussian(total, float(np.sqrt(self.aggregate_variance(round_plan))), stream.child("server"))
+
+    def joint_variance(self, round_plan: RoundNumbers) -> FloatArray:
+        return np.full(round_plan.participants.size, self.aggregate_variance(round_plan))
+
+    def marginal_variance(self, round_plan: RoundNumbers) -> FloatArray:
+        return np.zeros(round_plan.participants.size)
+
+    def aggregate_variance(self, round_plan: RoundNumbers) -> float:
+        return float(round_plan.own_variance.max())
+
+    def left_over_variance(
+        self,
+        round_plan: RoundNumbers,
+        absent: Collection[int],
+        *,
+        repaired: bool,
+    ) -> float:
+        return self.aggregate_variance(round_plan)
+
+    def adversary(self, plan: PlanSettings) -> str:
+        return "anyone who sees the released models; the server sees every bare update and is trusted"

@@ -1,0 +1,19 @@
+"""FedAvg: no noise at all, the accuracy that everything else is measured against."""
+
+# ruff: noqa: ARG002  (a method ignores what it does not need to know)
+
+from __future__ import annotations
+
+from niss.methods.base import PlanSettings
+from niss.methods.dp_fedavg import OwnNoise
+
+
+class FedAvg(OwnNoise):
+    """Updates are uploaded as they are; all variances are zero and every mu is infinite."""
+
+    name = "fedavg"
+    trusts = "the server, and everyone who sees the uploads or the model"
+    private = False
+
+    def adversary(self, plan: PlanSettings) -> str:
+        return "none: the server sees every bare update"

@@ -1,0 +1,19 @@
+"""What an adversary sees and what it cannot know: pure linear algebra over one share graph.
+
+The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` adds the colluders that
+are worst for a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise that a target needs.
+"""
+
+from niss.views.collusion import calibrate_for, worst_case
+from niss.views.corruption import Corruption, WorstCase, colluding_neighbours
+from niss.views.joint import calibrate_tau2, effective_variance
+
+__all__ = [
+    "Corruption",
+    "WorstCase",
+    "calibrate_for",
+    "calibrate_tau2",
+    "colluding_neighbours",
+    "effective_variance",
+    "worst_case",
+]
