@@ -24,11 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.attacks.observation import Observation
+from niss.attacks.observation import FloatArray, Observation
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-
-FloatArray = NDArray[np.float64]
+from niss.mechanism import distortion_named
 
 _NULL = 1e-12
 
@@ -100,7 +99,7 @@ def _rest(seen: Observation, seat: int, is_victim: bool, exploit: bool) -> Float
     row = _less_known(seen, seat)
     if not is_victim and seat in seen.known_updates:
         row = row - seen.share[seat] * seen.known_updates[seat]
-    if exploit and _distorts(seen, "scalar"):
+    if exploit and _is_distorted(seen) and distortion_named(seen.plan.plan.distortion).one_factor:
         row = projected_out(row, _received(seen, seat))
     return row
 
@@ -123,16 +122,13 @@ def _received(seen: Observation, seat: int) -> list[FloatArray]:
 def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> FloatArray:
     """The variance of what only one upload holds: per honest client, for `coordinate` also per coordinate."""
     plan = seen.plan
-    if plan.plan.method == "dp-fedavg":
-        return np.asarray(plan.own_variance[honest])
-    if plan.plan.method != "niss":
-        return np.zeros(honest.size)
-    tau2 = plan.tau2[honest]
-    everything = tau2 * plan.unit_variance * plan.graph.in_weight[honest]
-    if plan.plan.distortion == "additive" or not exploit:
-        return np.asarray(everything)
+    if not plan.plan.kind.shares_noise:
+        return np.asarray(plan.own_variance[honest]) * plan.plan.kind.adds_own_noise
+    distortion, tau2 = distortion_named(plan.plan.distortion), plan.tau2[honest]
+    if distortion.additive or not exploit:
+        return np.asarray(plan.residual_variance[honest])
     unknown = tau2 * plan.unit_variance * _in_weight_from_honest(seen, honest)
-    if not _distorts(seen, "coordinate") or not seen.known_shares:
+    if not (distortion.per_coordinate and _is_distorted(seen) and seen.known_shares):
         return np.asarray(unknown)
     squares = np.zeros((honest.size, seen.uploads.shape[1]))
     for place, seat in enumerate(honest):
@@ -192,20 +188,20 @@ def _spread(weights: FloatArray, shared: FloatArray, residual: FloatArray, place
 
 
 def _marginal_variance(seen: Observation, victim: int) -> float:
+    """The noise of the victim's upload looked at alone, less the shares that are known."""
     plan, graph = seen.plan, seen.plan.graph
-    if plan.plan.method != "niss":
-        return float(plan.own_variance[victim]) if plan.plan.private else 0.0
+    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
     known = sum(
-        float(weight)
-        for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True)
-        if victim in (sender, receiver) and (int(sender), int(receiver)) in seen.known_shares
+        weight
+        for sender, receiver, weight in edges
+        if victim in (sender, receiver) and (sender, receiver) in seen.known_shares
     )
     return float(plan.marginal_variance[victim] - plan.unit_variance * known)
 
 
-def _distorts(seen: Observation, kind: str) -> bool:
-    plan = seen.plan
-    return plan.plan.method == "niss" and plan.plan.distortion == kind and bool(np.any(plan.tau2 > 0.0))
+def _is_distorted(seen: Observation) -> bool:
+    """Whether clients distort received shares at all; tau^2 is 0 where none are shared."""
+    return bool(np.any(seen.plan.tau2 > 0.0))
 
 
 def _scaled(row: FloatArray, variance: FloatArray, seen: Observation, victim: int) -> Estimate:
@@ -215,4 +211,4 @@ def _scaled(row: FloatArray, variance: FloatArray, seen: Observation, victim: in
 
 def _require_honest(seen: Observation, victim: int) -> None:
     if not 0 <= victim < seen.size or victim in seen.colluders:
-        raise ConfigError(f"client {victim} is no honest participant of the round", field="victim")
+        raise ConfigError(f"client {victim} is not an honest participant of the round", field="victim")

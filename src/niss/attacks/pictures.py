@@ -22,11 +22,10 @@ from scipy.signal import convolve2d
 from torch import Tensor
 
 from niss.attacks.experiment import check_at_least
+from niss.attacks.observation import FloatArray
 from niss.data import Dataset, list_datasets, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
-
-FloatArray = NDArray[np.float64]
 
 FILE_SIDE = 32
 FILE_CLASSES = 100
@@ -79,7 +78,7 @@ def load_pictures(spec: str, *, count: int = 1, label: int | None = None) -> Pic
     Raises `ConfigError` for a `spec` that names neither, for pictures a dataset does not have, and for a file that
     is no readable picture.
     """
-    check_at_least(1, batch=count)
+    check_at_least(1, count, "--batch")
     name, separator, index = spec.rpartition(":")
     if separator and not Path(spec).exists():
         if name not in {info.name for info in list_datasets()}:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niss.accounting import Plan, effective_variance
 from niss.accounting.assess import Assessor
 from niss.accounting.terms import make_terms
 from niss.attacks.estimates import best_weights, laplacian
+from niss.attacks.observation import FloatArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
@@ -43,7 +43,6 @@ from niss.protocol.shamir import Piece, check_commitment, combine
 from niss.protocol.wire import decode, encode, signed_part
 from niss.randomness import SecretStream, SimStream
 
-FloatArray = NDArray[np.float64]
 Survivors = tuple[int, ...]
 
 _PURPOSES = {RoundOpen: "open", SurvivorClaim: "claim", RevealRequest: "request"}
