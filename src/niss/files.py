@@ -73,6 +73,19 @@ def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None
     sync_folder(path.parent)
 
 
+def write_output(path: Path, content: bytes) -> Path:
+    """Write what a user asked for, a page, a picture or a table, whole and readable for everyone.
+
+    Makes the folders that are missing. Returns `path`; raises `RunFolderError` where it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content, mode=SHARED)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error}", hint="choose another place") from None
+    return path
+
+
 def write_new(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
     """Write a file that must not exist yet, whole and durable; nothing is left of one that failed."""
     descriptor = os.open(path, _NEW, mode)
@@ -189,6 +202,11 @@ def read_json(path: Path) -> JsonObject:
             f"{path} does not hold a JSON object", hint="was it written by niss? If not, give another folder"
         )
     return value
+
+
+def find_json(path: Path) -> JsonObject | None:
+    """The JSON object in a file, None where there is no such file."""
+    return read_json(path) if path.exists() else None
 
 
 def read_json_lines(path: Path) -> tuple[list[JsonObject], bool]:

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.flower.certificates import make_node_key
-from niss.flower.deployment import Deployment, Settings
-from niss.flower.processes import Processes, marked
+from niss.local import Deployment, Processes, Settings, make_node_key, marked
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -150,9 +148,8 @@ def test_a_client_whose_budget_is_spent_sits_out_the_next_run(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_niss_up_leaves_nothing_behind(tmp_path, number):
     kept = tmp_path / "up"
-    command = "import typer; from niss.cli.up import up_command; typer.run(up_command)"
     words = ["--nodes", "2", "--no-tls", "--no-tracker", "--app", str(EXAMPLE), "--keep", str(kept)]
-    started = subprocess.Popen([sys.executable, "-c", command, *words], stderr=subprocess.PIPE)
+    started = subprocess.Popen([sys.executable, "-m", "niss", "up", *words], stderr=subprocess.PIPE)
     try:
         wait_until(lambda: (kept / "logs" / "node-1.log").exists())
         time.sleep(3.0)

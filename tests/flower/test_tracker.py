@@ -16,9 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 from flower.grid import FakeGrid, global_model
 from niss.accounting import Plan
 from niss.flower import NissStrategy
-from niss.flower.deployment import free_port
-from niss.flower.processes import Processes, Started
 from niss.flower.proposal import read_proposal
+from niss.local import Processes, Started, free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     reason="the tracker is not installed: pip install 'niss[tracker]'",
 )
 PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, colluders=1)
-RUN = "import typer; from niss.cli.tracker import tracker_command; typer.run(tracker_command)"
+RUN = [sys.executable, "-m", "niss", "tracker"]
 
 
 class Service:
@@ -42,12 +41,12 @@ class Service:
     def start(self) -> None:
         public, store = self.key.identity.public.hex(), f"sqlite:///{self._folder / 'tracker.db'}"
         words = ["--server-key", public, "--port", str(self._port), "--store", store]
-        self.process: Started = self._processes.start("tracker", [sys.executable, "-c", RUN, *words])
+        self.process: Started = self._processes.start("tracker", [*RUN, *words])
         end = time.monotonic() + 60.0
         ready = self.process.log.read_text().count('{"url"')
         while self.process.log.read_text().count('{"url"') == ready:
             self.process.require_running()
-            assert time.monotonic() < end, self.process.last_words()
+            assert time.monotonic() < end, self.process.last_output()
             time.sleep(0.05)
 
     @property

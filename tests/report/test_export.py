@@ -127,7 +127,7 @@ def test_the_command_names_what_is_missing(
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match="needs the package tensorboard") as refused:
+    with pytest.raises(ConfigError, match="needs tensorboard") as refused:
         export_command([demo], tensorboard=tmp_path / "tb")
     assert refused.value.hint == "pip install 'niss[tensorboard]'"
     assert not (tmp_path / "tb").exists()

@@ -1,0 +1,317 @@
+"""A whole federation on this machine: tracker, SuperLink and SuperNodes, with TLS and everyone's keys pinned.
+
+Everything is made in one folder:
+
+    keys/           TLS certificates, the server's identity, and the keys by which SuperNodes authenticate themselves
+    nodes/N/        state folder of node N: identity, protocol memory and ledger
+    coalition.toml  the identities of all nodes
+    flower/         Flower's own settings and database (FLWR_HOME)
+    tracker.db      the tracker's store, and its identity beside it
+    logs/           the output of every process
+    report.json     what the ServerApp reports at the end
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from niss.errors import ConfigError, NissError
+from niss.local.certificates import Certificates, make_certificates, make_node_key
+from niss.local.processes import Processes, Started
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
+
+NAME = "niss-up"
+"""How Flower's configuration calls the SuperLink of the federation."""
+_READY_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to start.
+
+    nodes         number of SuperNodes, at least 2
+    tls           use certificates everywhere, and have SuperNodes authenticate themselves with registered keys
+    tracker       start a tracker; without one the server relays keys and holds the beacon
+    pinned        nodes pin the server, the beacon's holder and each other
+    node_options  changes to the node configuration of single nodes, by number; None takes an entry out
+    simulated     start no SuperNodes: the SuperLink simulates them with Ray, one at a time
+    """
+
+    nodes: int = 5
+    tls: bool = True
+    tracker: bool = True
+    pinned: bool = True
+    node_options: Mapping[int, Mapping[str, str | int | float | None]] = field(default_factory=dict)
+    simulated: bool = False
+
+
+class Deployment:
+    """A federation that is up inside a `with` block; all its processes are ended when the block is left."""
+
+    def __init__(
+        self, folder: Path, settings: Settings, *, say: Callable[[str], None] = lambda _line: None
+    ) -> None:
+        """`folder` is where everything is made, `say` is called with a line of progress at a time."""
+        if settings.nodes < 2:
+            raise ConfigError("a federation has at least 2 nodes", field="nodes")
+        self.folder, self.settings, self._say = folder, settings, say
+        self.home, self._keys = folder / "flower", folder / "keys"
+        for subfolder in (self.home, self._keys, folder / "logs"):
+            subfolder.mkdir(parents=True, exist_ok=True)
+        self.environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONWARNINGS": "ignore",
+            "PYTHONUNBUFFERED": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+        self.processes = Processes(folder / "logs", self.environment)
+        self.nodes: dict[int, Started] = {}
+        self.certificates: Certificates | None = None
+        self.port, self.tracker_port = free_port(), free_port()
+        self._node_ports = {number: free_port() for number in range(settings.nodes)}
+        self.tracker: Started | None = None
+        self._holder = ""
+
+    def __enter__(self) -> Self:
+        self.processes.__enter__()
+        try:
+            self._make_keys()
+            if self.settings.tracker:
+                self.start_tracker()
+            self._start_superlink()
+            for number in range(0 if self.settings.simulated else self.settings.nodes):
+                if self.settings.tls:
+                    self._register(number)
+                self.start_node(number)
+        except BaseException:
+            self.processes.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._say("taking everything down")
+        self.processes.__exit__(kind, error, trace)
+
+    @property
+    def tracker_address(self) -> str:
+        scheme = "http" if self.certificates is None else "https"
+        return f"{scheme}://127.0.0.1:{self.tracker_port}"
+
+    @property
+    def report(self) -> Path:
+        """The file that the ServerApp writes its report to."""
+        return self.folder / "report.json"
+
+    def state_folder(self, number: int) -> Path:
+        """The `niss-state` folder of a node: its identity, its protocol memory and its ledger."""
+        return self.folder / "nodes" / str(number)
+
+    def start_tracker(self) -> None:
+        """Start the tracker and wait until it answers; one that was killed goes on from its store."""
+        store = f"sqlite:///{self.folder / 'tracker.db'}"
+        command: list[str | Path] = [sys.executable, "-m", "niss", "tracker", "--server-key", self.server_key]
+        command += ["--port", str(self.tracker_port), "--store", store]
+        if self.certificates is not None:
+            command += ["--tls-cert", self.certificates.certificate, "--tls-key", self.certificates.key]
+        self.tracker = self.processes.start("tracker", command)
+        self._holder = self._wait_for(self.tracker, self._tracker_holder)
+        self._say(f"tracker at {self.tracker_address}")
+
+    def start_node(self, number: int, *, key: Path | None = None) -> Started:
+        """Start a SuperNode; `key` is a private key to use instead of the one registered for it."""
+        command: list[str | Path] = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--port", str(self._node_ports.setdefault(number, free_port()))]
+        command += ["--node-config", self._node_config(number), *self._tls_options()]
+        if self.certificates is not None:
+            command += ["--root-certificates", self.certificates.authority]
+            command += ["--auth-supernode-private-key", key or self._keys / f"node-{number}"]
+        self.nodes[number] = self.processes.start(f"node-{number}", command)
+        self._say(f"node {number} started")
+        return self.nodes[number]
+
+    def run_config(self, more: Mapping[str, Any]) -> str:
+        """The run configuration that tells an app where its keys are, with the settings in `more` added to it.
+
+        The names are those of the example's `[tool.flwr.app.config]`.
+        """
+        values: dict[str, Any] = {
+            "server-key": str(self._keys / "server.key"),
+            "report": str(self.report),
+            "min-nodes": self.settings.nodes,
+        }
+        if self.settings.pinned:
+            values["coalition"] = str(self.folder / "coalition.toml")
+        if self.settings.tracker:
+            values["tracker"] = self.tracker_address
+            if self.certificates is not None:
+                values["tracker-ca"] = str(self.certificates.authority)
+        return _toml_pairs(values | dict(more))
+
+    def submit(self, app: Path, more: Mapping[str, Any]) -> str:
+        """Start a run of the Flower app in the folder `app`, with the run settings in `more`; returns the run's id."""
+        command = ["flwr", "run", str(app), NAME, "--run-config", self.run_config(more), "--format", "json"]
+        if self.settings.simulated:
+            federation = {
+                "num-supernodes": self.settings.nodes,
+                "client-resources-num-cpus": 1,
+                "init-args-num-cpus": 1,
+            }
+            command += ["--federation-config", _toml_pairs(federation)]
+        return str(self._ask_flower(command, "cannot start the run", lambda answer: answer["run-id"]))
+
+    def status(self, run: str) -> str:
+        """The status of a run in Flower's words, for example `finished:completed`.
+
+        `flwr run` exits with 0 even where a run failed, so this is the only way to know.
+        """
+        command = ["flwr", "ls", NAME, "--run-id", run, "--format", "json"]
+        return str(
+            self._ask_flower(
+                command, "cannot read the status of the run", lambda answer: answer["runs"][0]["status"]
+            )
+        )
+
+    def stream(self, run: str, show: Callable[[str], None]) -> None:
+        """Call `show` with each line of a run's log until the run ends."""
+        follow = self.processes.start("stream", ["flwr", "log", run, NAME, "--stream"])
+        with follow.log.open(errors="replace") as output:
+            while True:
+                ended = not follow.running
+                for line in output:
+                    show(line.rstrip("\n"))
+                if ended:
+                    break
+                time.sleep(0.5)
+        self.processes.kill(follow)
+
+    def flwr(self, command: list[str]) -> str:
+        """Run one of Flower's commands; returns what it printed."""
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=_READY_SECONDS, check=False
+        )
+        return done.stdout + done.stderr
+
+    def _ask_flower(self, command: list[str], failure: str, pick: Callable[[dict[str, Any]], Any]) -> Any:
+        """What `pick` takes from the JSON that a command of Flower's prints, which warnings may precede."""
+        answer = self.flwr(command)
+        try:
+            return pick(json.loads(answer[answer.index("{") :]))
+        except (ValueError, KeyError, IndexError):
+            raise NissError(f"{failure}:\n{answer}") from None
+
+    def _make_keys(self) -> None:
+        """Certificates, identities, the coalition file, and where `flwr` finds the SuperLink."""
+        trust = "insecure = true"
+        if self.settings.tls:
+            self.certificates = make_certificates(self._keys, datetime.datetime.now(datetime.UTC))
+            trust = f'root-certificates = "{self.certificates.authority}"'
+        self.server_key = _new_identity(self._keys / "server.key")
+        members = [
+            f'[[members]]\nname = "node {number}"\n'
+            f'identity = "{_new_identity(self.state_folder(number) / "identity.key")}"\n'
+            for number in range(self.settings.nodes)
+        ]
+        (self.folder / "coalition.toml").write_text("\n".join(members))
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{NAME}"\n\n'
+            f'[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+        )
+
+    def _node_config(self, number: int) -> str:
+        values: dict[str, Any] = {
+            "partition-id": number,
+            "num-partitions": self.settings.nodes,
+            "niss-state": str(self.state_folder(number)),
+        }
+        if self.settings.pinned:
+            values |= {
+                "niss-server": self.server_key,
+                "niss-coalition": str(self.folder / "coalition.toml"),
+                "niss-holder": self._holder or None,
+            }
+        if self.settings.tracker and self.certificates is not None:
+            values["niss-tracker-ca"] = str(self.certificates.authority)
+        return _toml_pairs(values | dict(self.settings.node_options.get(number, {})))
+
+    def _tls_options(self) -> list[str | Path]:
+        """The options that SuperLink and SuperNodes share."""
+        if self.certificates is None:
+            return ["--insecure"]
+        authority, certificate, key = astuple(self.certificates)
+        return ["--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+
+    def _start_superlink(self) -> None:
+        command: list[str | Path] = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--disable-runtime-dependency-installation", *self._tls_options()]
+        command += ["--simulation"] if self.settings.simulated else []
+        command += ["--enable-supernode-auth"] if self.settings.tls else []
+        link = self.processes.start("superlink", command)
+        self._wait_for(link, lambda: "yes" if _listening(self.port) else "")
+        self._say(f"SuperLink at 127.0.0.1:{self.port}{' (TLS)' if self.certificates else ''}")
+
+    def _register(self, number: int) -> None:
+        """Make the key of a SuperNode and tell the SuperLink its public half."""
+        _, public = make_node_key(self._keys, f"node-{number}")
+        answer = self.flwr(["flwr", "supernode", "register", str(public), NAME, "--format", "json"])
+        if '"success": true' not in answer:
+            raise NissError(f"cannot register node {number}:\n{answer}")
+
+    def _tracker_holder(self) -> str:
+        """The beacon holder's key, from the line that the tracker prints when it is ready; empty until then."""
+        assert self.tracker is not None
+        for line in self.tracker.log.read_text(errors="replace").splitlines():
+            if line.startswith('{"url"') and _listening(self.tracker_port):
+                return str(json.loads(line)["holder"])
+        return ""
+
+    def _wait_for(self, one: Started, answer: Callable[[], str]) -> str:
+        """Ask until the answer is not empty; a process that ends first, or takes too long, is an error."""
+        end = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < end:
+            if text := answer():
+                return text
+            one.require_running()
+            time.sleep(0.2)
+        raise NissError(f"{one.name} was not ready after {_READY_SECONDS:g} s\n{one.last_output()}")
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _new_identity(path: Path) -> str:
+    """Write a new identity to a key file; returns its public key in hex."""
+    return create_keyfile(path, Identity.generate(os.urandom)).identity.public.hex()
+
+
+def _toml_pairs(values: Mapping[str, Any]) -> str:
+    """`key=value` pairs as Flower's command line reads them: TOML values, separated by spaces; None is left out."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None)

@@ -1,0 +1,146 @@
+"""Processes that are all taken down again, together with whatever they start in turn.
+
+Flower's processes start others in sessions of their own, so no process group holds them all. Each process is therefore
+started with a random mark in its environment (`NISS_PROCESS`). Its descendants inherit the mark, and /proc shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from niss.errors import NissError
+
+_MARK = "NISS_PROCESS"
+_GRACE_SECONDS = 10.0
+
+
+@dataclass
+class Started:
+    """A process that was started.
+
+    name     what people call it
+    mark     value of `NISS_PROCESS` in its environment and in that of its descendants
+    process  the process itself, which leads a session of its own
+    log      file that its output goes to
+    """
+
+    name: str
+    mark: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def require_running(self) -> None:
+        """Raise `NissError` with the end of its output if the process has ended."""
+        if not self.running:
+            raise NissError(
+                f"{self.name} ended with status {self.process.returncode}\n{self.last_output()}",
+                hint=f"its output is in {self.log}",
+            )
+
+    def last_output(self, lines: int = 15) -> str:
+        """The last lines of the log; empty where there is none."""
+        with suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, to its group and to every marked descendant."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+        for descendant in marked(self.mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(descendant, number)
+
+
+class Processes:
+    """Starts processes; leaving the `with` block, for whatever reason, ends all of them and their children.
+
+    On systems without /proc the marks cannot be read, and only the process groups are ended.
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        """`logs` is an existing folder for `NAME.log` files, `environment` what every process is started with."""
+        self._logs, self._environment = logs, dict(environment)
+        self.started: list[Started] = []
+
+    def start(self, name: str, command: Sequence[str | Path]) -> Started:
+        """Start a process whose output is appended to `NAME.log`."""
+        log, mark = self._logs / f"{name}.log", uuid4().hex
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment | {_MARK: mark},
+                start_new_session=True,
+            )
+        one = Started(name, mark, process, log)
+        self.started.append(one)
+        return one
+
+    def stop(self, *processes: Started, grace: float = _GRACE_SECONDS) -> None:
+        """End processes and their children: SIGTERM to all, then SIGKILL to what is left after `grace` seconds."""
+        for one in reversed(processes):
+            one.send_signal(signal.SIGTERM)
+        end = time.monotonic() + grace
+        for one in processes:
+            with suppress(subprocess.TimeoutExpired):
+                one.process.wait(max(0.0, end - time.monotonic()))
+        for one in processes:
+            self.kill(one)
+
+    def kill(self, one: Started) -> None:
+        """End one process and its children at once, as a power failure would."""
+        one.send_signal(signal.SIGKILL)
+        one.process.wait()
+        one.send_signal(signal.SIGKILL)  # For children that were started in between.
+        if one in self.started:
+            self.started.remove(one)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _ignored(signal.SIGINT):  # A second Ctrl-C would leave processes behind.
+            self.stop(*self.started)
+
+
+@contextmanager
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal for a while; outside the main thread, where Python allows no handlers, nothing changes."""
+    before = None
+    with suppress(ValueError):
+        before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(number, before)
+
+
+def marked(mark: str) -> list[int]:
+    """The ids of living processes that were started with this mark, directly or not."""
+    entry = f"{_MARK}={mark}".encode()
+    processes = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if entry in environment.read_bytes().split(b"\0"):
+                processes.append(int(environment.parent.name))
+    return processes
