@@ -19,7 +19,7 @@ class JointExperiment(SearchExperiment):
     """
 
     name = "joint"
-    summary = "Put all uploads together: at tau = 0 the victim's picture falls out, with the calibrated tau^2 it does not."
+    summary = "Put all uploads together: at tau = 0 the victim's picture falls out, at a calibrated tau^2 it does not."
     examples = ("niss attack joint --out runs/joint", "niss attack joint --image photo.png --label 3 --json")
     columns: ClassVar[dict[str, str]] = {**COLUMNS, "predicted": "Predicted noise"}
 

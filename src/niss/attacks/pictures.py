@@ -62,9 +62,9 @@ class Pictures:
         """Pixels as the model reads them."""
         return (pixels - _per_channel(self.mean, pixels)) / _per_channel(self.std, pixels)
 
-    def inputs(self) -> Tensor:
-        """The pictures as the model reads them, in single precision."""
-        return self.normalise(torch.from_numpy(self.pixels)).to(torch.float32)
+    def inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The pictures as the model reads them."""
+        return self.normalise(torch.from_numpy(self.pixels)).to(dtype)
 
     def raw(self) -> Pictures:
         """The same pictures for a model that reads pixels as they are."""
