@@ -18,7 +18,7 @@ import typer
 from experiments.reproduce import design
 from experiments.reproduce.sensitivity import READINGS, find_reading
 from niss.cli.completion import DEVICES
-from niss.cli.options import examples, from_options, option
+from niss.cli.options import from_options, option, register
 from niss.cli.simulate import parse_settings
 from niss.cli.terminal import PartProgress, RoundProgress, kept_on_interrupt, print_json, say
 from niss.errors import RunFolderError
@@ -39,14 +39,22 @@ Piece = Callable[..., object]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What every experiment takes."""
+    """What every experiment takes.
 
-    seeds: int = option(3, min=1, help="How many seeds.")
-    first_seed: int = option(1, min=0, help="The first of them.")
-    device: str = option("auto", help="Where clients train: auto, cpu or cuda.", choices=DEVICES)
-    out: Path = option(RESULTS, help="Folder of the result files, figures and tables.")
-    work: Path = option(RUNS, help="Folder of the runs, from which an interrupted one goes on.")
-    stop_after: float | None = option(None, help="Stop after so many seconds, ready to go on.")
+    seeds       How many seeds.
+    first_seed  The first of them.
+    device      Where clients train: auto, cpu or cuda.
+    out         Folder of the result files, figures and tables.
+    work        Folder of the runs, from which an interrupted one goes on.
+    stop_after  Stop after so many seconds, ready to go on.
+    """
+
+    seeds: int = option(3, min=1)
+    first_seed: int = option(1, min=0)
+    device: str = option("auto", choices=DEVICES)
+    out: Path = RESULTS
+    work: Path = RUNS
+    stop_after: float | None = None
 
     @property
     def seed_numbers(self) -> list[int]:
@@ -68,32 +76,33 @@ _READING_NAMES = tuple(reading.name for reading in READINGS)
 
 @dataclass(frozen=True)
 class Figure3(Experiment):
-    """The panels one after the other; all X and seeds of a panel at once."""
+    """The panels one after the other; all X and seeds of a panel at once.
 
-    panel: tuple[str, ...] = option(("all",), help="Comma-separated, or all.", choices=_PANEL_NAMES)
-    rounds: int = option(100, min=1, help="Rounds.")
-    x: tuple[float, ...] = option(design.X_VALUES, help="Comma-separated values of X = tau^2.")
-    reading: str = option(
-        "nbafl",
-        help="Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.",
-        choices=_READING_NAMES,
-    )
-    settings: list[str] | None = option(
-        None, "--set", metavar="KEY=VALUE", help="Change a setting of the paper."
-    )
-    dry_run: bool = option(False, help="Only say what would be run.")
+    panel     Comma-separated, or all.
+    rounds    Rounds.
+    x         Comma-separated values of X = tau^2.
+    reading   Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.
+    settings  Change a setting of the paper.
+    dry_run   Only say what would be run.
+    """
+
+    panel: tuple[str, ...] = option(("all",), choices=_PANEL_NAMES)
+    rounds: int = option(100, min=1)
+    x: tuple[float, ...] = design.X_VALUES
+    reading: str = option("nbafl", choices=_READING_NAMES)
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
+    dry_run: bool = False
 
 
-@app.command(
-    "figure-3",
-    epilog=examples(
-        "niss reproduce figure-3 --panel mnist-mlp-iid --device cuda",
-        "niss reproduce figure-3 --panel all --seeds 1 --dry-run",
-    ),
-)
+@register(app, "figure-3")
 @from_options(Figure3, quiet=True)
 def figure_3(options: Figure3) -> None:
-    """The eight panels of Figure 3: accuracy over rounds at X = 0, 0.3, 0.6 and 1."""
+    """The eight panels of Figure 3: accuracy over rounds at X = 0, 0.3, 0.6 and 1.
+
+    Examples:
+    niss reproduce figure-3 --panel mnist-mlp-iid --device cuda
+    niss reproduce figure-3 --panel all --seeds 1 --dry-run
+    """
     from experiments.reproduce.figure3 import base_config, panel_cells, run_panel
     from experiments.reproduce.results import read_result, result_path
 
@@ -126,30 +135,32 @@ def _missing(cells: Mapping[str, Any], result: Any) -> int:
 
 @dataclass(frozen=True)
 class Figure4(Experiment):
-    """The pictures one after the other, every level with every seed."""
+    """The pictures one after the other, every level with every seed.
 
-    image: tuple[str, ...] = option(
-        ("all",), help="Training pictures, comma-separated DATASET:INDEX; or all."
-    )
-    level: tuple[str, ...] = option(
-        ("all",),
-        help="Comma-separated ways to protect an upload, e.g. fedavg,dp-fedavg,niss; or all.",
-        choices=("all", *design.LEVELS),
-    )
-    reading: tuple[str, ...] = option(
-        ("nbafl",),
-        help="Comma-separated: see `niss reproduce readings`; or sigma_k itself.",
-        choices=_READING_NAMES,
-    )
-    iterations: int = option(design.ITERATIONS, min=1, help="Most iterations of the search.")
-    restarts: int = option(design.RESTARTS, min=1, help="Random starts, tried side by side.")
-    dry_run: bool = option(False, help="Only say what would be run.")
+    image       Training pictures, comma-separated DATASET:INDEX; or all.
+    level       Comma-separated ways to protect an upload, e.g. fedavg,dp-fedavg,niss; or all.
+    reading     Comma-separated: see `niss reproduce readings`; or sigma_k itself.
+    iterations  Most iterations of the search.
+    restarts    Random starts, tried side by side.
+    dry_run     Only say what would be run.
+    """
+
+    image: tuple[str, ...] = ("all",)
+    level: tuple[str, ...] = option(("all",), choices=("all", *design.LEVELS))
+    reading: tuple[str, ...] = option(("nbafl",), choices=_READING_NAMES)
+    iterations: int = option(design.ITERATIONS, min=1)
+    restarts: int = option(design.RESTARTS, min=1)
+    dry_run: bool = False
 
 
-@app.command("figure-4", epilog=examples("niss reproduce figure-4 --image mnist:7 --seeds 3"))
+@register(app, "figure-4")
 @from_options(Figure4, quiet=True)
 def figure_4(options: Figure4) -> None:
-    """Figure 4, Deep Leakage from Gradients: what comes back of a client's picture, on a CPU."""
+    """Figure 4, Deep Leakage from Gradients: what comes back of a client's picture, on a CPU.
+
+    Examples:
+    niss reproduce figure-4 --image mnist:7 --seeds 3
+    """
     from experiments.reproduce.results import read_leaks, result_path
 
     levels = design.find_levels(tuple(design.LEVELS) if options.level == ("all",) else options.level)
@@ -178,21 +189,30 @@ def figure_4(options: Figure4) -> None:
 
 @dataclass(frozen=True)
 class Sweep(Experiment):
-    """X = 1 over sigma_k, for each panel."""
+    """X = 1 over sigma_k, for each panel.
 
-    seeds: int = option(1, min=1, help="How many seeds.")
-    panel: tuple[str, ...] = option(("mnist-mlp-iid",), help="Comma-separated, or all.", choices=_PANEL_NAMES)
-    rounds: int = option(100, min=1, help="Rounds.")
-    sigmas: tuple[float, ...] | None = option(None, help="Comma-separated values of sigma_k.")
-    settings: list[str] | None = option(
-        None, "--set", metavar="KEY=VALUE", help="Change a setting of the paper."
-    )
+    seeds     How many seeds.
+    panel     Comma-separated, or all.
+    rounds    Rounds.
+    sigmas    Comma-separated values of sigma_k.
+    settings  Change a setting of the paper.
+    """
+
+    seeds: int = option(1, min=1)
+    panel: tuple[str, ...] = option(("mnist-mlp-iid",), choices=_PANEL_NAMES)
+    rounds: int = option(100, min=1)
+    sigmas: tuple[float, ...] | None = None
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
 
 
-@app.command("sweep", epilog=examples("niss reproduce sweep --panel mnist-mlp-iid --sigmas 0.001,0.01,0.1"))
+@register(app, "sweep")
 @from_options(Sweep, quiet=True)
 def sweep(options: Sweep) -> None:
-    """X = 1 over the size of the noise: where would the paper's gaps arise?"""
+    """X = 1 over the size of the noise: where would the paper's gaps arise?
+
+    Examples:
+    niss reproduce sweep --panel mnist-mlp-iid --sigmas 0.001,0.01,0.1
+    """
     from experiments.reproduce.figure3 import run_sweep
 
     more = {"sigmas": options.sigmas, "overrides": parse_settings(options.settings)}
@@ -205,39 +225,40 @@ def sweep(options: Sweep) -> None:
 
 @dataclass(frozen=True)
 class Beyond(Experiment):
-    """For each setting: tune every method, then run it."""
+    """For each setting: tune every method, then run it.
 
-    setting: tuple[str, ...] = option(
-        ("all",),
-        help="Comma-separated, e.g. mnist-iid-client; or all.",
-        choices=("all", *design.SETTINGS),
-    )
-    epsilons: tuple[float, ...] = option(design.EPSILONS, help="Comma-separated, over the whole training.")
-    methods: tuple[str, ...] = option(
-        tuple(design.METHODS), help="Comma-separated; all by default.", choices=tuple(design.METHODS)
-    )
-    variant: tuple[str, ...] = option(
-        ("none", "collusion"),
-        help="Comma-separated: none, collusion, tolerate, repair.",
-        choices=tuple(design.VARIANTS),
-    )
-    rounds: int | None = option(None, min=1, help="Rounds.")
-    participants: int | None = option(None, min=2, help="Participants a round.")
-    tune: bool = option(True, help="Tune clip, rate and width on held-out images first.")
-    tune_epsilons: tuple[float, ...] = option(
-        (3.0,), help="Where to tune; the others take the nearest one's choice."
-    )
-    tune_only: bool = option(False, help="Tune, and stop.")
-    at_once: int = option(8, min=1, help="Cells that train together; results are kept after each such group.")
+    setting        Comma-separated, e.g. mnist-iid-client; or all.
+    epsilons       Comma-separated, over the whole training.
+    methods        Comma-separated; all by default.
+    variant        Comma-separated: none, collusion, tolerate, repair.
+    rounds         Rounds.
+    participants   Participants a round.
+    tune           Tune clip, rate and width on held-out images first.
+    tune_epsilons  Where to tune; the others take the nearest one's choice.
+    tune_only      Tune, and stop.
+    at_once        Cells that train together; results are kept after each such group.
+    """
+
+    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS))
+    epsilons: tuple[float, ...] = design.EPSILONS
+    methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
+    variant: tuple[str, ...] = option(("none", "collusion"), choices=tuple(design.VARIANTS))
+    rounds: int | None = option(None, min=1)
+    participants: int | None = option(None, min=2)
+    tune: bool = True
+    tune_epsilons: tuple[float, ...] = (3.0,)
+    tune_only: bool = False
+    at_once: int = option(8, min=1)
 
 
-@app.command(
-    "beyond",
-    epilog=examples("niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned"),
-)
+@register(app, "beyond")
 @from_options(Beyond, quiet=True)
 def beyond(options: Beyond) -> None:
-    """Every method at the same epsilon in the joint view, tuned with the same effort."""
+    """Every method at the same epsilon in the joint view, tuned with the same effort.
+
+    Examples:
+    niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned
+    """
     from experiments.reproduce.beyond import run_setting, tune
 
     places = options.places("at_once")
@@ -253,7 +274,7 @@ def beyond(options: Beyond) -> None:
                 setting,
                 **places,
                 epsilons=options.epsilons,
-                methods=options.methods,
+                methods=options.methods or tuple(design.METHODS),
                 variants=_variants(options.variant, setting.unit),
                 seeds=seeds,
             )
@@ -268,19 +289,30 @@ def _variants(names: Sequence[str], unit: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Scale(Experiment):
-    """The same comparison for each size of a round."""
+    """The same comparison for each size of a round.
 
-    sizes: tuple[int, ...] = option((30, 100, 1000), help="Participants a round, comma-separated.")
-    dataset: str = option("mnist", help="See `niss data list`.")
-    epsilon: float = option(3.0, help="Over the whole training.")
-    rounds: int | None = option(None, min=1, help="Rounds.")
-    at_once: int = option(8, min=1, help="Cells that train together; results are kept after each such group.")
+    sizes    Participants a round, comma-separated.
+    dataset  See `niss data list`.
+    epsilon  Over the whole training.
+    rounds   Rounds.
+    at_once  Cells that train together; results are kept after each such group.
+    """
+
+    sizes: tuple[int, ...] = (30, 100, 1000)
+    dataset: str = "mnist"
+    epsilon: float = 3.0
+    rounds: int | None = option(None, min=1)
+    at_once: int = option(8, min=1)
 
 
-@app.command("scale", epilog=examples("niss reproduce scale --sizes 30,100 --seeds 1"))
+@register(app, "scale")
 @from_options(Scale, quiet=True)
 def scale(options: Scale) -> None:
-    """The comparison with 30, 100 and 1,000 participants a round."""
+    """The comparison with 30, 100 and 1,000 participants a round.
+
+    Examples:
+    niss reproduce scale --sizes 30,100 --seeds 1
+    """
     from experiments.reproduce.beyond import run_scale
 
     places = options.places("dataset", "epsilon", "rounds", "at_once")
@@ -290,21 +322,29 @@ def scale(options: Scale) -> None:
     _work_through(pieces, options)
 
 
-@app.command("merge", epilog=examples("niss reproduce merge other/results --out results/paper"))
+@register(app, "merge")
 def merge(
     folders: Annotated[list[Path], typer.Argument(help="Result folders from elsewhere.")],
     out: Out = RESULTS,
 ) -> None:
-    """Take the cells of other result folders into this one, and draw figures and tables again."""
+    """Take the cells of other result folders into this one, and draw figures and tables again.
+
+    Examples:
+    niss reproduce merge other/results --out results/paper
+    """
     from experiments.reproduce.results import merge_results
 
     merge_results(folders, out)
     present(out)
 
 
-@app.command("figures", epilog=examples("niss reproduce figures --out results/paper"))
+@register(app, "figures")
 def figures(out: Out = RESULTS, work: Work = RUNS) -> None:
-    """Draw the figures and write the tables again from the result files."""
+    """Draw the figures and write the tables again from the result files.
+
+    Examples:
+    niss reproduce figures --out results/paper
+    """
     if not out.is_dir():
         raise RunFolderError(
             f"{out} does not exist", hint="run `niss reproduce figure-3` or another one first"
@@ -312,9 +352,13 @@ def figures(out: Out = RESULTS, work: Work = RUNS) -> None:
     present(out, work)
 
 
-@app.command("readings", epilog=examples("niss reproduce readings"))
+@register(app, "readings")
 def readings() -> None:
-    """The readings of the paper's sensitivity, and the noise each one gives."""
+    """The readings of the paper's sensitivity, and the noise each one gives.
+
+    Examples:
+    niss reproduce readings
+    """
     from experiments.reproduce.tables import readings_table
 
     typer.echo(readings_table(), nl=False)

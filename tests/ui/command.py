@@ -11,10 +11,10 @@ with warnings.catch_warnings():
     # typer itself uses a name that newer releases of click deprecate.
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer
-    from niss.cli.ui import ui_command
     from typer.testing import CliRunner
 
     from niss.cli import app as command_line
+    from niss.cli.ui import ui_command
 
 __all__ = ["CliRunner", "cli_plan", "typer", "ui_command"]
 

@@ -22,7 +22,7 @@ from niss.cli.errors import (
     print_error,
     report_crash,
 )
-from niss.cli.options import Quiet, examples
+from niss.cli.options import Quiet, examples, register
 from niss.cli.terminal import STATE
 from niss.errors import NissError
 
@@ -39,17 +39,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("run", epilog=simulate.RUN_EXAMPLES)(simulate.run_command)
-app.command("compare", epilog=simulate.COMPARE_EXAMPLES)(simulate.compare_command)
-app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
-app.command("account", epilog=account.EXAMPLES)(account.account_command)
-app.command("report", epilog=data.REPORT_EXAMPLES)(data.report_command)
-app.command("export", epilog=data.EXPORT_EXAMPLES)(data.export_command)
-app.command("ui", epilog=services.UI_EXAMPLES)(services.ui_command)
-app.command("tracker", epilog=services.TRACKER_EXAMPLES)(services.tracker_command)
-app.command("up", epilog=up.EXAMPLES)(up.up_command)
-app.command("verify", epilog=reproduce.VERIFY_EXAMPLES)(reproduce.verify_command)
-app.command("bench", epilog=simulate.BENCH_EXAMPLES)(simulate.bench_command)
+register(app, "run")(simulate.run_command)
+register(app, "compare")(simulate.compare_command)
+register(app, "plan")(plan.plan_command)
+register(app, "account")(account.account_command)
+register(app, "report")(data.report_command)
+register(app, "export")(data.export_command)
+register(app, "ui")(services.ui_command)
+register(app, "tracker")(services.tracker_command)
+register(app, "up")(up.up_command)
+register(app, "verify")(reproduce.verify_command)
+register(app, "bench")(simulate.bench_command)
 app.add_typer(attack.app, name="attack")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")

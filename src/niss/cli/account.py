@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niss.cli.completion import run_folders
-from niss.cli.options import argument, examples, from_options, json_option, option
+from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import print_json, print_table, results, say, warn
 from niss.errors import ConfigError, RunFolderError
 from niss.files import LEDGER, MANIFEST, find_json, write_output
@@ -17,31 +17,37 @@ from niss.files import LEDGER, MANIFEST, find_json, write_output
 if TYPE_CHECKING:
     from niss.accounting.ledger_file import LedgerFile
 
-EXAMPLES = examples(
-    "niss account runs/demo",
-    "niss account runs/demo/niss --client 17",
-    "niss account runs/demo --csv charges.csv --plot spent.png",
-)
 _MOST_ROWS = 10
 """How many clients the table shows, those that spent most; --json and --csv have all."""
 
 
 @dataclass(frozen=True)
 class AccountOptions:
-    """Whose charges to show, and where to write them."""
+    """Whose charges to show, and where to write them.
 
-    run: Path = argument(help="The folder of a run or comparison, finished or not.", complete=run_folders)
-    client: str | None = option(None, help="One client: every round it was charged for.")
-    as_json: bool = json_option("Print all of it as JSON.")
-    csv: Path | None = option(None, metavar="FILE", help="Write every charge of every client as CSV.")
-    plot: Path | None = option(
-        None, metavar="FILE", help="Draw epsilon spent over the rounds, as .png or .svg."
-    )
+    run      The folder of a run or comparison, finished or not.
+    client   One client: every round it was charged for.
+    as_json  Print all of it as JSON.
+    csv      Write every charge of every client as CSV.
+    plot     Draw epsilon spent over the rounds, as .png or .svg.
+    """
+
+    run: Path = argument(complete=run_folders)
+    client: str | None = None
+    as_json: bool = option(False, "--json")
+    csv: Path | None = option(None, metavar="FILE")
+    plot: Path | None = option(None, metavar="FILE")
 
 
 @from_options(AccountOptions)
 def account_command(options: AccountOptions) -> None:
-    """Verify the ledger of a run and show what its clients spent of what they were promised."""
+    """Verify the ledger of a run and show what its clients spent of what they were promised.
+
+    Examples:
+    niss account runs/demo
+    niss account runs/demo/niss --client 17
+    niss account runs/demo --csv charges.csv --plot spent.png
+    """
     from niss.accounting.ledger_file import LedgerFile
 
     run, client = options.run, options.client

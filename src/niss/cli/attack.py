@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.cli.options import examples, from_options, json_option, lazy_group, option
+from niss.cli.options import examples, from_options, lazy_group, option
 from niss.cli.terminal import (
     PartProgress,
     free_folder,
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Output:
-    """Where the results of an attack go, and how they are printed."""
+    """Where the results of an attack go, and how they are printed.
 
-    out: Path | None = option(
-        None,
-        metavar="DIR",
-        help="Folder for attack.json, attack.png and report.html; default runs/attack-...",
-    )
-    overwrite: bool = option(False, help="Replace an earlier attack in that folder.")
-    as_json: bool = json_option()
+    out        Folder for attack.json, attack.png and report.html; default runs/attack-...
+    overwrite  Replace an earlier attack in that folder.
+    as_json    Print the result as JSON.
+    """
+
+    out: Path | None = option(None, metavar="DIR")
+    overwrite: bool = False
+    as_json: bool = option(False, "--json")
 
 
 def _load_app() -> typer.Typer:
     """A command for each attack that is registered; its options are the fields of its dataclass."""
-    from niss.attacks import EXPERIMENTS
+    from niss.attacks import EXPERIMENTS, load_experiment
 
     commands = typer.Typer()
-    for kind in EXPERIMENTS.values():
+    for kind in map(load_experiment, EXPERIMENTS):
         command = from_options(kind, Output, quiet=True)(execute)
         commands.command(kind.name, help=kind.summary, epilog=examples(*kind.examples))(command)
     return commands
@@ -68,7 +69,7 @@ def _group() -> None:
 
 def execute(experiment: Experiment, output: Output) -> None:
     """Check, run, write `attack.json`, `attack.png` and the report, print the table; interrupted, as far as it got."""
-    from niss.attacks import prepare_folder
+    from niss.attacks.experiment import prepare_folder
 
     findings = experiment.start()
     folder = output.out if output.out is not None else free_folder(Path("runs"), f"attack-{experiment.name}")
@@ -93,7 +94,7 @@ def execute(experiment: Experiment, output: Output) -> None:
 
 def _write(experiment: Experiment, findings: Findings, folder: Path) -> Path:
     """Write everything down; returns the page that shows it."""
-    from niss.attacks import write_results
+    from niss.attacks.experiment import write_results
     from niss.report import write_report
 
     write_results(experiment, findings, folder)

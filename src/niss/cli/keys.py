@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niss.cli.options import examples
+from niss.cli.options import examples, register
 from niss.cli.terminal import print_json, say
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
-@app.command("new", epilog=examples("niss keys new", "niss keys new --out north.key"))
+@register(app, "new")
 def new_command(
     out: Annotated[
         Path | None,
@@ -33,7 +33,12 @@ def new_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an identity in a file that only you can read. A file that is there is never overwritten."""
+    """Make an identity in a file that only you can read. A file that is there is never overwritten.
+
+    Examples:
+    niss keys new
+    niss keys new --out north.key
+    """
     from niss.protocol.keyfile import create_keyfile, default_keyfile
     from niss.protocol.keys import Identity
 
@@ -44,14 +49,19 @@ def new_command(
     say("Give the public key to your coalition; never give away the file.")
 
 
-@app.command("show", epilog=examples("niss keys show", "niss keys show north.key --json"))
+@register(app, "show")
 def show_command(
     path: Annotated[
         Path | None, typer.Argument(help="A key file. Default: niss/identity.key in your configuration.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the public key of an identity and its fingerprint. Nothing secret is printed."""
+    """Show the public key of an identity and its fingerprint. Nothing secret is printed.
+
+    Examples:
+    niss keys show
+    niss keys show north.key --json
+    """
     from niss.protocol.keyfile import default_keyfile, load_identity
 
     path = default_keyfile(os.environ) if path is None else path

@@ -10,48 +10,67 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from niss.cli import completion
-from niss.cli.options import examples, from_options, json_option, option
+from niss.cli.options import from_options, option
 from niss.cli.terminal import print_aligned, print_json, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
     from niss.accounting import CoalitionPlan, Planned
 
-EXAMPLES = examples(
-    "niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30",
-    "niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json",
-    "niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?",
-    "niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population",
-)
 _TARGET = ("clip", "epsilon", "delta", "dropout", "mode", "kappa", "tau2", "relation", "neighbours")
 """The options that the planner takes under the same name."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The round, what every client is promised, and what may go wrong."""
+    """The round, what every client is promised, and what may go wrong.
 
-    participants: int | None = option(None, help="Clients in a round.")
-    neighbours: float | None = option(None, help="Unit shares each sends; default: enough.")
-    clip: float = option(1.0, help="L2 bound on a client's update.")
-    epsilon: float = option(3.0, help="Target over all participations.")
-    delta: float = option(1e-5, help="Target over all participations.")
-    rounds: int | None = option(None, help="Rounds of the whole training.")
-    participations: int | None = option(None, help="Rounds one client takes part in; default: all.")
-    collusion: float = option(0.0, help="Share of participants that collude with the server.")
-    dropout: float = option(0.0, help="Share of participants that drop out.")
-    mode: str = option("tolerate", help="What dropouts do: tolerate or repair.", choices=completion.MODES)
-    kappa: float | None = option(None, help="Strength of the shares; default: the cheapest.")
-    tau2: float | None = option(None, help="Ask what this distortion promises.")
-    relation: str = option("zero-out", help="zero-out or replace-one.", choices=completion.RELATIONS)
-    group: list[str] | None = option(None, metavar="SIZE:COLLUSION", help="A coalition; repeat for each.")
-    plot: Path | None = option(None, help="Draw the trade-off into this file (.png or .svg).")
-    as_json: bool = json_option("Print the plan as JSON.")
+    participants    Clients in a round.
+    neighbours      Unit shares each sends; default: enough.
+    clip            L2 bound on a client's update.
+    epsilon         Target over all participations.
+    delta           Target over all participations.
+    rounds          Rounds of the whole training.
+    participations  Rounds one client takes part in; default: all.
+    collusion       Share of participants that collude with the server.
+    dropout         Share of participants that drop out.
+    mode            What dropouts do: tolerate or repair.
+    kappa           Strength of the shares; default: the cheapest.
+    tau2            Ask what this distortion promises.
+    relation        zero-out or replace-one.
+    group           A coalition; repeat for each.
+    plot            Draw the trade-off into this file (.png or .svg).
+    as_json         Print the plan as JSON.
+    """
+
+    participants: int | None = None
+    neighbours: float | None = None
+    clip: float = 1.0
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    rounds: int | None = None
+    participations: int | None = None
+    collusion: float = 0.0
+    dropout: float = 0.0
+    mode: str = option("tolerate", choices=completion.MODES)
+    kappa: float | None = None
+    tau2: float | None = None
+    relation: str = option("zero-out", choices=completion.RELATIONS)
+    group: list[str] | None = option(None, metavar="SIZE:COLLUSION")
+    plot: Path | None = None
+    as_json: bool = option(False, "--json")
 
 
 @from_options(PlanOptions, quiet=True)
 def plan_command(options: PlanOptions) -> None:
-    """Find the cheapest noise that keeps a joint-view promise to every client."""
+    """Find the cheapest noise that keeps a joint-view promise to every client.
+
+    Examples:
+    niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
+    niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
+    niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
+    niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
+    """
     from niss.accounting import Group, make_plan, plan_coalitions
 
     rounds, participations = options.rounds, options.participations

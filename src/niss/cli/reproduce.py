@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from niss.cli.options import examples, lazy_group
+from niss.cli.options import argument, examples, from_options, lazy_group, option
 from niss.errors import ConfigError
 
 REPRODUCE_EXAMPLES = examples(
@@ -24,10 +25,6 @@ REPRODUCE_EXAMPLES = examples(
     "niss reproduce beyond --setting mnist-iid-client --epsilons 3 --variant none,collusion",
     "niss reproduce merge other/results --out results/paper",
     more="What is in the result files is never run again; what was interrupted goes on where it stopped.",
-)
-VERIFY_EXAMPLES = examples(
-    "niss verify results/",
-    "niss verify results/ --text README.md --text docs/concepts/paper.md --json",
 )
 
 
@@ -79,15 +76,26 @@ def _group() -> None:
     """Typer makes a group of an app without commands of its own only if it has a callback."""
 
 
-def verify_command(
-    results: Annotated[Path, typer.Argument(help="The folder that `niss reproduce` wrote.")] = Path(
-        "results"
-    ),
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="Files whose numbers are checked; by default README.md and docs/."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-) -> None:
-    """Recompute every claim from the result files; fail where one does not hold or the text disagrees."""
-    load_experiments().verify(results, text, as_json=as_json)
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Which results to check, and which texts against them.
+
+    results  The folder that `niss reproduce` wrote.
+    text     Files whose numbers are checked; by default README.md and docs/.
+    as_json  Print the findings as JSON.
+    """
+
+    results: Path = argument(Path("results"))
+    text: list[Path] | None = None
+    as_json: bool = option(False, "--json")
+
+
+@from_options(VerifyOptions)
+def verify_command(options: VerifyOptions) -> None:
+    """Recompute every claim from the result files; fail where one does not hold or the text disagrees.
+
+    Examples:
+    niss verify results/
+    niss verify results/ --text README.md --text docs/concepts/paper.md --json
+    """
+    load_experiments().verify(options.results, options.text, as_json=options.as_json)

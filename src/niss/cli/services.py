@@ -6,65 +6,66 @@ import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from niss.cli.completion import LOG_LEVELS
-from niss.cli.options import examples, from_options, option
+from niss.cli.options import from_options, option
 from niss.cli.terminal import is_quiet, say, warn
 from niss.errors import ConfigError, RemoteProtocolError
-
-TRACKER_EXAMPLES = examples(
-    "niss tracker --server-key 3b6a27bc...",
-    "niss tracker --server-key 3b6a27bc... --host 0.0.0.0 --tls-cert tracker.pem --tls-key tracker-key.pem",
-    "niss tracker --server-key 3b6a27bc... --store redis://127.0.0.1:6379/0 --identity tracker.key",
-)
-UI_EXAMPLES = examples(
-    "niss ui                       the planner, and the runs in ./runs",
-    "niss ui --runs /data/runs --port 0 --no-open",
-)
 
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """How a tracker is run. Fields that `niss.tracker` has too, in `Options` or `Settings`, go there by name."""
+    """How a tracker is run. Fields that `niss.tracker` has too, in `Options` or `Settings`, go there by name.
 
-    server_key: str = option(
-        metavar="KEY", help="The public key of the server that opens rounds, from `niss keys show`."
-    )
-    host: str = option("127.0.0.1", help="The address to listen on.")
-    port: int = option(8440, min=0, max=65535, help="0 takes a free one.")
-    store: str = option(
-        "sqlite:///tracker.db",
-        metavar="URL",
-        envvar="NISS_TRACKER_STORE",
-        help="sqlite:///FILE, or redis://HOST:PORT/0 for several processes.",
-    )
-    identity: Path | None = option(
-        None, metavar="KEYFILE", help="The tracker's own key file. Default: beside the SQLite file."
-    )
-    tls_cert: Path | None = option(None, metavar="PEM", help="Serve TLS with this certificate.")
-    tls_key: Path | None = option(None, metavar="PEM", help="The certificate's private key.")
-    external_beacon: str | None = option(
-        None, metavar="URL", help="Another tracker, which holds the beacon chains."
-    )
-    external_ca: Path | None = option(None, metavar="PEM", help="The authority of its certificate.")
-    admit: Path | None = option(None, metavar="FILE", help="A coalition file: only its members may register.")
-    coalition: list[str] | None = option(
-        None, metavar="NAME=FILE", help="Only the members in this file may join that coalition."
-    )
-    ttl: float = option(600.0, help="Seconds without a heartbeat until a client counts as gone.")
-    tolerance: float = option(60.0, help="Seconds by which a client's clock may be off.")
-    address_rate: float = option(200.0, help="Requests a second from one address; 0 for any number.")
-    identity_rate: float = option(10.0, help="Changing requests a second of one identity; 0 for any number.")
-    max_clients: int = option(1_000_000, help="Most clients that can be registered.")
-    log_level: str = option("info", help="debug, info, warning or error.", choices=LOG_LEVELS)
+    server_key       The public key of the server that opens rounds, from `niss keys show`.
+    host             The address to listen on.
+    port             0 takes a free one.
+    store            sqlite:///FILE, or redis://HOST:PORT/0 for several processes.
+    identity         The tracker's own key file. Default: beside the SQLite file.
+    tls_cert         Serve TLS with this certificate.
+    tls_key          The certificate's private key.
+    external_beacon  Another tracker, which holds the beacon chains.
+    external_ca      The authority of its certificate.
+    admit            A coalition file: only its members may register.
+    coalition        Only the members in this file may join that coalition.
+    ttl              Seconds without a heartbeat until a client counts as gone.
+    tolerance        Seconds by which a client's clock may be off.
+    address_rate     Requests a second from one address; 0 for any number.
+    identity_rate    Changing requests a second of one identity; 0 for any number.
+    max_clients      Most clients that can be registered.
+    log_level        debug, info, warning or error.
+    """
+
+    server_key: str = option(metavar="KEY")
+    host: str = "127.0.0.1"
+    port: int = option(8440, min=0, max=65535)
+    store: str = option("sqlite:///tracker.db", metavar="URL", envvar="NISS_TRACKER_STORE")
+    identity: Path | None = option(None, metavar="KEYFILE")
+    tls_cert: Path | None = option(None, metavar="PEM")
+    tls_key: Path | None = option(None, metavar="PEM")
+    external_beacon: str | None = option(None, metavar="URL")
+    external_ca: Path | None = option(None, metavar="PEM")
+    admit: Path | None = option(None, metavar="FILE")
+    coalition: list[str] | None = option(None, metavar="NAME=FILE")
+    ttl: float = 600.0
+    tolerance: float = 60.0
+    address_rate: float = 200.0
+    identity_rate: float = 10.0
+    max_clients: int = 1_000_000
+    log_level: str = option("info", choices=LOG_LEVELS)
 
 
 @from_options(TrackerOptions)
 def tracker_command(options: TrackerOptions) -> None:
-    """Run a tracker until it is told to stop. One line of JSON on stdout tells its address and keys."""
+    """Run a tracker until it is told to stop. One line of JSON on stdout tells its address and keys.
+
+    Examples:
+    niss tracker --server-key 3b6a27bc...
+    niss tracker --server-key 3b6a27bc... --host 0.0.0.0 --tls-cert tracker.pem --tls-key tracker-key.pem
+    niss tracker --server-key 3b6a27bc... --store redis://127.0.0.1:6379/0 --identity tracker.key
+    """
     from niss.tracker.limits import Settings
 
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
@@ -111,18 +112,34 @@ def _coalition(entry: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def ui_command(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; others than loopback let others in.")
-    ] = "127.0.0.1",
-    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the runs are.")] = Path("runs"),
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-) -> None:
-    """Serve the planner and the runs as web pages on this machine, until Ctrl-C."""
+@dataclass(frozen=True)
+class UiOptions:
+    """Where the pages are served, and which runs they show.
+
+    port     0 takes a free one.
+    host     The address to listen on; others than loopback let others in.
+    runs     Where the runs are.
+    no_open  Do not open a browser.
+    """
+
+    port: int = option(8765, min=0, max=65535)
+    host: str = "127.0.0.1"
+    runs: Path = option(Path("runs"), metavar="FOLDER")
+    no_open: bool = False
+
+
+@from_options(UiOptions)
+def ui_command(options: UiOptions) -> None:
+    """Serve the planner and the runs as web pages on this machine, until Ctrl-C.
+
+    Examples:
+    niss ui                       the planner, and the runs in ./runs
+    niss ui --runs /data/runs --port 0 --no-open
+    """
     from niss.ui.guard import is_loopback
     from niss.ui.serve import serve
 
+    host, runs = options.host, options.runs
     if runs.exists() and not runs.is_dir():
         raise ConfigError(f"{runs} is a file", field="--runs", hint="give the folder that holds your runs")
     if not is_loopback(host):
@@ -137,4 +154,4 @@ def ui_command(
 
     # Ctrl-C is how this command is ended, so it is not an interruption.
     with suppress(KeyboardInterrupt):
-        serve(host=host, port=port, runs=runs, open_browser=not no_open, ready=ready)
+        serve(host=host, port=options.port, runs=runs, open_browser=not options.no_open, ready=ready)

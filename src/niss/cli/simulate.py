@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from niss.cli import completion
-from niss.cli.options import argument, examples, flag_of, from_options, json_option, option
+from niss.cli.options import argument, flag_of, from_options, option
 from niss.cli.terminal import RoundProgress, free_folder, kept_on_interrupt, print_json, print_table, say
 from niss.cli.terminal import results as result_console
 from niss.errors import ConfigError
@@ -21,107 +21,106 @@ from niss.files import MANIFEST
 if TYPE_CHECKING:
     from niss.simulation import Comparison, Config, RunResult
 
-RUN_EXAMPLES = examples(
-    "niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a",
-    "niss run CONFIG.toml --set privacy.epsilon=8 --json",
-    "niss run --resume runs/a",
-)
-COMPARE_EXAMPLES = examples(
-    "niss compare --preset demo --out runs/demo",
-    "niss compare --methods fedavg,dp-fedavg,central-dp,niss --epsilon 8 --rounds 20",
-    "niss compare --resume runs/demo",
-)
-BENCH_EXAMPLES = examples(
-    "niss bench                       a round of the paper with the MLP: 30 clients x 600 samples x 5 epochs",
-    "niss bench --model cnn --quick",
-    "niss bench --device cuda --json",
-    more="The benchmarks against other simulators are in the folder benchmarks/ of the repository.",
-)
 DEFAULT_METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg")
 
 
 @dataclass(frozen=True)
 class Training:
-    """What `run` and `compare` train. The metadata `key` is the setting of the configuration that a flag changes."""
+    """What `run` and `compare` train. The metadata `key` is the setting of the configuration that a flag changes.
 
-    config: Path | None = argument(None, metavar="[CONFIG.toml]", help="Settings; flags override them.")
-    preset: str | None = option(
-        None, help="Start from settings shipped with niss: demo or paper.", choices=completion.PRESETS
-    )
-    dataset: str | None = option(
-        None, help="See `niss data list`.", choices=completion.DATASETS, key="data.dataset"
-    )
-    model: str | None = option(None, help="mlp or cnn.", choices=completion.MODELS, key="model.name")
-    split: str | None = option(
-        None, help="iid, shards or dirichlet.", choices=completion.SPLITS, key="data.split"
-    )
-    rounds: int | None = option(None, help="Number of rounds.", key="rounds")
-    seed: int | None = option(None, help="Seed of the simulation.", key="seed")
-    clients: int | None = option(None, help="Number of clients.", key="data.clients")
-    participants: int | None = option(
-        None, help="Clients that take part in a round.", key="training.participants"
-    )
-    epochs: int | None = option(None, help="Local epochs.", key="training.epochs")
-    batch_size: int | None = option(None, help="Local batch size.", key="training.batch_size")
-    learning_rate: float | None = option(
-        None, "--lr", help="Local learning rate.", key="training.learning_rate"
-    )
-    epsilon: float | None = option(None, help="Privacy target of every client.", key="privacy.epsilon")
-    delta: float | None = option(None, help="Privacy target of every client.", key="privacy.delta")
-    clip: float | None = option(None, help="L2 bound on a client's update.", key="privacy.clip")
-    device: str | None = option(
-        None,
-        help="Where clients train: auto, cpu or cuda.",
-        choices=completion.DEVICES,
-        key="training.device",
-    )
-    settings: list[str] | None = option(
-        None, "--set", metavar="KEY=VALUE", help="Any setting, e.g. privacy.scope=round."
-    )
+    config         Settings; flags override them.
+    preset         Start from settings shipped with niss: demo or paper.
+    dataset        See `niss data list`.
+    model          mlp or cnn.
+    split          iid, shards or dirichlet.
+    rounds         Number of rounds.
+    seed           Seed of the simulation.
+    clients        Number of clients.
+    participants   Clients that take part in a round.
+    epochs         Local epochs.
+    batch_size     Local batch size.
+    learning_rate  Local learning rate.
+    epsilon        Privacy target of every client.
+    delta          Privacy target of every client.
+    clip           L2 bound on a client's update.
+    device         Where clients train: auto, cpu or cuda.
+    settings       Any setting, e.g. privacy.scope=round.
+    """
+
+    config: Path | None = argument(None, metavar="[CONFIG.toml]")
+    preset: str | None = option(None, choices=completion.PRESETS)
+    dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset")
+    model: str | None = option(None, choices=completion.MODELS, key="model.name")
+    split: str | None = option(None, choices=completion.SPLITS, key="data.split")
+    rounds: int | None = option(None, key="rounds")
+    seed: int | None = option(None, key="seed")
+    clients: int | None = option(None, key="data.clients")
+    participants: int | None = option(None, key="training.participants")
+    epochs: int | None = option(None, key="training.epochs")
+    batch_size: int | None = option(None, key="training.batch_size")
+    learning_rate: float | None = option(None, "--lr", key="training.learning_rate")
+    epsilon: float | None = option(None, key="privacy.epsilon")
+    delta: float | None = option(None, key="privacy.delta")
+    clip: float | None = option(None, key="privacy.clip")
+    device: str | None = option(None, choices=completion.DEVICES, key="training.device")
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where a run or comparison goes, and how its result is printed."""
+    """Where a run or comparison goes, and how its result is printed.
 
-    out: Path | None = option(None, help="Folder for everything this run leaves behind.")
-    resume: Path | None = option(
-        None, metavar="DIR", help="Go on with a run that was stopped.", complete=completion.run_folders
-    )
-    overwrite: bool = option(False, help="Replace an earlier run in that folder.")
-    as_json: bool = json_option()
+    out        Folder for everything this run leaves behind.
+    resume     Go on with a run that was stopped.
+    overwrite  Replace an earlier run in that folder.
+    as_json    Print the result as JSON.
+    """
+
+    out: Path | None = None
+    resume: Path | None = option(None, metavar="DIR", complete=completion.run_folders)
+    overwrite: bool = False
+    as_json: bool = option(False, "--json")
 
 
 @dataclass(frozen=True)
 class Method:
-    """The method of `niss run`; a field is the setting of the same name in `[[methods]]`."""
+    """The method of `niss run`; a field is the setting of the same name in `[[methods]]`.
 
-    method: str | None = option(
-        None, help="fedavg, dp-fedavg, central-dp or niss.", choices=completion.method_names
-    )
-    tau2: str | None = option(
-        None, help="Distortion of received shares: a number, or 'calibrated'.", choices=("calibrated",)
-    )
-    kappa: float | None = option(None, help="Strength of the shares, in units of the DP noise.")
-    neighbours: float | None = option(None, help="Unit shares each client sends.")
-    graph: str | None = option(None, help="regular, complete or random.", choices=completion.GRAPHS)
-    distortion: str | None = option(
-        None, help="additive, scalar or coordinate.", choices=completion.distortion_names
-    )
+    method      fedavg, dp-fedavg, central-dp or niss.
+    tau2        Distortion of received shares: a number, or 'calibrated'.
+    kappa       Strength of the shares, in units of the DP noise.
+    neighbours  Unit shares each client sends.
+    graph       regular, complete or random.
+    distortion  additive, scalar or coordinate.
+    """
+
+    method: str | None = option(None, choices=completion.method_names)
+    tau2: str | None = option(None, choices=("calibrated",))
+    kappa: float | None = None
+    neighbours: float | None = None
+    graph: str | None = option(None, choices=completion.GRAPHS)
+    distortion: str | None = option(None, choices=completion.distortion_names)
 
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of `niss compare`."""
+    """The methods of `niss compare`.
 
-    methods: tuple[str, ...] | None = option(
-        None, help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.", choices=completion.method_names
-    )
+    methods  Comma-separated: fedavg, dp-fedavg, central-dp, niss.
+    """
+
+    methods: tuple[str, ...] | None = option(None, choices=completion.method_names)
 
 
 @from_options(Training, Method, Output, quiet=True)
 def run_command(training: Training, method: Method, output: Output) -> None:
-    """Train with one method and say what it promised."""
+    """Train with one method and say what it promised.
+
+    Examples:
+    niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
+    niss run CONFIG.toml --set privacy.epsilon=8 --json
+    niss run --resume runs/a
+    """
     from niss.simulation import make_config, run
 
     if output.resume is not None:
@@ -145,7 +144,13 @@ def run_command(training: Training, method: Method, output: Output) -> None:
 
 @from_options(Training, Methods, Output, quiet=True)
 def compare_command(training: Training, methods: Methods, output: Output) -> None:
-    """Train with several methods on the same clients, batches and initial weights."""
+    """Train with several methods on the same clients, batches and initial weights.
+
+    Examples:
+    niss compare --preset demo --out runs/demo
+    niss compare --methods fedavg,dp-fedavg,central-dp,niss --epsilon 8 --rounds 20
+    niss compare --resume runs/demo
+    """
     from niss.simulation import compare, make_config
 
     if output.resume is not None:
@@ -258,23 +263,43 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
 
 @dataclass(frozen=True)
 class Bench:
-    """The round that `niss bench` times."""
+    """The round that `niss bench` times.
 
-    model: str = option("mlp", help="mlp or cnn.", choices=completion.MODELS)
-    clients: int = option(30, help="Clients in the round.")
-    samples: int = option(600, help="Samples of each client.")
-    epochs: int = option(5, help="Local epochs.")
-    batch_size: int = option(10, help="Local batch size.")
-    device: str = option("auto", help="auto, cpu or cuda.", choices=completion.DEVICES)
-    tf32: bool = option(False, help="Allow TF32 products on a GPU.")
-    repeats: int = option(3, help="Rounds that are timed.")
-    quick: bool = option(False, help="6 clients, 100 samples, 1 epoch.")
-    as_json: bool = json_option()
+    model       mlp or cnn.
+    clients     Clients in the round.
+    samples     Samples of each client.
+    epochs      Local epochs.
+    batch_size  Local batch size.
+    device      auto, cpu or cuda.
+    tf32        Allow TF32 products on a GPU.
+    repeats     Rounds that are timed.
+    quick       6 clients, 100 samples, 1 epoch.
+    as_json     Print the result as JSON.
+    """
+
+    model: str = option("mlp", choices=completion.MODELS)
+    clients: int = 30
+    samples: int = 600
+    epochs: int = 5
+    batch_size: int = 10
+    device: str = option("auto", choices=completion.DEVICES)
+    tf32: bool = False
+    repeats: int = 3
+    quick: bool = False
+    as_json: bool = option(False, "--json")
 
 
 @from_options(Bench, quiet=True)
 def bench_command(options: Bench) -> None:
-    """Time a round of local training beside the plain PyTorch loop, and the noise."""
+    """Time a round of local training beside the plain PyTorch loop, and the noise.
+
+    Examples:
+    niss bench                       a round of the paper with the MLP: 30 clients x 600 samples x 5 epochs
+    niss bench --model cnn --quick
+    niss bench --device cuda --json
+
+    The benchmarks against other simulators are in the folder benchmarks/ of the repository.
+    """
     from niss.cli.terminal import working
     from niss.learning import choose_device
     from niss.simulation.speed import Round, measure

@@ -17,40 +17,47 @@ from typing import Any, NoReturn
 
 import typer
 
-from niss.cli.options import examples, from_options, json_option, option
+from niss.cli.options import from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
 from niss.errors import ConfigError, NissError
 
-EXAMPLES = examples(
-    "niss up --nodes 5 --tls",
-    "niss up --nodes 3 --rounds 2 --no-tls --no-tracker --set colluders=0 --keep runs/up",
-    "niss up --app my_app --set epsilon=3.0 --set clip=1.0",
-)
 _DONE = "finished:completed"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What to start, and the app that runs on it."""
+    """What to start, and the app that runs on it.
 
-    nodes: int = option(5, min=2, help="How many SuperNodes to start.")
-    tls: bool = option(True, help="TLS everywhere, and SuperNodes that authenticate themselves.")
-    tracker: bool = option(True, help="A tracker hands out keys and holds the beacon; else the server does.")
-    rounds: int = option(3, min=1, help="Rounds of training.")
-    app: Path = option(Path("examples/flower_app"), metavar="FOLDER", help="The Flower app to run.")
-    settings: list[str] | None = option(
-        None, "--set", metavar="KEY=VALUE", help="A setting of the app, in TOML; may be repeated."
-    )
-    keep: Path | None = option(
-        None, metavar="FOLDER", help="Keep keys, logs, ledgers and the report in this new folder."
-    )
-    as_json: bool = json_option("Print the report as JSON.")
+    nodes     How many SuperNodes to start.
+    tls       TLS everywhere, and SuperNodes that authenticate themselves.
+    tracker   A tracker hands out keys and holds the beacon; else the server does.
+    rounds    Rounds of training.
+    app       The Flower app to run.
+    settings  A setting of the app, in TOML; may be repeated.
+    keep      Keep keys, logs, ledgers and the report in this new folder.
+    as_json   Print the report as JSON.
+    """
+
+    nodes: int = option(5, min=2)
+    tls: bool = True
+    tracker: bool = True
+    rounds: int = option(3, min=1)
+    app: Path = option(Path("examples/flower_app"), metavar="FOLDER")
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
+    keep: Path | None = option(None, metavar="FOLDER")
+    as_json: bool = option(False, "--json")
 
 
 @from_options(UpOptions, quiet=True)
 def up_command(options: UpOptions) -> None:
-    """Start tracker, SuperLink and SuperNodes on this machine, run an app, and take everything down again."""
+    """Start tracker, SuperLink and SuperNodes on this machine, run an app, and take everything down again.
+
+    Examples:
+    niss up --nodes 5 --tls
+    niss up --nodes 3 --rounds 2 --no-tls --no-tracker --set colluders=0 --keep runs/up
+    niss up --app my_app --set epsilon=3.0 --set clip=1.0
+    """
     app, keep = options.app, options.keep
     if not (app / "pyproject.toml").is_file():
         raise ConfigError(
