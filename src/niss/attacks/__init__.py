@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         simulate_round,
     )
 
+# The commands of `niss attack`, in the order of its help, and the class of each; see `load_experiment`.
 EXPERIMENTS = {
     "dlg": "niss.attacks.invert.DlgExperiment",
     "joint": "niss.attacks.joint.JointExperiment",
@@ -40,7 +41,6 @@ EXPERIMENTS = {
     "rerun": "niss.attacks.rerun.RerunExperiment",
     "audit": "niss.attacks.audit.AuditExperiment",
 }
-"""The commands of `niss attack`, in the order of its help, and the class of each; see `load_experiment`."""
 
 # Each module, and the names of `__all__` that it holds.
 _MODULES = {

@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditExperiment(Experiment):
-    """NISS calibrated, NISS as printed (tau = 0) and DP-FedAvg, each with canaries in half of its rounds."""
+    """Canary audit: a lower bound on epsilon from true- and false-positive rates, beside what is claimed.
+
+    NISS calibrated, NISS as printed (tau = 0) and DP-FedAvg, each with canaries in half of its rounds (see
+    `niss.attacks.canary`). What is proved above a claim refutes it; what is proved below says nothing against it. With
+    tau = 0 only the marginal claim exists, and it is refuted.
+
+    rounds       as many with the canary as without; the bound grows slowly with them
+    dimension    coordinates of an update; the guarantee does not depend on them
+    confidence   with which each bound holds
+
+    Examples:
+        niss attack audit --rounds 100000 --out runs/audit
+        niss attack audit --json
+    """
 
     name = "audit"
-    summary = (
-        "Canary audit: a lower bound on epsilon from true- and false-positive rates, beside what is claimed."
-    )
-    examples = (
-        "niss attack audit --rounds 100000 --out runs/audit",
-        "niss attack audit --json",
-    )
     columns: ClassVar[dict[str, str]] = {
         "case": "Case",
         "joint": "ε claimed, joint",
@@ -123,6 +129,7 @@ class AuditExperiment(Experiment):
 
 
 def _verdict(proved: float, joint: float, marginal: float) -> str:
+    """Which claim the proved epsilon refutes; the marginal one is never above the joint one."""
     if proved > joint:
         return "the joint claim is refuted"
     if proved > marginal:
@@ -139,6 +146,7 @@ def _headline(findings: Findings, confidence: float) -> str:
 
 
 def _draw_rates(axes: attacks.drawing.Axes, findings: Findings) -> None:
+    """Points as measured, and the line that mu-GDP allows; the diagonal is a guess by chance."""
     drawing = attacks.drawing
     for number, (name, curve) in enumerate(findings.curves["rates"].items()):
         x = curve["false_positive"]
@@ -161,6 +169,7 @@ def _draw_rates(axes: attacks.drawing.Axes, findings: Findings) -> None:
 
 
 def _draw_claims(axes: attacks.drawing.Axes, findings: Findings) -> None:
+    """A bar for what is proved, with marks where the claims are; an arrow at the edge is no claim at all."""
     drawing = attacks.drawing
     rows = findings.rows
     blue, red, light = drawing.SERIES[0], drawing.SERIES[1], drawing.SERIES[5]

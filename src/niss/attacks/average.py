@@ -7,34 +7,37 @@ from math import sqrt
 from typing import Annotated, ClassVar
 
 from niss import attacks
-from niss.attacks.experiment import VICTIM, Clients, Findings, Help, PictureExperiment, Progress
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress
 from niss.errors import PrivacyError
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageExperiment(PictureExperiment):
-    """The same update under fresh noise, round after round; the budget covers `participations` of them.
+class AverageExperiment(experiment.PictureExperiment):
+    """Average a client's uploads over rounds of a model that never moves; the ledger says when to stop.
 
-    The graph is complete, so that every round has the same plan, and each round is estimated from all uploads. The
-    error falls as one over the square root of the rounds, and mu grows as that square root.
+    The same update under fresh noise, round after round; the graph is complete, so that every round has the same plan,
+    and each is estimated from all uploads. After n rounds the error has fallen to 1 / sqrt(n) of that of one, and
+    sqrt(n) times its mu is spent. The ledger charges every round until it refuses one.
+
+    participations   rounds that the budget covers
+    rounds           rounds that the server would like to have
+
+    Examples:
+        niss attack average --rounds 3000 --out runs/average
     """
 
     name = "average"
-    summary = (
-        "Average a client's uploads over rounds of a model that never moves; the ledger says when to stop."
-    )
-    examples = ("niss attack average --rounds 3000 --out runs/average",)
     columns: ClassVar[dict[str, str]] = {
         "rounds": "Rounds",
-        "error": "Error ÷ update",
-        "predicted_error": "Error, predicted",
+        **experiment.ERROR_COLUMNS,
         "psnr": "PSNR, dB",
         "mu": "μ spent",
         "epsilon": "ε spent",
         "within_budget": "Ledger allows it",
     }
 
-    clients: Clients = 6
+    clients: experiment.Clients = 6
     participations: Annotated[int, Help("Rounds that the budget covers.", least=1)] = 1
     rounds: Annotated[int, Help("Rounds the server averages over.", least=1)] = 10_000
 

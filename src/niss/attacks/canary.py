@@ -44,7 +44,13 @@ class CanaryScores:
 
 @dataclass(frozen=True)
 class AuditBound:
-    """Rates at the chosen threshold, on rounds not used to choose it, and the epsilon they prove."""
+    """What an audit proves.
+
+    true_positive    part of the rounds with the canary whose score exceeds the threshold
+    false_positive   part of the rounds without it whose score does
+    epsilon          the least epsilon that is consistent with both rates
+    counted          rounds of each kind that were counted, none of them used to choose the threshold
+    """
 
     true_positive: float
     false_positive: float
@@ -89,6 +95,7 @@ def canary_scores(
 def _observe(
     plan: RoundPlan, victim: int, share: FloatArray, sent: FloatArray, rounds: int, stream: SimStream
 ) -> Observation:
+    """`rounds` rounds side by side in which the victim sends `sent`, and everyone else nothing that is not known."""
     size = plan.participants.size
     uploads = np.zeros((size, rounds * sent.size))
     uploads[victim] = share[victim] * np.tile(sent, rounds)
@@ -99,7 +106,12 @@ def _observe(
 
 
 def epsilon_bound(scores: CanaryScores, delta: float, confidence: float) -> AuditBound:
-    """A lower bound on epsilon at `delta` that holds with probability `confidence`; 0 where nothing is proved."""
+    """A lower bound on epsilon at `delta` that holds with probability `confidence`; 0 where nothing is proved.
+
+    Half of the rounds choose the threshold with the best bound, the other half are counted there: a bound on the same
+    rounds would be the largest of many and hold with less confidence. Each of the two rates may fail its limit (Clopper
+    and Pearson's) with probability (1 - confidence) / 2.
+    """
     failure = (1.0 - confidence) / 2.0
     both = np.concatenate([scores.without[::2], scores.present[::2]])
     levels = np.concatenate([np.linspace(0.0, 1.0, _THRESHOLDS), 1.0 - np.geomspace(0.5, 1e-6, _THRESHOLDS)])

@@ -7,18 +7,8 @@ from math import sqrt
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from niss import attacks
-from niss.attacks.experiment import (
-    DISTORTIONS,
-    VICTIM,
-    Findings,
-    Help,
-    Hidden,
-    Neighbours,
-    PictureExperiment,
-    Progress,
-    Row,
-    check_names,
-)
+from niss.attacks import experiment
+from niss.attacks.experiment import DISTORTIONS, VICTIM, Findings, Help, Progress, Row
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,15 +19,24 @@ _AXES = {"rho": "Colluding part of the neighbours, ρ", "tau2": "Distortion τ²
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColludeExperiment(PictureExperiment):
-    """Sweeps over rho (at `tau2`) and over tau^2 (at rho = 1); rho counts the victim's neighbours that collude."""
+class ColludeExperiment(experiment.PictureExperiment):
+    """Neighbours tell the server their shares: subtract, project, pick coordinates; sweeps over rho and tau^2.
+
+    Sweeps over rho (at `tau2`) and over tau^2 (at rho = 1). What the colluders know of the victim's shares is first
+    only subtracted, then used as well as the distortion allows (`niss.attacks.estimates`); both errors stand beside
+    the accountant's prediction. For a distortion with one factor per share the projection is repeated over many
+    rounds, where its error should be sqrt(v / h) for v known shares and h coordinates.
+
+    distortions   of `niss.mechanism.DISTORTIONS`
+    rhos          parts of the victim's neighbours that collude, in a random order that is the same for all
+    points        values of tau^2 in its own sweep, from 1e-9 of `tau2` upwards
+
+    Examples:
+        niss attack collude --out runs/collude
+        niss attack collude --distortions coordinate,additive --neighbours 2 --rho 0,0.5,1
+    """
 
     name = "collude"
-    summary = "Neighbours tell the server their shares: subtract, project, pick coordinates; sweeps over rho and tau^2."
-    examples = (
-        "niss attack collude --out runs/collude",
-        "niss attack collude --distortions coordinate,additive --neighbours 2 --rho 0,0.5,1",
-    )
     columns: ClassVar[dict[str, str]] = {
         "distortion": "Distortion",
         "rho": "ρ",
@@ -52,8 +51,8 @@ class ColludeExperiment(PictureExperiment):
         "predicted_psnr": "PSNR, most",
     }
 
-    hidden: Hidden = 16
-    neighbours: Neighbours = 10.0
+    hidden: experiment.Hidden = 16
+    neighbours: experiment.Neighbours = 10.0
     distortions: Annotated[
         tuple[str, ...], Help("Comma-separated: scalar, coordinate, additive.", choices=DISTORTIONS)
     ] = DISTORTIONS
@@ -68,7 +67,7 @@ class ColludeExperiment(PictureExperiment):
         from niss.mechanism import DISTORTIONS as known
 
         super().check()
-        check_names(self.distortions, known, "--distortions")
+        experiment.check_names(self.distortions, known, "--distortions")
         if not self.rhos or not all(0.0 <= rho <= 1.0 for rho in self.rhos):
             raise ConfigError("must be numbers from 0 to 1", field="--rho", hint="for example 0,0.5,1")
         if not self.tau2 > 0.0:

@@ -72,7 +72,11 @@ def two_parts(figure: Figure, ratios: tuple[float, float], *, beside: bool = Fal
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG on white, whole or not at all; returns its path."""
+    """Write a PNG on white, whole or not at all; returns its path.
+
+    No software is named in it, so that the same findings give the same bytes with any release of matplotlib that
+    draws them alike.
+    """
     image = BytesIO()
     with style():
         figure.savefig(image, format="png", dpi=160, facecolor="white", metadata={"Software": None})
@@ -210,6 +214,7 @@ def draw_strips(findings: Findings) -> Figure | None:
 
 
 def _draw_sweep(axes: Axes, sweep: dict[str, list[float]], calibrated: float) -> None:
+    """The error of the joint estimate over tau^2, measured and predicted, and the tau^2 that calibration gives."""
     line(axes, sweep["tau2"], sweep["predicted"], 0, "accountant", marks=False)
     points(axes, sweep["tau2"], sweep["measured"], 1, "measured")
     axes.axvline(calibrated, color=INK, linewidth=1.0, linestyle=":")

@@ -34,7 +34,11 @@ _NULL = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """The adversary's guess of x_k, and the variance it expects of each coordinate's error."""
+    """What the adversary makes of an observation.
+
+    update     its guess of x_k, in the units of an update (not weighed by p_k)
+    variance   what it expects of the squared error in each coordinate
+    """
 
     update: FloatArray
     variance: FloatArray
@@ -48,7 +52,11 @@ class Estimate:
 
 
 def estimate_alone(seen: Observation, victim: int) -> Estimate:
-    """The paper's adversary: looks at the victim's upload alone, less the shares of colluders."""
+    """The paper's adversary: looks at the victim's upload alone, less the shares of colluders.
+
+    seen     what the adversary holds
+    victim   an honest seat; `ConfigError` for any other
+    """
     _require_honest(seen, victim)
     row = _less_known(seen, victim)
     variance = np.full(row.shape, _marginal_variance(seen, victim))
@@ -56,10 +64,12 @@ def estimate_alone(seen: Observation, victim: int) -> Estimate:
 
 
 def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) -> Estimate:
-    """The best linear estimate from all uploads; with `exploit` off, colluders' shares are only subtracted.
+    """The best linear estimate from all uploads.
 
-    Updates of others that the adversary does not know are taken to be zero, so that they end up in the
-    estimate as they do in the sum.
+    seen      what the adversary holds; updates of others that it does not know are taken to be zero, so that they end
+              up in the estimate as they do in the sum
+    victim    an honest seat; `ConfigError` for any other
+    exploit   off: shares of colluders are only subtracted, and what a distortion has left of them counts as noise
     """
     _require_honest(seen, victim)
     honest = seen.honest
@@ -70,7 +80,8 @@ def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) ->
     if residual.ndim == 1:
         weights = best_weights(shared + np.diag(residual), place)
         combined = weights @ rows / weights[place]
-        error = np.full(combined.shape, max(0.0, _spread(weights, shared, residual, place)))
+        spread = float(weights @ (shared + np.diag(residual)) @ weights / weights[place] ** 2)
+        error = np.full(combined.shape, max(0.0, spread))
     else:
         columns = _weights_by_coordinate(shared, residual, place)
         combined = np.sum(columns * rows, axis=0) / columns[place]
@@ -96,6 +107,7 @@ def projected_out(vector: FloatArray, shares: list[FloatArray]) -> FloatArray:
 
 
 def _rest(seen: Observation, seat: int, is_victim: bool, exploit: bool) -> FloatArray:
+    """r_j: an upload less everything known of it but the victim's update, projected where that helps."""
     row = _less_known(seen, seat)
     if not is_victim and seat in seen.known_updates:
         row = row - seen.share[seat] * seen.known_updates[seat]
@@ -116,6 +128,7 @@ def _less_known(seen: Observation, seat: int) -> FloatArray:
 
 
 def _received(seen: Observation, seat: int) -> list[FloatArray]:
+    """The known shares that this seat received, and distorted."""
     return [share for (_, receiver), share in seen.known_shares.items() if receiver == seat]
 
 
@@ -138,6 +151,7 @@ def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> Fl
 
 
 def _in_weight_from_honest(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
+    """in_k without the edges that a colluder sent."""
     graph = seen.plan.graph
     kept = ~np.isin(graph.senders, seen.colluders)
     received = np.bincount(graph.receivers[kept], weights=graph.weights[kept], minlength=graph.size)
@@ -164,7 +178,11 @@ def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArra
 
 
 def best_weights(covariance: FloatArray, place: int) -> FloatArray:
-    """Sigma^-1 e_k, or, where noise cancels on a set that holds k, the null vector nearest e_k."""
+    """Sigma^-1 e_k, or, where noise cancels on a set that holds k, the null vector nearest e_k.
+
+    Eigenvalues below 1e-12 of the largest count as null. A null vector w with w_k > 0 gives w . noise = 0 exactly, so
+    the estimate has no error at all.
+    """
     values, vectors = np.linalg.eigh(covariance)
     none = values <= _NULL * max(values[-1], 1e-300)
     exposed = vectors[:, none] @ vectors[place, none]
@@ -174,6 +192,7 @@ def best_weights(covariance: FloatArray, place: int) -> FloatArray:
 
 
 def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int) -> FloatArray:
+    """Sigma_i^-1 e_k for every coordinate i, whose covariance differs on the diagonal; one column each."""
     size, coordinates = residual.shape
     floor = _NULL * max(float(np.trace(shared)) / size, float(residual.mean()), 1e-300)
     matrices = np.repeat(shared[None], coordinates, axis=0)
@@ -181,10 +200,6 @@ def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int)
     wanted = np.zeros((coordinates, size, 1))
     wanted[:, place] = 1.0
     return np.asarray(np.linalg.solve(matrices, wanted)[:, :, 0].T)
-
-
-def _spread(weights: FloatArray, shared: FloatArray, residual: FloatArray, place: int) -> float:
-    return float(weights @ (shared + np.diag(residual)) @ weights / weights[place] ** 2)
 
 
 def _marginal_variance(seen: Observation, victim: int) -> float:

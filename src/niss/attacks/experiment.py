@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from niss.randomness import SimStream
 
 Row = dict[str, Any]
+# Called with the name of a part, steps done, steps in all, and a note.
 Progress = Callable[[str, int, int, str], None]
-"""Called with the name of a part, steps done, steps in all, and a note."""
 
 RESULT_FILE, FIGURE_FILE = "attack.json", "attack.png"
+# The victim's seat in every round.
 VICTIM = 0
-"""The victim's seat in every round."""
 DEFAULT_PICTURE = "mnist-mini:0"
+ERROR_COLUMNS = {"error": "Error ÷ update", "predicted_error": "Error, predicted"}
 
 
 def no_progress(_part: str, _done: int, _total: int, _note: str) -> None:
@@ -118,8 +119,8 @@ class Experiment(ABC):
     """Options of one attack, and how to run it.
 
     name       the command, `niss attack NAME`
-    summary    one line of help
-    examples   command lines that the help shows
+    summary    one line of help: the first of the class's docstring
+    examples   command lines that the help shows: those of the docstring
     columns    keys of the rows that the table shows, and their headings
     """
 
@@ -132,6 +133,11 @@ class Experiment(ABC):
     epsilon: Epsilon = None
     delta: Delta = None
     seed: Seed = 1
+
+    def __init_subclass__(cls) -> None:
+        lines = [line.strip() for line in (cls.__doc__ or "").splitlines()]
+        cls.summary = lines[0] if lines else ""
+        cls.examples = tuple(line for line in lines if line.startswith("niss attack "))
 
     @abstractmethod
     def run(self, findings: Findings, progress: Progress) -> None:
@@ -248,7 +254,10 @@ def write_findings(findings: Findings, folder: Path) -> Path:
 
 
 def write_results(experiment: Experiment, findings: Findings, folder: Path) -> None:
-    """Write `attack.json` and, where there is enough to draw, `attack.png`."""
+    """Write `attack.json` and, where there is enough to draw, `attack.png`.
+
+    A figure that cannot be drawn is an error only where the findings are finished: then it is a defect of ours.
+    """
     write_findings(findings, folder)
     try:
         figure = experiment.draw(findings)

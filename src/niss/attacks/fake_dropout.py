@@ -8,26 +8,34 @@ from math import sqrt
 from typing import Annotated, ClassVar
 
 from niss import attacks
-from niss.attacks.experiment import VICTIM, Clients, Findings, Help, PictureExperiment, Progress, Row
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
 from niss.errors import ConfigError
 
 CLAIMS = ("all alive", "all dropped", "graded")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeDropoutExperiment(PictureExperiment):
-    """Three claims, each against clients that remember their verdict and clients that do not.
+class FakeDropoutExperiment(experiment.PictureExperiment):
+    """A server calls a live client dropped to have its noise revealed: the one-verdict rule off and on.
+
+    Three claims, each against clients that remember their verdict (the rule is on) and clients that do not (off).
 
     `all alive` and `all dropped` tell every neighbour of the victim the same; `graded` tells as many as the threshold
     needs that it is alive, which gets the self-mask, and the others that it dropped, which gets their edges. The server
     proposes the threshold: the fewer pieces rebuild a self-mask, the more neighbours are left to be asked for edges.
+
+    The accountant says what noise each outcome leaves the victim, in parts of what its ledger was charged for; the
+    server's best linear estimate of the update then errs as much as that predicts. With the rule on, no claim may leave
+    less than was charged.
+
+    threshold_share   part of the victim's neighbours whose pieces rebuild its mask
+
+    Examples:
+        niss attack fake-dropout --out runs/fake-dropout
     """
 
     name = "fake-dropout"
-    summary = (
-        "A server calls a live client dropped to have its noise revealed: the one-verdict rule off and on."
-    )
-    examples = ("niss attack fake-dropout --out runs/fake-dropout",)
     columns: ClassVar[dict[str, str]] = {
         "story": "Server's claim",
         "rule": "One verdict a round",
@@ -36,11 +44,10 @@ class FakeDropoutExperiment(PictureExperiment):
         "left": "Noise left ÷ charged",
         "epsilon": "ε reached",
         "promised": "ε promised",
-        "error": "Error ÷ update",
-        "predicted_error": "Error, predicted",
+        **experiment.ERROR_COLUMNS,
     }
 
-    clients: Clients = 24
+    clients: experiment.Clients = 24
     threshold_share: Annotated[
         float, Help("Part of the neighbours whose pieces rebuild a mask, as the server proposes.")
     ] = 0.1

@@ -112,6 +112,7 @@ def _train(
     settings: LocalTraining,
     stream: SimStream,
 ) -> FloatArray:
+    """The update of one client, by the reference of `niss.learning`: one batch of all its pictures per step."""
     labels = torch.from_numpy(held.labels)
     update = train_client(module, layout, weights, held.inputs(), labels, settings, stream=stream)
     return update.double().numpy()

@@ -56,6 +56,7 @@ class UpdateFunction:
         return -self._clipped(update) / (self.learning_rate * self.steps)
 
     def _loss(self, parts: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy, mean_i -sum_c labels_ic log softmax(logits_i)_c, for labels that may be soft."""
         logits = functional_call(self.module, parts, (inputs,))
         return -(labels * functional.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
 
@@ -104,6 +105,7 @@ def last_bias(gradient: FloatArray, update_function: UpdateFunction) -> FloatArr
 
 
 def _expected_probabilities(module: nn.Module, like: Pictures) -> FloatArray:
+    """What the model makes of an even grey, which stands for pictures that the adversary does not know."""
     grey = torch.full((1, *like.shape), 0.5, dtype=torch.float64)
     first = next(module.parameters())
     with torch.no_grad():

@@ -25,10 +25,10 @@ from niss.attacks.pictures import Pictures
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
+# Called with iterations done, iterations at most, and a note.
 Step = Callable[[int, int, str], None]
-"""Called with iterations done, iterations at most, and a note."""
+# Points [R, n] -> values [R] and gradients [R, n]; row r of each depends on row r alone.
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Points [R, n] -> values [R] and gradients [R, n]; row r of each depends on row r alone."""
 
 # The rate of Inverting Gradients falls tenfold at these parts of the way.
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)

@@ -35,7 +35,12 @@ Restarts = Annotated[int, Help("Random starts, tried side by side.", least=1)]
 
 @dataclass(frozen=True)
 class Case:
-    """A guess of the victim's update, under a name that the table and the figure show."""
+    """One thing to invert.
+
+    name        what the table and the figure call it
+    simulated   the round behind it
+    guess       the adversary's estimate of the victim's update in that round
+    """
 
     name: str
     simulated: attacks.SimulatedRound
@@ -133,10 +138,13 @@ class SearchExperiment(experiment.Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodsExperiment(SearchExperiment):
-    """One search per method, on the same victim with the same network.
+    """One search per method, on the same victim with the same network and the same randomness.
 
-    view   `alone`: the server looks at the victim's upload by itself, as the paper does; `joint`: it uses all uploads
-           and knows the others' updates
+    methods   of `niss.methods`, one case each
+    view      `alone`: the server looks at the victim's upload by itself, as the paper does; `joint`: it uses all
+              uploads and knows the others' updates
+    plan      the preset of `niss.attacks.rounds.make_setting`
+    tau2      None: as the preset says
     """
 
     methods: Annotated[
@@ -184,7 +192,7 @@ class MethodsExperiment(SearchExperiment):
             self.run_case(case, federation, findings, progress)
         scores = "; ".join(f"{row['case']} {row['psnr']:.1f} dB" for row in findings.rows)
         findings.headline = (
-            f"PSNR of what was recovered: {scores}. "
+            f"PSNR of the recovered pictures: {scores}. "
             f"An even grey would score {findings.curves['blind_guess_psnr']:.1f} dB."
         )
         findings.finished = True
@@ -192,15 +200,18 @@ class MethodsExperiment(SearchExperiment):
 
 @dataclass(frozen=True, kw_only=True)
 class DlgExperiment(MethodsExperiment):
-    """Deep Leakage from Gradients against one picture and one step of a LeNet with sigmoids."""
+    """Deep Leakage from Gradients: recover a picture from one client's upload.
+
+    One picture, one step of a LeNet with sigmoids: the setting of the paper's Figure 4, which reads the loss and takes
+    a high one for protection. The PSNR beside it tells whether the picture is there.
+
+    Examples:
+        niss attack dlg --out runs/dlg
+        niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4
+        niss attack dlg --plan paper --view joint --methods niss --image photo.png
+    """
 
     name = "dlg"
-    summary = "Deep Leakage from Gradients: recover a picture from one client's upload."
-    examples = (
-        "niss attack dlg --out runs/dlg",
-        "niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4",
-        "niss attack dlg --plan paper --view joint --methods niss --image photo.png",
-    )
     columns: ClassVar[dict[str, str]] = COLUMNS
 
     def train(self, **options: Any) -> attacks.Federation:
@@ -210,15 +221,18 @@ class DlgExperiment(MethodsExperiment):
 
 @dataclass(frozen=True, kw_only=True)
 class InvertExperiment(MethodsExperiment):
-    """Cosine distance and total variation, on the update of a client that may hold several pictures."""
+    """Inverting Gradients: cosine distance and total variation, for ReLU models, batches and several steps.
+
+    Unlike DLG it copes with ReLU, with a clip, and with a client that takes several steps on several pictures; labels
+    are read from the last bias, and the order of a batch, which no gradient tells, is taken as it fits best.
+
+    Examples:
+        niss attack invert --out runs/invert
+        niss attack invert --batch 4 --steps 3 --methods fedavg,niss
+        niss attack invert --model cnn --methods fedavg --clients 3 --iterations 300
+    """
 
     name = "invert"
-    summary = "Inverting Gradients: cosine distance and total variation, for ReLU models, batches and several steps."
-    examples = (
-        "niss attack invert --out runs/invert",
-        "niss attack invert --batch 4 --steps 3 --methods fedavg,niss",
-        "niss attack invert --model cnn --methods fedavg --clients 3 --iterations 300",
-    )
     columns: ClassVar[dict[str, str]] = {**COLUMNS, "loss": "1 − cos"}
     search_name = "search"
 

@@ -12,15 +12,21 @@ from niss.attacks.invert import COLUMNS, Case, SearchExperiment
 
 @dataclass(frozen=True, kw_only=True)
 class JointExperiment(SearchExperiment):
-    """NISS with tau = 0 and with calibrated tau^2: the victim's upload alone, then all uploads together.
+    """Put all uploads together: at tau = 0 the victim's picture falls out, at a calibrated tau^2 it does not.
 
-    points   values of tau^2 in the sweep, which compares the error of the joint estimate with the accountant's; no
-             option of the command
+    With tau = 0 the shares cancel in the sum of all uploads, so a server that knows the other updates has the victim's;
+    one that does not know them has the sum. DLG is run on the upload alone, on both of these, and on the best estimate
+    at the calibrated tau^2. A sweep over tau^2 then compares the error of that estimate with the accountant's
+    sqrt(h v) / (p ||x||), v being the effective variance.
+
+    points   values of tau^2 in the sweep; no option of the command
+
+    Examples:
+        niss attack joint --out runs/joint
+        niss attack joint --image photo.png --label 3 --json
     """
 
     name = "joint"
-    summary = "Put all uploads together: at tau = 0 the victim's picture falls out, at a calibrated tau^2 it does not."
-    examples = ("niss attack joint --out runs/joint", "niss attack joint --image photo.png --label 3 --json")
     columns: ClassVar[dict[str, str]] = {**COLUMNS, "predicted": "Predicted noise"}
 
     points: int = 13

@@ -100,7 +100,12 @@ def load_pictures(spec: str, *, count: int = 1, label: int | None = None) -> Pic
 
 
 def other_pictures(of: Pictures, count: int, stream: SimStream) -> list[Pictures]:
-    """What other clients hold: as many pictures each, of the same dataset; for a file, pictures of noise."""
+    """What other clients hold.
+
+    of       the victim's pictures: the others have as many each, of the same dataset; for a file, pictures of noise
+    count    how many clients
+    stream   where the choice comes from
+    """
     generator = stream.generator()
     dataset_name = of.name.rpartition(":")[0]
     each = len(of.pixels)
@@ -172,7 +177,12 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PictureScores:
-    """Mean squared error, peak signal-to-noise ratio in dB (peak 1) and structural similarity."""
+    """How near recovered pictures come to the originals.
+
+    mse    mean squared error of a pixel in [0, 1]
+    psnr   peak signal-to-noise ratio in dB, -10 log10(mse); infinite for a perfect copy
+    ssim   structural similarity (Wang et al., 2004), 1 for a perfect copy
+    """
 
     mse: float
     psnr: float
@@ -210,7 +220,10 @@ def peak_ratio(mse: float) -> float:
 
 
 def blind_guess(original: FloatArray) -> float:
-    """The PSNR of the even grey that fits best: what is reached without any knowledge of the picture."""
+    """The PSNR in dB of the even grey that fits best: what is reached without any knowledge of the picture.
+
+    -10 log10 of the variance of the pixels.
+    """
     return peak_ratio(float(np.mean((original - original.mean()) ** 2)))
 
 

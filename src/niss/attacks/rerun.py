@@ -12,7 +12,8 @@ from math import sqrt
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
-from niss.attacks.experiment import VICTIM, Clients, Findings, Help, PictureExperiment, Progress, Row
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
 from niss.errors import PrivacyError, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -20,22 +21,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerunExperiment(PictureExperiment):
-    """Half of the answers are to the real model, half to the model of zeros."""
+class RerunExperiment(experiment.PictureExperiment):
+    """Open the same round again and again: a client with its memory refuses, one without gives itself away.
+
+    Half of the answers are to the real model, half to the model of zeros. With n of each the error is expected to be
+    sqrt(2 m^2 eta^2 h / n + ||x'||^2) / ||x||: fresh residual noise eta that averages out, and the update x' on the
+    model of zeros, which the server does not know.
+
+    repeats   n; the state that the client had before the round is restored for each of the 2 n answers
+
+    Examples:
+        niss attack rerun --repeats 256 --out runs/rerun
+    """
 
     name = "rerun"
-    summary = "Open the same round again and again: a client with its memory refuses, one without gives itself away."
-    examples = ("niss attack rerun --repeats 256 --out runs/rerun",)
     columns: ClassVar[dict[str, str]] = {
         "client": "Client",
         "answers": "Answers",
         "refusal": "Second answer",
-        "error": "Error ÷ update",
-        "predicted_error": "Error, predicted",
+        **experiment.ERROR_COLUMNS,
         "psnr": "PSNR, dB",
     }
 
-    clients: Clients = 24
+    clients: experiment.Clients = 24
     repeats: Annotated[int, Help("How often each of the two models is sent.", least=1)] = 1024
 
     def setting(self) -> attacks.Setting:

@@ -166,7 +166,7 @@ def recovered_fraction(estimate: FloatArray, truth: FloatArray) -> float:
 
 
 def relative_error(estimate: FloatArray, truth: FloatArray) -> float:
-    """||estimate - truth|| / ||truth||."""
+    """||estimate - truth|| / ||truth||; 1 is as bad as guessing zero."""
     return float(np.sqrt(np.sum((estimate - truth) ** 2) / np.sum(truth**2)))
 
 
