@@ -22,7 +22,6 @@ from typing import Any, Self
 
 from niss.accounting.ledger import ROUNDING
 from niss.accounting.ledger_chain import (
-    FORMAT,
     LONGEST_BASIS,
     Charge,
     Header,
@@ -196,27 +195,21 @@ class LedgerFile:
 
     def to_json(self) -> dict[str, Any]:
         """Header, totals and charges as plain values; null where there is no finite number."""
-        header = self.header
-        value: dict[str, Any] = to_json(
-            {
-                "format": FORMAT,
-                "run": header.run,
-                "delta": header.delta,
-                "delta_failure": header.delta_failure,
-                "unit": header.unit,
-                "relation": header.relation,
-                "head": self.head,
-                "torn_bytes": len(self.torn),
-                "clients": [self._client_json(client) for client in self.clients],
-                "charges": [{**entry.to_json(), "hash": entry.hash} for entry in self._entries],
-            }
-        )
-        return value
+        header = {name: value for name, value in self.header.body().items() if name != "budgets"}
+        charges = [{**entry.to_json(), "hash": entry.hash} for entry in self._entries]
+        clients = [self._client_json(client) for client in self.clients]
+        return {
+            **header,
+            "head": self.head,
+            "torn_bytes": len(self.torn),
+            "clients": clients,
+            "charges": charges,
+        }
 
     def _client_json(self, client: str) -> dict[str, Any]:
         joint, marginal = self.spent(client), self.spent(client, view="marginal")
         budget = self.budget(client)
-        return {
+        value: dict[str, Any] = {
             "client": client,
             "participations": self.participations(client),
             "mu_spent": joint,
@@ -226,6 +219,7 @@ class LedgerFile:
             "mu_claim": budget,
             "epsilon_claim": self.epsilon(budget),
         }
+        return {name: to_json(number) for name, number in value.items()}
 
     def close(self) -> None:
         """Give the file and its lock back; what was charged stays readable."""
