@@ -200,4 +200,4 @@ def test_total_variation_by_hand() -> None:
 def test_settings_are_checked(name: str) -> None:
     for kind in (DlgSettings, InvertSettings):
         with pytest.raises(ConfigError, match=f"--{name}"):
-            kind(**{name: 0})
+            kind(**{"iterations": 1, "restarts": 1, name: 0})

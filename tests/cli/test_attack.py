@@ -240,7 +240,7 @@ def test_the_table_says_what_was_found(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = invert.run_case, []
+    real, calls = invert.DlgExperiment.run_case, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -248,7 +248,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(invert, "run_case", interrupted)
+    monkeypatch.setattr(invert.DlgExperiment, "run_case", interrupted)
     result = niss_attack(
         *("dlg", "--clients", "4", "--iterations", "5", "--restarts", "1", "--out", str(tmp_path / "out"))
     )

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from niss.attacks.experiment import (
-    Clients,
-    Delta,
-    Epsilon,
-    Experiment,
-    Findings,
-    Help,
-    Neighbours,
-    Progress,
-    Seed,
-    check_at_least,
-)
+from niss import attacks
+from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from niss.accounting import RoundPlan
-    from niss.attacks.rounds import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditExperiment(Experiment):
-    """NISS calibrated, NISS as printed (tau = 0) and DP-FedAvg, each with canaries in half of its rounds."""
+    """Canary audit: a lower bound on epsilon from true- and false-positive rates, beside what is claimed.
 
-    name: ClassVar[str] = "audit"
-    summary: ClassVar[str] = (
-        "Canary audit: a lower bound on epsilon from true- and false-positive rates, beside what is claimed."
-    )
-    examples: ClassVar[tuple[str, ...]] = (
-        "niss attack audit --rounds 100000 --out runs/audit",
-        "niss attack audit --json",
-    )
+    NISS calibrated, NISS as printed (tau = 0) and DP-FedAvg, each with canaries in half of its rounds (see
+    `niss.attacks.canary`). What is proved above a claim refutes it; what is proved below says nothing against it. With
+    tau = 0 only the marginal claim exists, and it is refuted.
+
+    rounds       as many with the canary as without; the bound grows slowly with them
+    dimension    coordinates of an update; the guarantee does not depend on them
+    confidence   with which each bound holds
+
+    Examples:
+        niss attack audit --rounds 100000 --out runs/audit
+        niss attack audit --json
+    """
+
+    name = "audit"
     columns: ClassVar[dict[str, str]] = {
         "case": "Case",
         "joint": "ε claimed, joint",
@@ -53,86 +46,56 @@ class AuditExperiment(Experiment):
 
     clients: Clients = 12
     neighbours: Neighbours = 4.0
-    epsilon: Epsilon = None
-    delta: Delta = None
-    rounds: Annotated[int, Help("Rounds with the canary, and as many without.")] = 100_000
-    dimension: Annotated[int, Help("Coordinates of the canary.")] = 8
+    rounds: Annotated[int, Help("Rounds with the canary, and as many without.", least=100)] = 100_000
+    dimension: Annotated[int, Help("Coordinates of the canary.", least=1)] = 8
     confidence: Annotated[float, Help("Of each lower bound.")] = 0.95
-    seed: Seed = 1
 
     def check(self) -> None:
         """Refuse what cannot be used."""
-        from niss.randomness import SimStream
-
-        if self.rounds < 100:
-            raise ConfigError(
-                f"must be at least 100, not {self.rounds}",
-                field="--rounds",
-                hint="few rounds prove little: 100000 is a good number",
-            )
-        check_at_least(1, dimension=self.dimension)
+        super().check()
         if not 0.5 <= self.confidence < 1.0:
             raise ConfigError(
                 f"must be at least 0.5 and below 1, not {self.confidence!r}", field="--confidence"
             )
-        SimStream(self.seed)
         for setting in self._cases().values():
             self._round(setting)
 
-    def _cases(self) -> dict[str, Setting]:
-        from niss.attacks.rounds import make_setting
+    def setting(self) -> attacks.Setting:
+        """The plan with so many neighbours."""
+        return self.make_setting(neighbours=self.neighbours)
 
-        setting = make_setting(
-            "default",
-            clients=self.clients,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            neighbours=self.neighbours,
-        )
+    def _cases(self) -> dict[str, attacks.Setting]:
+        setting = self.setting()
         return {
             "niss, calibrated τ²": setting,
             "niss, τ = 0": setting.with_plan(tau2=0.0),
             "dp-fedavg": setting.with_plan(method="dp-fedavg"),
         }
 
-    def _round(self, setting: Setting) -> RoundPlan:
-        import numpy as np
-
+    def _round(self, setting: attacks.Setting) -> RoundPlan:
         return setting.plan.for_round(
-            np.arange(self.clients),
-            weights=np.full(self.clients, 1.0 / self.clients),
-            records=np.ones(self.clients),
-            beacon=b"audit",
+            range(self.clients), weights=1.0 / self.clients, records=1.0, beacon=b"audit"
         )
 
     def run(self, findings: Findings, progress: Progress) -> None:
         """Score canaries in every case, and bound epsilon from below."""
-        import numpy as np
-
-        from niss.attacks.canary import canary_scores, epsilon_bound, rates
         from niss.mechanism import gdp_epsilon
-        from niss.randomness import SimStream
 
-        stream = SimStream(self.seed)
+        canary = attacks.canary
         for name, setting in self._cases().items():
             plan = self._round(setting)
             # The worst protected client; where nobody is protected, the first.
-            victim = int(np.argmax(plan.joint_mu))
+            victim = int(plan.joint_mu.argmax())
             mu, delta = float(plan.joint_mu[victim]), setting.plan.delta
-
-            def report(done: int, total: int, name: str = name) -> None:
-                progress(name, done, total, "")
-
-            scores = canary_scores(
+            scores = canary.canary_scores(
                 plan,
                 victim,
-                share=np.full(self.clients, 1.0 / self.clients),
                 dimension=self.dimension,
                 rounds=self.rounds,
-                stream=stream.child(name),
-                progress=report,
+                stream=self.stream(name),
+                progress=partial(progress, name),
             )
-            bound = epsilon_bound(scores, delta, self.confidence)
+            bound = canary.epsilon_bound(scores, delta, self.confidence)
             joint = gdp_epsilon(mu, delta)
             marginal = gdp_epsilon(float(plan.marginal_mu[victim]), delta)
             findings.rows.append(
@@ -148,14 +111,13 @@ class AuditExperiment(Experiment):
                     "mu": mu,
                 }
             )
-            findings.curves.setdefault("rates", {})[name] = rates(scores, mu)
+            findings.curves.setdefault("rates", {})[name] = canary.rates(scores, mu)
         findings.headline = _headline(findings, self.confidence)
         findings.finished = True
 
-    def draw(self, findings: Findings) -> Figure | None:
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """Left: true- over false-positive rates beside what the claim allows; right: claims and proof per case."""
-        from niss.attacks import drawing
-
+        drawing = attacks.drawing
         if not findings.rows:
             return None
         with drawing.style():
@@ -167,6 +129,7 @@ class AuditExperiment(Experiment):
 
 
 def _verdict(proved: float, joint: float, marginal: float) -> str:
+    """Which claim the proved epsilon refutes; the marginal one is never above the joint one."""
     if proved > joint:
         return "the joint claim is refuted"
     if proved > marginal:
@@ -177,14 +140,14 @@ def _verdict(proved: float, joint: float, marginal: float) -> str:
 def _headline(findings: Findings, confidence: float) -> str:
     parts = []
     for row in findings.rows:
-        claimed = f"{row['joint']:.2f}" if math.isfinite(row["joint"]) else "none"
+        claimed = f"{row['joint']:.2f}" if isfinite(row["joint"]) else "none"
         parts.append(f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} claimed in the joint view")
     return "; ".join(parts) + f" (each with {100 * confidence:g} % confidence)."
 
 
-def _draw_rates(axes: Axes, findings: Findings) -> None:
-    from niss.attacks import drawing
-
+def _draw_rates(axes: attacks.drawing.Axes, findings: Findings) -> None:
+    """Points as measured, and the line that mu-GDP allows; the diagonal is a guess by chance."""
+    drawing = attacks.drawing
     for number, (name, curve) in enumerate(findings.curves["rates"].items()):
         x = curve["false_positive"]
         color = drawing.SERIES[number]
@@ -205,19 +168,17 @@ def _draw_rates(axes: Axes, findings: Findings) -> None:
     axes.legend(fontsize=9, title="points: measured\nlines: most the claim allows", title_fontsize=9)
 
 
-def _draw_claims(axes: Axes, findings: Findings) -> None:
-    from niss.attacks import drawing
-
+def _draw_claims(axes: attacks.drawing.Axes, findings: Findings) -> None:
+    """A bar for what is proved, with marks where the claims are; an arrow at the edge is no claim at all."""
+    drawing = attacks.drawing
     rows = findings.rows
     blue, red, light = drawing.SERIES[0], drawing.SERIES[1], drawing.SERIES[5]
     places = list(range(len(rows)))[::-1]
-    most = max(
-        [row["proved"] for row in rows] + [row["joint"] for row in rows if math.isfinite(row["joint"])]
-    )
+    most = max([row["proved"] for row in rows] + [row["joint"] for row in rows if isfinite(row["joint"])])
     edge = 1.25 * most
     axes.barh(places, [row["proved"] for row in rows], height=0.42, color=light, label="proved at least")
     for place, row in zip(places, rows, strict=True):
-        finite = math.isfinite(row["joint"])
+        finite = isfinite(row["joint"])
         axes.plot(
             [row["joint"] if finite else edge],
             [place],

@@ -3,135 +3,88 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from math import sqrt
+from typing import Annotated, ClassVar
 
-from niss.attacks.experiment import (
-    DEFAULT_PICTURE,
-    Clients,
-    Delta,
-    Epsilon,
-    Experiment,
-    Findings,
-    Help,
-    Hidden,
-    Image,
-    Progress,
-    Seed,
-    check_at_least,
-)
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress
 from niss.errors import PrivacyError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from niss.attacks.rounds import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageExperiment(Experiment):
-    """The same update under fresh noise, round after round; the budget covers `participations` of them.
+class AverageExperiment(experiment.PictureExperiment):
+    """Average a client's uploads over rounds of a model that never moves; the ledger says when to stop.
 
-    The graph is complete, so that every round has the same plan, and each round is estimated from all uploads.
+    The same update under fresh noise, round after round; the graph is complete, so that every round has the same plan,
+    and each is estimated from all uploads. After n rounds the error has fallen to 1 / sqrt(n) of that of one, and
+    sqrt(n) times its mu is spent. The ledger charges every round until it refuses one.
+
+    participations   rounds that the budget covers
+    rounds           rounds that the server would like to have
+
+    Examples:
+        niss attack average --rounds 3000 --out runs/average
     """
 
-    name: ClassVar[str] = "average"
-    summary: ClassVar[str] = (
-        "Average a client's uploads over rounds of a model that never moves; the ledger says when to stop."
-    )
-    examples: ClassVar[tuple[str, ...]] = ("niss attack average --rounds 3000 --out runs/average",)
+    name = "average"
     columns: ClassVar[dict[str, str]] = {
         "rounds": "Rounds",
-        "error": "Error ÷ update",
-        "predicted_error": "Error, predicted",
+        **experiment.ERROR_COLUMNS,
         "psnr": "PSNR, dB",
         "mu": "μ spent",
         "epsilon": "ε spent",
         "within_budget": "Ledger allows it",
     }
 
-    image: Image = DEFAULT_PICTURE
-    clients: Clients = 6
-    epsilon: Epsilon = None
-    delta: Delta = None
-    participations: Annotated[int, Help("Rounds that the budget covers.")] = 1
-    rounds: Annotated[int, Help("Rounds the server averages over.")] = 10_000
-    hidden: Hidden = 4
-    seed: Seed = 1
+    clients: experiment.Clients = 6
+    participations: Annotated[int, Help("Rounds that the budget covers.", least=1)] = 1
+    rounds: Annotated[int, Help("Rounds the server averages over.", least=1)] = 10_000
 
-    def check(self) -> None:
-        """Refuse what cannot be used."""
-        from niss.attacks.pictures import load_pictures
-        from niss.randomness import SimStream
-
-        check_at_least(1, rounds=self.rounds, participations=self.participations)
-        self._setting()
-        SimStream(self.seed)
-        load_pictures(self.image)
-
-    def _setting(self) -> Setting:
-        from niss.attacks.rounds import make_setting
-
-        return make_setting(
-            "default",
-            clients=self.clients,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            neighbours=float(self.clients - 1),
-        ).with_plan(graph="complete", participations=self.participations)
+    def setting(self) -> attacks.Setting:
+        """A complete graph, and a budget for `participations` rounds."""
+        setting = self.make_setting(neighbours=self.clients - 1.0)
+        return setting.with_plan(graph="complete", participations=self.participations)
 
     def run(self, findings: Findings, progress: Progress) -> None:
         """Average the estimates of all rounds; a row after 1, 3, 10, 30, ... rounds."""
-        import numpy as np
-
         from niss.accounting import Ledger
-        from niss.attacks.estimates import estimate_jointly
-        from niss.attacks.federation import VICTIM, make_federation
-        from niss.attacks.pictures import blind_guess, load_pictures
-        from niss.attacks.rounds import relative_error
         from niss.mechanism import gdp_epsilon
-        from niss.randomness import SimStream
 
-        setting, stream, pictures = self._setting(), SimStream(self.seed), load_pictures(self.image)
-        federation = make_federation(
-            pictures, model="mlp", hidden=(self.hidden,), clients=self.clients, stream=stream.child("scene")
-        )
-        weights = federation.weights.numpy()
-        findings.pictures["originals"] = pictures.pixels
-        findings.curves["blind_guess_psnr"] = blind_guess(pictures.pixels)
+        setting, federation = self.setting(), self.train(findings)
+        weights, others = federation.weights.numpy(), range(1, self.clients)
         ledger = Ledger.empty(self.clients, setting.plan.budget(self.clients))
         allowed, refused = 0, False
-        first = setting.simulate(federation.updates, weights, stream=stream.child("round", 0))
+        first = setting.simulate(federation.updates, weights, stream=self.stream("round", 0))
         truth, mu = first.updates[VICTIM], float(first.plan.joint_mu[VICTIM])
-        total = np.zeros_like(truth)
+        total = 0.0 * truth
         marks = {part * 10**power for power in range(10) for part in (1, 3)} | {self.rounds}
         for number in range(1, self.rounds + 1):
             simulated = setting.simulate(
                 federation.updates,
                 weights,
-                stream=stream.child("round", number),
-                knows_updates_of=range(1, self.clients),
+                stream=self.stream("round", number),
+                knows_updates_of=others,
                 public=first.observation.plan,
             )
             if not refused:
+                plan = simulated.plan
                 try:
-                    ledger.charge(
-                        np.arange(self.clients), simulated.plan.joint_mu, simulated.plan.marginal_mu
-                    )
+                    ledger.charge(plan.participants, plan.joint_mu, plan.marginal_mu)
                     allowed = number
                 except PrivacyError:
                     refused = True
-            total += estimate_jointly(simulated.observation, VICTIM).update
+            total += attacks.estimate_jointly(simulated.observation, VICTIM).update
             progress("rounds", number, self.rounds, "")
             if number not in marks:
                 continue
-            guess = total / number
+            guess, spent = total / number, mu * sqrt(number)
             picture, psnr = federation.read_picture(guess)
-            spent = mu * float(np.sqrt(number))
             findings.rows.append(
                 {
                     "rounds": number,
-                    "error": relative_error(guess, truth),
-                    "predicted_error": first.predicted_error(VICTIM) / float(np.sqrt(number)),
+                    "error": attacks.relative_error(guess, truth),
+                    "predicted_error": first.predicted_error(VICTIM) / sqrt(number),
                     "psnr": psnr,
                     "mu": spent,
                     "epsilon": gdp_epsilon(spent, setting.plan.delta),
@@ -148,8 +101,6 @@ class AverageExperiment(Experiment):
         )
         findings.finished = True
 
-    def draw(self, findings: Findings) -> Figure | None:
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """The picture, the error and the PSNR over the rounds, and where the ledger stops them."""
-        from niss.attacks.drawing import draw_steps
-
-        return draw_steps(findings, "rounds", "Rounds of a still model")
+        return attacks.drawing.draw_steps(findings, "rounds", "Rounds of a still model")

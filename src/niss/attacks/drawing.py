@@ -14,9 +14,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes as Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure as Figure
+from matplotlib.figure import SubFigure
 from numpy.typing import NDArray
 
 from niss.attacks.experiment import Findings, Row
@@ -71,7 +72,11 @@ def two_parts(figure: Figure, ratios: tuple[float, float], *, beside: bool = Fal
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG on white, whole or not at all; returns its path."""
+    """Write a PNG on white, whole or not at all; returns its path.
+
+    No software is named in it, so that the same findings give the same bytes with any release of matplotlib that
+    draws them alike.
+    """
     image = BytesIO()
     with style():
         figure.savefig(image, format="png", dpi=160, facecolor="white", metadata={"Software": None})
@@ -147,7 +152,7 @@ def draw_label(axes: Axes, name: str, row: Row | None, *, places: tuple[float, f
     `places` are the heights of both in the axes.
     """
     axes.set_axis_off()
-    at = {"ha": "right", "va": "center", "fontsize": 10, "transform": axes.transAxes}
+    at: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 10, "transform": axes.transAxes}
     axes.text(1.0, places[0], name.replace(", ", ",\n"), **at)
     if row is not None:
         axes.text(1.0, places[1], f"{row['psnr']:.1f} dB", color=QUIET, **at)
@@ -166,7 +171,7 @@ def draw_grey_line(axes: Axes, findings: Findings, *, named: bool = True) -> Non
     level = findings.curves["blind_guess_psnr"]
     axes.axhline(level, color=QUIET, linewidth=1.1, linestyle=":")
     if named:
-        place = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
         axes.text(0.02, level, "an even grey", color=QUIET, fontsize=9, **place)
 
 
@@ -209,10 +214,16 @@ def draw_strips(findings: Findings) -> Figure | None:
 
 
 def _draw_sweep(axes: Axes, sweep: dict[str, list[float]], calibrated: float) -> None:
+    """The error of the joint estimate over tau^2, measured and predicted, and the tau^2 that calibration gives."""
     line(axes, sweep["tau2"], sweep["predicted"], 0, "accountant", marks=False)
     points(axes, sweep["tau2"], sweep["measured"], 1, "measured")
     axes.axvline(calibrated, color=INK, linewidth=1.0, linestyle=":")
-    at = {"ha": "right", "va": "bottom", "fontsize": 9, "transform": axes.get_xaxis_transform()}
+    at: dict[str, Any] = {
+        "ha": "right",
+        "va": "bottom",
+        "fontsize": 9,
+        "transform": axes.get_xaxis_transform(),
+    }
     axes.text(calibrated, 0.03, "calibrated ", **at)
     label_axes(axes, "Distortion τ²", "Error ÷ update (joint)", log="xy")
     axes.legend(fontsize=9)

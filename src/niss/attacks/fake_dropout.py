@@ -4,48 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from math import sqrt
+from typing import Annotated, ClassVar
 
-from niss.attacks.experiment import (
-    DEFAULT_PICTURE,
-    Clients,
-    Delta,
-    Epsilon,
-    Experiment,
-    Findings,
-    Help,
-    Hidden,
-    Image,
-    Progress,
-    Row,
-    Seed,
-)
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
 from niss.errors import ConfigError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from niss.accounting import Plan
-    from niss.attacks.protocol_rounds import DishonestServer, RevealedSecrets, Survivors, UploadedRound
-    from niss.attacks.rounds import FloatArray
 
 CLAIMS = ("all alive", "all dropped", "graded")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeDropoutExperiment(Experiment):
-    """Three claims, each against clients that remember their verdict and clients that do not.
+class FakeDropoutExperiment(experiment.PictureExperiment):
+    """A server calls a live client dropped to have its noise revealed: the one-verdict rule off and on.
+
+    Three claims, each against clients that remember their verdict (the rule is on) and clients that do not (off).
 
     `all alive` and `all dropped` tell every neighbour of the victim the same; `graded` tells as many as the threshold
     needs that it is alive, which gets the self-mask, and the others that it dropped, which gets their edges. The server
     proposes the threshold: the fewer pieces rebuild a self-mask, the more neighbours are left to be asked for edges.
+
+    The accountant says what noise each outcome leaves the victim, in parts of what its ledger was charged for; the
+    server's best linear estimate of the update then errs as much as that predicts. With the rule on, no claim may leave
+    less than was charged.
+
+    threshold_share   part of the victim's neighbours whose pieces rebuild its mask
+
+    Examples:
+        niss attack fake-dropout --out runs/fake-dropout
     """
 
-    name: ClassVar[str] = "fake-dropout"
-    summary: ClassVar[str] = (
-        "A server calls a live client dropped to have its noise revealed: the one-verdict rule off and on."
-    )
-    examples: ClassVar[tuple[str, ...]] = ("niss attack fake-dropout --out runs/fake-dropout",)
+    name = "fake-dropout"
     columns: ClassVar[dict[str, str]] = {
         "story": "Server's claim",
         "rule": "One verdict a round",
@@ -54,25 +44,17 @@ class FakeDropoutExperiment(Experiment):
         "left": "Noise left ÷ charged",
         "epsilon": "ε reached",
         "promised": "ε promised",
-        "error": "Error ÷ update",
-        "predicted_error": "Error, predicted",
+        **experiment.ERROR_COLUMNS,
     }
 
-    image: Image = DEFAULT_PICTURE
-    clients: Clients = 24
-    epsilon: Epsilon = None
-    delta: Delta = None
+    clients: experiment.Clients = 24
     threshold_share: Annotated[
         float, Help("Part of the neighbours whose pieces rebuild a mask, as the server proposes.")
     ] = 0.1
-    hidden: Hidden = 4
-    seed: Seed = 1
 
     def check(self) -> None:
         """Refuse what cannot be used."""
-        from niss.attacks.pictures import load_pictures
-        from niss.randomness import SimStream
-
+        super().check()
         if self.clients < 6:
             raise ConfigError(
                 f"must be at least 6, not {self.clients}",
@@ -83,45 +65,21 @@ class FakeDropoutExperiment(Experiment):
             raise ConfigError(
                 f"must be above 0 and at most 1, not {self.threshold_share!r}", field="--threshold-share"
             )
-        self._plan()
-        SimStream(self.seed)
-        load_pictures(self.image)
 
-    def _plan(self) -> Plan:
-        from niss.attacks.rounds import make_setting
-
-        setting = make_setting(
-            "default",
-            clients=self.clients,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            neighbours=float(self.clients - 1),
-        )
-        return setting.with_plan(revealed=1, dropped=1).plan
+    def setting(self) -> attacks.Setting:
+        """Everyone shares noise with everyone, and edges may be revealed to repair one dropout."""
+        return self.make_setting(neighbours=self.clients - 1.0).with_plan(revealed=1, dropped=1)
 
     def run(self, findings: Findings, progress: Progress) -> None:
         """Gather the uploads of one round, then try each claim on the clients as they were after it."""
-        from niss.attacks.federation import make_federation
-        from niss.attacks.pictures import load_pictures
-        from niss.attacks.protocol_rounds import DishonestServer, claim_survivors
-        from niss.attacks.rounds import clip_update
-        from niss.randomness import SimStream
-
-        stream, plan = SimStream(self.seed), self._plan()
-        federation = make_federation(
-            load_pictures(self.image),
-            model="mlp",
-            hidden=(self.hidden,),
-            clients=self.clients,
-            stream=stream.child("scene"),
-        )
-        updates = [clip_update(row, plan) for row in federation.updates]
-        server = DishonestServer(
+        plan, federation = self.setting().plan, self.train(findings)
+        updates = [attacks.rounds.clip_update(row, plan) for row in federation.updates]
+        server = attacks.protocol_rounds.DishonestServer(
             plan,
             self.clients,
             coordinates=updates[0].size,
             mode="repair",
-            stream=stream.child("parties"),
+            stream=self.stream("parties"),
         )
         uploaded = server.collect(
             updates, progress=partial(progress, "uploads"), threshold_share=self.threshold_share
@@ -129,7 +87,8 @@ class FakeDropoutExperiment(Experiment):
         cases = [(claim, remembers) for claim in CLAIMS for remembers in (False, True)]
         for number, (claim, remembers) in enumerate(cases, start=1):
             rule = "on" if remembers else "off"
-            revealed = claim_survivors(server, uploaded, self._claims(uploaded, claim), remembers=remembers)
+            claims = self._claims(uploaded, claim)
+            revealed = attacks.protocol_rounds.claim_survivors(server, uploaded, claims, remembers=remembers)
             findings.rows.append({"story": claim, "rule": rule, **_row(server, uploaded, revealed, updates)})
             progress("claims", number, len(cases), f"{claim}, rule {rule}")
         by = {(row["story"], row["rule"]): row for row in findings.rows}
@@ -141,11 +100,11 @@ class FakeDropoutExperiment(Experiment):
         )
         findings.finished = True
 
-    def _claims(self, uploaded: UploadedRound, claim: str) -> dict[int, list[Survivors]]:
+    def _claims(
+        self, uploaded: attacks.protocol_rounds.UploadedRound, claim: str
+    ) -> dict[int, list[attacks.protocol_rounds.Survivors]]:
         """What each client is told: first the survivors it shall reveal for, then those it shall only sign."""
-        from niss.attacks.federation import VICTIM
-        from niss.attacks.protocol_rounds import all_but
-
+        all_but = attacks.protocol_rounds.all_but
         near = uploaded.agreed.neighbours(VICTIM)
         told_alive = {
             "all alive": len(near),
@@ -156,12 +115,9 @@ class FakeDropoutExperiment(Experiment):
         alive, dropped = all_but(self.clients, ()), all_but(self.clients, (VICTIM,))
         return {seat: [alive, dropped] if seat in believers else [dropped, alive] for seat in dropped}
 
-    def draw(self, findings: Findings) -> Figure | None:
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """One pair of bars per claim: the noise left with the rule off and on; below 1 is less than was charged."""
-        import numpy as np
-
-        from niss.attacks import drawing
-
+        drawing = attacks.drawing
         if not findings.rows:
             return None
         claims = list(dict.fromkeys(row["story"] for row in findings.rows))
@@ -169,11 +125,11 @@ class FakeDropoutExperiment(Experiment):
         with drawing.style():
             figure = drawing.new_figure(3.6)
             axes = figure.subplots()
-            places = np.arange(len(claims))
+            places = list(range(len(claims)))
             for number, (rule, hatch) in enumerate((("off", "//"), ("on", ""))):
                 rows = [by.get((claim, rule)) for claim in claims]
                 bars = axes.bar(
-                    places + 0.4 * (number - 0.5),
+                    [place + 0.4 * (number - 0.5) for place in places],
                     [row["left"] if row else 0.0 for row in rows],
                     width=0.36,
                     color=drawing.SERIES[1 - number],
@@ -194,28 +150,27 @@ class FakeDropoutExperiment(Experiment):
 
 
 def _row(
-    server: DishonestServer, uploaded: UploadedRound, revealed: RevealedSecrets, updates: list[FloatArray]
+    server: attacks.protocol_rounds.DishonestServer,
+    uploaded: attacks.protocol_rounds.UploadedRound,
+    revealed: attacks.protocol_rounds.RevealedSecrets,
+    updates: list[attacks.observation.FloatArray],
 ) -> Row:
     """What the victim's noise was charged as, what is left of it, and how well the server then guesses its update."""
-    import numpy as np
-
-    from niss.attacks.federation import VICTIM
-    from niss.attacks.protocol_rounds import estimate_from_revealed, rebuild_masks, variance_left
-    from niss.attacks.rounds import relative_error
     from niss.mechanism import gdp_epsilon
 
+    protocol_rounds = attacks.protocol_rounds
     size, delta, truth = server.size, server.plan.delta, updates[VICTIM]
     sensitivity = float(server.plan.sensitivity(1.0 / size, 1.0))
     mu = max(server.clients[VICTIM].charged)
-    left = variance_left(uploaded, revealed, VICTIM)
+    left = protocol_rounds.variance_left(uploaded, revealed, VICTIM)
     known = {seat: update for seat, update in enumerate(updates) if seat != VICTIM}
-    guess = estimate_from_revealed(uploaded, revealed, known, VICTIM)
+    guess = protocol_rounds.estimate_from_revealed(uploaded, revealed, known, VICTIM)
     return {
         "edges": sum(VICTIM in ends for ends in revealed.edges),
-        "mask_rebuilt": VICTIM in rebuild_masks(uploaded, revealed),
+        "mask_rebuilt": VICTIM in protocol_rounds.rebuild_masks(uploaded, revealed),
         "left": left / (sensitivity / mu) ** 2,
-        "epsilon": gdp_epsilon(sensitivity / float(np.sqrt(left)), delta),
+        "epsilon": gdp_epsilon(sensitivity / sqrt(left), delta),
         "promised": gdp_epsilon(mu, delta),
-        "error": relative_error(guess, truth),
-        "predicted_error": float(size * np.sqrt(left * truth.size / np.sum(truth**2))),
+        "error": attacks.relative_error(guess, truth),
+        "predicted_error": size * sqrt(left * truth.size / float((truth**2).sum())),
     }

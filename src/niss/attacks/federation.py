@@ -6,21 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from niss.accounting import Plan
-from niss.attacks.experiment import MODELS, check_at_least
+from niss.attacks.experiment import MODELS, check_at_least, check_names
+from niss.attacks.experiment import VICTIM as VICTIM
 from niss.attacks.gradients import UpdateFunction, read_picture
+from niss.attacks.observation import FloatArray
 from niss.attacks.pictures import Pictures, other_pictures, score_pictures
-from niss.errors import ConfigError
 from niss.learning import FlatLayout, LocalTraining, build_model, seeded_torch, train_client
 from niss.randomness import SimStream
-
-FloatArray = NDArray[np.float64]
-
-VICTIM = 0
-"""The victim's seat in every round."""
 
 _CHANNELS, _KERNEL = 12, 5
 
@@ -93,9 +88,9 @@ def make_federation(
     clients    participants, the victim among them
     stream     where the weights, the others' pictures and the order of training come from
     """
-    check_at_least(2, clients=clients)
-    check_model(model)
-    check_at_least(1, steps=steps)
+    check_at_least(2, clients, "--clients")
+    check_names([model], MODELS, "--model")
+    check_at_least(1, steps, "--steps")
     own = pictures.raw() if model == "lenet" else pictures
     module = _build(model, own, hidden, stream.child("model"))
     layout = FlatLayout.of(module)
@@ -109,14 +104,6 @@ def make_federation(
     return Federation(own, module, layout, start, learning_rate, steps, updates)
 
 
-def check_model(model: str) -> None:
-    """Refuse a model that nobody can train here."""
-    if model not in MODELS:
-        raise ConfigError(
-            f"unknown model {model!r}", field="--model", hint="use one of: " + ", ".join(MODELS)
-        )
-
-
 def _train(
     module: nn.Module,
     layout: FlatLayout,
@@ -125,6 +112,7 @@ def _train(
     settings: LocalTraining,
     stream: SimStream,
 ) -> FloatArray:
+    """The update of one client, by the reference of `niss.learning`: one batch of all its pictures per step."""
     labels = torch.from_numpy(held.labels)
     update = train_client(module, layout, weights, held.inputs(), labels, settings, stream=stream)
     return update.double().numpy()

@@ -16,11 +16,10 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 
 from niss.accounting import Plan
+from niss.attacks.observation import FloatArray
 from niss.attacks.pictures import Pictures
 from niss.errors import ConfigError
 from niss.learning import FlatLayout
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class UpdateFunction:
         return -self._clipped(update) / (self.learning_rate * self.steps)
 
     def _loss(self, parts: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy, mean_i -sum_c labels_ic log softmax(logits_i)_c, for labels that may be soft."""
         logits = functional_call(self.module, parts, (inputs,))
         return -(labels * functional.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
 
@@ -81,9 +81,9 @@ def recover_labels(
 ) -> NDArray[np.int64]:
     """As many labels as `like` has pictures, in rising order; of `like` only what is public is used.
 
-    For cross-entropy the gradient of the last bias is mean_i p_i - n / B, with p_i the predicted probabilities and n the
-    count of each label. Of a single picture only the entry of its own label is negative: the sign rule of iDLG (Zhao,
-    Mopuri and Bilen, 2020). In a batch, the probabilities the model gives to even grey pictures stand for p_i.
+    For cross-entropy the gradient of the last bias is mean_i p_i - n / B, with p_i the predicted probabilities and n
+    the count of each label. Of a single picture only the entry of its own label is negative: the sign rule of iDLG
+    (Zhao, Mopuri and Bilen, 2020). In a batch, the probabilities the model gives to even grey pictures stand for p_i.
     """
     bias = last_bias(gradient, update_function)
     count = len(like.pixels)
@@ -105,6 +105,7 @@ def last_bias(gradient: FloatArray, update_function: UpdateFunction) -> FloatArr
 
 
 def _expected_probabilities(module: nn.Module, like: Pictures) -> FloatArray:
+    """What the model makes of an even grey, which stands for pictures that the adversary does not know."""
     grey = torch.full((1, *like.shape), 0.5, dtype=torch.float64)
     first = next(module.parameters())
     with torch.no_grad():
@@ -128,9 +129,9 @@ def read_picture(
 ) -> FloatArray:
     """The one picture [1, C, H, W], in pixels, behind one step of a network that begins with a linear layer.
 
-    For z = W x + b the gradients are dL/dW = (dL/dz) x^T and dL/db = dL/dz, so every row of the first is x times an entry
-    of the second, and least squares over the rows gives x = sum_i b_i W_i / sum_i b_i^2 (Phong et al., 2017; Geiping et
-    al., 2020, Proposition 3.1). No search, no restarts, whatever the scale.
+    For z = W x + b the gradients are dL/dW = (dL/dz) x^T and dL/db = dL/dz, so every row of the first is x times an
+    entry of the second, and least squares over the rows gives x = sum_i b_i W_i / sum_i b_i^2 (Phong et al., 2017;
+    Geiping et al., 2020, Proposition 3.1). No search, no restarts, whatever the scale.
 
     like       of it only shape and scaling are used
     variance   of each entry of the gradient: the rows are weighted by its inverse, pixel by pixel

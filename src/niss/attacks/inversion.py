@@ -1,8 +1,8 @@
 """From one client's update back to its pictures, by search: Deep Leakage from Gradients, and Inverting Gradients.
 
 Both look for pictures whose update, computed as the client would (`UpdateFunction`), fits the one that was seen. The
-restart with the least loss is the answer: the loss is all that the adversary can see. The loss alone does not tell whether
-the attack succeeded: with noise it ends near the energy of the noise even where the picture is plain to see.
+restart with the least loss is the answer: the loss is all that the adversary can see. The loss alone does not tell
+whether the attack succeeded: with noise it ends near the energy of the noise even where the picture is plain to see.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch.nn import functional
 
 from niss.attacks.experiment import check_at_least
 from niss.attacks.gradients import UpdateFunction, recover_labels
+from niss.attacks.observation import FloatArray
 from niss.attacks.pictures import Pictures
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
-FloatArray = NDArray[np.float64]
+# Called with iterations done, iterations at most, and a note.
 Step = Callable[[int, int, str], None]
-"""Called with iterations done, iterations at most, and a note."""
+# Points [R, n] -> values [R] and gradients [R, n]; row r of each depends on row r alone.
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Points [R, n] -> values [R] and gradients [R, n]; row r of each depends on row r alone."""
 
 # The rate of Inverting Gradients falls tenfold at these parts of the way.
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)
@@ -55,13 +55,8 @@ class DlgSettings:
     good_enough: float = 1e-10
 
     def __post_init__(self) -> None:
-        check_at_least(
-            1,
-            iterations=self.iterations,
-            restarts=self.restarts,
-            frames=self.frames,
-            patience=self.patience,
-        )
+        for name in ("iterations", "restarts", "frames", "patience"):
+            check_at_least(1, getattr(self, name), f"--{name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +79,8 @@ class InvertSettings:
     good_enough: float = 1e-9
 
     def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations, restarts=self.restarts, frames=self.frames)
+        for name in ("iterations", "restarts", "frames"):
+            check_at_least(1, getattr(self, name), f"--{name}")
         if not self.rate > 0.0:
             raise ConfigError(f"must be above 0, not {self.rate!r}", field="--rate")
         if not self.total_variation >= 0.0:
@@ -209,9 +205,9 @@ def invert_update(
 
         minimise over pixels x in [0, 1]:   1 - cos(update(x), gradient) + weight * TV(x)
 
-    by Adam on the signs of the slope, with the labels read off beforehand (`recover_labels`). The direction of an update
-    survives clipping and unknown learning rates, total variation stands for what pictures look like, and signed steps get
-    through the flat regions of ReLU networks, where L-BFGS gives up. The client may take several local steps.
+    by Adam on the signs of the slope, with the labels read off beforehand (`recover_labels`). The direction of an
+    update survives clipping and unknown learning rates, total variation stands for what pictures look like, and signed
+    steps get through the flat regions of ReLU networks, where L-BFGS gives up. The client may take several local steps.
 
     The arguments are those of `deep_leakage`.
     """
@@ -270,8 +266,8 @@ def total_variation(pictures: Tensor) -> Tensor:
 class BatchedLbfgs:
     """L-BFGS for R independent problems at once (Liu and Nocedal, 1989; backtracking to the Armijo condition).
 
-    Every restart of an attack is its own minimisation. They are stacked, so that one evaluation serves all of them, and each
-    has its own curvature pairs, step and state of convergence. `values` and `points` are the best so far of each.
+    Every restart of an attack is its own minimisation. They are stacked, so that one evaluation serves all of them, and
+    each has its own curvature pairs, step and state of convergence. `values` and `points` are the best so far of each.
 
     objective   see `Objective`
     start       [R, n], the first points

@@ -9,43 +9,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from niss.attacks.experiment import (
-    DEFAULT_PICTURE,
-    MODELS,
-    Clients,
-    Delta,
-    Device,
-    Epsilon,
-    Experiment,
-    Findings,
-    Help,
-    Image,
-    Iterations,
-    Label,
-    Methods,
-    PlanName,
-    Progress,
-    Restarts,
-    Row,
-    Seed,
-    Tau2,
-    View,
-    check_at_least,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-    from matplotlib.figure import Figure
-
-    from niss.attacks.federation import Federation
-    from niss.attacks.inversion import DlgSettings, Inversion, InvertSettings
-    from niss.attacks.pictures import Pictures
-    from niss.attacks.rounds import FloatArray, Setting, SimulatedRound
-    from niss.randomness import SimStream
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
 
 COLUMNS = {
     "case": "Case",
@@ -58,293 +26,241 @@ COLUMNS = {
     "label_found": "Label found",
     "iterations": "Iterations",
 }
+# How many pictures of a batch the figure shows.
 _MOST_PICTURES = 6
+
+Iterations = Annotated[int, Help("Most iterations; it stops early when nothing moves any more.", least=1)]
+Restarts = Annotated[int, Help("Random starts, tried side by side.", least=1)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A guess of the victim's update, under a name that the table and the figure show."""
+    """One thing to invert.
+
+    name        what the table and the figure call it
+    simulated   the round behind it
+    guess       the adversary's estimate of the victim's update in that round
+    """
 
     name: str
-    simulated: SimulatedRound
-    guess: FloatArray
+    simulated: attacks.SimulatedRound
+    guess: attacks.observation.FloatArray
 
-    def row(self, federation: Federation, inversion: Inversion) -> Row:
+    def row(self, federation: attacks.Federation, inversion: attacks.Inversion) -> Row:
         """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
-        from niss.attacks.federation import VICTIM
-        from niss.attacks.pictures import score_pictures
-        from niss.attacks.rounds import relative_error
-
         joint, marginal = self.simulated.claimed_epsilon(VICTIM)
+        pictures = federation.pictures
         return {
             "case": self.name,
             "method": self.simulated.plan.plan.method,
             "epsilon_joint": joint,
             "epsilon_marginal": marginal,
-            "noise": relative_error(self.guess, self.simulated.updates[VICTIM]),
+            "noise": attacks.relative_error(self.guess, self.simulated.updates[VICTIM]),
             "loss": inversion.losses[-1] if inversion.losses else float("nan"),
-            **score_pictures(inversion.pictures, federation.pictures.pixels).to_json(),
-            "label_found": sorted(inversion.labels.tolist()) == sorted(federation.pictures.labels.tolist()),
+            **attacks.score_pictures(inversion.pictures, pictures.pixels).to_json(),
+            "label_found": sorted(inversion.labels.tolist()) == sorted(pictures.labels.tolist()),
             "labels": inversion.labels.tolist(),
             "iterations": len(inversion.losses),
             "stopped": inversion.stopped or "all iterations done",
         }
 
 
-def run_case(
-    case: Case,
-    federation: Federation,
-    search: Callable[..., Inversion],
-    findings: Findings,
-    *,
-    stream: SimStream,
-    device: torch.device,
-    progress: Progress,
-) -> Inversion:
-    """Invert one guess; adds its row, its losses and its frames to the findings.
-
-    search   `deep_leakage` or `invert_update` with its settings
-    """
-    inversion = search(
-        federation.as_gradient(case.guess),
-        federation.update_function(case.simulated.plan.plan),
-        federation.pictures,
-        stream=stream,
-        device=device,
-        progress=partial(progress, case.name),
-    )
-    findings.rows.append(case.row(federation, inversion))
-    findings.curves.setdefault("losses", {})[case.name] = inversion.losses
-    frames = findings.pictures.setdefault("frames", {})
-    frames[case.name] = [(number, pictures[0]) for number, pictures in inversion.frames]
-    return inversion
-
-
-def nest_search(options: dict[str, Any], name: str, search: DlgSettings | InvertSettings) -> dict[str, Any]:
-    """The options with those of the search, given or not, under one name, as `attack.json` has them."""
-    inner = asdict(search)
-    return {key: value for key, value in options.items() if key not in inner} | {name: inner}
-
-
 @dataclass(frozen=True, kw_only=True)
-class InversionExperiment(Experiment):
-    """One inversion per method, on the same victim with the same network.
+class SearchExperiment(experiment.Experiment):
+    """An attack that searches for pictures whose update fits a guess of the victim's.
 
-    view   `alone`: the server looks at the victim's upload by itself, as the paper does; `joint`: it uses all uploads
-           and knows the others' updates
+    search_name   under which the settings of the search stand in the results, and its randomness in the stream
     """
 
-    image: Image = DEFAULT_PICTURE
-    label: Label = None
-    methods: Methods = ("fedavg", "dp-fedavg", "niss")
-    view: View = "alone"
-    plan: PlanName = "default"
-    clients: Clients = 30
-    epsilon: Epsilon = None
-    delta: Delta = None
-    tau2: Tau2 = None
-    iterations: Iterations
-    restarts: Restarts
-    seed: Seed = 1
-    device: Device = "auto"
+    search_name: ClassVar[str] = "dlg"
 
-    @abstractmethod
-    def _pictures(self) -> Pictures: ...
-
-    @abstractmethod
-    def _federation(self, pictures: Pictures, learning_rate: float, stream: SimStream) -> Federation: ...
-
-    @abstractmethod
-    def _invert(self, case: Case, federation: Federation, findings: Findings, **options: Any) -> None: ...
+    image: experiment.Image = experiment.DEFAULT_PICTURE
+    label: Annotated[int | None, Help("Class of a picture from a file; default 0.")] = None
+    iterations: Iterations = 2000
+    restarts: Restarts = 4
+    device: Annotated[str, Help("auto, cpu or cuda.", choices=("auto", "cpu", "cuda"))] = "auto"
 
     def check(self) -> None:
         """Refuse what cannot be used."""
-        from niss.attacks.rounds import check_methods, check_view
         from niss.learning import choose_device
-        from niss.randomness import SimStream
 
-        check_methods(self.methods)
-        check_view(self.view)
-        self._setting()
-        self._pictures()
+        super().check()
+        self.search()
+        self.load_pictures()
         choose_device(self.device, field="--device")
-        SimStream(self.seed)
 
-    def _setting(self) -> Setting:
-        from niss.attacks.rounds import make_setting
+    def settings(self) -> dict[str, Any]:
+        """The options, with those of the search, given or not, under its name."""
+        search = asdict(self.search().keywords["settings"])
+        options = {key: value for key, value in super().settings().items() if key not in search}
+        return options | {self.search_name: search}
 
-        return make_setting(
-            self.plan, clients=self.clients, epsilon=self.epsilon, delta=self.delta, tau2=self.tau2
+    def load_pictures(self) -> attacks.Pictures:
+        """The victim's pictures."""
+        return attacks.load_pictures(self.image, label=self.label)
+
+    def search(self) -> partial[attacks.Inversion]:
+        """The inversion with its settings."""
+        settings = attacks.DlgSettings(iterations=self.iterations, restarts=self.restarts)
+        return partial(attacks.deep_leakage, settings=settings)
+
+    def run_case(
+        self, case: Case, federation: attacks.Federation, findings: Findings, progress: Progress
+    ) -> Row:
+        """Invert one guess; adds row, losses, frames and recovered pictures to the findings, and returns the row."""
+        import torch
+
+        from niss.learning import choose_device
+
+        originals = federation.pictures.pixels
+        inversion = self.search()(
+            federation.as_gradient(case.guess),
+            federation.update_function(case.simulated.plan.plan),
+            federation.pictures,
+            stream=self.stream(self.search_name),
+            device=torch.device(choose_device(self.device, field="--device")),
+            progress=partial(progress, case.name),
         )
+        findings.pictures["originals"] = originals
+        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(originals)
+        findings.rows.append(case.row(federation, inversion))
+        findings.curves.setdefault("losses", {})[case.name] = inversion.losses
+        frames = [(number, pictures[0]) for number, pictures in inversion.frames]
+        findings.pictures.setdefault("frames", {})[case.name] = frames
+        order = attacks.pictures.best_order(inversion.pictures, originals)
+        findings.pictures.setdefault("recovered", {})[case.name] = inversion.pictures[order]
+        return findings.rows[-1]
+
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+        """A strip of pictures for each case, and the losses."""
+        return attacks.drawing.draw_strips(findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsExperiment(SearchExperiment):
+    """One search per method, on the same victim with the same network and the same randomness.
+
+    methods   of `niss.methods`, one case each
+    view      `alone`: the server looks at the victim's upload by itself, as the paper does; `joint`: it uses all
+              uploads and knows the others' updates
+    plan      the preset of `niss.attacks.rounds.make_setting`
+    tau2      None: as the preset says
+    """
+
+    methods: Annotated[
+        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.METHODS)
+    ] = ("fedavg", "dp-fedavg", "niss")
+    view: Annotated[
+        str, Help("alone (the victim's upload) or joint (all uploads).", choices=experiment.VIEWS)
+    ] = "alone"
+    plan: Annotated[
+        str, Help("default, or paper: the noise of its attacks.drawing.Figure 4.", choices=experiment.PRESETS)
+    ] = "default"
+    tau2: Annotated[float | None, Help("Distortion of received shares; default: that of the plan.")] = None
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        from niss.methods import METHODS
+
+        experiment.check_names(self.methods, METHODS, "--methods")
+        super().check()
+
+    def setting(self) -> attacks.Setting:
+        """The plan of the chosen preset."""
+        return self.make_setting(self.plan, tau2=self.tau2)
+
+    @abstractmethod
+    def train(self, **options: Any) -> attacks.Federation:
+        """The victim and the other clients after their local steps; `options` are those of `make_federation`."""
 
     def run(self, findings: Findings, progress: Progress) -> None:
         """One case per method: simulate the round, guess the victim's update, invert it."""
-        import torch
-
-        from niss.attacks.estimates import estimate_alone, estimate_jointly
-        from niss.attacks.federation import VICTIM
-        from niss.attacks.pictures import blind_guess
-        from niss.learning import choose_device
-        from niss.randomness import SimStream
-
-        setting, pictures, stream = self._setting(), self._pictures(), SimStream(self.seed)
-        federation = self._federation(pictures, setting.learning_rate, stream.child("scene"))
-        findings.pictures["originals"] = pictures.pixels
-        findings.curves["blind_guess_psnr"] = blind_guess(pictures.pixels)
-        estimate = estimate_alone if self.view == "alone" else estimate_jointly
+        setting = self.setting()
+        federation = self.train(
+            clients=self.clients, stream=self.stream("scene"), learning_rate=setting.learning_rate
+        )
+        alone = self.view == "alone"
+        estimate = attacks.estimate_alone if alone else attacks.estimate_jointly
         for method in self.methods:
             simulated = setting.with_plan(method=method).simulate(
                 federation.updates,
                 federation.weights.numpy(),
-                stream=stream.child("round"),
+                stream=self.stream("round"),
                 knows_updates_of=range(1, self.clients),
             )
-            self._invert(
-                Case(method, simulated, estimate(simulated.observation, VICTIM).update),
-                federation,
-                findings,
-                stream=stream,
-                device=torch.device(choose_device(self.device, field="--device")),
-                progress=progress,
-            )
+            case = Case(method, simulated, estimate(simulated.observation, VICTIM).update)
+            self.run_case(case, federation, findings, progress)
         scores = "; ".join(f"{row['case']} {row['psnr']:.1f} dB" for row in findings.rows)
         findings.headline = (
-            f"PSNR of the recovered picture{'s' if len(pictures.pixels) > 1 else ''}: {scores}. "
+            f"PSNR of the recovered pictures: {scores}. "
             f"An even grey would score {findings.curves['blind_guess_psnr']:.1f} dB."
         )
         findings.finished = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class DlgExperiment(InversionExperiment):
-    """Deep Leakage from Gradients against one picture and one step of a LeNet with sigmoids."""
+class DlgExperiment(MethodsExperiment):
+    """Deep Leakage from Gradients: recover a picture from one client's upload.
 
-    name: ClassVar[str] = "dlg"
-    summary: ClassVar[str] = "Deep Leakage from Gradients: recover a picture from one client's upload."
-    examples: ClassVar[tuple[str, ...]] = (
-        "niss attack dlg --out runs/dlg",
-        "niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4",
-        "niss attack dlg --plan paper --view joint --methods niss --image photo.png",
-    )
+    One picture, one step of a LeNet with sigmoids: the setting of the paper's Figure 4, which reads the loss and takes
+    a high one for protection. The PSNR beside it tells whether the picture is there.
+
+    Examples:
+        niss attack dlg --out runs/dlg
+        niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4
+        niss attack dlg --plan paper --view joint --methods niss --image photo.png
+    """
+
+    name = "dlg"
     columns: ClassVar[dict[str, str]] = COLUMNS
 
-    iterations: Iterations = 2000
-    restarts: Restarts = 4
-
-    def check(self) -> None:
-        """Refuse what cannot be used."""
-        self._search()
-        super().check()
-
-    def settings(self) -> dict[str, Any]:
-        """The options, those of the search under `dlg`."""
-        return nest_search(super().settings(), "dlg", self._search())
-
-    def _search(self) -> DlgSettings:
-        from niss.attacks.inversion import DlgSettings
-
-        return DlgSettings(iterations=self.iterations, restarts=self.restarts)
-
-    def _pictures(self) -> Pictures:
-        from niss.attacks.pictures import load_pictures
-
-        return load_pictures(self.image, label=self.label)
-
-    def _federation(self, pictures: Pictures, learning_rate: float, stream: SimStream) -> Federation:
-        from niss.attacks.federation import make_federation
-
-        return make_federation(
-            pictures, model="lenet", clients=self.clients, stream=stream, learning_rate=learning_rate
-        )
-
-    def _invert(self, case: Case, federation: Federation, findings: Findings, **options: Any) -> None:
-        from niss.attacks.inversion import deep_leakage
-
-        stream = options.pop("stream").child("dlg")
-        search = partial(deep_leakage, settings=self._search())
-        run_case(case, federation, search, findings, stream=stream, **options)
-
-    def draw(self, findings: Findings) -> Figure | None:
-        """A strip of pictures for each method, and the losses."""
-        from niss.attacks.drawing import draw_strips
-
-        return draw_strips(findings)
+    def train(self, **options: Any) -> attacks.Federation:
+        """One step of the LeNet."""
+        return attacks.make_federation(self.load_pictures(), model="lenet", **options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertExperiment(InversionExperiment):
-    """Cosine distance and total variation, on the update of a client that may hold several pictures."""
+class InvertExperiment(MethodsExperiment):
+    """Inverting Gradients: cosine distance and total variation, for ReLU models, batches and several steps.
 
-    name: ClassVar[str] = "invert"
-    summary: ClassVar[str] = (
-        "Inverting Gradients: cosine distance and total variation, for ReLU models, batches and several steps."
-    )
-    examples: ClassVar[tuple[str, ...]] = (
-        "niss attack invert --out runs/invert",
-        "niss attack invert --batch 4 --steps 3 --methods fedavg,niss",
-        "niss attack invert --model cnn --methods fedavg --clients 3 --iterations 300",
-    )
+    Unlike DLG it copes with ReLU, with a clip, and with a client that takes several steps on several pictures; labels
+    are read from the last bias, and the order of a batch, which no gradient tells, is taken as it fits best.
+
+    Examples:
+        niss attack invert --out runs/invert
+        niss attack invert --batch 4 --steps 3 --methods fedavg,niss
+        niss attack invert --model cnn --methods fedavg --clients 3 --iterations 300
+    """
+
+    name = "invert"
     columns: ClassVar[dict[str, str]] = {**COLUMNS, "loss": "1 − cos"}
+    search_name = "search"
 
     iterations: Iterations = 1200
     restarts: Restarts = 2
-    batch: Annotated[int, Help("Pictures of the victim, from the given one on.")] = 1
-    model: Annotated[str, Help("mlp, cnn or lenet.", choices=MODELS)] = "mlp"
-    steps: Annotated[int, Help("Local steps, each on all pictures.")] = 1
+    batch: Annotated[int, Help("attacks.Pictures of the victim, from the given one on.", least=1)] = 1
+    model: Annotated[str, Help("mlp, cnn or lenet.", choices=experiment.MODELS)] = "mlp"
+    steps: Annotated[int, Help("Local steps, each on all pictures.", least=1)] = 1
     total_variation: Annotated[float, Help("Weight of the total variation.", flag="--tv")] = 1e-4
 
-    def check(self) -> None:
-        """Refuse what cannot be used."""
-        from niss.attacks.federation import check_model
-
-        check_model(self.model)
-        check_at_least(1, steps=self.steps)
-        self._search()
-        super().check()
-
-    def settings(self) -> dict[str, Any]:
-        """The options, those of the search under `search`."""
-        return nest_search(super().settings(), "search", self._search())
-
-    def _search(self) -> InvertSettings:
-        from niss.attacks.inversion import InvertSettings
-
-        return InvertSettings(
+    def search(self) -> partial[attacks.Inversion]:
+        """The inversion with its settings."""
+        settings = attacks.InvertSettings(
             iterations=self.iterations, restarts=self.restarts, total_variation=self.total_variation
         )
+        return partial(attacks.invert_update, settings=settings)
 
-    def _pictures(self) -> Pictures:
-        from niss.attacks.pictures import load_pictures
+    def load_pictures(self) -> attacks.Pictures:
+        """The victim's pictures, as many as `batch`."""
+        return attacks.load_pictures(self.image, count=self.batch, label=self.label)
 
-        return load_pictures(self.image, count=self.batch, label=self.label)
+    def train(self, **options: Any) -> attacks.Federation:
+        """The steps of the chosen model."""
+        return attacks.make_federation(self.load_pictures(), model=self.model, steps=self.steps, **options)
 
-    def _federation(self, pictures: Pictures, learning_rate: float, stream: SimStream) -> Federation:
-        from niss.attacks.federation import make_federation
-
-        return make_federation(
-            pictures,
-            model=self.model,
-            clients=self.clients,
-            stream=stream,
-            learning_rate=learning_rate,
-            steps=self.steps,
-        )
-
-    def _invert(self, case: Case, federation: Federation, findings: Findings, **options: Any) -> None:
-        from niss.attacks.inversion import invert_update
-        from niss.attacks.pictures import best_order
-
-        stream = options.pop("stream").child("search")
-        search = partial(invert_update, settings=self._search())
-        inversion = run_case(case, federation, search, findings, stream=stream, **options)
-        order = best_order(inversion.pictures, federation.pictures.pixels)
-        findings.pictures.setdefault("recovered", {})[case.name] = inversion.pictures[order]
-
-    def draw(self, findings: Findings) -> Figure | None:
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """A row of originals, a row per method, and the loss curves at the right or below."""
-        from niss.attacks import drawing
-
-        recovered = findings.pictures.get("recovered", {})
+        drawing, recovered = attacks.drawing, findings.pictures.get("recovered", {})
         if not recovered:
             return None
         originals = findings.pictures["originals"][:_MOST_PICTURES]

@@ -22,11 +22,10 @@ from scipy.signal import convolve2d
 from torch import Tensor
 
 from niss.attacks.experiment import check_at_least
+from niss.attacks.observation import FloatArray
 from niss.data import Dataset, list_datasets, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
-
-FloatArray = NDArray[np.float64]
 
 FILE_SIDE = 32
 FILE_CLASSES = 100
@@ -63,9 +62,9 @@ class Pictures:
         """Pixels as the model reads them."""
         return (pixels - _per_channel(self.mean, pixels)) / _per_channel(self.std, pixels)
 
-    def inputs(self) -> Tensor:
-        """The pictures as the model reads them, in single precision."""
-        return self.normalise(torch.from_numpy(self.pixels)).to(torch.float32)
+    def inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The pictures as the model reads them."""
+        return self.normalise(torch.from_numpy(self.pixels)).to(dtype)
 
     def raw(self) -> Pictures:
         """The same pictures for a model that reads pixels as they are."""
@@ -79,7 +78,7 @@ def load_pictures(spec: str, *, count: int = 1, label: int | None = None) -> Pic
     Raises `ConfigError` for a `spec` that names neither, for pictures a dataset does not have, and for a file that
     is no readable picture.
     """
-    check_at_least(1, batch=count)
+    check_at_least(1, count, "--batch")
     name, separator, index = spec.rpartition(":")
     if separator and not Path(spec).exists():
         if name not in {info.name for info in list_datasets()}:
@@ -101,7 +100,12 @@ def load_pictures(spec: str, *, count: int = 1, label: int | None = None) -> Pic
 
 
 def other_pictures(of: Pictures, count: int, stream: SimStream) -> list[Pictures]:
-    """What other clients hold: as many pictures each, of the same dataset; for a file, pictures of noise."""
+    """What other clients hold.
+
+    of       the victim's pictures: the others have as many each, of the same dataset; for a file, pictures of noise
+    count    how many clients
+    stream   where the choice comes from
+    """
     generator = stream.generator()
     dataset_name = of.name.rpartition(":")[0]
     each = len(of.pixels)
@@ -173,7 +177,12 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PictureScores:
-    """Mean squared error, peak signal-to-noise ratio in dB (peak 1) and structural similarity."""
+    """How near recovered pictures come to the originals.
+
+    mse    mean squared error of a pixel in [0, 1]
+    psnr   peak signal-to-noise ratio in dB, -10 log10(mse); infinite for a perfect copy
+    ssim   structural similarity (Wang et al., 2004), 1 for a perfect copy
+    """
 
     mse: float
     psnr: float
@@ -211,7 +220,10 @@ def peak_ratio(mse: float) -> float:
 
 
 def blind_guess(original: FloatArray) -> float:
-    """The PSNR of the even grey that fits best: what is reached without any knowledge of the picture."""
+    """The PSNR in dB of the even grey that fits best: what is reached without any knowledge of the picture.
+
+    -10 log10 of the variance of the pixels.
+    """
     return peak_ratio(float(np.mean((original - original.mean()) ** 2)))
 
 

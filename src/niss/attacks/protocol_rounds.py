@@ -16,41 +16,37 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niss.accounting import Plan, effective_variance
 from niss.accounting.assess import Assessor
 from niss.accounting.terms import make_terms
 from niss.attacks.estimates import best_weights, laplacian
+from niss.attacks.observation import FloatArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred
+from niss.protocol import messages
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.beacon import BeaconChain
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
-from niss.protocol.messages import (
-    Participant,
-    RevealRequest,
-    RoundOpen,
-    SealedPiece,
-    SurvivorClaim,
-    Upload,
-    Verdict,
-)
 from niss.protocol.packing import unpack
 from niss.protocol.secret import SecretBytes
 from niss.protocol.shamir import Piece, check_commitment, combine
 from niss.protocol.wire import decode, encode, signed_part
 from niss.randomness import SecretStream, SimStream
 
-FloatArray = NDArray[np.float64]
 Survivors = tuple[int, ...]
 
-_PURPOSES = {RoundOpen: "open", SurvivorClaim: "claim", RevealRequest: "request"}
+_PURPOSES = {messages.RoundOpen: "open", messages.SurvivorClaim: "claim", messages.RevealRequest: "request"}
 
 
 class RestorableClient:
-    """One client, every state it has ever stored, and every mu it has charged."""
+    """One client of the protocol that can lose its memory.
+
+    client    the machine as it is now
+    stored    every state it has ever stored, the latest last
+    charged   every mu it has charged to its ledger
+    """
 
     def __init__(self, identity: Identity, policy: Policy, assess: Any) -> None:
         self._identity, self._policy, self._assess = identity, policy, assess
@@ -102,7 +98,7 @@ class DishonestServer:
             RestorableClient(Identity.generate(self._entropy), policy, assess) for _ in range(size)
         ]
 
-    def open(self, **changes: Any) -> RoundOpen:
+    def open(self, **changes: Any) -> messages.RoundOpen:
         """Open round 0 on the plan's terms, some of them changed as the server likes."""
         terms = make_terms(
             self.plan,
@@ -114,16 +110,19 @@ class DishonestServer:
         )
         terms = replace(terms, **changes)
         participants = tuple(
-            Participant(one.client.public, one.client.enrol(1, self._entropy)[0]) for one in self.clients
+            messages.Participant(one.client.public, one.client.enrol(1, self._entropy)[0])
+            for one in self.clients
         )
         commitment = participants_hash(participants) + terms_hash(terms)
         beacon = self._chain.release(terms.round, terms.attempt, commitment)
-        opened: RoundOpen = self.signed(RoundOpen(terms, participants, beacon))
+        opened: messages.RoundOpen = self.signed(messages.RoundOpen(terms, participants, beacon))
         return opened
 
-    def upload(self, opened: RoundOpen, seat: int, update: FloatArray) -> Upload:
+    def upload(self, opened: messages.RoundOpen, seat: int, update: FloatArray) -> messages.Upload:
         """What the client in that seat sends, as it arrives."""
-        upload: Upload = _over_the_wire(self.clients[seat].client.upload(opened, update, self._entropy))
+        upload: messages.Upload = _over_the_wire(
+            self.clients[seat].client.upload(opened, update, self._entropy)
+        )
         return upload
 
     def signed(self, message: Any) -> Any:
@@ -139,7 +138,11 @@ class DishonestServer:
         progress: Callable[[int, int, str], None] | None = None,
         **changes: Any,
     ) -> UploadedRound:
-        """Open a round with `changes` to its terms, and gather every client's upload."""
+        """Open a round with `changes` to its terms, and gather every client's upload.
+
+        updates    what the clients contribute, seat by seat
+        progress   called with uploads done, uploads in all, and nothing more to say
+        """
         opened, uploads = self.open(**changes), {}
         for seat, update in enumerate(updates):
             uploads[seat] = self.upload(opened, seat, update)
@@ -153,7 +156,7 @@ def _over_the_wire(message: Any) -> Any:
     return decode(encode(message))
 
 
-def vector_of(upload: Upload, agreed: Agreed) -> FloatArray:
+def vector_of(upload: messages.Upload, agreed: Agreed) -> FloatArray:
     """An upload as numbers: p_k x_k and its noise, in the units of an update."""
     terms = agreed.terms
     return agreed.grid.to_float(centred(unpack(upload.vector, terms.coordinates, terms.modulus_bits)))
@@ -174,13 +177,17 @@ class UploadedRound:
     """
 
     agreed: Agreed
-    uploads: Mapping[int, Upload]
+    uploads: Mapping[int, messages.Upload]
     stored: tuple[bytes, ...]
 
 
 @dataclass
 class RevealedSecrets:
-    """What clients have revealed to the server: seeds of edges by their ends, pieces of self-masks by their owner."""
+    """What clients have revealed to the server.
+
+    edges    seeds of shares, by sender and receiver
+    pieces   pieces of self-masks, by the seat that is masked and their index
+    """
 
     edges: dict[tuple[int, int], bytes] = field(default_factory=dict)
     pieces: dict[int, dict[int, Piece]] = field(default_factory=dict)
@@ -200,7 +207,7 @@ def claim_survivors(
                 hears the next claim, and to the state after its first verdict before it is asked to reveal.
     """
     heard = {seat: list(sets) for seat, sets in claims.items()}
-    verdicts: dict[Survivors, dict[int, Verdict]] = {}
+    verdicts: dict[Survivors, dict[int, messages.Verdict]] = {}
     judged: dict[int, bytes] = {}
     for seat, sets in heard.items():
         one = server.clients[seat]
@@ -222,10 +229,11 @@ def claim_survivors(
 
 def _verdict(
     server: DishonestServer, client: Client, uploaded: UploadedRound, survivors: Survivors
-) -> Verdict | None:
-    claim = server.signed(SurvivorClaim(uploaded.agreed.digest, survivors))
+) -> messages.Verdict | None:
+    """What the client signs for that claim; None where it refuses."""
+    claim = server.signed(messages.SurvivorClaim(uploaded.agreed.digest, survivors))
     try:
-        verdict: Verdict = _over_the_wire(client.judge(claim))
+        verdict: messages.Verdict = _over_the_wire(client.judge(claim))
     except RemoteProtocolError:
         return None
     return verdict
@@ -236,18 +244,18 @@ def _ask_to_reveal(
     seat: int,
     uploaded: UploadedRound,
     survivors: Survivors,
-    verdicts: Mapping[int, Verdict],
+    verdicts: Mapping[int, messages.Verdict],
     revealed: RevealedSecrets,
 ) -> None:
     """Add what the client in that seat reveals, if it does."""
     pieces = tuple(
-        SealedPiece(owner, piece.ciphertext)
+        messages.SealedPiece(owner, piece.ciphertext)
         for owner, upload in sorted(uploaded.uploads.items())
         for piece in upload.pieces
         if piece.seat == seat
     )
     listed = tuple(verdicts[one] for one in sorted(verdicts))
-    request = RevealRequest(uploaded.agreed.digest, survivors, listed, pieces)
+    request = messages.RevealRequest(uploaded.agreed.digest, survivors, listed, pieces)
     try:
         answer = _over_the_wire(server.clients[seat].client.reveal(server.signed(request)))
     except RemoteProtocolError:
@@ -279,7 +287,10 @@ def _residual_left(uploaded: UploadedRound, masks: Collection[int]) -> FloatArra
 
 
 def variance_left(uploaded: UploadedRound, revealed: RevealedSecrets, victim: int) -> float:
-    """The accountant's effective variance of the victim's upload, given what was revealed."""
+    """The accountant's effective variance of the victim's upload, given what was revealed.
+
+    Revealed edges hide nothing any more, and a self-mask counts as residual noise until it is rebuilt.
+    """
     agreed = uploaded.agreed
     left = effective_variance(
         agreed.graph,

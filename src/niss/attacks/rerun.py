@@ -8,118 +8,74 @@ that x' is known up to a label; and it asks again and again until the fresh resi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from niss.attacks.experiment import (
-    DEFAULT_PICTURE,
-    Clients,
-    Delta,
-    Epsilon,
-    Experiment,
-    Findings,
-    Help,
-    Hidden,
-    Image,
-    Progress,
-    Row,
-    Seed,
-    check_at_least,
-)
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
 from niss.errors import PrivacyError, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from niss.accounting import Plan
-    from niss.attacks.protocol_rounds import DishonestServer
-    from niss.attacks.rounds import FloatArray
     from niss.protocol.messages import RoundOpen
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerunExperiment(Experiment):
-    """Half of the answers are to the real model, half to the model of zeros."""
+class RerunExperiment(experiment.PictureExperiment):
+    """Open the same round again and again: a client with its memory refuses, one without gives itself away.
 
-    name: ClassVar[str] = "rerun"
-    summary: ClassVar[str] = (
-        "Open the same round again and again: a client with its memory refuses, one without gives itself away."
-    )
-    examples: ClassVar[tuple[str, ...]] = ("niss attack rerun --repeats 256 --out runs/rerun",)
+    Half of the answers are to the real model, half to the model of zeros. With n of each the error is expected to be
+    sqrt(2 m^2 eta^2 h / n + ||x'||^2) / ||x||: fresh residual noise eta that averages out, and the update x' on the
+    model of zeros, which the server does not know.
+
+    repeats   n; the state that the client had before the round is restored for each of the 2 n answers
+
+    Examples:
+        niss attack rerun --repeats 256 --out runs/rerun
+    """
+
+    name = "rerun"
     columns: ClassVar[dict[str, str]] = {
         "client": "Client",
         "answers": "Answers",
         "refusal": "Second answer",
-        "error": "Error ÷ update",
-        "predicted_error": "Error, predicted",
+        **experiment.ERROR_COLUMNS,
         "psnr": "PSNR, dB",
     }
 
-    image: Image = DEFAULT_PICTURE
-    clients: Clients = 24
-    epsilon: Epsilon = None
-    delta: Delta = None
-    repeats: Annotated[int, Help("How often each of the two models is sent.")] = 1024
-    hidden: Hidden = 4
-    seed: Seed = 1
+    clients: experiment.Clients = 24
+    repeats: Annotated[int, Help("How often each of the two models is sent.", least=1)] = 1024
 
-    def check(self) -> None:
-        """Refuse what cannot be used."""
-        from niss.attacks.pictures import load_pictures
-        from niss.randomness import SimStream
-
-        check_at_least(1, repeats=self.repeats)
-        self._plan()
-        SimStream(self.seed)
-        load_pictures(self.image)
-
-    def _plan(self) -> Plan:
-        from niss.attacks.rounds import make_setting
-
-        return make_setting(
-            "default",
-            clients=self.clients,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            neighbours=float(self.clients - 1),
-        ).plan
+    def setting(self) -> attacks.Setting:
+        """Everyone shares noise with everyone."""
+        return self.make_setting(neighbours=self.clients - 1.0)
 
     def run(self, findings: Findings, progress: Progress) -> None:
         """Ask the victim, restored each time, for both answers; a row after 1, 4, 16, ... pairs of them."""
-        import numpy as np
-        import torch
-
-        from niss.attacks.federation import VICTIM, make_federation
-        from niss.attacks.pictures import blind_guess, load_pictures
-        from niss.attacks.protocol_rounds import DishonestServer, vector_of
-        from niss.attacks.rounds import clip_update, relative_error
         from niss.protocol.agreement import agree
-        from niss.randomness import SimStream
 
-        stream, plan, pictures = SimStream(self.seed), self._plan(), load_pictures(self.image)
-        federation = make_federation(
-            pictures, model="mlp", hidden=(self.hidden,), clients=self.clients, stream=stream.child("scene")
-        )
+        protocol_rounds, clip_update = attacks.protocol_rounds, attacks.rounds.clip_update
+        plan, federation = self.setting().plan, self.train(findings)
         truth = clip_update(federation.updates[VICTIM], plan)
-        server = DishonestServer(
-            plan, self.clients, coordinates=truth.size, mode="tolerate", stream=stream.child("parties")
+        server = protocol_rounds.DishonestServer(
+            plan, self.clients, coordinates=truth.size, mode="tolerate", stream=self.stream("parties")
         )
         opened = server.open()
         agreed = agree(opened)
         before = server.clients[VICTIM].stored[-1]
-        zeros = torch.zeros_like(federation.weights)
-        dead = clip_update(federation.victims_update_from(zeros, stream.child("dead")), plan)
-        findings.pictures["originals"] = pictures.pixels
-        findings.curves["blind_guess_psnr"] = blind_guess(pictures.pixels)
+        dead = federation.victims_update_from(0.0 * federation.weights, self.stream("dead"))
+        dead = clip_update(dead, plan)
         findings.rows.append(_refusal(server, opened, truth))
         # Of each difference the server does not know the noise of two answers, nor the dead model's update.
         noise = 2.0 * self.clients**2 * agreed.terms.residual_variance * truth.size
-        unknown, energy = float(np.sum(dead**2)), float(np.sum(truth**2))
-        total = np.zeros_like(truth)
+        unknown, energy = float((dead**2).sum()), float((truth**2).sum())
+        total = 0.0 * truth
         marks = {2**power for power in range(0, 31, 2)} | {self.repeats}
         for number in range(1, self.repeats + 1):
             for update, sign in ((truth, 1.0), (dead, -1.0)):
                 server.clients[VICTIM].restore(before)
-                total += sign * vector_of(server.upload(opened, VICTIM, update), agreed)
+                upload = server.upload(opened, VICTIM, update)
+                total += sign * protocol_rounds.vector_of(upload, agreed)
             progress("answers", number, self.repeats, "")
             if number not in marks:
                 continue
@@ -130,8 +86,8 @@ class RerunExperiment(Experiment):
                     "client": "without memory",
                     "answers": 2 * number,
                     "refusal": "given",
-                    "error": relative_error(guess, truth),
-                    "predicted_error": float(np.sqrt((noise / number + unknown) / energy)),
+                    "error": attacks.relative_error(guess, truth),
+                    "predicted_error": sqrt((noise / number + unknown) / energy),
                     "psnr": psnr,
                 }
             )
@@ -143,17 +99,15 @@ class RerunExperiment(Experiment):
         )
         findings.finished = True
 
-    def draw(self, findings: Findings) -> Figure | None:
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """The picture, the error and the PSNR over the answers."""
-        from niss.attacks.drawing import draw_steps
-
-        return draw_steps(findings, "answers", "Answers to the same round")
+        return attacks.drawing.draw_steps(findings, "answers", "Answers to the same round")
 
 
-def _refusal(server: DishonestServer, opened: RoundOpen, truth: FloatArray) -> Row:
+def _refusal(
+    server: attacks.protocol_rounds.DishonestServer, opened: RoundOpen, truth: attacks.observation.FloatArray
+) -> Row:
     """The client as it is meant to be: it answers once. Raises `PrivacyError` if it answers twice."""
-    from niss.attacks.federation import VICTIM
-
     server.upload(opened, VICTIM, truth)
     try:
         server.upload(opened, VICTIM, truth)

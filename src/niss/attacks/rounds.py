@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import METHODS, Plan, RoundPlan, effective_variance
-from niss.attacks.experiment import PRESETS, VIEWS
-from niss.attacks.observation import Observation
+from niss.accounting import Plan, RoundPlan
+from niss.attacks.experiment import PRESETS, check_names
+from niss.attacks.observation import FloatArray, Observation
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, gdp_epsilon
+from niss.mechanism import add_shares, clip_elements, clip_l2, gdp_epsilon
+from niss.methods import PlainRows
 from niss.randomness import SimStream
-
-FloatArray = NDArray[np.float64]
 
 _PAPER_RECORDS = 600.0
 
@@ -47,24 +46,8 @@ class SimulatedRound:
 
     def predicted_variance(self, victim: int) -> float:
         """The accountant's effective variance of the victim's upload p_k x_k against this very adversary."""
-        plan, seen = self.plan, self.observation
-        if plan.plan.method != "niss":
-            return float(plan.own_variance[victim]) if plan.plan.private else 0.0
-        additive = plan.plan.distortion == "additive"
-        if plan.plan.distortion == "coordinate" and plan.scales is None and np.any(plan.tau2 > 0.0):
-            raise ConfigError(
-                "the distortion factors of this round were not kept",
-                field="keep_factors",
-                hint="simulate the round with keep_factors=True",
-            )
-        residual = plan.tau2 * plan.unit_variance * plan.graph.in_weight if additive else 0.0
-        variances = effective_variance(
-            plan.graph,
-            unit_variance=plan.unit_variance,
-            residual_variance=residual,
-            colluders=seen.colluders,
-            scales=plan.scales,
-        )
+        seen = self.observation
+        variances = self.plan.plan.kind.variance_against(self.plan, seen.colluders)
         return float(variances[int(np.searchsorted(seen.honest, victim))])
 
     def predicted_error(self, victim: int) -> float:
@@ -145,21 +128,7 @@ def add_noise(
     uploads: FloatArray, plan: RoundPlan, stream: SimStream, *, keep_factors: bool = False
 ) -> RoundPlan:
     """Add every client's noise to its row `p_k x_k`, in place; returns the plan with the factors drawn."""
-    if plan.plan.method == "dp-fedavg":
-        for seat, variance in enumerate(plan.own_variance):
-            add_gaussian(uploads[seat], float(np.sqrt(variance)), stream.child("own", seat))
-    if plan.plan.method != "niss":
-        return plan
-    scales = add_shares(
-        uploads,
-        plan.graph,
-        unit_variance=plan.unit_variance,
-        tau2=plan.tau2,
-        distortion=plan.plan.distortion,
-        stream=stream,
-        keep_factors=keep_factors,
-    )
-    return plan.with_scales(None if scales is None else scales.astype(np.float64))
+    return plan.plan.kind.add_client_noise(PlainRows(uploads), plan, stream, keep_factors=keep_factors)
 
 
 def _shares_of(
@@ -197,7 +166,7 @@ def recovered_fraction(estimate: FloatArray, truth: FloatArray) -> float:
 
 
 def relative_error(estimate: FloatArray, truth: FloatArray) -> float:
-    """||estimate - truth|| / ||truth||."""
+    """||estimate - truth|| / ||truth||; 1 is as bad as guessing zero."""
     return float(np.sqrt(np.sum((estimate - truth) ** 2) / np.sum(truth**2)))
 
 
@@ -239,16 +208,16 @@ def make_setting(
     """One of the two settings in which clients are attacked, with whatever is given in place of its own numbers.
 
     `default` is what `niss.Plan` promises: client-level privacy, epsilon = 3 at delta = 1e-5 in one round. `paper`
-    is the reading of the paper's Figure 4 that comes closest to it: noise of deviation 2 zeta sqrt(2 ln(1.25 / delta)) /
-    (epsilon d_k), zeta = 3, d_k = 600, epsilon = 10, delta = 1e-4, put on the gradient itself; it is a heuristic and
-    proves nothing. As printed, NISS without colluders distorts nothing: tau = 0.
+    is the reading of the paper's Figure 4 that comes closest to it: noise of deviation
+
+        2 zeta sqrt(2 ln(1.25 / delta)) / (epsilon d_k),   zeta = 3, d_k = 600, epsilon = 10, delta = 1e-4,
+
+    put on the gradient itself; it is a heuristic and proves nothing. As printed, NISS without colluders distorts
+    nothing: tau = 0.
 
     Raises `ConfigError` for an unknown preset, fewer than three clients, and numbers that no plan can have.
     """
-    if preset not in PRESETS:
-        raise ConfigError(
-            f"unknown setting {preset!r}", field="--plan", hint="use one of: " + ", ".join(PRESETS)
-        )
+    check_names([preset], PRESETS, "--plan")
     if clients < 3:
         raise ConfigError(
             f"must be at least 3, not {clients}",
@@ -275,22 +244,3 @@ def make_setting(
     # A wrong epsilon or delta is refused here, before any work.
     plan.round_mu(np.zeros(1, dtype=np.int64))
     return Setting(plan, 1.0 if paper else 0.1, paper)
-
-
-def check_view(view: str) -> None:
-    """Refuse a view that nobody has."""
-    if view not in VIEWS:
-        raise ConfigError(f"unknown view {view!r}", field="--view", hint="use one of: " + ", ".join(VIEWS))
-
-
-def check_methods(methods: tuple[str, ...]) -> None:
-    """Refuse unknown or repeated methods."""
-    for method in methods:
-        if method not in METHODS:
-            raise ConfigError(
-                f"unknown method {method!r}", field="--methods", hint="use some of: " + ", ".join(METHODS)
-            )
-    if not methods or len(set(methods)) != len(methods):
-        raise ConfigError(
-            "expected at least one method, each only once", field="--methods", hint="for example fedavg,niss"
-        )

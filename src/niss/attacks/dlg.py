@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.inversion import DlgSettings, Inversion, deep_leakage  # noqa: F401

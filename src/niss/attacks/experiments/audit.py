@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.audit import AuditExperiment  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.average import AverageExperiment  # noqa: F401

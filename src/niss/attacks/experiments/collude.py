@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.collude import ColludeExperiment  # noqa: F401

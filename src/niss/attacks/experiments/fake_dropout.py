@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.fake_dropout import FakeDropoutExperiment  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.rerun import RerunExperiment  # noqa: F401

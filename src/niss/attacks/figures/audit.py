@@ -1,4 +1,0 @@
-# moved
-from niss.attacks.audit import AuditExperiment
-
-draw_audit = AuditExperiment().draw

@@ -1,4 +1,0 @@
-# moved
-from niss.attacks.invert import InvertExperiment
-
-draw_batches = InvertExperiment().draw

@@ -1,4 +1,0 @@
-# moved
-from niss.attacks.collude import ColludeExperiment
-
-draw_collusion = ColludeExperiment().draw

@@ -1,4 +1,0 @@
-# moved
-from niss.attacks.fake_dropout import FakeDropoutExperiment
-
-draw_stories = FakeDropoutExperiment().draw

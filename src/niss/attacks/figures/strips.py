@@ -1,2 +1,0 @@
-# moved
-from niss.attacks.drawing import draw_strips  # noqa: F401
