@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from niss import effective_variance
-from niss.accounting import Corruption, LedgerFile, worst_case
+from niss.accounting import Corruption, LedgerFile, Plan, worst_case
 from niss.accounting.assess import Assessor, charge_to
+from niss.accounting.terms import make_terms
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from support.protocol_round import Federation
@@ -144,10 +145,10 @@ def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
     with LedgerFile.create(
         tmp_path / "ledger", run="run", budgets={"me": 1.0}, delta=1e-5, unit="client", relation="zero-out"
     ) as ledger:
-        charge, agreed = charge_to(ledger, "me"), proposed()
+        charge, agreed = charge_to(ledger, "me", relation="zero-out"), proposed()
         charge(agreed, 0.6)
         assert ledger.spent("me") == pytest.approx(0.6)
-        assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(agreed, 2.0 * 0.25 * 9.0))
+        assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(agreed, 2.0 * 0.25 * 9.0 + 0.2))
         with pytest.raises(PrivacyError, match="charged before"):
             charge(agreed, 0.6)
         with pytest.raises(PrivacyError, match="overspend"):
@@ -155,10 +156,34 @@ def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
 
 
 def test_a_round_without_shares_can_be_charged_too(tmp_path: Path) -> None:
-    """Nothing to divide by: an upload that carries no share has no marginal guarantee."""
+    """The residual noise protects an upload alone; without that either there is no marginal guarantee."""
     with LedgerFile.create(
         tmp_path / "ledger", run="run", delta=1e-5, unit="client", relation="zero-out"
     ) as ledger:
-        charge_to(ledger, "me")(proposed(unit_variance=0.0), 0.5)
+        charge, residual = charge_to(ledger, "me", relation="zero-out"), proposed(unit_variance=0.0)
+        charge(residual, 0.5)
         assert ledger.spent("me") == pytest.approx(0.5)
+        assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(residual, 0.2))
+        charge(proposed(round=2, unit_variance=0.0, residual_variance=0.0), 0.5)
         assert ledger.spent("me", view="marginal") == math.inf
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("tau2", [0.0, 0.3])
+def test_a_charge_costs_what_the_simulator_says_of_the_same_round(relation: str, tau2: float) -> None:
+    """One upload looked at alone: the client's own ledger and the simulator's `RoundPlan` agree."""
+    size, plan = (
+        10,
+        Plan(clip=0.7, epsilon=2.0, relation=relation, neighbours=9.0, graph="complete", tau2=tau2),
+    )
+    simulated = plan.for_round(range(size), weights=1.0 / size, records=1.0, beacon=b"b")
+    terms = make_terms(plan, participants=size, coordinates=4, run=bytes(16), number=0)
+    agreed = agree(Federation(size, "assess").open(terms))
+    charged: list[tuple[float, float]] = []
+
+    class Recorder:
+        def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:  # noqa: ARG002
+            charged.append(mus["me"])
+
+    charge_to(Recorder(), "me", relation=relation)(agreed, 0.25)
+    assert charged == [(0.25, pytest.approx(float(simulated.marginal_mu[0]), rel=1e-12))]

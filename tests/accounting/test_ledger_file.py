@@ -216,7 +216,7 @@ def new_header(path: Path) -> LedgerFile:
         ((2, 0, {"a": (1e200, 0.1)}), "overspend"),
         ((2, 0, {"c": (0.1, 0.1), "b": (1.01, 0.1)}), "client b would overspend"),
         ((2, 0, {"z": (0.1, 0.1)}), "client 'z' is not in"),
-        ((2, 0, {7: (0.1, 0.1)}), "named by texts"),
+        ((2, 0, {7: (0.1, 0.1)}), "named by strings"),
         ((2, 0, {}), "at least one client"),
         ((-1, 0, {"a": (0.1, 0.1)}), "round"),
         ((2, 0.5, {"a": (0.1, 0.1)}), "attempt"),

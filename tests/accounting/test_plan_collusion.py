@@ -52,7 +52,7 @@ def test_calibrated_rounds_keep_the_target_in_the_worst_case(settings: dict[str,
     shared = _round(**settings)
     np.testing.assert_allclose(shared.joint_mu, shared.plan.round_mu(shared.participants), rtol=1e-9)
     assert shared.plan.calibrated
-    assert shared.found is shared.worst
+    assert shared.opponent is shared.worst
     assert _in_its_worst_case(shared) == pytest.approx(1.0, abs=1e-8)
 
 
@@ -100,7 +100,7 @@ def test_where_no_bound_can_fail_nothing_is_paid(settings: dict[str, Any]) -> No
 def test_a_given_tau2_charges_the_worst_ratio_to_everyone() -> None:
     shared = _round(colluders=2, tau2=0.2, epsilon=UNEQUAL)
     assert not shared.plan.calibrated
-    assert shared.found is None
+    assert shared.opponent is None
     assert shared.worst is not None
     assert shared.worst.ratio == pytest.approx(_in_its_worst_case(shared), rel=1e-9)
     assert shared.joint_variance is not None

@@ -1,15 +1,38 @@
-"""What each client is promised: the joint view, the ledger, the plan and the statement."""
+"""What each client is promised: plans, ledgers and statements.
 
-from niss.accounting.coalitions import CoalitionPlan, Group, plan_coalitions
-from niss.accounting.dp_events import client_dp_event, to_dp_event
-from niss.accounting.graph_statement import statement
-from niss.accounting.ledger import Ledger
+`plan` and `forecast` find the cheapest protection for a target; a `Plan` gives every round its noise and its cost;
+a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` says what was promised in the end, and
+`assess` what one graph and its noise would promise.
+"""
+
+from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.outsider import OutsiderClaim, outsider_epsilon
-from niss.accounting.plan import RELATIONS, UNITS, Plan
-from niss.accounting.planner import Planned, TradeOff, make_plan
-from niss.accounting.round_plan import Balance, RoundPlan
-from niss.accounting.statement import ClientStatement, Statement, make_statement
+from niss.accounting.outsider import (
+    OutsiderClaim,
+    client_dp_event,
+    noise_multiplier,
+    outsider_epsilon,
+    to_dp_event,
+)
+from niss.accounting.planner import (
+    CoalitionPlan,
+    Group,
+    PlanForecast,
+    TradeOff,
+    forecast,
+    plan,
+    plan_coalitions,
+)
+from niss.accounting.plans import RELATIONS, UNITS, Balance, Plan, RoundPlan
+from niss.accounting.protocol_rounds import (
+    Assessor,
+    charge_to,
+    grid_delta,
+    make_terms,
+    propose_round,
+    upload_mu,
+)
+from niss.accounting.statement import ClientStatement, Statement, assess, make_statement
 from niss.methods import METHODS
 from niss.views import (
     Corruption,
@@ -21,11 +44,18 @@ from niss.views import (
     worst_case,
 )
 
+# The names of earlier versions.
+make_plan = forecast
+Planned = PlanForecast
+statement = assess
+
 __all__ = [
     "METHODS",
     "RELATIONS",
     "UNITS",
+    "Assessor",
     "Balance",
+    "ChargeableLedger",
     "ClientStatement",
     "CoalitionPlan",
     "Corruption",
@@ -34,21 +64,31 @@ __all__ = [
     "LedgerFile",
     "OutsiderClaim",
     "Plan",
+    "PlanForecast",
     "Planned",
     "RoundPlan",
     "Statement",
     "TradeOff",
     "WorstCase",
+    "assess",
     "calibrate_for",
     "calibrate_tau2",
+    "charge_to",
     "client_dp_event",
     "colluding_neighbours",
     "effective_variance",
+    "forecast",
+    "grid_delta",
     "make_plan",
     "make_statement",
+    "make_terms",
+    "noise_multiplier",
     "outsider_epsilon",
+    "plan",
     "plan_coalitions",
+    "propose_round",
     "statement",
     "to_dp_event",
+    "upload_mu",
     "worst_case",
 ]

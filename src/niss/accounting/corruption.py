@@ -1,2 +1,2 @@
 # moved
-from niss.views.corruption import Corruption, WorstCase, colluding_neighbours  # noqa: F401
+from niss.views.collusion import Corruption, WorstCase, colluding_neighbours  # noqa: F401

@@ -1,4 +1,4 @@
-"""What each client has spent, over rounds, and the budget that may not be overspent.
+"""What each client has spent, over rounds, and the budget that may not be overspent: the ledger in memory.
 
 Gaussian mechanisms compose exactly: `mu_total^2` is the sum of `mu_t^2` over the rounds a client took
 part in. With a budget B fixed in advance the ledger is a privacy filter: a round that would push the
@@ -7,7 +7,9 @@ total past B is refused before anything is sent, and B is the claim. The running
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,16 @@ from niss.errors import ConfigError, PrivacyError
 FloatArray = NDArray[np.float64]
 
 # Sums of squares of at most some thousand rounds differ from the exact value by less than this.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
+
+
+class ChargeableLedger(Protocol):
+    """Where one upload of each named client is charged, as (joint, marginal) mu; see `LedgerFile.charge`."""
+
+    def charge(
+        self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
+    ) -> object:
+        """Charge before anything is sent, or raise PrivacyError."""
 
 
 @dataclass
@@ -34,6 +45,7 @@ class Ledger:
 
     @classmethod
     def empty(cls, clients: int, budget: FloatArray | None = None) -> Ledger:
+        """A ledger of that many clients, numbered from 0, before the first round."""
         return cls(np.zeros(clients), np.zeros(clients), np.zeros(clients, dtype=np.int64), budget)
 
     def room(self, clients: NDArray[np.int64], mu: FloatArray) -> NDArray[np.bool_]:
@@ -41,7 +53,7 @@ class Ledger:
         if self.budget is None:
             return np.ones(clients.size, dtype=bool)
         total = self.joint_squared[clients] + mu**2
-        return np.asarray(total <= self.budget[clients] ** 2 * (1.0 + _ROUNDING))
+        return np.asarray(total <= self.budget[clients] ** 2 * (1.0 + ROUNDING))
 
     def charge(
         self,
@@ -52,7 +64,9 @@ class Ledger:
     ) -> None:
         """Charge a round before it is sent; refuse it whole if any participant would overspend.
 
-        `attempt` is which of its attempts was played, for those who write it down.
+        participants           by number, each once
+        joint_mu, marginal_mu  what the round costs each of them, in the two views
+        attempt                which attempt at the round is played, for those who write it down
         """
         if np.unique(participants).size != participants.size:
             raise ConfigError("a client takes part in a round once", field="participants")

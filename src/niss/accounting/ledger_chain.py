@@ -2,23 +2,27 @@
 
 A record is one line of canonical JSON (sorted keys, no spaces, ASCII). It carries `hash`, the SHA-256 of
 its other fields, and, from the second record on, `previous`, the hash of the record before. Every byte of
-a file is therefore checked, that of the last record too.
+a file is therefore checked, that of the last record too. The format is stable: ledgers of every version stay readable.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from niss.errors import ConfigError, PrivacyError
+from niss.files import to_json
 
 FORMAT = "niss-ledger/1"
 # A basis says in a few words what was assumed; it is no place for data.
 LONGEST_BASIS = 4096
+CSV_COLUMNS = ("round", "attempt", "client", "mu_joint", "mu_marginal")
 
 
 class Mu(NamedTuple):
@@ -52,26 +56,29 @@ class Header:
             )
         for field in ("run", "unit", "relation"):
             if not isinstance(getattr(self, field), str):
-                raise ConfigError(f"must be a text, not {getattr(self, field)!r}", field=field)
+                raise ConfigError(f"must be a string, not {getattr(self, field)!r}", field=field)
         for client, budget in (self.budgets or {}).items():
             if not isinstance(client, str):
-                raise ConfigError(f"client {client!r} must be named by a text", field="budgets")
+                raise ConfigError(f"client {client!r} must be named by a string", field="budgets")
             if budget is not None and not (_is_number(budget) and 0.0 < budget < math.inf):
                 raise ConfigError(
                     f"client {client}: must be a finite mu above 0, or None, not {budget!r}", field="budgets"
                 )
 
     def body(self) -> dict[str, Any]:
+        """The record, without its hash."""
         budgets = self.budgets and {
             client: None if budget is None else float(budget) for client, budget in self.budgets.items()
         }
-        named = {
+        return {
+            "format": FORMAT,
             "run": self.run,
             "budgets": budgets,
             "delta": float(self.delta),
             "delta_failure": float(self.delta_failure),
+            "unit": self.unit,
+            "relation": self.relation,
         }
-        return {"format": FORMAT, **named, "unit": self.unit, "relation": self.relation}
 
 
 @dataclass(frozen=True)
@@ -85,18 +92,31 @@ class Charge:
     hash: str = ""
 
     def body(self, previous: str) -> dict[str, Any]:
-        mus = {
-            client: {"mu_joint": _number(mu.joint), "mu_marginal": _number(mu.marginal)}
-            for client, mu in self.mus.items()
-        }
-        basis = dict(self.basis)
-        return {
-            "round": self.round,
-            "attempt": self.attempt,
-            "mus": mus,
-            "basis": basis,
-            "previous": previous,
-        }
+        """The record, without its hash, after the record with the hash `previous`."""
+        return {**self.to_json(), "previous": previous}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; null stands for an infinite mu."""
+        mus = {client: {"mu_joint": mu.joint, "mu_marginal": mu.marginal} for client, mu in self.mus.items()}
+        charge = {"round": self.round, "attempt": self.attempt, "mus": to_json(mus)}
+        return {**charge, "basis": dict(self.basis)}
+
+
+def client_order(client: str) -> tuple[int, int, str]:
+    """Numbers in their own order, then names: a key for `sorted`."""
+    return (0, int(client), client) if client.isdecimal() else (1, 0, client)
+
+
+def charges_csv(charges: Iterable[Charge]) -> str:
+    """One line per charge and client, for spreadsheets; infinite mu is written as inf."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for charge in charges:
+        for client in sorted(charge.mus, key=client_order):
+            mu = charge.mus[client]
+            writer.writerow((charge.round, charge.attempt, client, mu.joint, mu.marginal))
+    return text.getvalue()
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
@@ -113,7 +133,7 @@ def seal(body: Mapping[str, Any]) -> tuple[bytes, str]:
 
 def is_whole(line: bytes) -> bool:
     """Whether these bytes are a record as `seal` wrote it."""
-    return _opened(line) is not None
+    return _unsealed(line) is not None
 
 
 def starts_whole(tail: bytes) -> bool:
@@ -175,18 +195,18 @@ def read_charge(line: bytes, where: str, previous: str) -> Charge:
 def damaged(where: str, what: str = "the record is damaged") -> PrivacyError:
     return PrivacyError(
         f"{where}: {what}",
-        hint="restore the ledger from a copy; what was spent can no longer be told, so nothing more may be sent",
+        hint="restore the ledger from a copy; what was spent is no longer known, so nothing more may be sent",
     )
 
 
 def _unseal(line: bytes, where: str) -> dict[str, Any]:
-    record = _opened(line)
+    record = _unsealed(line)
     if record is None:
         raise damaged(where)
     return record
 
 
-def _opened(line: bytes) -> dict[str, Any] | None:
+def _unsealed(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line.decode("ascii"))
         if not isinstance(record, dict):
@@ -199,10 +219,6 @@ def _opened(line: bytes) -> dict[str, Any] | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(mu: float) -> float | None:
-    return mu if math.isfinite(mu) else None
 
 
 def _infinite(mu: float | None) -> float:

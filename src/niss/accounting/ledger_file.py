@@ -20,12 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from niss.accounting.ledger import ROUNDING
 from niss.accounting.ledger_chain import (
     LONGEST_BASIS,
     Charge,
     Header,
     Mu,
     canonical,
+    charges_csv,
+    client_order,
     damaged,
     is_whole,
     read_charge,
@@ -33,13 +36,9 @@ from niss.accounting.ledger_chain import (
     seal,
     starts_whole,
 )
-from niss.accounting.ledger_disk import lock, sync_folder, unreadable
-from niss.accounting.ledger_export import charges_csv, client_order, ledger_json
 from niss.errors import ConfigError, PrivacyError
+from niss.files import lock_file, sync_folder, to_json
 from niss.mechanism import gdp_epsilon
-
-# Sums of squares of at most some thousand rounds differ from the exact value by less than this.
-_ROUNDING = 1e-9
 
 
 class LedgerFile:
@@ -79,13 +78,13 @@ class LedgerFile:
             file = io.FileIO(path, "x+")
         except FileExistsError:
             raise PrivacyError(
-                f"{path} exists already", hint="go on with it through LedgerFile.open, or give another path"
+                f"{path} exists already", hint="continue it with LedgerFile.open, or give another path"
             ) from None
         except OSError as error:
             raise PrivacyError(
                 f"cannot create the ledger {path}: {error.strerror}", hint="give a path that can be written"
             ) from None
-        lock(file, path)
+        _lock(file, path)
         ledger = cls(path, header, head, file)
         ledger._append(line)
         sync_folder(path.parent)
@@ -102,9 +101,9 @@ class LedgerFile:
         try:
             file = io.FileIO(path, "r+")
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise _unreadable(path, error) from None
         try:
-            lock(file, path)
+            _lock(file, path)
             content = file.readall()
             ledger = cls._verified(path, content, file, expected_head)
             ledger._mend(content)
@@ -120,7 +119,7 @@ class LedgerFile:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise _unreadable(path, error) from None
         return cls._verified(path, content, None, expected_head)
 
     @property
@@ -181,7 +180,7 @@ class LedgerFile:
         """
         if self._file is None:
             raise PrivacyError(
-                f"{self.path} is closed or open for reading alone", hint="open it with LedgerFile.open"
+                f"{self.path} is closed, or open for reading only", hint="open it with LedgerFile.open"
             )
         entries = {client: Mu(float(joint), float(marginal)) for client, (joint, marginal) in mus.items()}
         entry = Charge(round, attempt, entries, dict(basis or {}))
@@ -196,7 +195,31 @@ class LedgerFile:
 
     def to_json(self) -> dict[str, Any]:
         """Header, totals and charges as plain values; null where there is no finite number."""
-        return ledger_json(self)
+        header = {name: value for name, value in self.header.body().items() if name != "budgets"}
+        charges = [{**entry.to_json(), "hash": entry.hash} for entry in self._entries]
+        clients = [self._client_json(client) for client in self.clients]
+        return {
+            **header,
+            "head": self.head,
+            "torn_bytes": len(self.torn),
+            "clients": clients,
+            "charges": charges,
+        }
+
+    def _client_json(self, client: str) -> dict[str, Any]:
+        joint, marginal = self.spent(client), self.spent(client, view="marginal")
+        budget = self.budget(client)
+        value: dict[str, Any] = {
+            "client": client,
+            "participations": self.participations(client),
+            "mu_spent": joint,
+            "epsilon_spent": self.epsilon(joint),
+            "mu_spent_marginal": marginal,
+            "epsilon_spent_marginal": self.epsilon(marginal),
+            "mu_claim": budget,
+            "epsilon_claim": self.epsilon(budget),
+        }
+        return {name: to_json(number) for name, number in value.items()}
 
     def close(self) -> None:
         """Give the file and its lock back; what was charged stays readable."""
@@ -227,7 +250,7 @@ class LedgerFile:
             torn = tail
         if not lines:
             raise PrivacyError(
-                f"{path} is no ledger: it has no header",
+                f"{path} is not a ledger: it has no header",
                 hint="if its creation was interrupted, nothing was charged: delete it and create it again",
             )
         ledger = cls(path, *read_header(lines[0], f"{path}, line 1"), file)
@@ -242,7 +265,7 @@ class LedgerFile:
         ledger._torn = torn
         if expected_head is not None and expected_head not in ledger._hashes:
             raise damaged(
-                str(path), f"the record {expected_head[:12]}... kept as its head is not in it any more"
+                str(path), f"the record {expected_head[:12]}... kept as its head is no longer in it"
             )
         return ledger
 
@@ -261,10 +284,12 @@ class LedgerFile:
         try:
             too_long = len(canonical(entry.basis)) > LONGEST_BASIS
         except (TypeError, ValueError) as error:
-            raise PrivacyError(f"basis: {error}", hint="use texts, whole and finite numbers") from None
+            raise PrivacyError(
+                f"basis: {error}", hint="use strings, whole numbers and finite numbers"
+            ) from None
         if too_long:
             raise PrivacyError(
-                f"basis: longer than {LONGEST_BASIS} bytes", hint="name the worst case, no data"
+                f"basis: longer than {LONGEST_BASIS} bytes", hint="name the worst case and leave out the data"
             )
         return {client: self._total(client, mu) for client, mu in entry.mus.items()}
 
@@ -275,7 +300,7 @@ class LedgerFile:
         joint, marginal, count = self._squares.get(client, (0.0, 0.0, 0))
         joint += mu.joint * mu.joint
         budget = None if self.header.budgets is None else self.header.budgets[client]
-        if budget is not None and not joint <= budget * budget * (1.0 + _ROUNDING):
+        if budget is not None and not joint <= budget * budget * (1.0 + ROUNDING):
             raise PrivacyError(
                 f"client {client} would overspend its privacy budget: mu {math.sqrt(joint):.6g} of {budget:.6g}",
                 hint="fewer rounds, a larger epsilon, or a higher cap on participations",
@@ -317,10 +342,28 @@ class LedgerFile:
 
     def _require_known(self, client: str, *, new: bool = False) -> None:
         if not isinstance(client, str):
-            raise PrivacyError(f"client {client!r}: clients are named by texts, for example '7'")
+            raise PrivacyError(f"client {client!r}: clients are named by strings, for example '7'")
         budgets = self.header.budgets
         known = client in (self._squares if budgets is None else budgets)
         if not known and not (new and budgets is None):
             raise PrivacyError(
                 f"client {client!r} is not in {self.path}", hint="see `clients` for those that are"
             )
+
+
+def _lock(file: io.FileIO, path: Path) -> None:
+    try:
+        lock_file(file.fileno(), wait=False)
+    except OSError:
+        file.close()
+        raise PrivacyError(
+            f"{path} is in use by another process",
+            hint="let it finish; only one process can charge a ledger at a time",
+        ) from None
+
+
+def _unreadable(path: Path, error: OSError) -> PrivacyError:
+    return PrivacyError(
+        f"cannot read the ledger {path}: {error.strerror}",
+        hint="give the path of a ledger.jsonl; without its ledger a client does not know what it has spent",
+    )

@@ -1,8 +1,8 @@
-"""The outsider's claim: someone who sees the released models and nothing else.
+"""What Google's dp-accounting computes for us: the outsider's claim, and a client's ledger as its events.
 
-He knows neither who took part nor any fellow client's secrets, so the noise of the whole aggregate stands
-between him and a client, `z_t = sqrt(aggregate variance of round t) / (p_k clip)`, and where participants
-are drawn in secret, sampling amplifies. The amplified numbers are dp-accounting's:
+An outsider sees the released models and nothing else. He knows neither who took part nor any fellow client's secrets,
+so the noise of the whole aggregate stands between him and a client, `z_t = sqrt(aggregate variance of round t) /
+(p_k clip)`, and where participants are drawn in secret, sampling amplifies. The amplified numbers are dp-accounting's:
 
 poisson    each client joins with probability participants / clients on its own: PLD accountant,
            ADD_OR_REMOVE_ONE. Needs weights p_k that do not depend on who else joined.
@@ -13,17 +13,26 @@ uniform    a fixed number of clients, without replacement: RDP accountant, REPLA
 shuffled   clients are dealt out in cohorts: no amplification is claimed, the client's rounds just compose.
 
 The server, a fellow client or anyone who learns the participants is no outsider: for them the joint view holds.
+
+`to_dp_event` writes down the rounds of one client for an accountant of dp-accounting, so that others can check our
+sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from niss.accounting.ledger_file import LedgerFile
 
 SAMPLINGS = ("poisson", "uniform", "shuffled")
 
@@ -48,6 +57,11 @@ class OutsiderClaim:
     words: str
 
 
+def noise_multiplier(variance: float, contribution: float) -> float:
+    """z_t: the deviation of the noise in a released sum over `p_k clip`, the most one client puts into it."""
+    return math.sqrt(variance) / contribution if contribution else 0.0
+
+
 def outsider_epsilon(
     *,
     noise_multipliers: Sequence[float],
@@ -57,11 +71,15 @@ def outsider_epsilon(
     delta: float,
     participations: int | None = None,
 ) -> OutsiderClaim:
-    """What the released models reveal of one client: one noise multiplier per round of the run.
+    """What the released models reveal of one client.
 
-    `participants` of `clients` take part in a round (poisson: on average). `participations` caps how often
-    one client does. A cap that may bind makes the sampling depend on the past; then nothing is amplified,
-    and the claim composes the worst `participations` rounds.
+    noise_multipliers  one per round of the run, see `noise_multiplier`
+    sampling           how participants are drawn, see above
+    clients            how many there are
+    participants       how many of them take part in a round (poisson: on average)
+    delta              of the claim
+    participations     caps how often one client takes part. A cap that may bind makes the sampling depend on the
+                       past; then nothing is amplified, and the claim composes the worst `participations` rounds.
     """
     _check(noise_multipliers, sampling, clients, participants, delta, participations)
     multipliers = sorted(float(z) for z in noise_multipliers)
@@ -132,17 +150,20 @@ def _without_replacement(
 
 def _claim(epsilon: float, delta: float, relation: str, accountant: str, words: str) -> OutsiderClaim:
     known = epsilon if math.isfinite(epsilon) else None
-    said = (
-        "No guarantee" if known is None else f"({math.ceil(known * 100.0 - 1e-6) / 100.0:.2f}, {delta:g})-DP"
-    )
+    claim = "No guarantee" if known is None else f"({rounded_up(known)}, {delta:g})-DP"
     return OutsiderClaim(
         known,
         delta,
         relation,
         accountant,
-        f"{said} ({relation}) against an outsider who sees only the released models: {words}. "
+        f"{claim} ({relation}) against an outsider who sees only the released models: {words}. "
         "Whoever knows the participants is no outsider.",
     )
+
+
+def rounded_up(epsilon: float) -> str:
+    """Two digits, never below the number itself (a rounding error of 1e-8 apart)."""
+    return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
 
 def _loss(multipliers: Sequence[float]) -> float:
@@ -181,3 +202,54 @@ def _check(
         raise ConfigError(f"must not be negative, not {participations}", field="participations")
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"must lie strictly between 0 and 1, not {delta!r}", field="delta")
+
+
+def to_dp_event(mus: Iterable[float | None]) -> DpEvent:
+    """All rounds of one client as a `ComposedDpEvent`: `GaussianDpEvent(1 / mu)` for each.
+
+    Equal rounds are one `SelfComposedDpEvent`; composition does not mind the order. Infinite mu, or None,
+    is a `NonPrivateDpEvent`; a mu of 0 reveals nothing and is left out. Give it to an accountant with its
+    default relation: the sensitivity is already in mu, and REPLACE_ONE would double it in a PLDAccountant.
+    """
+    import dp_accounting
+
+    counts = Counter(_checked(mu) for mu in mus)
+    events = []
+    for mu, count in counts.items():
+        if mu == 0.0:
+            continue
+        event = (
+            dp_accounting.NonPrivateDpEvent()
+            if math.isinf(mu)
+            else dp_accounting.GaussianDpEvent(noise_multiplier=1.0 / mu)
+        )
+        events.append(event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count))
+    return dp_accounting.ComposedDpEvent(events)
+
+
+def dp_accounting_epsilon(mus: Iterable[float | None], delta: float) -> float | None:
+    """Epsilon of these rounds by dp-accounting's PLD accountant; None: no guarantee.
+
+    For checking: `gdp_epsilon(sqrt(sum of mu^2), delta)` is exact and quicker.
+    """
+    from dp_accounting.pld import PLDAccountant
+
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"must lie strictly between 0 and 1, not {delta!r}", field="delta")
+    accountant = PLDAccountant()
+    accountant.compose(to_dp_event(mus))
+    epsilon = float(accountant.get_epsilon(delta))
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def client_dp_event(ledger: LedgerFile, client: str) -> DpEvent:
+    """The joint-view charges of one client of a ledger, for an accountant of your choice."""
+    ledger.budget(client)  # Refuses a client the ledger does not know.
+    return to_dp_event(entry.mus[client].joint for entry in ledger.entries if client in entry.mus)
+
+
+def _checked(mu: float | None) -> float:
+    value = math.inf if mu is None else float(mu)
+    if not value >= 0.0:
+        raise ConfigError(f"must be a number, not below 0, not {mu!r}", field="mus")
+    return value

@@ -9,28 +9,36 @@ the strength of the shares (kappa) and the distortion (tau^2) that leave the lea
 while the worst-off client, with the worst colluders found, still has its full effective variance. The second
 term is what dropped clients leave uncancelled in mode `tolerate`; in mode `repair` it is zero, but edges are
 revealed to the server, which counts like collusion.
+
+`plan` gives the plan alone, `forecast` also what it costs, and `plan_coalitions` compares groups that trust each other
+inside and distrust everyone outside (the paper's IoT case) with one flat population. Shares stay within a group, so
+only colluders inside it matter to its members, and each group has its own collusion share, kappa and tau^2. The noises
+of the groups add up in the sum: with g groups a trusted server's 1 becomes at least g, which pays where the flat
+population would have to assume many more colluders.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from niss.accounting.plan import Plan
+from niss.accounting.plans import Plan
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
-from niss.views import Corruption, WorstCase, calibrate_for, worst_case
+from niss.methods import draw_graph, marginal_mu
+from niss.protocol.messages import MODES
+from niss.views import WorstCase, calibrate_for, worst_case
+from niss.views.collusion import least_tau2_against
 
 FloatArray = NDArray[np.float64]
 
-MODES = ("tolerate", "repair")
 KAPPA_LIMIT = 100.0
 # Stronger shares gain little and make every unforeseen dropout cost more: the least kappa this close to the best.
 _GOOD_ENOUGH = 1.01
@@ -52,12 +60,21 @@ class TradeOff:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanForecast:
     """A plan and what it costs. Ratios are variances of the sum of all uploads.
 
-    `sigma` is the deviation of the noise a client would need alone, on its upload `p_k x_k` with
-    `p_k = 1 / participants`; `plan` calibrates tau^2 again for the graph of every round, and `tau2` is what
-    a typical graph needs.
+    plan                        calibrates tau^2 again for the graph of every round
+    sigma                       deviation of the noise a client would need alone, on its upload x_k / participants
+    tau2                        what a typical graph needs
+    epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
+    epsilon_marginal            of one upload looked at alone, which is what the paper counts
+    effective_variance_ratio    the worst-off client's effective variance over sigma^2
+    aggregate_variance_ratio_*  noise in the sum, over that of a trusted server (`to_central`) and of DP-FedAvg
+                                (`to_local`); `ideal` is what secure aggregation with distributed noise would reach
+    dropout_part                how much of it dropped clients leave behind
+    worst                       the client and the colluders that decide
+    curve                       the noise in the sum over kappa
+    notes                       what a reader has to know
     """
 
     plan: Plan
@@ -92,7 +109,16 @@ class Planned:
         return values
 
 
-def make_plan(
+def plan(*, participants: int, **target: Any) -> Plan:
+    """The cheapest plan for a target; takes the arguments of `forecast`, which also tells what it costs.
+
+    >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
+    'complete'
+    """
+    return forecast(participants=participants, **target).plan
+
+
+def forecast(
     *,
     participants: int,
     neighbours: float | None = None,
@@ -107,8 +133,29 @@ def make_plan(
     tau2: float | None = None,
     relation: str = "zero-out",
     progress: Callable[[str], None] | None = None,
-) -> Planned:
-    """The cheapest plan for the target; with `tau2` given, what that tau^2 promises instead."""
+) -> PlanForecast:
+    """The cheapest plan for the target, and what it costs; with `tau2` given, what that tau^2 promises instead.
+
+    participants    of a round
+    neighbours      unit shares each sends; None: enough for a dense graph
+    clip            L2 bound on an update
+    epsilon, delta  the target of every client, over all its `participations`
+    collusion       share of the participants that tell the server all they know
+    dropout         share of the participants that vanish after the graph was fixed
+    mode            what happens then: their noise stays in the sum (`tolerate`), or is taken out (`repair`)
+    kappa           strength of the shares; None: the cheapest
+    tau2            distortion of received shares; None: what the target needs
+    relation        neighbouring updates, as in `Plan`
+    progress        is told in a few words what is being computed
+
+    Raises ConfigError for settings out of range, and PrivacyError where too few are left to share noise with.
+
+    >>> planned = forecast(participants=30, epsilon=3.0, collusion=0.2, kappa=4.0)
+    >>> round(planned.aggregate_variance_ratio_to_central, 2)
+    1.46
+    >>> planned.plan.colluders
+    6
+    """
     _check(participants, epsilon, collusion, dropout, mode, kappa)
     say = progress or (lambda _: None)
     colluders = math.ceil(collusion * participants - 1e-9)
@@ -133,89 +180,102 @@ def make_plan(
         dropped=dropped,
     )
     _require_room(draft, participants)
-    graph = _typical_graph(draft, participants)
+    graph = draw_graph(draft.graph, range(participants), degree=sent, beacon=b"niss.planner")
     say("looking for the worst colluders")
     if tau2 is not None:
-        chosen = kappa or 1.0
+        chosen = replace(draft, kappa=kappa or 1.0)
         curve: tuple[TradeOff, ...] = ()
-        found = _examine(graph, draft.corruption, chosen, sent, tau2)
+        unit = chosen.kappa / sent
+        worst = worst_case(
+            graph,
+            draft.corruption,
+            unit_variance=unit,
+            residual_variance=tau2 * unit * graph.in_weight,
+            target_variance=1.0,
+        )
         needed = tau2
     else:
-        curve = _trade_off(graph, draft, sent, dropout, mode)
-        chosen = kappa or _cheapest(curve)
-        say(f"calibrating at kappa = {chosen:.3g}")
-        needed, found = calibrate_for(
-            graph, draft.corruption, unit_variance=chosen / sent, target_variance=1.0
+        curve = _trade_off(graph, draft, dropout, mode)
+        chosen = replace(draft, kappa=kappa or _cheapest(curve))
+        say(f"calibrating at kappa = {chosen.kappa:.3g}")
+        needed, worst = calibrate_for(
+            graph, draft.corruption, unit_variance=chosen.kappa / sent, target_variance=1.0
         )
-    return _report(draft, participants, chosen, needed, found, dropout, mode, curve)
+    return _forecast(chosen, participants, needed, worst, dropout, mode, curve)
 
 
-def _report(
-    draft: Plan,
+def _forecast(
+    plan: Plan,
     participants: int,
-    kappa: float,
     tau2: float,
-    found: WorstCase,
+    worst: WorstCase,
     dropout: float,
     mode: str,
     curve: tuple[TradeOff, ...],
-) -> Planned:
-    plan = Plan(**{**draft.__dict__, "kappa": kappa})
-    everyone = np.arange(1)
-    mu = float(plan.round_mu(everyone)[0])
-    moved = float(plan.sensitivity(1.0 / participants, 1.0))
-    residual = (1.0 - dropout) * participants * tau2 * kappa
-    lost = 2.0 * kappa * dropout * (1.0 - dropout) * participants if mode == "tolerate" else 0.0
-    total, local = residual + lost, (1.0 - dropout) * participants
+) -> PlanForecast:
+    mu = float(plan.round_mu(np.arange(1))[0])
+    # Over all participations, in units of the noise a client would need alone.
     whole = mu * math.sqrt(plan.participations)
-    notes = []
-    if total >= local:
-        notes.append(
-            "No gain over DP-FedAvg: " + _what_binds(lost, residual, plan, found) + " leaves as much noise."
-        )
-    if not found.exact:
-        notes.append(
-            f"The worst case over colluders is the worst of {found.examined} sets searched, not of all."
-        )
+    noise = _noise_in_the_sum(plan.kappa, tau2 * plan.kappa, participants, dropout, mode)
+    local = (1.0 - dropout) * participants
+    return PlanForecast(
+        plan=plan,
+        participants=participants,
+        sigma=float(plan.sensitivity(1.0 / participants, 1.0)) / mu,
+        tau2=tau2,
+        kappa=plan.kappa,
+        neighbours=plan.neighbours,
+        epsilon_joint=gdp_epsilon(whole / math.sqrt(worst.ratio), plan.gaussian_delta)
+        if worst.ratio > 0.0
+        else None,
+        epsilon_marginal=gdp_epsilon(
+            float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2)), plan.delta
+        ),
+        effective_variance_ratio=worst.ratio,
+        aggregate_variance_ratio_to_central=noise.total,
+        aggregate_variance_ratio_to_local=noise.total / local,
+        aggregate_variance_ratio_ideal=1.0 / (1.0 - plan.colluders / participants),
+        dropout_part=noise.dropout,
+        mode=mode,
+        worst=worst,
+        curve=curve,
+        notes=tuple(_notes(plan, worst, noise, local)),
+    )
+
+
+def _notes(plan: Plan, worst: WorstCase, noise: TradeOff, local: float) -> Iterator[str]:
+    if noise.total >= local:
+        binding = "collusion"
+        if noise.dropout > noise.residual:
+            binding = "the dropout rate"
+        elif worst.colluders and plan.graph == "regular":
+            binding = "collusion among few neighbours"
+        yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
+    if not worst.exact:
+        yield f"The worst case over colluders is the worst of {worst.examined} sets searched, not of all."
     if plan.corruption.failure:
-        notes.append(
+        yield (
             f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours collude "
             "than assumed."
         )
-    return Planned(
-        plan=plan,
-        participants=participants,
-        sigma=moved / mu,
-        tau2=tau2,
-        kappa=kappa,
-        neighbours=plan.neighbours,
-        epsilon_joint=_joint_epsilon(whole, found.ratio, plan.gaussian_delta),
-        epsilon_marginal=gdp_epsilon(whole / math.sqrt(kappa * (2.0 + tau2)), plan.delta),
-        effective_variance_ratio=found.ratio,
-        aggregate_variance_ratio_to_central=total,
-        aggregate_variance_ratio_to_local=total / local,
-        aggregate_variance_ratio_ideal=1.0 / (1.0 - plan.colluders / participants),
-        dropout_part=lost,
-        mode=mode,
-        worst=found,
-        curve=curve,
-        notes=tuple(notes),
-    )
 
 
-def _trade_off(graph: ShareGraph, plan: Plan, sent: float, dropout: float, mode: str) -> tuple[TradeOff, ...]:
+def _noise_in_the_sum(kappa: float, residual: float, size: int, dropout: float, mode: str) -> TradeOff:
+    """In units of sigma_k^2, with a residual eta^2 in the same units."""
+    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if mode == "tolerate" else 0.0
+    return TradeOff(kappa, (1.0 - dropout) * size * residual, lost)
+
+
+def _trade_off(graph: ShareGraph, plan: Plan, dropout: float, mode: str) -> tuple[TradeOff, ...]:
     """The aggregate noise over kappa, against the opponent that is worst at a nominal kappa."""
-    size = graph.size
     _, nominal = calibrate_for(
-        graph, plan.corruption, unit_variance=_NOMINAL_KAPPA / sent, target_variance=1.0
+        graph, plan.corruption, unit_variance=_NOMINAL_KAPPA / plan.neighbours, target_variance=1.0
     )
-    needed = _residual_needed(graph, nominal, sent)
-    points = []
-    for kappa in np.geomspace(0.25, KAPPA_LIMIT, 53):
-        residual = (1.0 - dropout) * size * needed(float(kappa))
-        lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if mode == "tolerate" else 0.0
-        points.append(TradeOff(float(kappa), residual, float(lost)))
-    return tuple(points)
+    needed = _residual_needed(graph, nominal, plan.neighbours)
+    return tuple(
+        _noise_in_the_sum(kappa, needed(kappa), graph.size, dropout, mode)
+        for kappa in np.geomspace(0.25, KAPPA_LIMIT, 53).tolist()
+    )
 
 
 def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Callable[[float], float]:
@@ -225,7 +285,7 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
     honest Laplacian: one decomposition serves every kappa.
     """
     if graph.size > _SPECTRAL_LIMIT:
-        return lambda kappa: kappa * _tau2_at(graph, opponent, kappa, sent)
+        return lambda kappa: kappa * least_tau2_against(graph, [opponent], unit_variance=kappa / sent)
     honest = np.setdiff1d(np.arange(graph.size), opponent.colluders)
     linked = ~np.isin(graph.senders, opponent.colluders) & ~np.isin(graph.receivers, opponent.colluders)
     kept = ShareGraph(
@@ -250,42 +310,11 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
     return needed
 
 
-def _tau2_at(graph: ShareGraph, opponent: WorstCase, kappa: float, sent: float) -> float:
-    from niss.views.joint import effective_variance, least_tau2
-
-    unit = kappa / sent
-
-    def ratio(tau2: float) -> float:
-        variance = effective_variance(
-            graph,
-            unit_variance=unit,
-            residual_variance=tau2 * unit * graph.in_weight,
-            colluders=opponent.colluders,
-            clients=[opponent.client],
-        )
-        return float(variance[0])
-
-    return least_tau2(graph, unit, np.ones(graph.size), np.arange(graph.size), ratio)
-
-
 def _cheapest(curve: tuple[TradeOff, ...]) -> float:
     best = min(curve, key=lambda point: point.total)
     if best.dropout:
         return best.kappa
     return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)
-
-
-def _examine(graph: ShareGraph, corruption: Corruption, kappa: float, sent: float, tau2: float) -> WorstCase:
-    residual = tau2 * kappa / sent * graph.in_weight
-    return worst_case(
-        graph, corruption, unit_variance=kappa / sent, residual_variance=residual, target_variance=1.0
-    )
-
-
-def _typical_graph(plan: Plan, participants: int) -> ShareGraph:
-    if plan.graph == "complete":
-        return ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
-    return ShareGraph.regular(participants, degree=plan.neighbours, beacon=b"niss.planner")
 
 
 def _enough_neighbours(participants: int) -> float:
@@ -298,16 +327,6 @@ def _most_of(count: int, dropout: float, delta: float) -> int:
     from scipy.stats import binom
 
     return int(binom.isf(min(1e-6, delta), count, dropout)) if dropout else 0
-
-
-def _joint_epsilon(mu: float, ratio: float, delta: float) -> float | None:
-    return gdp_epsilon(mu / math.sqrt(ratio), delta) if ratio > 0.0 else None
-
-
-def _what_binds(lost: float, residual: float, plan: Plan, found: WorstCase) -> str:
-    if lost > residual:
-        return "the dropout rate"
-    return "collusion among few neighbours" if found.colluders and plan.graph == "regular" else "collusion"
 
 
 def _require_room(plan: Plan, participants: int) -> None:
@@ -338,3 +357,62 @@ def _check(
         raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
     if kappa is not None and not (math.isfinite(kappa) and kappa > 0.0):
         raise ConfigError(f"must be a finite number above 0, not {kappa!r}", field="kappa")
+
+
+@dataclass(frozen=True)
+class Group:
+    """`size` clients, of whom at most the share `collusion` tell the server what they know."""
+
+    size: int
+    collusion: float = 0.0
+
+
+@dataclass(frozen=True)
+class CoalitionPlan:
+    """One plan per group, the plan of the same clients as one flat population, and the gain.
+
+    All ratios are variances of the whole sum in units of what a trusted server would add.
+    """
+
+    groups: tuple[PlanForecast, ...]
+    flat: PlanForecast
+    aggregate_variance_ratio_to_central: float
+    gain: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "groups": [group.to_json() for group in self.groups],
+            "flat": self.flat.to_json(),
+            "aggregate_variance_ratio_to_central": self.aggregate_variance_ratio_to_central,
+            "gain": self.gain,
+        }
+
+
+def plan_coalitions(
+    groups: Sequence[Group],
+    *,
+    flat_collusion: float,
+    neighbours: float | None = None,
+    **target: Any,
+) -> CoalitionPlan:
+    """Plan every group by itself, and all clients together at the collusion they must fear from strangers.
+
+    `target` takes the arguments of `forecast` other than participants, neighbours and collusion.
+    """
+    if not groups:
+        raise ConfigError(
+            "lists no groups", field="groups", hint="for example groups=[Group(10), Group(20, 0.1)]"
+        )
+    everyone = sum(group.size for group in groups)
+    flat = forecast(participants=everyone, neighbours=neighbours, collusion=flat_collusion, **target)
+    planned = []
+    for number, group in enumerate(groups):
+        if group.size < 2:
+            raise ConfigError(f"group {number} has {group.size} clients", field="groups", hint="two or more")
+        within = None if neighbours is None else min(neighbours, group.size - 1)
+        planned.append(
+            forecast(participants=group.size, neighbours=within, collusion=group.collusion, **target)
+        )
+    # Each group's ratio is in units of one client's own noise, which is the same in every group.
+    total = sum(plan.aggregate_variance_ratio_to_central for plan in planned)
+    return CoalitionPlan(tuple(planned), flat, total, flat.aggregate_variance_ratio_to_central / total)

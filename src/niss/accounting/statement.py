@@ -1,21 +1,29 @@
-"""The guarantee of a run, in words and in numbers.
+"""The guarantee of a run, or of one graph and its noise, in words and in numbers.
 
-A statement is made from what the rounds really did (the ledger), says which view and which adversary it
-holds against, and says so plainly where there is no guarantee.
+`make_statement` speaks of a run, from what its rounds really did (the ledger); `assess` of one graph, without a run.
+A statement says which view and which adversary it holds against, and says so plainly where there is no guarantee.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from niss.accounting.ledger import Ledger
-from niss.accounting.outsider import OutsiderClaim
-from niss.accounting.plan import Plan
+from niss.accounting.outsider import OutsiderClaim, rounded_up
+from niss.accounting.plans import Plan
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
+from niss.methods import marginal_mu, mu_of, server_adversary
+from niss.methods.niss import Niss
+from niss.views import effective_variance
+from niss.views.covariance import per_client
 
 _UNITS = {
     "client": "one client's whole data",
@@ -43,7 +51,7 @@ NOT_PROTECTED = (
 
 @dataclass(frozen=True)
 class ClientStatement:
-    """One client's numbers; epsilon is None where there is no guarantee."""
+    """One client's numbers, in the joint and in the marginal view; None where there is no guarantee."""
 
     client: int
     participations: int
@@ -55,7 +63,18 @@ class ClientStatement:
 
 @dataclass(frozen=True)
 class Statement:
-    """What was promised to the clients of a run: `epsilon_*` belong to the worst-off client."""
+    """What is promised to the clients of a run; every number belongs to the worst-off client.
+
+    epsilon_joint     against `adversary`, who combines everything it sees; None: no guarantee
+    epsilon_marginal  of one upload looked at alone, which is what the paper counts
+    epsilon_outsider  against someone who sees the released models alone
+    budget_epsilon    what was promised in advance, and is never exceeded; None: nothing was
+    heuristic         whether the noise follows a rule that proves nothing
+    colluders         how many participants of a round are assumed to tell the server all they know
+    words, paper      the guarantee, and the paper's own numbers for it, as sentences
+    not_protected     what differential privacy does not hide
+    caveats           what a reader has to know besides
+    """
 
     method: str
     unit: str
@@ -90,15 +109,28 @@ def make_statement(
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`.
 
-    `noise_from` says where the noise of the run came from: a seed, the operating system's entropy in one process, or
-    clients of their own, which is no simulation.
+    notes       further caveats
+    outsider    the claim against an outsider, where one was computed
+    noise_from  where the noise of the run came from: a seed, the operating system's entropy in one process, or
+                clients of their own, which is no simulation
     """
     rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
     delta = plan.delta - rounds * plan.attempts * plan.corruption.failure
-    clients = tuple(_client(plan, ledger, number, delta) for number in range(ledger.participations.size))
+    spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared]) if plan.private else None
+    clients = tuple(
+        _client(
+            number,
+            int(count),
+            math.inf if spent is None else float(spent[0, number]),
+            math.inf if spent is None else float(spent[1, number]),
+            None if plan.heuristic else delta,
+            plan.delta,
+        )
+        for number, count in enumerate(ledger.participations)
+    )
     taken = [client for client in clients if client.participations]
-    joint = None if plan.heuristic else worst_epsilon([client.epsilon_joint for client in taken])
-    marginal = worst_epsilon([client.epsilon_marginal for client in taken])
+    joint = _worst([client.epsilon_joint for client in taken])
+    marginal = _worst([client.epsilon_marginal for client in taken])
     budget = None
     if ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
@@ -124,23 +156,115 @@ def make_statement(
     )
 
 
+def assess(
+    graph: ShareGraph,
+    *,
+    unit_variance: float,
+    residual_variance: ArrayLike,
+    sensitivity: ArrayLike,
+    delta: float,
+    participations: int = 1,
+    colluders: Collection[int] = (),
+    dropped: Collection[int] = (),
+    revealed: Collection[tuple[int, int]] = (),
+    scales: ArrayLike | None = None,
+    unit: str = "client",
+    relation: str = "zero-out",
+) -> Statement:
+    """What this noise promises to each honest client over `participations` such rounds, without a run.
+
+    sensitivity      how far one client can move its upload in L2 norm (`p_k clip` for zero-out): one, or one per client
+    delta            of the claim
+    unit, relation   what is hidden, for the words alone; the sensitivity has to match
+
+    The rest is as in `effective_variance`. No worst case is searched: the statement holds against these colluders.
+
+    >>> graph = ShareGraph.complete(10)
+    >>> bare = assess(graph, unit_variance=1.0, residual_variance=0.0, sensitivity=1.0, delta=1e-5)
+    >>> bare.epsilon_joint is None
+    True
+    >>> hidden = assess(graph, unit_variance=1.0, residual_variance=0.2, sensitivity=1.0, delta=1e-5)
+    >>> round(hidden.epsilon_joint, 2)
+    3.09
+    """
+    if participations < 1:
+        raise ConfigError(f"must be at least 1, not {participations}", field="participations")
+    moved = math.sqrt(participations) * per_client(sensitivity, graph.size, "sensitivity")
+    residual = per_client(residual_variance, graph.size, "residual_variance")
+    variance = effective_variance(
+        graph,
+        unit_variance=unit_variance,
+        residual_variance=residual,
+        colluders=colluders,
+        dropped=dropped,
+        revealed=revealed,
+        scales=scales,
+    )
+    honest = np.setdiff1d(np.arange(graph.size), [*colluders, *dropped])
+    joint = mu_of(moved[honest], variance)
+    marginal = marginal_mu(
+        moved,
+        unit_variance=unit_variance,
+        sent=graph.out_weight,
+        received=graph.in_weight,
+        residual_variance=residual,
+    )[honest]
+    clients = tuple(
+        _client(int(client), participations, float(joint[seat]), float(marginal[seat]), delta, delta)
+        for seat, client in enumerate(honest)
+    )
+    worst = _worst([client.epsilon_joint for client in clients])
+    worst_marginal = _worst([client.epsilon_marginal for client in clients])
+    adversary = server_adversary(len(set(colluders)), revealed=len(set(revealed)))
+    words = f"No guarantee against {adversary}: the noises of some honest clients cancel exactly in its sum."
+    if worst is not None:
+        words = (
+            f"({rounded_up(worst)}, {delta:g})-differential privacy for every honest client "
+            f"over {participations} round{'s' if participations != 1 else ''}, hiding one {unit} ({relation}), "
+            f"against {adversary}."
+        )
+    number = "no number" if worst_marginal is None else f"epsilon = {rounded_up(worst_marginal)}"
+    return Statement(
+        method=Niss.name,
+        unit=unit,
+        relation=relation,
+        delta=delta,
+        epsilon_joint=worst,
+        epsilon_marginal=worst_marginal,
+        budget_epsilon=None,
+        heuristic=False,
+        colluders=len(set(colluders)),
+        adversary=adversary,
+        words=words,
+        paper=f"One upload alone, which is what the paper counts: {number}. It does not hold against this adversary.",
+        not_protected=NOT_PROTECTED,
+        caveats=(),
+        clients=clients,
+    )
+
+
 def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> float | None:
     """The joint claim holds against an outsider too: the smaller one counts."""
     known = [value for value in (joint, outsider.epsilon if outsider else None) if value is not None]
     return min(known) if known else None
 
 
-def _client(plan: Plan, ledger: Ledger, number: int, delta: float) -> ClientStatement:
-    joint = math.sqrt(ledger.joint_squared[number])
-    marginal = math.sqrt(ledger.marginal_squared[number])
-    private = plan.private
+def _client(
+    number: int,
+    participations: int,
+    joint: float,
+    marginal: float,
+    joint_delta: float | None,
+    marginal_delta: float,
+) -> ClientStatement:
+    """From the mu of both views; without a `joint_delta` there is no epsilon in the joint view."""
     return ClientStatement(
         client=number,
-        participations=int(ledger.participations[number]),
-        mu_joint=joint if private and math.isfinite(joint) else None,
-        epsilon_joint=_epsilon(joint, delta) if private and not plan.heuristic else None,
-        mu_marginal=marginal if private and math.isfinite(marginal) else None,
-        epsilon_marginal=_epsilon(marginal, plan.delta) if private else None,
+        participations=participations,
+        mu_joint=joint if math.isfinite(joint) else None,
+        epsilon_joint=None if joint_delta is None else _epsilon(joint, joint_delta),
+        mu_marginal=marginal if math.isfinite(marginal) else None,
+        epsilon_marginal=_epsilon(marginal, marginal_delta),
     )
 
 
@@ -150,9 +274,10 @@ def _epsilon(mu: float, delta: float) -> float | None:
     return gdp_epsilon(mu, delta) if mu > 0.0 else 0.0
 
 
-def worst_epsilon(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+def _worst(epsilons: list[float | None]) -> float | None:
+    """The largest, and None where one client has no guarantee, or where there is no client."""
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(known) if known and len(known) == len(epsilons) else None
 
 
 def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | None, adversary: str) -> str:
@@ -192,11 +317,6 @@ def _paper(plan: Plan, marginal: float | None) -> str:
         "max(2 rho - 1, 0) against a share rho of colluders (its Theorem 3): nothing at all below one half. "
         "Neither holds against a server that combines the uploads."
     )
-
-
-def rounded_up(epsilon: float) -> str:
-    """Two digits, never below the number itself (a rounding error of 1e-8 apart)."""
-    return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
 
 def _caveats(plan: Plan, noise_from: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Ledger, Plan, Statement, make_statement
+from niss.accounting import Ledger, Plan, Statement, make_statement, upload_mu
 from niss.accounting.terms import grid_delta
 from niss.flower.session import Member, Round, Session
 from niss.protocol.server import Outcome
@@ -58,7 +58,7 @@ class Account:
         """Charge a round to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
         charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
-        alone = terms.clip / size / math.sqrt(2.0 * terms.unit_variance * terms.neighbours)
+        alone = upload_mu(terms, size, self.plan.relation)
         self.charges.append((charged, mu, alone))
         self.grid_delta = max(self.grid_delta, grid_delta(self.plan, terms))
         left = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from niss.accounting.assess import charge_to
 from niss.accounting.ledger_disk import sync_folder
@@ -65,9 +65,8 @@ class FolderKeeper(Keeper):
         sync_folder(self._folder)
 
     def charges(self, run: str, relation: str, budget: Budget, failure: float) -> Charge:
-        return charge_to(
-            cast(LedgerFile, _AcrossRuns(self._folder / LEDGER, run, relation, budget, failure)), SELF
-        )
+        ledger = _AcrossRuns(self._folder / LEDGER, run, relation, budget, failure)
+        return charge_to(ledger, SELF, relation=relation)
 
 
 class _AcrossRuns:

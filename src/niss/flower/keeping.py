@@ -22,7 +22,6 @@ from flwr.app import ConfigRecord, Context
 
 from niss.accounting import Ledger
 from niss.accounting.assess import charge_to
-from niss.accounting.ledger_file import LedgerFile
 from niss.errors import LocalProtocolError, PrivacyError
 from niss.flower.limits import Budget
 from niss.protocol.agreement import Agreed
@@ -128,7 +127,7 @@ class ContextKeeper(Keeper):
         )
 
     def charges(self, run: str, relation: str, budget: Budget, failure: float) -> Charge:  # noqa: ARG002
-        return charge_to(cast(LedgerFile, _ContextLedger(self, budget, failure)), SELF)
+        return charge_to(_ContextLedger(self, budget, failure), SELF, relation=relation)
 
     def spend(self, mu: tuple[float, float], budget: Budget, failure: float) -> None:
         joint, marginal, charges = self._spent

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Plan
+from niss.accounting import Plan, upload_mu
 from niss.accounting.assess import Assessor
 from niss.accounting.attempts import draw_round
 from niss.accounting.corruption import WorstCase
@@ -140,7 +140,7 @@ class ProtocolExchange:
         terms = drawn.terms
         rounding = grid_delta(self._plan, terms)
         opened = self._server.open_round(terms, participants, drawn.beacon)
-        alone = self._marginal_mu(terms, members.size)
+        alone = upload_mu(terms, members.size, self._plan.relation)
         charge(mu, alone, terms.attempt)
         sent = 0
         for seat, client in enumerate(clients):
@@ -199,11 +199,6 @@ class ProtocolExchange:
                 modulus_bits=self._grid[1],
             )
         return self._terms[participants]
-
-    def _marginal_mu(self, terms: Terms, participants: int) -> float:
-        """Delta / sqrt(2 v sigma^2 + eta^2); a self-mask, which a repair takes out again, is not counted."""
-        variance = 2.0 * terms.unit_variance * terms.neighbours + terms.residual_variance
-        return float(self._plan.sensitivity(1.0 / participants, 1.0)) / math.sqrt(variance)
 
     def _repair(self, clients: list[Client], absent: Collection[int]) -> None:
         """The repair as far as clients agree to it; where more is missing than was planned for, noise stays."""

@@ -4,8 +4,7 @@ The joint view (`effective_variance`) is that of a server that holds every uploa
 are worst for a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise that a target needs.
 """
 
-from niss.views.collusion import calibrate_for, worst_case
-from niss.views.corruption import Corruption, WorstCase, colluding_neighbours
+from niss.views.collusion import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
 from niss.views.joint import calibrate_tau2, effective_variance
 
 __all__ = [

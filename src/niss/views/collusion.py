@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +21,9 @@ from scipy.linalg import lapack
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import LinearOperator, cg
 
-from niss.errors import PrivacyError
+from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
-from niss.views.corruption import Corruption, WorstCase, colluding_neighbours
 from niss.views.covariance import per_client
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
 
@@ -48,6 +48,69 @@ _SOFTENING = 1e-9
 _DENSE = 250
 
 
+@dataclass(frozen=True)
+class Corruption:
+    """At most `colluders` static colluders, and what a repair of dropouts may give away.
+
+    `revealed` edges of any one client, at most, are told to the server, and at most `dropped` clients are
+    declared dropped in a round: all their edges may be revealed and their own noise is lost, so they count
+    like colluders. `failure` is the probability, per client and round, with which more of its neighbours
+    may collude than the accountant assumes.
+    """
+
+    colluders: int = 0
+    revealed: int = 0
+    dropped: int = 0
+    failure: float = 0.0
+
+    @property
+    def removed(self) -> int:
+        """The most participants whose part is known to the server or missing."""
+        return self.colluders + max(self.revealed, self.dropped)
+
+    def __post_init__(self) -> None:
+        for field in ("colluders", "revealed", "dropped"):
+            value = getattr(self, field)
+            if not isinstance(value, (int, np.integer)) or value < 0:
+                raise ConfigError(f"must be a whole number, not below 0, not {value!r}", field=field)
+        if not 0.0 <= self.failure < 1.0:
+            raise ConfigError(f"must lie in [0, 1), not {self.failure!r}", field="failure")
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The worst that was found: `ratio` is effective variance over target, for `client`, with `colluders`.
+
+    `exact` says whether every admissible set was covered; otherwise `examined` sets were.
+    """
+
+    ratio: float
+    client: int
+    colluders: tuple[int, ...]
+    exact: bool
+    examined: int
+
+
+@lru_cache(maxsize=4_096)
+def colluding_neighbours(participants: int, neighbours: int, colluders: int, failure: float) -> int:
+    """The least q with P(more than q of the neighbours collude) <= failure.
+
+    The neighbours are a uniform sample of the other participants, `colluders` of whom collude.
+    """
+    if not 0 <= neighbours < participants or not 0 <= colluders < participants:
+        raise ConfigError("neighbours and colluders must be fewer than the participants", field="neighbours")
+    most = min(neighbours, colluders)
+    if failure <= 0.0:
+        # A probability too small for a float is not yet none.
+        return most
+    from scipy.stats import hypergeom
+
+    for count in range(most):
+        if hypergeom.sf(count, participants - 1, colluders, neighbours) <= failure:
+            return count
+    return most
+
+
 def worst_case(
     graph: ShareGraph,
     corruption: Corruption,
@@ -56,7 +119,16 @@ def worst_case(
     residual_variance: ArrayLike,
     target_variance: ArrayLike,
 ) -> WorstCase:
-    """The smallest ratio of effective to target variance over honest clients and colluder sets."""
+    """The smallest ratio of effective to target variance over honest clients and colluder sets.
+
+    graph              who shares with whom
+    corruption         how many collude, and how much a repair may reveal
+    unit_variance      sigma^2, the variance of a share of weight 1
+    residual_variance  eta_k^2, the fresh noise of each client: one number, or one per client
+    target_variance    the effective variance that each client wants, likewise
+
+    Raises PrivacyError where fewer than two participants are left.
+    """
     residual = per_client(residual_variance, graph.size, "residual_variance")
     target = target_per_client(target_variance, graph.size)
     removed = corruption.removed
@@ -67,9 +139,9 @@ def worst_case(
         )
     search = Search(graph, corruption, unit_variance, residual, target)
     if removed == 0:
-        return search.evaluate_all((), exact=True)
+        return search.evaluate(())
     if search.all_alike():
-        return search.evaluate_all(tuple(range(graph.size - removed, graph.size)), exact=True)
+        return search.evaluate(tuple(range(graph.size - removed, graph.size)))
     if math.comb(graph.size, removed) <= EXACT_SETS:
         return search.enumerate(removed)
     return search.guided(removed)
@@ -82,7 +154,10 @@ def calibrate_for(
     unit_variance: float,
     target_variance: ArrayLike,
 ) -> tuple[float, WorstCase]:
-    """The smallest common tau^2 that keeps every target in the worst case found, and that worst case."""
+    """The smallest common tau^2 that keeps every target in the worst case found, and that worst case.
+
+    The arguments are those of `worst_case`; the residual of client k is `tau^2 sigma^2 in_k`, as it adds it.
+    """
     target = target_per_client(target_variance, graph.size)
     everyone = np.arange(graph.size)
     received = received_variance(graph, unit_variance, everyone)
@@ -98,24 +173,17 @@ def calibrate_for(
 
     opponents: list[WorstCase] = []
 
-    def ratio_of(opponent: WorstCase, tau2: float) -> float:
-        variance = effective_variance(
-            graph,
-            unit_variance=unit_variance,
-            residual_variance=tau2 * received,
-            colluders=opponent.colluders,
-            clients=[opponent.client],
-        )
-        return float(variance[0] / target[opponent.client])
-
     def ratio(tau2: float) -> float:
-        return min(ratio_of(opponent, tau2) for opponent in opponents) if opponents else examine(tau2).ratio
+        return _ratio(graph, opponents, unit_variance, target, tau2) if opponents else examine(tau2).ratio
 
-    def worst_known(tau2: float, found: WorstCase) -> WorstCase:
+    def worst_known(tau2: float, latest: WorstCase) -> WorstCase:
         """The search may miss at this tau^2 what it found at another."""
-        again = [replace(opponent, ratio=ratio_of(opponent, tau2)) for opponent in opponents]
-        worst = min([found, *again], key=_by_ratio)
-        return replace(worst, examined=found.examined)
+        again = [
+            replace(opponent, ratio=_ratio(graph, [opponent], unit_variance, target, tau2))
+            for opponent in opponents
+        ]
+        worst = min([latest, *again], key=_by_ratio)
+        return replace(worst, examined=latest.examined)
 
     first = examine(float(np.max(target / received)) / graph.size)
     # Following one opponent is quick; on a small graph so is asking for the worst of all each time.
@@ -132,6 +200,34 @@ def calibrate_for(
         tau2 *= 1.02
         found = examine(tau2)
     return tau2, worst_known(tau2, found)
+
+
+def least_tau2_against(graph: ShareGraph, opponents: Sequence[WorstCase], *, unit_variance: float) -> float:
+    """The smallest common tau^2 that leaves the client of each opponent an effective variance of 1."""
+    target, everyone = np.ones(graph.size), np.arange(graph.size)
+
+    def ratio(tau2: float) -> float:
+        return _ratio(graph, opponents, unit_variance, target, tau2)
+
+    return least_tau2(graph, unit_variance, target, everyone, ratio)
+
+
+def _ratio(
+    graph: ShareGraph, opponents: Sequence[WorstCase], unit_variance: float, target: FloatArray, tau2: float
+) -> float:
+    """The least ratio of effective to target variance over known clients with known colluders."""
+
+    def ratio(opponent: WorstCase) -> float:
+        variance = effective_variance(
+            graph,
+            unit_variance=unit_variance,
+            residual_variance=tau2 * (unit_variance * graph.in_weight),
+            colluders=opponent.colluders,
+            clients=[opponent.client],
+        )
+        return float(variance[0] / target[opponent.client])
+
+    return min(ratio(opponent) for opponent in opponents)
 
 
 class Search:
@@ -176,38 +272,36 @@ class Search:
         alike = all(np.ptp(values) <= 1e-12 * values.max() for values in (self.residual, self.target))
         return complete and alike and bool(np.ptp(self.links.data) <= 1e-12 * self.links.data.max())
 
-    def evaluate_all(self, colluders: tuple[int, ...], *, exact: bool) -> WorstCase:
-        """The worst of all honest clients with one set of colluders."""
+    def evaluate(self, colluders: tuple[int, ...], counted: NDArray[np.bool_] | None = None) -> WorstCase:
+        """The worst of all honest clients, or of those that `counted` marks, with one set of colluders."""
         self.examined += 1
         honest = np.setdiff1d(np.arange(self.graph.size), colluders)
-        variance = effective_variance(
-            self.graph, unit_variance=self.unit, residual_variance=self.residual, colluders=colluders
-        )
-        ratios = variance / self.target[honest]
-        worst = int(ratios.argmin())
-        return WorstCase(float(ratios[worst]), int(honest[worst]), colluders, exact, self.examined)
+        ratios = self._effective(colluders) / self.target[honest]
+        place = int((ratios if counted is None else np.where(counted[honest], ratios, np.inf)).argmin())
+        return WorstCase(float(ratios[place]), int(honest[place]), colluders, True, self.examined)
 
     def enumerate(self, removed: int) -> WorstCase:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
         limits = np.array([self.limit(client) for client in range(self.graph.size)])
-        dense = self.links.toarray() > 0.0
-        worst: WorstCase | None = None
+        linked = self.links.toarray() > 0.0
+        cases = []
         for colluders in itertools.combinations(range(self.graph.size), removed):
-            honest = np.setdiff1d(np.arange(self.graph.size), colluders)
-            admissible = dense[honest][:, list(colluders)].sum(axis=1) <= limits[honest]
-            if not admissible.any():
-                continue
-            self.examined += 1
-            variance = effective_variance(
-                self.graph, unit_variance=self.unit, residual_variance=self.residual, colluders=colluders
-            )
-            ratios = np.where(admissible, variance / self.target[honest], np.inf)
-            place = int(ratios.argmin())
-            if worst is None or ratios[place] < worst.ratio:
-                worst = WorstCase(float(ratios[place]), int(honest[place]), colluders, True, 0)
-        if worst is None:
+            counted = linked[:, list(colluders)].sum(axis=1) <= limits
+            counted[list(colluders)] = False
+            if counted.any():
+                cases.append(self.evaluate(colluders, counted))
+        if not cases:
             raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
-        return WorstCase(worst.ratio, worst.client, worst.colluders, True, self.examined)
+        return replace(min(cases, key=_by_ratio), examined=self.examined)
+
+    def _effective(self, colluders: tuple[int, ...], clients: list[int] | None = None) -> FloatArray:
+        return effective_variance(
+            self.graph,
+            unit_variance=self.unit,
+            residual_variance=self.residual,
+            colluders=colluders,
+            clients=clients,
+        )
 
     def guided(self, removed: int) -> WorstCase:
         """Greedy and random sets against the clients that look weakest."""
@@ -222,13 +316,7 @@ class Search:
 
     def _confirmed(self, found: WorstCase) -> WorstCase:
         """The same set with its ratio to full precision: the search follows softened numbers."""
-        variance = effective_variance(
-            self.graph,
-            unit_variance=self.unit,
-            residual_variance=self.residual,
-            colluders=found.colluders,
-            clients=[found.client],
-        )
+        variance = self._effective(found.colluders, [found.client])
         ratio = float(variance[0] / self.target[found.client])
         return replace(found, ratio=ratio, examined=self.examined)
 

@@ -26,6 +26,7 @@ from niss.graph import ShareGraph
 from niss.views.covariance import (
     DENSE_LIMIT,
     HiddenNoise,
+    Knowledge,
     client_mask,
     conditional_variance,
     hidden_noise,
@@ -77,19 +78,10 @@ def effective_variance(
         raise ConfigError("must be a finite number, not below 0", field="unit_variance")
     factors = _scales(graph, scales)
 
-    def view(drawn: FloatArray | None) -> HiddenNoise:
-        return hidden_noise(
-            graph,
-            unit_variance=unit_variance,
-            residual=residual,
-            colluders=colluders,
-            dropped=dropped,
-            revealed=revealed,
-            scales=drawn,
-        )
+    known = Knowledge(colluders, dropped, revealed)
 
     def variance(drawn: FloatArray | None) -> FloatArray:
-        hidden = view(drawn)
+        hidden = hidden_noise(graph, known, unit_variance=unit_variance, residual=residual, scales=drawn)
         places = None if clients is None else _places(hidden, clients)
         return _variance(hidden, places, residual, drawn is not None)
 
@@ -99,13 +91,7 @@ def effective_variance(
         blocks = np.array_split(factors, -(-factors.shape[1] // _BLOCK), axis=1)
         stacks = (
             hidden_noise_by_coordinate(
-                graph,
-                unit_variance=unit_variance,
-                residual=residual,
-                colluders=colluders,
-                dropped=dropped,
-                revealed=revealed,
-                scales=block,
+                graph, known, unit_variance=unit_variance, residual=residual, scales=block
             )
             for block in blocks
         )

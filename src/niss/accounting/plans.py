@@ -1,0 +1,384 @@
+"""How clients are protected, and what that is worth: a `Plan` for a run, a `RoundPlan` for each of its rounds.
+
+A `Plan` fixes clip, noise, graph, distortion and target together. `Plan.for_round` turns it into the
+numbers of one round, on the graph that is really used, together with what they promise; the noise that
+runs and the claim that is made come from the same `RoundPlan`. What the noise is, and what it is worth, is
+up to the method (`niss.methods`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from niss.accounting.outsider import noise_multiplier
+from niss.errors import ConfigError
+from niss.graph import GRAPHS, ShareGraph
+from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
+from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, of_participants
+from niss.views import Corruption, WorstCase, effective_variance
+
+UNITS = ("client", "record", "nbafl")
+# Neighbouring updates of a client lie this many times the clip apart.
+RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
+# The part of delta that pays for the bound on colluding neighbours.
+FAILURE_SHARE = 0.1
+# How a configuration writes that tau2 is to be calibrated.
+CALIBRATED = "calibrated"
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the clients of a federated run are protected.
+
+    method          `fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted
+                    server adds the noise once), `niss` (noise shares that cancel)
+    unit            what is hidden: a whole `client`, one `record`, or `nbafl`: the reading of the paper,
+                    sensitivity 2 clip / d_k after many local steps, which is a heuristic and proves nothing
+    relation        neighbouring inputs of the client unit: its update becomes zero (`zero-out`) or any
+                    other (`replace-one`); records are always replaced, at a fixed, public number d_k
+    clip            L2 bound on an update (unit client) or on a sample's gradient (unit record)
+    epsilon, delta  the target of every client, or one epsilon per client
+    participations  rounds over which the target is composed; 1 means per round
+    kappa           strength of the shares: v sigma^2 = kappa sigma_k^2
+    neighbours      unit shares sent by the client with the least noise (the others in proportion)
+    tau2            distortion of received shares; None calibrates it for the joint view
+    colluders       most participants of a round that tell the server all they know, fixed before the
+                    beacon; in a coalition graph, most in each group
+    revealed        most edges of a client that may be given to the server to repair dropouts
+    dropped         most clients that may be declared dropped in a repaired round
+    attempts        most times a round may be tried again; each attempt may fail its collusion bound
+    """
+
+    method: str = "niss"
+    unit: str = "client"
+    relation: str = "zero-out"
+    clip: float = 0.5
+    epsilon: float | tuple[float, ...] = 3.0
+    delta: float = 1e-5
+    participations: int = 1
+    mechanism: str = "analytic"
+    allow_invalid: bool = False
+    learning_rate: float | None = None
+    kappa: float = 1.0
+    neighbours: float = 10.0
+    graph: str = "regular"
+    groups: tuple[tuple[int, ...], ...] = ()
+    distortion: str = "additive"
+    tau2: float | tuple[float, ...] | None = None
+    colluders: int = 0
+    revealed: int = 0
+    dropped: int = 0
+    attempts: int = 1
+
+    def __post_init__(self) -> None:
+        choices: dict[str, Iterable[str]] = {
+            "method": METHODS,
+            "unit": UNITS,
+            "relation": RELATIONS,
+            "mechanism": MECHANISMS,
+            "graph": GRAPHS,
+            "distortion": DISTORTIONS,
+        }
+        for field, allowed in choices.items():
+            value = getattr(self, field)
+            if value not in allowed:
+                raise ConfigError(
+                    f"unknown value {value!r}", field=field, hint="use one of: " + ", ".join(allowed)
+                )
+        for field in ("clip", "kappa", "learning_rate"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value > 0.0):
+                raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
+        for field in ("attempts", "participations"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"must be at least 1, not {getattr(self, field)}", field=field)
+        if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
+            raise ConfigError(
+                f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
+            )
+        Corruption(colluders=self.colluders, revealed=self.revealed, dropped=self.dropped)
+        if self.colluders and not 0.0 < self.delta < 1.0:
+            raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
+        if self.unit == "record" and self.learning_rate is None:
+            raise ConfigError(
+                "the record unit needs the rate of the one local step", field="learning_rate", hint="give it"
+            )
+        for tau2 in self.tau2 if isinstance(self.tau2, tuple) else (self.tau2 or 0.0,):
+            if not (math.isfinite(tau2) and tau2 >= 0.0):
+                raise ConfigError(f"must be finite and not negative, not {tau2!r}", field="tau2")
+        if self.tau2 is None and not distortion_named(self.distortion).calibratable:
+            raise ConfigError(
+                f"only the additive distortion can be calibrated for the joint view, not {self.distortion!r}",
+                field="tau2",
+                hint="give a number for tau2, or use distortion = 'additive'",
+            )
+        if self.graph == "coalition" and not self.groups:
+            raise ConfigError(
+                "a coalition graph needs groups",
+                field="groups",
+                hint="for example groups = [[0, 1, 2], [3, 4, 5]]",
+            )
+
+    @classmethod
+    def from_sections(cls, *sections: Mapping[str, Any], **values: Any) -> Plan:
+        """A plan from the sections of a configuration, which name their settings as a plan does.
+
+        Of each section the settings that a plan has are taken, and others ignored; later ones and `values` override
+        earlier ones. `tau2 = "calibrated"` stands for None.
+
+        >>> Plan.from_sections({"clip": 2.0, "scope": "round"}, {"tau2": "calibrated"}, method="niss").clip
+        2.0
+        """
+        names = {field.name for field in fields(cls)}
+        chosen = {name: value for section in sections for name, value in section.items() if name in names}
+        chosen |= values
+        if chosen.get("tau2") == CALIBRATED:
+            chosen["tau2"] = None
+        return cls(**chosen)
+
+    def section(self, names: Iterable[str]) -> dict[str, Any]:
+        """The other way round: those of these settings that a plan has, as a configuration writes them."""
+        known = {field.name for field in fields(self)}
+        values = {name: getattr(self, name) for name in names if name in known}
+        return {
+            name: CALIBRATED if name == "tau2" and value is None else value for name, value in values.items()
+        }
+
+    @property
+    def kind(self) -> Method:
+        """The method itself: what noise is added where, and what that is worth."""
+        return method_named(self.method)
+
+    @property
+    def private(self) -> bool:
+        """Whether any noise is added."""
+        return self.kind.private
+
+    @property
+    def heuristic(self) -> bool:
+        """Whether the sensitivity is a heuristic, so that no number here is a guarantee."""
+        return self.unit == "nbafl" or (self.mechanism == "classical" and self.allow_invalid)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the joint-view target is met by construction, so that it can serve as a budget."""
+        return self.private and not self.heuristic and self.kind.calibrated(self)
+
+    @property
+    def corruption(self) -> Corruption:
+        """What is assumed of the other participants.
+
+        On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
+        delta pays for the rounds in which it fails. Where everyone is a neighbour, or where the colluders
+        may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
+        where no noise is shared.
+        """
+        shared = self.kind.shares_noise and self.colluders > 0
+        everywhere = self.graph in ("complete", "coalition") or not shared
+        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / (self.participations * self.attempts)
+        return Corruption(
+            colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
+        )
+
+    @property
+    def gaussian_delta(self) -> float:
+        """What is left of delta for the noise, once the failures of the collusion bound are paid for."""
+        return self.delta - self.participations * self.attempts * self.corruption.failure
+
+    def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
+        """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm.
+
+        weights  p_k, one or one per client
+        records  d_k, how many records each holds; not needed for the client unit
+        """
+        p = np.asarray(weights, dtype=np.float64)
+        d = np.asarray(records, dtype=np.float64)
+        if self.unit == "client":
+            return client_sensitivity(p, self.clip, self.relation)
+        if self.unit == "record":
+            assert self.learning_rate is not None
+            return 2.0 * self.learning_rate * p * self.clip / d
+        return 2.0 * self.clip / d
+
+    def budget(self, clients: int) -> FloatArray:
+        """B_k: the mu of each client's whole target, composed over its participations."""
+        return self.round_mu(np.arange(clients)) * math.sqrt(self.participations)
+
+    def round_mu(self, participants: IntArray) -> FloatArray:
+        """The mu each participant may spend in one round."""
+        epsilons = of_participants(self.epsilon, participants, "epsilon")
+        known = {epsilon: self._round_mu_of(epsilon) for epsilon in set(epsilons)}
+        return np.array([known[epsilon] for epsilon in epsilons])
+
+    def _round_mu_of(self, epsilon: float) -> float:
+        if self.mechanism == "classical":
+            sigma = gaussian_sigma(
+                epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
+            )
+            return 1.0 / (sigma * math.sqrt(self.participations))
+        return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
+
+    def for_round(
+        self, participants: ArrayLike, *, weights: ArrayLike, records: ArrayLike, beacon: bytes
+    ) -> RoundPlan:
+        """The noise of one round for these participants, and what it promises them.
+
+        participants  the clients that take part, by number
+        weights       p_k, with which the update of each enters the sum; one number, or one per participant
+        records       d_k, likewise; public and fixed where the unit is a record
+        beacon        public randomness from which the share graph follows
+        """
+        members = np.asarray(participants, dtype=np.int64)
+        if members.ndim != 1 or members.size == 0 or np.unique(members).size != members.size:
+            raise ConfigError("needs at least one client, and each one once", field="participants")
+        p = _per_participant(weights, members.size, "weights", positive=self.private)
+        d = _per_participant(records, members.size, "records", positive=self.unit != "client")
+        moved = self.sensitivity(p, d)
+        own = np.zeros(members.size)
+        if self.private:
+            own = (moved / self.round_mu(members)) ** 2
+        shares = self.kind.share(self, members, own, beacon)
+        return RoundPlan(
+            plan=self,
+            participants=members,
+            sensitivity=moved,
+            own_variance=own,
+            graph=shares.graph,
+            unit_variance=shares.unit_variance,
+            tau2=shares.tau2,
+            opponent=shares.opponent,
+        )
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
+
+    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
+    size; None where there is nothing to compare.
+    """
+
+    least_received: float
+    most_received: float
+    kept: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """The numbers of one round: what is added where, and what that promises to whom.
+
+    All arrays are in the order of `participants`. Variances are per coordinate of the upload `p_k x_k`.
+    Methods that share no noise have a graph without edges.
+
+    sensitivity    how far each can move its upload, in L2 norm
+    own_variance   sigma_k^2, the noise each would need if it stood alone
+    graph          who shares with whom, by seat
+    unit_variance  sigma^2, the variance of a share of weight 1
+    tau2           distortion of the shares each receives
+    scales         the factors that a multiplicative distortion drew, once they are drawn and kept
+    opponent       the worst case for which tau2 was calibrated
+    """
+
+    plan: Plan
+    participants: IntArray
+    sensitivity: FloatArray
+    own_variance: FloatArray
+    graph: ShareGraph
+    unit_variance: float
+    tau2: FloatArray
+    scales: FloatArray | None = None
+    opponent: WorstCase | None = None
+
+    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
+        """The same round, conditioned on the distortion factors that were drawn."""
+        return replace(self, scales=scales)
+
+    @property
+    def aggregate_variance(self) -> float:
+        """Predicted noise variance of the sum of all uploads, with what a trusted server adds."""
+        return self.plan.kind.aggregate_variance(self)
+
+    @property
+    def residual_variance(self) -> FloatArray:
+        """What each client's distortion adds: `tau_k^2 sigma^2 in_k`."""
+        return self.tau2 * self.unit_variance * self.graph.in_weight
+
+    @cached_property
+    def joint_variance(self) -> FloatArray | None:
+        """Effective variance per client against a server that sees everything; None: not computed.
+
+        Where the server is trusted, the view is that of anyone who sees the released model.
+        """
+        return self.plan.kind.joint_variance(self)
+
+    @cached_property
+    def worst(self) -> WorstCase | None:
+        """The worst case over colluders; None where nobody is assumed to collude, or none is computed.
+
+        The worst ratio of effective to wanted variance found at any client is charged to every client.
+        """
+        return self.plan.kind.worst(self)
+
+    def balance(self) -> Balance | None:
+        """What an unbalanced graph costs; None where every client receives as much as it sends."""
+        if self.graph.balanced:
+            return None
+        regular = ShareGraph.regular(
+            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
+        )
+        residual = self.tau2 * self.unit_variance * regular.in_weight
+        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
+        # Nobody colludes on either side of the comparison: what is measured is the graph.
+        trusting = replace(
+            self, plan=replace(self.plan, colluders=0, revealed=0), opponent=None
+        ).joint_variance
+        kept = None
+        if trusting is not None and fair.min() > 0.0:
+            kept = float(trusting.min() / fair.min())
+        received = self.graph.in_weight / self.graph.out_weight
+        return Balance(float(received.min()), float(received.max()), kept)
+
+    @property
+    def marginal_variance(self) -> FloatArray:
+        """Noise variance of one upload looked at alone: the paper's view."""
+        return self.plan.kind.marginal_variance(self)
+
+    def noise_multiplier(self, variance: float) -> float:
+        """Noise of that variance in the released sum over what one client puts into it (`p_k clip`): the outsider's."""
+        plan = self.plan
+        doubling = 2.0 if plan.unit == "record" else RELATIONS[plan.relation]
+        return noise_multiplier(variance, float(self.sensitivity.max()) / doubling)
+
+    @property
+    def joint_mu(self) -> FloatArray:
+        """mu of the joint view; infinite where there is no guarantee or none was computed."""
+        return self.plan.kind.joint_mu(self)
+
+    @property
+    def marginal_mu(self) -> FloatArray:
+        """mu of the marginal view; infinite where an upload carries no noise."""
+        return self.plan.kind.marginal_mu(self)
+
+
+def client_sensitivity(weight: ArrayLike, clip: float, relation: str) -> FloatArray:
+    """`p_k clip`, or twice that: how far a client whose update has norm <= clip can move `p_k x_k`."""
+    return np.asarray(np.asarray(weight) * clip * RELATIONS[relation])
+
+
+def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:
+    given = np.asarray(values, dtype=np.float64)
+    if given.shape not in ((), (size,)):
+        raise ConfigError(f"needs one number, or one per participant ({size})", field=field)
+    if not np.all(np.isfinite(given)) or np.any(given < 0.0) or (positive and np.any(given == 0.0)):
+        raise ConfigError(f"must be finite and {'above 0' if positive else 'not negative'}", field=field)
+    return np.broadcast_to(given, (size,))

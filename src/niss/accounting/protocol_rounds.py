@@ -1,0 +1,350 @@
+"""Rounds of the protocol: their terms, a graph that keeps the promise, and what that costs a client.
+
+`make_terms` turns a plan into terms, which are committed to before the beacon, and so before the graph, is known. The
+residual noise is therefore taken with a margin over what several random graphs need. `propose_round` is the server's
+side: it draws graphs until one keeps the promise to everyone. `Assessor` is a client's own view of a proposed round:
+what would it cost me in the worst case? It is asked before anything is uploaded, and the answer holds for the graph
+that was drawn, the colluders this client assumes, the edges a repair may reveal, and a server that lies about who
+dropped out: it can make the neighbours reveal every edge of a client whose upload it holds, but then nobody gives a
+piece of that client's self-mask, which must be strong enough alone. `charge_to` puts the cost into a ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from niss.accounting.ledger import ChargeableLedger
+from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.graph import ShareGraph
+from niss.mechanism.discretisation import discretisation_delta
+from niss.mechanism.grid import Grid
+from niss.methods import marginal_mu
+from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
+from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
+from niss.views import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
+
+Participants = tuple[Participant, ...]
+
+# Narrower noise, in grid steps, is not counted.
+LEAST_STEPS = 4.0
+# The residual noise covers the worst of this many graphs, and this much more.
+_GRAPHS, _MARGIN = 3, 1.03
+# A hair more than the promise needs, so that no client refuses for the last bit of a float.
+_ROUNDING = 1.0 + 1e-9
+_LOG_STEPS = 8.0
+_BITS_WITHOUT_NOISE = 24
+_FIRST = np.zeros(1, dtype=np.int64)
+# A further attempt takes this much more noise than its predecessor lacked, and at most that much more.
+_ATTEMPT_MARGIN, _ATTEMPT_MOST = 1.1, 10.0
+
+
+def make_terms(
+    plan: Plan,
+    *,
+    participants: int,
+    coordinates: int,
+    run: bytes,
+    number: int,
+    attempt: int = 0,
+    mode: str = "tolerate",
+    grid_bits: int | None = None,
+    modulus_bits: int = 64,
+) -> Terms:
+    """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants.
+
+    The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
+    privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer: an
+    entry of an update as long as the clip has to be a step long, or rounding would shorten the update.
+
+    participants  how many take part
+    coordinates   entries of an update
+    run, number   whose round this is, and which
+    mode          what happens after dropouts: `tolerate` or `repair`
+    grid_bits     grid steps of 2^-grid_bits; None chooses
+    modulus_bits  uploads are summed modulo 2^modulus_bits
+
+    Raises ConfigError for a plan that the protocol cannot run.
+    """
+    if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
+        raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
+    if mode not in MODES:
+        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    own = float((plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST))[0]) ** 2
+    unit = plan.kappa * own / plan.neighbours
+    residual = _residual(plan, participants, unit, own)
+    linked = min(participants - 1, 2 * math.ceil(plan.neighbours))
+    repairing = mode == "repair"
+    if grid_bits is None:
+        grid_bits = _bits(residual, plan.clip / (participants * math.sqrt(coordinates)))
+    return Terms(
+        run=run,
+        round=number,
+        attempt=attempt,
+        mode=mode,
+        coordinates=coordinates,
+        grid_bits=grid_bits,
+        modulus_bits=modulus_bits,
+        clip=float(plan.clip),
+        neighbours=float(plan.neighbours),
+        unit_variance=unit,
+        residual_variance=residual,
+        self_variance=max(own * _ROUNDING - residual, 0.0) if repairing else 0.0,
+        colluding_neighbours=colluding_neighbours(
+            participants, linked, plan.colluders, plan.corruption.failure
+        ),
+        revealed=plan.revealed if repairing else 0,
+        dropped=plan.dropped if repairing else 0,
+        threshold_share=0.5,
+    )
+
+
+def _bits(residual: float, entry: float) -> int:
+    """For a residual variance, and the root mean square of the entries of an update as long as the clip."""
+    if residual == 0.0:
+        return _BITS_WITHOUT_NOISE
+    wide = _LOG_STEPS - math.log2(math.sqrt(residual))
+    return max(1, min(60, math.ceil(max(wide, -math.log2(entry)))))
+
+
+def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
+    """eta^2: the given tau^2, or the most that a few random graphs need, with a margin."""
+    if plan.tau2 is not None:
+        if isinstance(plan.tau2, tuple):
+            raise ConfigError("the protocol takes one tau2 for all", field="tau2")
+        return float(plan.tau2 * unit * plan.neighbours)
+    if plan.neighbours >= participants - 1:
+        complete = ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
+        graphs, margin = [complete], _ROUNDING
+    else:
+        beacons = [hashlib.sha256(b"niss.terms" + bytes([number])).digest() for number in range(_GRAPHS)]
+        graphs = [
+            ShareGraph.regular(participants, degree=plan.neighbours, beacon=beacon) for beacon in beacons
+        ]
+        margin = _MARGIN
+    needed = [
+        calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)[0] for graph in graphs
+    ]
+    return margin * max(needed) * unit * plan.neighbours
+
+
+def grid_delta(plan: Plan, terms: Terms) -> float:
+    """What rounding to the grid, and the sampler, add to delta over all participations of a client.
+
+    The bound is `niss.mechanism.discretisation`'s. Noise of only a few grid steps is refused.
+    """
+    if not terms.residual_variance:
+        return 0.0
+    grid = Grid(terms.grid_bits)
+    steps = grid.deviation_steps(terms.residual_variance)
+    if steps < LEAST_STEPS:
+        raise ConfigError(
+            f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
+            field="protocol.grid_bits",
+            hint=f"use more than {terms.grid_bits} bits",
+        )
+    epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
+    each = min(1.0, terms.neighbours)
+    return discretisation_delta(
+        [steps],
+        terms.coordinates,
+        plan.participations,
+        epsilon=float(epsilon),
+        share_steps=[grid.deviation_steps(each * terms.unit_variance)] * math.ceil(2 * terms.neighbours),
+    )
+
+
+def propose_round(
+    plan: Plan,
+    number: int,
+    *,
+    seat: Callable[[int], Participants],
+    terms: Callable[[Participants], Terms],
+    release: Callable[[int, bytes], Beacon],
+    assess: Callable[[Agreed, int], float],
+    allowed: float,
+) -> tuple[RoundOpen, float]:
+    """The first attempt at round `number` whose graph costs no client more than `allowed`, and its mu.
+
+    An attempt seats the participants, commits to them and to the terms, has the beacon released for that commitment,
+    and draws the graph; nothing is sent to a client, so an attempt that would cost too much is given up before anyone
+    is told of it or charged, and the next one has more residual noise.
+    What attempts do cost is delta: a graph that is drawn again is a new chance for colluders to surround a client, so
+    the failure probability of the collusion bound counts once for each of `plan.attempts`, used or not.
+
+    plan     says how many attempts there are, and how many colluders are assumed
+    seat     (attempt) -> the participants, each with the key it will use up
+    terms    (participants) -> terms for that many, as `make_terms` makes them; round, attempt and the factor on the
+             residual noise are filled in here, so they may come from a cache
+    release  (attempt, commitment) -> the beacon, which its holder lets out for this commitment alone
+    assess   (agreed, colluders) -> mu of the worst-off client: an `Assessor`
+    allowed  the most that mu may be; infinite where nothing was promised
+
+    Returns the unsigned opening of the round, and its mu. Raises PrivacyError where no attempt will do.
+    """
+
+    def propose(attempt: int, more: float) -> RoundOpen:
+        participants = seat(attempt)
+        common = terms(participants)
+        drawn = replace(
+            common, round=number, attempt=attempt, residual_variance=more * common.residual_variance
+        )
+        commitment = participants_hash(participants) + terms_hash(drawn)
+        return RoundOpen(drawn, participants, release(attempt, commitment))
+
+    return draw_round(propose, assess, attempts=plan.attempts, colluders=plan.colluders, allowed=allowed)
+
+
+def draw_round(
+    propose: Callable[[int, float], RoundOpen],
+    assess: Callable[[Agreed, int], float],
+    *,
+    attempts: int,
+    colluders: int,
+    allowed: float,
+) -> tuple[RoundOpen, float]:
+    """The loop of `propose_round`: `propose(attempt, more)` takes `more` times the residual variance of the terms.
+
+    A graph on which clients would refuse the round altogether is given up like one that costs too much.
+    """
+    more, least = 1.0, math.inf
+    refusal: RemoteProtocolError | None = None
+    for attempt in range(attempts):
+        opened = propose(attempt, more)
+        try:
+            mu = assess(agree(opened), colluders)
+        except RemoteProtocolError as error:
+            refusal = error
+            continue
+        if mu <= allowed:
+            return opened, mu
+        least = min(least, mu)
+        # Variance falls with mu^2, so this would do on the same graph; the margin allows for another one.
+        more *= min(_ATTEMPT_MARGIN * (mu / allowed) ** 2, _ATTEMPT_MOST)
+    why = f"the best would cost mu = {least:.4g}, {allowed:.4g} is allowed"
+    if refusal is not None and least == math.inf:
+        why = refusal.message
+    raise PrivacyError(
+        f"none of {attempts} graphs keeps the promise for every client: {why}",
+        hint="more neighbours, a larger kappa, more participants, or fewer colluders to be assumed",
+    )
+
+
+class Assessor:
+    """A function (round, colluders) -> mu of the worst-off client.
+
+    relation  neighbouring updates, as in `Plan`
+    failure   the probability with which the bound on colluding neighbours may fail, charged to delta elsewhere
+    """
+
+    def __init__(self, *, relation: str = "zero-out", failure: float = 0.0) -> None:
+        if relation not in RELATIONS:
+            raise ConfigError(
+                f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
+            )
+        self._relation, self._failure = relation, failure
+        self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
+
+    def __call__(self, agreed: Agreed, colluders: int) -> float:
+        return self._assessed(agreed, colluders)[0]
+
+    def worst_case(self, agreed: Agreed, colluders: int) -> WorstCase:
+        """What the answer rests on: the worst set of colluders, and whether all of them were covered."""
+        return self._assessed(agreed, colluders)[1]
+
+    def _assessed(self, agreed: Agreed, colluders: int) -> tuple[float, WorstCase]:
+        key = agreed.digest, colluders
+        if key not in self._known:
+            self._known.clear()
+            self._known[key] = _worst_mu(agreed, colluders, self._relation, self._failure)
+        return self._known[key]
+
+
+def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> tuple[float, WorstCase]:
+    terms = agreed.terms
+    size = len(agreed.participants)
+    if colluders > size - 2:
+        raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
+    repairing = terms.mode == "repair"
+    if repairing:
+        _check_quorum(agreed, colluders, failure)
+    worst = worst_case(
+        agreed.graph,
+        Corruption(
+            colluders=colluders,
+            revealed=terms.revealed if repairing else 0,
+            dropped=terms.dropped if repairing else 0,
+            failure=failure,
+        ),
+        unit_variance=terms.unit_variance,
+        residual_variance=terms.residual_variance,
+        target_variance=1.0,
+    )
+    share = float(agreed.graph.weights.min()) * terms.unit_variance
+    variance = worst.ratio if _is_wide_enough(agreed, share) else terms.residual_variance
+    if repairing:
+        mask = terms.self_variance if _is_wide_enough(agreed, terms.self_variance) else 0.0
+        variance = min(variance, terms.residual_variance + mask)
+    moved = RELATIONS[relation] * terms.clip / size
+    return moved / math.sqrt(variance) if variance > 0.0 else math.inf, worst
+
+
+def _is_wide_enough(agreed: Agreed, variance: float) -> bool:
+    """Whether noise may count as Gaussian next to the residual noise, though both are rounded to the grid.
+
+    At 4 grid steps rounding costs less than 1e-40 a share and coordinate (`niss.mechanism.discretisation`); narrower
+    noise gets no credit at all, since a server could choose a grid on which it rounds to nothing. The residual
+    noise alone always counts: the upload is a function of it.
+    """
+    return agreed.grid.deviation_steps(min(variance, agreed.terms.residual_variance)) >= LEAST_STEPS
+
+
+def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
+    """The quorum and the threshold must hold against as many colluding neighbours as this client assumes."""
+    size = len(agreed.participants)
+    for seat in range(size):
+        degree = len(agreed.neighbours(seat))
+        feared = colluding_neighbours(size, degree, colluders, failure)
+        if agreed.terms.colluding_neighbours < feared or feared >= degree:
+            raise RemoteProtocolError(
+                f"{feared} of the {degree} neighbours of a client may collude, the quorum allows for "
+                f"{agreed.terms.colluding_neighbours}",
+                hint="more neighbours, or fewer colluders to be assumed",
+            )
+
+
+def upload_mu(terms: Terms, participants: int, relation: str) -> float:
+    """mu of one upload under these terms looked at alone, `Delta / sqrt(2 v sigma^2 + eta^2)`: the marginal view.
+
+    A self-mask, which a repair takes out again, is not counted.
+    """
+    mu = marginal_mu(
+        client_sensitivity(1.0 / participants, terms.clip, relation),
+        unit_variance=terms.unit_variance,
+        sent=terms.neighbours,
+        received=terms.neighbours,
+        residual_variance=terms.residual_variance,
+    )
+    return float(mu)
+
+
+def charge_to(ledger: ChargeableLedger, client: str, *, relation: str) -> Callable[[Agreed, float], None]:
+    """A function (round, mu of the joint view) that charges one client's ledger before it uploads, or refuses.
+
+    ledger    where to: a `LedgerFile`, or whatever charges like one
+    client    under which name
+    relation  neighbouring updates, as in the client's `Assessor`
+    """
+
+    def charge(agreed: Agreed, mu: float) -> None:
+        terms = agreed.terms
+        marginal = upload_mu(terms, len(agreed.participants), relation)
+        basis = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
+        ledger.charge(terms.round, terms.attempt, {client: (mu, marginal)}, basis)
+
+    return charge
