@@ -6,21 +6,15 @@ A crash is two lines: what happened, and the file that holds the whole traceback
 from __future__ import annotations
 
 import os
-import platform
-import shlex
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
 
 from niss.errors import ConfigError, NissError
 from niss.files import write_new
-from niss.redaction import redact, safe_traceback
-from niss.version import __version__
 
 
 class MissingPackageError(ConfigError):
@@ -98,6 +92,10 @@ def report_crash(error: BaseException, arguments: Sequence[str], *, debug: bool)
 
     A log that cannot be written never hides the crash: then the traceback is shown.
     """
+    import traceback
+
+    from niss.redaction import redact, safe_traceback
+
     trace = safe_traceback(error)
     summary = redact("".join(traceback.format_exception_only(error))).strip().splitlines()[0]
     try:
@@ -121,7 +119,14 @@ def log_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _write_log(folder: Path, trace: str, arguments: Sequence[str]) -> Path:
-    """A new file that only its owner can read."""
+    """A new file that only its owner can read: what was run with which versions, and the traceback."""
+    import platform
+    import shlex
+    from datetime import UTC, datetime
+
+    from niss.redaction import redact
+    from niss.version import __version__
+
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = datetime.now(UTC)
     path = folder / f"crash-{now:%Y%m%dT%H%M%S}-{os.getpid()}.log"
