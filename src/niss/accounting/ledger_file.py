@@ -66,10 +66,14 @@ class LedgerFile:
         relation: str,
         delta_failure: float = 0.0,
     ) -> LedgerFile:
-        """A new ledger; refuses a path that exists. `budgets` names the clients and their B_k.
+        """A new ledger, locked for charging; raises PrivacyError for a path that exists.
 
-        A budget of None promises nothing; `budgets=None` takes any client and promises nothing to anyone.
-        `delta_failure` is the part of delta that pays for bounds that may fail.
+        run             whose charges these are, in words
+        budgets         the clients and their B_k; a budget of None promises nothing, `budgets=None` takes any client
+                        and promises nothing to anyone
+        delta           of every claim
+        unit, relation  what is hidden, as in `Plan`
+        delta_failure   the part of delta that pays for bounds that may fail
         """
         path = Path(path)
         header = Header(run, budgets, delta, unit, relation, delta_failure)
@@ -173,10 +177,14 @@ class LedgerFile:
         mus: Mapping[str, tuple[float, float]],
         basis: Mapping[str, Any] | None = None,
     ) -> Charge:
-        """Charge one upload to each client, (joint, marginal) mu each; on disk before this returns.
+        """Charge one upload to each client; on disk before this returns. Send afterwards, never before.
 
-        `basis` says in a few words which worst case was charged. A charge is refused whole, and nothing is
-        written, if any client would overspend, is unknown, or if this round and attempt were charged before.
+        round, attempt  which upload this is
+        mus             (joint, marginal) mu of each client
+        basis           in a few words, which worst case was charged
+
+        A charge is refused whole (PrivacyError), and nothing is written, if any client would overspend, is unknown,
+        or if this round and attempt were charged before.
         """
         if self._file is None:
             raise PrivacyError(
@@ -270,7 +278,7 @@ class LedgerFile:
         return ledger
 
     def _checked(self, entry: Charge) -> dict[str, tuple[float, float, int]]:
-        """The clients' new totals, if this charge is allowed."""
+        """The clients' new totals, if this charge is allowed; the same checks for a new charge and one that is read."""
         for field, value in (("round", entry.round), ("attempt", entry.attempt)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PrivacyError(f"{field}: must be a whole number, not below 0, not {value!r}")

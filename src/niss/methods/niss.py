@@ -73,7 +73,12 @@ def marginal_mu(sensitivity: ArrayLike, **noise: Any) -> FloatArray:
 
 
 class Niss(Method):
-    """Noise shares that cancel, with a residual that is calibrated for the joint view unless tau^2 is given."""
+    """Noise shares that cancel, with a residual that is calibrated for the joint view unless tau^2 is given.
+
+    With strong shares (a large kappa) the sum carries about `sigma_k^2 / (1 - rho)` per coordinate against a share rho
+    of colluders, where a trusted server would add `sigma_k^2`; no client has to trust the server. The colluders are
+    fixed before the beacon, and so before the graph, is known; the graph is public.
+    """
 
     name = "niss"
     trusts = "that at most the assumed number of participants collude with the server"
@@ -84,7 +89,10 @@ class Niss(Method):
     )
 
     def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
-        """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2."""
+        """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2.
+
+        A client that needs more noise sends and receives in proportion, so that shares have one unit variance.
+        """
         size, least = participants.size, float(own_variance.min())
         unit = plan.kappa * least / plan.neighbours
         counts = share_counts(plan.kappa * own_variance, unit)

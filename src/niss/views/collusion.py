@@ -79,9 +79,13 @@ class Corruption:
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The worst that was found: `ratio` is effective variance over target, for `client`, with `colluders`.
+    """The worst that was found on one graph.
 
-    `exact` says whether every admissible set was covered; otherwise `examined` sets were.
+    ratio      effective variance over target; 1 is just enough, 0 no protection
+    client     whose it is
+    colluders  with which it comes about
+    exact      whether every admissible set was covered
+    examined   how many sets were evaluated
     """
 
     ratio: float
@@ -231,7 +235,12 @@ def _ratio(
 
 
 class Search:
-    """Looking for the worst client and its worst colluders on one graph."""
+    """Looking for the worst client and its worst colluders on one graph.
+
+    The effective variance of client k is `min u^T Sigma_H u` with u_k = 1, so every set of colluders gives an upper
+    bound on the worst case, and the search can only be too optimistic, never too pessimistic: what it reports is not
+    called exact. It goes after the clients that look weakest, with greedy sets, random sets, and exchanges.
+    """
 
     def __init__(
         self,
@@ -304,7 +313,10 @@ class Search:
         )
 
     def guided(self, removed: int) -> WorstCase:
-        """Greedy and random sets against the clients that look weakest."""
+        """Greedy and random sets against the clients that look weakest, the worst of them then improved.
+
+        Deterministic: what is random in it follows from the digest of the graph.
+        """
         stream = SimStream(int.from_bytes(self.graph.digest()[:7], "little")).child("worst case")
         found = []
         for client in self._suspects(stream):

@@ -38,8 +38,9 @@ _WELL_CONDITIONED = 1e-8
 class HiddenNoise:
     """The noise of the honest uploads that the adversary does not know, per coordinate.
 
-    `kept` are the clients that are honest and uploaded, in ascending order; `covariance` is theirs.
-    `exposed` marks those whose connected group has no fresh noise at all: its uploads add up exactly.
+    kept        the clients that are honest and uploaded, in ascending order
+    covariance  of their noise, in that order
+    exposed     which of them are in a connected group without any fresh noise: its uploads add up exactly
     """
 
     kept: IntArray
@@ -152,7 +153,11 @@ def _without_fresh_noise(size: int, senders: IntArray, receivers: IntArray, grou
 
 
 def conditional_variance(covariance: FloatArray) -> FloatArray:
-    """The variance of each entry given all the others, from a dense matrix; 0 where singular."""
+    """The variance of each entry given all the others, `1 / (covariance^-1)_kk`, from a dense matrix; 0 where singular.
+
+    By Cholesky on the correlations, which scales clients of very different noise alike; where that is badly
+    conditioned, by eigenvalues, of which the tiny ones count as none.
+    """
     diagonal = np.diag(covariance)
     result = np.zeros(len(covariance))
     noisy = np.flatnonzero(diagonal > 0.0)

@@ -112,6 +112,12 @@ def calibrate_tau2(
 
     The residual noise of client k is `tau^2 sigma^2 in_k` (additive distortion). The worst client of this
     very graph decides. The result is verified with the exact matrix before it is returned.
+
+    unit_variance    sigma^2, the variance of a share of weight 1
+    target_variance  the effective variance that each client wants: one number, or one per client
+    colluders        clients that tell the server all they know; they are owed nothing
+
+    Raises PrivacyError where nobody is honest, or an honest client receives no share to distort.
     """
     target = target_per_client(target_variance, graph.size)
     honest = np.flatnonzero(~client_mask(colluders, graph.size, "colluders"))
@@ -137,7 +143,10 @@ def least_tau2(
     honest: NDArray[np.int64],
     worst_ratio: Callable[[float], float],
 ) -> float:
-    """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1."""
+    """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1.
+
+    A bracketed root search in log tau^2, stepped up at the end until the ratio is 1 or more in floating point.
+    """
     received = received_variance(graph, unit_variance, honest)
 
     def shortfall(log_tau2: float) -> float:
@@ -182,7 +191,10 @@ def target_per_client(values: ArrayLike, size: int) -> FloatArray:
 def _variance(
     hidden: HiddenNoise, places: NDArray[np.int64] | None, residual: FloatArray, conditioned: bool
 ) -> FloatArray:
-    """The effective variances of one view; with drawn factors the matrix itself shows what is exposed."""
+    """The effective variances of one view, at `places` or everywhere.
+
+    conditioned  factors were drawn, so that nothing cancels by construction: the matrix itself shows what is exposed
+    """
     size = hidden.kept.size
     solid = np.arange(size) if conditioned else np.flatnonzero(~hidden.exposed)
     part = hidden.covariance if solid.size == size else hidden.covariance[solid][:, solid]
