@@ -38,8 +38,8 @@ from experiments.reproduce.design import (
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
 from experiments.reproduce.tables import leaks_in_order
 from niss.files import SHARED, write_atomically
-from niss.report.accuracy_chart import MARKERS
 from niss.report.canvas import QUIET, STYLE, as_png
+from niss.report.method_charts import MARKERS
 
 _COLUMNS = 4
 _HELD_AT = 3.0

@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from experiments.reproduce.design import LEVELS, PANELS, PAPER_LEVELS, X_VALUES, Level, Panel
 from experiments.reproduce.results import Attempt, Cell, Leaks, Result, pictures_path, select, select_level
 from experiments.reproduce.sensitivity import NBAFL
-from niss.report.accuracy_chart import LINE_STYLES
 from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE
+from niss.report.method_charts import LINE_STYLES
 
 COLOURS = (INK, *SERIES)
 

@@ -119,7 +119,7 @@ def test_every_column_has_a_tag() -> None:
 def test_the_command_names_what_is_missing(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from niss.cli.export import export_command
+    from niss.cli.data import export_command
 
     with pytest.raises(ConfigError, match="nowhere to export"):
         export_command(folders=[demo])
@@ -133,7 +133,7 @@ def test_the_command_names_what_is_missing(
 
 
 def test_the_command_refuses_a_table_that_is_there(demo: Path, tmp_path: Path) -> None:
-    from niss.cli.export import export_command
+    from niss.cli.data import export_command
 
     (tmp_path / "m.csv").write_text("mine")
     with pytest.raises(RunFolderError, match="exists"):

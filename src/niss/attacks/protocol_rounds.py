@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from niss.accounting import Plan, effective_variance
-from niss.accounting.assess import Assessor
-from niss.accounting.terms import make_terms
+from niss.accounting.protocol_rounds import Assessor, make_terms
 from niss.attacks.estimates import best_weights, laplacian
 from niss.attacks.observation import FloatArray
 from niss.errors import LocalProtocolError, RemoteProtocolError

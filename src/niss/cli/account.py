@@ -62,7 +62,7 @@ def account_command(options: AccountOptions) -> None:
             warn(f"{ledger.path}: the last line is incomplete (a crash, or a run in progress) and ignored")
     comparison = run.is_dir() and not (run / LEDGER).is_file()
     if options.plot is not None:
-        from niss.report.ledger_chart import save_ledger_chart
+        from niss.report.ledger_charts import save_ledger_chart
 
         save_ledger_chart(options.plot, list(ledgers.items()))
     if options.csv is not None:
@@ -79,7 +79,7 @@ def account_command(options: AccountOptions) -> None:
 
 def find_ledgers(run: Path) -> dict[str, Path]:
     """The ledger of a run, or of each method of a comparison in the order of its settings, by label."""
-    from niss.report.method_folder import planned_methods
+    from niss.report.run_folder import planned_methods
 
     if run.is_file():
         return {run.name: run}
@@ -112,7 +112,7 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
     """A head line, the clients that spent most or the rounds of one client, and what the numbers mean."""
     from rich.markup import escape
 
-    from niss.report.ledger_rows import client_rows, format_claim, format_mu, format_spent, spending
+    from niss.report.ledger import client_rows, format_claim, format_mu, format_spent, spending
 
     header = ledger.header
     results().print(
@@ -149,7 +149,7 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
     server protects nobody against that server. Methods that this version does not know have no note of their own.
     """
     from niss.methods import METHODS
-    from niss.report.ledger_rows import client_rows, format_claim, is_heuristic
+    from niss.report.ledger import client_rows, format_claim, is_heuristic
 
     notes = []
     rows = client_rows(ledger)
@@ -178,7 +178,7 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
 
 def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
     """A ledger as JSON: the charges of all clients or of one; a heuristic spends no epsilon, since it proves none."""
-    from niss.report.ledger_rows import is_heuristic
+    from niss.report.ledger import is_heuristic
 
     value = {**ledger.to_json(), "heuristic": is_heuristic(ledger)}
     if value["heuristic"]:

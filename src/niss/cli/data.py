@@ -134,7 +134,7 @@ def export_command(options: ExportOptions) -> None:
         check_free([csv], overwrite=options.overwrite)
     if tensorboard is not None:
         with optional_packages():
-            from niss.report.event_files import write_event_files
+            from niss.report.export import write_event_files
         for path in write_event_files(series, tensorboard, overwrite=options.overwrite):
             typer.echo(str(path))
     if csv is not None:

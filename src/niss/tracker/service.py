@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from niss.errors import RemoteProtocolError
 from niss.protocol.coalition_file import Coalition
-from niss.protocol.keys import Identity, fingerprint
-from niss.protocol.prekeys import SignedPrekey
+from niss.protocol.keys import Identity, SignedPrekey, fingerprint
 from niss.protocol.secret import Entropy
 from niss.tracker.auth import Refusal, Signed, check_request, require_server
 from niss.tracker.beacons import BeaconHolder, OwnChains

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from niss.errors import ConfigError
 from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, fingerprint
+from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, SignedPrekey, fingerprint
 from niss.protocol.messages import Participant, Prekey
-from niss.protocol.prekeys import SignedPrekey
 from niss.tracker.auth import Refusal
 
 NUMBER_BYTES = 8

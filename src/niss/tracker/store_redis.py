@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.protocol.prekeys import SignedPrekey
+from niss.protocol.keys import SignedPrekey
 from niss.tracker.store import (
     KEPT_LINKS,
     NUMBER_BYTES,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from niss.errors import ConfigError
-from niss.protocol.prekeys import SignedPrekey
+from niss.protocol.keys import SignedPrekey
 from niss.tracker.store import (
     KEPT_LINKS,
     NUMBER_BYTES,

@@ -1,2 +1,0 @@
-# moved
-from niss.cli.data import export_command  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.cli.services import tracker_command  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.simulation.cuda.uploads import DeviceUploads  # noqa: F401
