@@ -129,7 +129,7 @@ class AuditExperiment(Experiment):
 
 
 def _verdict(proved: float, joint: float, marginal: float) -> str:
-    """Which claim the proved epsilon refutes; the marginal one is never above the joint one."""
+    """Which claim the proved epsilon refutes; in the cases here the marginal one is never above the joint one."""
     if proved > joint:
         return "the joint claim is refuted"
     if proved > marginal:

@@ -30,8 +30,7 @@ class AverageExperiment(experiment.PictureExperiment):
     name = "average"
     columns: ClassVar[dict[str, str]] = {
         "rounds": "Rounds",
-        **experiment.ERROR_COLUMNS,
-        "psnr": "PSNR, dB",
+        **experiment.PICTURE_COLUMNS,
         "mu": "μ spent",
         "epsilon": "ε spent",
         "within_budget": "Ledger allows it",

@@ -35,6 +35,7 @@ RESULT_FILE, FIGURE_FILE = "attack.json", "attack.png"
 VICTIM = 0
 DEFAULT_PICTURE = "mnist-mini:0"
 ERROR_COLUMNS = {"error": "Error ÷ update", "predicted_error": "Error, predicted"}
+PICTURE_COLUMNS = {**ERROR_COLUMNS, "psnr": "PSNR, dB"}
 
 
 def no_progress(_part: str, _done: int, _total: int, _note: str) -> None:

@@ -39,8 +39,7 @@ class RerunExperiment(experiment.PictureExperiment):
         "client": "Client",
         "answers": "Answers",
         "refusal": "Second answer",
-        **experiment.ERROR_COLUMNS,
-        "psnr": "PSNR, dB",
+        **experiment.PICTURE_COLUMNS,
     }
 
     clients: experiment.Clients = 24
