@@ -97,7 +97,11 @@ class _Sgd:
     def _convolution(
         self, first: int, slope: Tensor, raw: Tensor, places: Tensor, below: Tensor, *, wants_input: bool
     ) -> Tensor | None:
-        """The same for a convolution under its pool; returns the slope in its input, with `wants_input`."""
+        """The same for a convolution under its pool; returns the slope in its input, with `wants_input`.
+
+        slope, raw, places  in the pooled outputs, what was pooled, and where its maxima were
+        below               the input of the convolution
+        """
         kernel = self.weights[first]
         slope = _pool_backward(slope, raw, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
         below_slope: Tensor | None

@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 64
 class DeviceUploads:
     """Rows [clients, h] of a CUDA tensor, changed in place; `Uploads` says what the methods do.
 
-    Rows must be contiguous float32. Nothing is copied to the processor but what `total` and `rows` return.
+    Rows must be contiguous float32. They visit the processor only for `rows`, and to keep factors per coordinate.
     """
 
     def __init__(self, rows: Tensor) -> None:
