@@ -7,7 +7,6 @@ prove it equal.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.cohort import Cohort, Job, choose_device
@@ -33,23 +32,3 @@ __all__ = [
     "to_tensor",
     "train_client",
 ]
-
-if TYPE_CHECKING:
-    # moved: of `niss.simulation.uploads` now
-    from niss.simulation.uploads import Clipping as Clipping
-    from niss.simulation.uploads import HostUploads as HostUploads
-    from niss.simulation.uploads import Uploads as Uploads
-
-    # moved: `Cohort` takes the same arguments
-    open_cohort = Cohort
-else:
-
-    def __getattr__(name: str) -> object:
-        # moved: as above, for whoever still imports them from here
-        if name == "open_cohort":
-            return Cohort
-        if name not in ("Clipping", "HostUploads", "Uploads"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        return getattr(import_module("niss.simulation.uploads"), name)

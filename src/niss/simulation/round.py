@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan, WorstCase, noise_multiplier
+from niss.accounting import Balance, Ledger, Plan, RoundPlan, noise_multiplier
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
