@@ -7,7 +7,6 @@ prove it equal.
 
 from __future__ import annotations
 
-
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.cohort import Cohort, Job, choose_device
 from niss.learning.flat import FlatLayout

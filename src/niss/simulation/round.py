@@ -29,6 +29,7 @@ from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads
+from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
