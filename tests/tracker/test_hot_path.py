@@ -18,7 +18,7 @@ from niss.tracker.gate import HotPath
 from niss.tracker.limits import Settings
 from niss.tracker.rounds import RoundCache, RoundView, Seats
 from niss.tracker.service import Tracker
-from niss.tracker.store import pack_participants
+from niss.tracker.store import Attempt, Release, SeatRequest, pack_participants
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
 from tracker.harness import Member, member, members
@@ -42,16 +42,13 @@ def tracker(tmp_path: Path) -> Iterator[Tracker]:
     for one in many:
         made.members.register(one.public, one.batch(3), None)
     made.rounds.start_run(SERVER.public, RUN, 5)
-    named = [one.public for one in many[:5]]
+    named = tuple(one.public for one in many[:5])
     for number, neighbours in ((0, 2.0), (2, None), (3, None)):
-        view = made.rounds.seat(
-            SERVER.public, RUN, number, 0, members=named, count=None, coalition=None, at_least=2
-        )
+        attempt = Attempt(RUN, number, 0)
+        view = made.rounds.seat(SERVER.public, attempt, SeatRequest(named))
         if number < 3:
-            made.rounds.beacon(
-                SERVER.public, RUN, number, 0, commitment=view.seats.hash + bytes(32), neighbours=neighbours
-            )
-            made.rounds.view(RUN, number, 0)
+            made.rounds.beacon(SERVER.public, attempt, Release(view.seats.hash + bytes(32), neighbours))
+            made.rounds.view(attempt)
     yield made
     store.close()
 
@@ -143,10 +140,10 @@ def test_views_are_kept_by_the_number_of_their_seats() -> None:
 
     cache = RoundCache(most_seats=5)
     first, second, large = view(2), view(3), view(6)
-    cache.keep(RUN, 1, first)
-    cache.keep(RUN, 2, second)
-    assert (cache.get(RUN, 1), cache.get(RUN, 2)) == (first, second)
-    cache.keep(RUN, 1, view(2))
-    assert cache.get(RUN, 2) is second
-    cache.keep(RUN, 3, large)
-    assert [cache.get(RUN, link) for link in (1, 2, 3)] == [None, None, large]
+    cache.keep(Attempt(RUN, 0, 1), first)
+    cache.keep(Attempt(RUN, 0, 2), second)
+    assert (cache.get(Attempt(RUN, 0, 1)), cache.get(Attempt(RUN, 0, 2))) == (first, second)
+    cache.keep(Attempt(RUN, 0, 1), view(2))
+    assert cache.get(Attempt(RUN, 0, 2)) is second
+    cache.keep(Attempt(RUN, 0, 3), large)
+    assert [cache.get(Attempt(RUN, 0, link)) for link in (1, 2, 3)] == [None, None, large]

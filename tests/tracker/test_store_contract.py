@@ -27,8 +27,7 @@ def asking(
     wanted: Sequence[Member] | None = None, *, count: int = 0, coalition: str | None = None, at_least: int = 2
 ) -> SeatRequest:
     named = None if wanted is None else tuple(one.public for one in wanted)
-    asked = hashlib.sha256(repr((named, count, coalition, at_least)).encode()).digest()
-    return SeatRequest(asked, named, len(named or ()) or count, coalition, at_least)
+    return SeatRequest(named, count, coalition, at_least)
 
 
 def enrol(store: Store, many: Sequence[Member], prekeys: int = 3, expires: float = LATER) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
-from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.keys import fingerprint
 from niss.tracker.auth import Refusal
 from niss.tracker.limits import Buckets
 from niss.tracker.observability import Metrics, log
 from niss.tracker.service import Tracker
+from niss.tracker.store import Attempt
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -216,11 +216,11 @@ class HotPath:
         """The body of the answer, or None where the application has to decide."""
         if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
             return None
-        found = _PATH.fullmatch(scope["raw_path"])
-        if found is None or int(found[3]) >= LINKS_PER_ROUND:
+        parts = _PATH.fullmatch(scope["raw_path"])
+        if parts is None:
             return None
-        run = bytes.fromhex(found[1].decode())
-        view = self._tracker.rounds.final_view(run, int(found[2]), int(found[3]))
+        attempt = Attempt(bytes.fromhex(parts[1].decode()), int(parts[2]), int(parts[3]))
+        view = self._tracker.rounds.final_view(attempt)
         if view is None:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Depends, Path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.encoding import LARGEST_UINT64
 from niss.tracker.limits import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN
+from niss.tracker.store import Attempt
 
 HexKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 HexSignature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
@@ -18,9 +19,21 @@ CoalitionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 RunPath = Annotated[
     str, Path(pattern=r"^([0-9a-f]{2}){1,64}$", description="The run's name, 1 to 64 bytes in hex.")
 ]
-RoundPath = Annotated[int, Path(ge=0, lt=LONGEST_RUN, alias="round", description="Rounds count from 0.")]
-AttemptPath = Annotated[int, Path(ge=0, lt=LINKS_PER_ROUND, description="Attempts count from 0.")]
 IdentityPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="A client's public key.")]
+
+
+async def _attempt(
+    run: RunPath,
+    round_number: Annotated[
+        int, Path(ge=0, lt=LONGEST_RUN, alias="round", description="Rounds count from 0.")
+    ],
+    attempt: Annotated[int, Path(ge=0, lt=LINKS_PER_ROUND, description="Attempts count from 0.")],
+) -> Attempt:
+    return Attempt(bytes.fromhex(run), round_number, attempt)
+
+
+# A coroutine, since FastAPI runs plain functions in a thread.
+AttemptPath = Annotated[Attempt, Depends(_attempt)]
 
 
 class _Strict(BaseModel):
