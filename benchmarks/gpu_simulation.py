@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -36,23 +35,15 @@ except ImportError:  # a GPU machine may lack it, and nothing here draws secret 
     ciphers.Cipher = ciphers.algorithms = ciphers.modes = None  # type: ignore[attr-defined]
 
 from niss.graph import ShareGraph
-from niss.learning import Cnn, FlatLayout, LocalTraining, Mlp, build_model
-from niss.learning.cohort_cuda import CudaCohort
-from niss.learning.cohort_cuda_noise import add_shares_on_device
-from niss.learning.cohort_cuda_plain import stacked_mlp, stacked_module
-from niss.learning.cohort_cuda_program import Engine
+from niss.learning import Cnn, Cohort, FlatLayout, Job, LocalTraining, Mlp, build_model
+from niss.learning.cuda.engine import CudaEngine, Formulation
+from niss.learning.cuda.program import stacked_mlp, stacked_module
 from niss.randomness import SimStream
+from niss.simulation.cuda.noise import add_shares_on_device
 
 SHAPE, SAMPLES = (1, 28, 28), 600
 ALONE = 2
 """Clients of the plain loop."""
-
-
-@dataclass(frozen=True)
-class Job:
-    start: Tensor
-    samples: Tensor
-    stream: SimStream
 
 
 def images(count: int) -> tuple[Tensor, Tensor]:
@@ -62,13 +53,13 @@ def images(count: int) -> tuple[Tensor, Tensor]:
     return 0.5 * centres[labels] + 0.5 * torch.rand(count, *SHAPE, generator=source), labels
 
 
-def engine(kind: str, module: Mlp | Cnn) -> Engine | None:
+def formulation(kind: str, module: Mlp | Cnn) -> Formulation | None:
     if kind == "vmap":
-        return Engine("vmap in a CUDA graph", stacked_module(module))
+        return Formulation("vmap in a CUDA graph", stacked_module(module))
     if kind == "plain" and isinstance(module, Mlp):
-        return Engine("batched products in a CUDA graph", stacked_mlp(module))
+        return Formulation("batched products in a CUDA graph", stacked_mlp(module))
     if kind == "one by one":
-        return Engine("one client after another", None)
+        return Formulation("one client after another", None)
     return None
 
 
@@ -85,15 +76,17 @@ class Round:
             Job(self.start, torch.arange(k * SAMPLES, (k + 1) * SAMPLES), SimStream(k))
             for k in range(clients)
         ]
-        self.cohort = CudaCohort(module, layout, inputs, labels, tf32=tf32)
-        if (chosen := engine(kind, self.cohort._module)) is not None:
-            self.cohort._engine = chosen
+        self.cohort = Cohort(module, layout, inputs, labels, device="cuda", tf32=tf32)
+        engine = self.cohort._engine
+        assert isinstance(engine, CudaEngine)
+        if (chosen := formulation(kind, engine._problem.module)) is not None:
+            engine._formulation = chosen
         self.test = images(10_000)
 
     def __call__(self) -> float:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        updates = self.cohort.train_on_device(self.jobs, LocalTraining())
+        updates = self.cohort.train_in_place(self.jobs, LocalTraining())
         self.cohort.evaluate(self.start.cuda() + updates.mean(dim=0), *self.test)
         torch.cuda.synchronize()
         return time.perf_counter() - begin

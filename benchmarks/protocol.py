@@ -30,13 +30,11 @@ import numpy as np
 from harness import machine, one_line, write_json
 from threadpoolctl import threadpool_limits
 
-from niss.accounting.assess import Assessor
+from niss.accounting.protocol_rounds import Assessor
 from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
 from niss.protocol.beacon import BeaconChain
 from niss.protocol.client import Client, Policy
-from niss.protocol.derive import pair_secret
-from niss.protocol.directory import published
-from niss.protocol.keys import Identity
+from niss.protocol.keys import Identity, PrekeyStore, published
 from niss.protocol.messages import (
     Participant,
     Reveal,
@@ -50,11 +48,9 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.noise import Ties, open_piece
-from niss.protocol.prekeys import PrekeyStore
-from niss.protocol.seal import OVERHEAD_BYTES, seal
 from niss.protocol.server import Server
 from niss.protocol.shamir import PIECE_BYTES, Piece, commit, split
+from niss.protocol.shares import OVERHEAD_BYTES, PairSecrets, open_piece, pair_secret, seal
 from niss.protocol.wire import encode, signed_part
 
 clock = time.process_time
@@ -379,7 +375,7 @@ class NissRound:
         if owner >= self.case.sampled:
             return self._mask_of(owner)[1][place]
         return open_piece(
-            Ties(self.agreed, seat, self._private(seat)), self.uploads[owner].pieces[place], owner
+            PairSecrets(self.agreed, seat, self._private(seat)), self.uploads[owner].pieces[place], owner
         )
 
 

@@ -33,8 +33,7 @@ from urllib.parse import urlsplit
 
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keyfile import create_keyfile
-from niss.protocol.keys import Identity
-from niss.protocol.prekeys import PrekeyStore
+from niss.protocol.keys import Identity, PrekeyStore
 from niss.tracker.auth import sign_request
 from niss.tracker.client import TrackerClient
 from niss.tracker.limits import LARGEST_ROUND

@@ -11,7 +11,7 @@ import typer
 
 from niss import errors
 from niss.cli import app
-from niss.cli.exit_codes import EXIT_CODES
+from niss.cli.errors import EXIT_CODES
 
 
 def cli_page() -> str:
@@ -40,7 +40,7 @@ def exit_codes_page() -> str:
         "\n\n".join(
             [
                 "# Exit codes",
-                "Made from `niss.cli.exit_codes` and `niss.errors` by `tools/write_reference.py`.",
+                "Made from `niss.cli.errors` and `niss.errors` by `tools/write_reference.py`.",
                 "\n".join(rows),
                 "In Python the same errors are exceptions; the command line turns them into codes:",
                 "\n".join(raised),

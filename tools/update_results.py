@@ -9,10 +9,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from niss.reproduce.chart import write_figures
-from niss.reproduce.text import IMAGES, copy_name, fill, results_folder
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from experiments.reproduce.chart import write_figures  # noqa: E402
+from experiments.reproduce.text import IMAGES, copy_name, fill, results_folder  # noqa: E402
+
 MOST_BYTES = 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""`python -m niss`: the command line, in the same environment as this Python."""
+"""`python -m niss` is the command `niss`."""
 
 from niss.cli import main
 

@@ -27,7 +27,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from niss.errors import PrivacyError, RunFolderError
@@ -172,14 +172,19 @@ def read_private(path: Path, *, follow_links: bool = False) -> bytes:
 
 
 def to_json(value: Any) -> Any:
-    """`value` as JSON can hold it: null for infinity and NaN, since JSON has neither, and keys as text."""
+    """`value` as JSON can hold it: null for infinity and NaN, since JSON has neither, and keys as text.
+
+    Arrays and scalars of numpy become lists and numbers, paths become text.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    return value
+    if hasattr(value, "tolist"):
+        return to_json(value.tolist())
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = PRIVATE) -> None:

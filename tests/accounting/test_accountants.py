@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from niss.accounting.dp_events import dp_accounting_epsilon
 from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.outsider import outsider_epsilon
+from niss.accounting.outsider import dp_accounting_epsilon, outsider_epsilon
 from support.accountant_contract import AccountantContract
 
 

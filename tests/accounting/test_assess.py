@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from niss import effective_variance
-from niss.accounting import Corruption, LedgerFile, Plan, worst_case
-from niss.accounting.assess import Assessor, charge_to
-from niss.accounting.terms import make_terms
+from niss.accounting import LedgerFile, Plan
+from niss.accounting.protocol_rounds import Assessor, charge_to, make_terms
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
+from niss.views import Corruption, worst_case
 from support.protocol_round import Federation
 
 

@@ -11,8 +11,8 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from niss.accounting.dp_events import client_dp_event, dp_accounting_epsilon, to_dp_event
 from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.outsider import client_dp_event, dp_accounting_epsilon, to_dp_event
 from niss.errors import PrivacyError
 from niss.mechanism import gdp_epsilon
 

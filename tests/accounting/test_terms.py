@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from niss.accounting import Plan, make_plan
-from niss.accounting.assess import Assessor
-from niss.accounting.terms import make_terms
+from niss.accounting.protocol_rounds import Assessor, make_terms
 from niss.errors import ConfigError
 from niss.protocol.agreement import agree
 from support.protocol_round import Federation

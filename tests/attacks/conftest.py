@@ -1,12 +1,12 @@
-"""Small scenes that several tests attack."""
+"""Small federations that several tests attack."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from niss.attacks.federation import Federation, make_federation
 from niss.attacks.pictures import load_pictures
-from niss.attacks.scene import Scene, make_scene
 from niss.randomness import SimStream
 
 
@@ -17,12 +17,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def mlp_scene() -> Scene:
-    return make_scene(
+def mlp_federation() -> Federation:
+    return make_federation(
         load_pictures("mnist-mini:0"), model="mlp", hidden=(32,), clients=12, stream=SimStream(11)
     )
 
 
 @pytest.fixture(scope="session")
-def lenet_scene() -> Scene:
-    return make_scene(load_pictures("mnist-mini:0"), model="lenet", clients=12, stream=SimStream(12))
+def lenet_federation() -> Federation:
+    return make_federation(load_pictures("mnist-mini:0"), model="lenet", clients=12, stream=SimStream(12))

@@ -13,10 +13,9 @@ import pytest
 from scipy import stats
 
 from niss.accounting import Plan
-from niss.attacks.estimates import estimate_alone, estimate_jointly, projected_out
-from niss.attacks.experiments.collude import best_coordinates
+from niss.attacks.estimates import best_coordinates, estimate_alone, estimate_jointly, projected_out
 from niss.attacks.observation import Observation
-from niss.attacks.staging import Staged, recovered_fraction, relative_error, stage_round
+from niss.attacks.rounds import SimulatedRound, recovered_fraction, relative_error, simulate_round
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
@@ -29,9 +28,9 @@ WEIGHTS = np.zeros(COORDINATES)
 OTHERS = range(1, CLIENTS)
 
 
-def stage(plan: Plan, colluders: tuple[int, ...] = (), seed: int = 5, **known: object) -> Staged:
+def stage(plan: Plan, colluders: tuple[int, ...] = (), seed: int = 5, **known: object) -> SimulatedRound:
     told: dict[str, object] = {"knows_updates_of": OTHERS, **known}
-    return stage_round(UPDATES, WEIGHTS, plan, stream=SimStream(seed), colluders=colluders, **told)  # type: ignore[arg-type]
+    return simulate_round(UPDATES, WEIGHTS, plan, stream=SimStream(seed), colluders=colluders, **told)  # type: ignore[arg-type]
 
 
 def neighbours_of_victim(plan: Plan, seed: int = 5) -> list[int]:

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure, SubFigure
 
 import niss.attacks
-from niss.attacks.dlg import DlgSettings
+from niss.attacks import EXPERIMENTS, load_experiment
+from niss.attacks.audit import AuditExperiment
+from niss.attacks.average import AverageExperiment
+from niss.attacks.collude import ColludeExperiment
 from niss.attacks.drawing import save
-from niss.attacks.experiments.audit import AuditExperiment
-from niss.attacks.experiments.average import AverageExperiment
-from niss.attacks.experiments.collude import ColludeExperiment
-from niss.attacks.experiments.fake_dropout import FakeDropoutExperiment
-from niss.attacks.experiments.invert import InvertExperiment
-from niss.attacks.experiments.joint import JointExperiment
-from niss.attacks.figures.audit import draw_audit
-from niss.attacks.figures.batches import draw_batches
-from niss.attacks.figures.collusion import draw_collusion
-from niss.attacks.figures.steps import draw_steps
-from niss.attacks.figures.stories import draw_stories
-from niss.attacks.figures.strips import draw_strips
-from niss.attacks.findings import Experiment, Findings, no_progress, plain, write_findings
-from niss.attacks.inverting import InvertSettings
+from niss.attacks.experiment import (
+    DISTORTIONS,
+    METHODS,
+    Experiment,
+    Findings,
+    Help,
+    no_progress,
+    write_findings,
+)
+from niss.attacks.fake_dropout import FakeDropoutExperiment
+from niss.attacks.invert import DlgExperiment, InvertExperiment
+from niss.attacks.joint import JointExperiment
+from niss.attacks.rerun import RerunExperiment
+from niss.errors import ConfigError
 
-SHORT = DlgSettings(iterations=3, restarts=1)
-CASES: dict[str, tuple[Experiment, Callable[[Findings], Figure | None]]] = {
-    "joint": (JointExperiment(clients=4, points=3, dlg=SHORT), draw_strips),
-    "invert": (
-        InvertExperiment(methods=("fedavg",), clients=3, search=InvertSettings(iterations=3, restarts=1)),
-        draw_batches,
+CASES: dict[str, Experiment] = {
+    "dlg": DlgExperiment(methods=("niss",), clients=3, iterations=3, restarts=1),
+    "joint": JointExperiment(clients=4, points=3, iterations=3, restarts=1),
+    "invert": InvertExperiment(methods=("fedavg",), clients=3, iterations=3, restarts=1),
+    "collude": ColludeExperiment(
+        clients=6, neighbours=2.0, rhos=(0.0, 1.0), points=2, hidden=2, distortions=("additive",)
     ),
-    "collude": (
-        ColludeExperiment(
-            clients=6, neighbours=2.0, rhos=(0.0, 1.0), points=2, hidden=2, distortions=("additive",)
-        ),
-        draw_collusion,
-    ),
-    "average": (AverageExperiment(clients=3, rounds=4), draw_steps),
-    "fake-dropout": (FakeDropoutExperiment(clients=6), draw_stories),
-    "audit": (AuditExperiment(rounds=200), draw_audit),
+    "average": AverageExperiment(clients=3, rounds=4),
+    "fake-dropout": FakeDropoutExperiment(clients=6),
+    "rerun": RerunExperiment(clients=3, repeats=2),
+    "audit": AuditExperiment(rounds=200),
 }
 
 
@@ -55,14 +55,14 @@ def charts(figure: Figure | SubFigure) -> list[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_chart_names_its_axes_and_is_saved_without_a_display(name: str, tmp_path: Path) -> None:
-    experiment, draw = CASES[name]
+    experiment = CASES[name]
     findings = experiment.start()
-    assert draw(findings) is None, "nothing found, nothing drawn"
+    assert experiment.draw(findings) is None, "nothing found, nothing drawn"
     experiment.run(findings, no_progress)
     assert findings.finished
     for row in findings.rows:
-        assert set(findings.columns) <= set(row) | {"predicted"}
-    figure = draw(findings)
+        assert set(findings.columns) <= set(row) or "refusal" in row
+    figure = experiment.draw(findings)
     assert figure is not None
     for axes in charts(figure):
         shared = axes.get_shared_x_axes().get_siblings(axes)
@@ -85,7 +85,6 @@ def test_findings_are_plain_json(tmp_path: Path) -> None:
     assert written["curves"] == {"e": [0, 1, 2]}
     assert written["columns"] == {"a": "A"}
     assert written["finished"] is False
-    assert plain({1: None}) == {"1": None}
 
 
 def test_the_same_seed_finds_the_same() -> None:
@@ -97,6 +96,76 @@ def test_the_same_seed_finds_the_same() -> None:
     assert found[0] == found[1]
 
 
+def test_the_list_of_experiments_is_that_of_the_commands() -> None:
+    assert set(EXPERIMENTS) == set(CASES)
+    for name in EXPERIMENTS:
+        experiment = load_experiment(name)
+        assert type(CASES[name]) is experiment
+        assert experiment.name == name
+        assert experiment.summary.endswith(".")
+        assert all(line.startswith(f"niss attack {name}") for line in experiment.examples)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_option_has_a_help_and_a_default(name: str) -> None:
+    experiment = load_experiment(name)
+    defaults = experiment()
+    for field in fields(experiment):
+        kind = get_type_hints(experiment, include_extras=True)[field.name]
+        if get_origin(kind) is not Annotated:
+            assert (name, field.name) == ("joint", "points"), "all others are options"
+            continue
+        note = get_args(kind)[1]
+        assert isinstance(note, Help)
+        assert note.text
+        value = getattr(defaults, field.name)
+        assert not note.choices or set(note.choices) >= set(value if isinstance(value, tuple) else [value])
+        assert note.least is None or value >= note.least
+
+
+def test_names_for_completion_are_those_of_the_methods() -> None:
+    from niss import mechanism, methods
+
+    assert tuple(methods.METHODS) == METHODS
+    assert tuple(mechanism.DISTORTIONS) == DISTORTIONS
+
+
+def test_options_out_of_range_are_refused_by_their_flag() -> None:
+    for experiment, flag in (
+        (AverageExperiment(rounds=0), "--rounds"),
+        (FakeDropoutExperiment(threshold_share=2.0), "--threshold-share"),
+        (InvertExperiment(total_variation=-1.0), "--tv"),
+        (InvertExperiment(model="vgg"), "--model"),
+        (ColludeExperiment(distortions=("scalar", "scalar")), "--distortions"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            experiment.start()
+        assert caught.value.field == flag
+
+
+def test_options_can_be_read_without_anything_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from niss.attacks import EXPERIMENTS, load_experiment\n"
+        "assert all(load_experiment(name)() for name in EXPERIMENTS)\n"
+        "heavy = ('torch', 'scipy', 'matplotlib', 'pydantic', 'numpy')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_audit_needs_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from niss.attacks.audit import AuditExperiment\n"
+        "experiment = AuditExperiment(rounds=200)\n"
+        "experiment.run(experiment.start(), lambda *_: None)\n"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_names_of_the_room() -> None:
-    assert sorted(niss.attacks.__all__) == niss.attacks.__all__
+    assert dir(niss.attacks) == sorted(niss.attacks.__all__)
     assert all(hasattr(niss.attacks, name) for name in niss.attacks.__all__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from niss.attacks.lbfgs import BatchedLbfgs
+from niss.attacks.inversion import BatchedLbfgs
 
 
 def rosenbrock(points: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from niss.attacks.federation import make_federation
 from niss.attacks.pictures import load_pictures, other_pictures
-from niss.attacks.scene import make_scene
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
@@ -89,9 +89,9 @@ def test_a_colour_dataset_will_do_as_well(monkeypatch: pytest.MonkeyPatch) -> No
     pictures = load_pictures("cifar100:3")
     assert asked == [("cifar100", False)], "an attack does not fetch data by itself"
     np.testing.assert_array_equal(pictures.pixels, images[3:4] / 255.0)
-    scene = make_scene(pictures, model="lenet", clients=3, stream=SimStream(1))
-    assert scene.updates.shape == (3, 85036)
-    assert (scene.pictures.classes, scene.pictures.labels.tolist()) == (100, [21])
+    federation = make_federation(pictures, model="lenet", clients=3, stream=SimStream(1))
+    assert federation.updates.shape == (3, 85036)
+    assert (federation.pictures.classes, federation.pictures.labels.tolist()) == (100, [21])
 
 
 def test_others_hold_other_pictures(tmp_path: Path) -> None:

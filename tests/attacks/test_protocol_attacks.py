@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 from niss.accounting import Plan
-from niss.attacks.parties import Parties, agreed_on, vector_of, without
-from niss.attacks.staging import relative_error
-from niss.attacks.stripping import Loot, Uploaded, rebuilt_masks, strip, tell, variance_left
+from niss.attacks.protocol_rounds import (
+    DishonestServer,
+    RevealedSecrets,
+    UploadedRound,
+    all_but,
+    claim_survivors,
+    estimate_from_revealed,
+    rebuild_masks,
+    variance_left,
+    vector_of,
+)
+from niss.attacks.rounds import relative_error
 from niss.errors import RemoteProtocolError
+from niss.protocol.agreement import agree
 from niss.randomness import SimStream
 
 SIZE, COORDINATES = 10, 4000
@@ -20,90 +30,87 @@ GENERATOR = np.random.default_rng(6)
 UPDATES = GENERATOR.normal(size=(SIZE, COORDINATES))
 UPDATES *= 0.4 / np.linalg.norm(UPDATES, axis=1, keepdims=True)
 KNOWN = {seat: UPDATES[seat] for seat in range(1, SIZE)}
-ALIVE, GONE = without(SIZE, ()), without(SIZE, (0,))
+ALIVE, GONE = all_but(SIZE, ()), all_but(SIZE, (0,))
 
 
 @pytest.fixture(scope="module")
-def repair() -> tuple[Parties, Uploaded]:
+def repair() -> tuple[DishonestServer, UploadedRound]:
     plan = replace(PLAN, revealed=1, dropped=1)
-    parties = Parties(plan, SIZE, coordinates=COORDINATES, mode="repair", stream=SimStream(1))
-    opened = parties.open(threshold_share=0.1)
-    uploads = {seat: parties.upload(opened, seat, UPDATES[seat]) for seat in range(SIZE)}
-    stored = tuple(party.stored[-1] for party in parties.parties)
-    return parties, Uploaded(opened, agreed_on(opened), uploads, stored)
+    server = DishonestServer(plan, SIZE, coordinates=COORDINATES, mode="repair", stream=SimStream(1))
+    return server, server.collect(list(UPDATES), threshold_share=0.1)
 
 
-def charged(parties: Parties) -> float:
-    return float((parties.plan.clip / SIZE / max(parties.parties[0].charged)) ** 2)
+def charged(server: DishonestServer) -> float:
+    return float((server.plan.clip / SIZE / max(server.clients[0].charged)) ** 2)
 
 
-def graded(round_: Uploaded) -> dict[int, list[tuple[int, ...]]]:
-    believers = round_.agreed.neighbours(0)[: round_.agreed.threshold(0)]
+def graded(uploaded: UploadedRound) -> dict[int, list[tuple[int, ...]]]:
+    believers = uploaded.agreed.neighbours(0)[: uploaded.agreed.threshold(0)]
     return {seat: [ALIVE, GONE] if seat in believers else [GONE, ALIVE] for seat in range(1, SIZE)}
 
 
-def assert_error_as_predicted(round_: Uploaded, loot: Loot) -> None:
+def assert_error_as_predicted(uploaded: UploadedRound, revealed: RevealedSecrets) -> None:
     """4,000 coordinates: 5 % is 4.5 standard deviations (rate 1e-5), and seeded."""
-    guess = strip(round_, loot, KNOWN, 0)
-    predicted = SIZE * np.sqrt(variance_left(round_, loot, 0) * COORDINATES) / 0.4
+    guess = estimate_from_revealed(uploaded, revealed, KNOWN, 0)
+    predicted = SIZE * np.sqrt(variance_left(uploaded, revealed, 0) * COORDINATES) / 0.4
     assert relative_error(guess, UPDATES[0]) == pytest.approx(predicted, rel=0.05)
 
 
 def test_with_the_rule_the_graded_attack_gets_no_more_than_was_charged(
-    repair: tuple[Parties, Uploaded],
+    repair: tuple[DishonestServer, UploadedRound],
 ) -> None:
-    parties, round_ = repair
-    loot = tell(parties, round_, graded(round_), remembers=True)
-    assert loot.edges, "it does get something, or this would show nothing"
-    assert 0 not in rebuilt_masks(round_, loot)
-    assert variance_left(round_, loot, 0) >= charged(parties) * (1 - 1e-9)
-    assert_error_as_predicted(round_, loot)
+    server, uploaded = repair
+    revealed = claim_survivors(server, uploaded, graded(uploaded), remembers=True)
+    assert revealed.edges, "it does get something, or this would show nothing"
+    assert 0 not in rebuild_masks(uploaded, revealed)
+    assert variance_left(uploaded, revealed, 0) >= charged(server) * (1 - 1e-9)
+    assert_error_as_predicted(uploaded, revealed)
 
 
-def test_without_it_mask_and_edges_are_both_lost(repair: tuple[Parties, Uploaded]) -> None:
-    parties, round_ = repair
-    loot = tell(parties, round_, graded(round_), remembers=False)
-    assert 0 in rebuilt_masks(round_, loot)
-    assert sum(0 in ends for ends in loot.edges) == 2 * (SIZE - 1 - round_.agreed.threshold(0))
-    assert variance_left(round_, loot, 0) < 0.7 * charged(parties)
-    assert_error_as_predicted(round_, loot)
+def test_without_it_mask_and_edges_are_both_lost(repair: tuple[DishonestServer, UploadedRound]) -> None:
+    server, uploaded = repair
+    revealed = claim_survivors(server, uploaded, graded(uploaded), remembers=False)
+    assert 0 in rebuild_masks(uploaded, revealed)
+    assert sum(0 in ends for ends in revealed.edges) == 2 * (SIZE - 1 - uploaded.agreed.threshold(0))
+    assert variance_left(uploaded, revealed, 0) < 0.7 * charged(server)
+    assert_error_as_predicted(uploaded, revealed)
 
 
 @pytest.mark.parametrize("story", [ALIVE, GONE])
 def test_one_story_for_all_reveals_mask_or_edges(
-    repair: tuple[Parties, Uploaded], story: tuple[int, ...]
+    repair: tuple[DishonestServer, UploadedRound], story: tuple[int, ...]
 ) -> None:
-    parties, round_ = repair
-    loot = tell(parties, round_, {seat: [story] for seat in range(1, SIZE)}, remembers=True)
-    assert (0 in rebuilt_masks(round_, loot)) == (story == ALIVE)
-    assert bool(loot.edges) == (story == GONE)
-    assert variance_left(round_, loot, 0) >= charged(parties) * (1 - 1e-9)
-    assert_error_as_predicted(round_, loot)
+    server, uploaded = repair
+    revealed = claim_survivors(server, uploaded, {seat: [story] for seat in range(1, SIZE)}, remembers=True)
+    assert (0 in rebuild_masks(uploaded, revealed)) == (story == ALIVE)
+    assert bool(revealed.edges) == (story == GONE)
+    assert variance_left(uploaded, revealed, 0) >= charged(server) * (1 - 1e-9)
+    assert_error_as_predicted(uploaded, revealed)
 
 
-def test_a_client_with_its_memory_answers_a_round_once() -> None:
-    parties = Parties(PLAN, SIZE, coordinates=8, mode="tolerate", stream=SimStream(2))
-    opened = parties.open()
-    before = parties.parties[0].stored[-1]
-    parties.upload(opened, 0, np.zeros(8))
+def test_a_client_with_its_memory_answers_a_uploadedonce() -> None:
+    server = DishonestServer(PLAN, SIZE, coordinates=8, mode="tolerate", stream=SimStream(2))
+    opened = server.open()
+    before = server.clients[0].stored[-1]
+    server.upload(opened, 0, np.zeros(8))
     with pytest.raises(RemoteProtocolError, match="answered before"):
-        parties.upload(opened, 0, np.ones(8))
-    parties.parties[0].put_back(parties.parties[0].stored[-1])
+        server.upload(opened, 0, np.ones(8))
+    server.clients[0].restore(server.clients[0].stored[-1])
     with pytest.raises(RemoteProtocolError, match="answered before"):
-        parties.upload(opened, 0, np.ones(8))
-    parties.parties[0].put_back(before)
-    parties.upload(opened, 0, np.ones(8))
+        server.upload(opened, 0, np.ones(8))
+    server.clients[0].restore(before)
+    server.upload(opened, 0, np.ones(8))
 
 
-def test_the_same_round_again_cancels_the_shares() -> None:
+def test_the_same_uploadedagain_cancels_the_shares() -> None:
     """What is left is 2 eta^2; 4,000 coordinates, 8 % is 3.5 standard deviations, seeded."""
-    parties = Parties(PLAN, SIZE, coordinates=COORDINATES, mode="tolerate", stream=SimStream(3))
-    opened = parties.open()
-    agreed = agreed_on(opened)
-    before = parties.parties[0].stored[-1]
-    first = vector_of(parties.upload(opened, 0, UPDATES[0]), agreed)
-    parties.parties[0].put_back(before)
-    second = vector_of(parties.upload(opened, 0, np.zeros(COORDINATES)), agreed)
+    server = DishonestServer(PLAN, SIZE, coordinates=COORDINATES, mode="tolerate", stream=SimStream(3))
+    opened = server.open()
+    agreed = agree(opened)
+    before = server.clients[0].stored[-1]
+    first = vector_of(server.upload(opened, 0, UPDATES[0]), agreed)
+    server.clients[0].restore(before)
+    second = vector_of(server.upload(opened, 0, np.zeros(COORDINATES)), agreed)
     left = first - second - UPDATES[0] / SIZE
     eta2, shared = agreed.terms.residual_variance, agreed.terms.unit_variance * (SIZE - 1)
     assert np.mean(left**2) == pytest.approx(2 * eta2, rel=0.08)
@@ -112,8 +119,8 @@ def test_the_same_round_again_cancels_the_shares() -> None:
 
 
 def test_lies_must_be_signed() -> None:
-    parties = Parties(PLAN, SIZE, coordinates=8, mode="tolerate", stream=SimStream(4))
-    opened = parties.open()
+    server = DishonestServer(PLAN, SIZE, coordinates=8, mode="tolerate", stream=SimStream(4))
+    opened = server.open()
     forged = replace(opened, terms=replace(opened.terms, clip=0.4))
     with pytest.raises(RemoteProtocolError):
-        parties.upload(forged, 0, np.zeros(8))
+        server.upload(forged, 0, np.zeros(8))

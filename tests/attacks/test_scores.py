@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from niss.attacks.scores import (
+from niss.attacks.pictures import (
     best_order,
     blind_guess,
     peak_ratio,

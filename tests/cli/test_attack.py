@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from niss.attacks.experiments import audit as audit_experiment
-from niss.attacks.experiments import dlg as dlg_experiment
+from niss.attacks import canary, invert
 from niss.errors import ConfigError
 
 with warnings.catch_warnings():
@@ -52,8 +51,10 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 def test_help_shows_the_flags_and_an_example(command: str) -> None:
     shown = niss_attack(command, "--help").stdout
     assert f"niss attack {command} " in shown
-    for flag in ("--out", "--seed", "--device", "--epsilon", "--overwrite", "--json"):
+    for flag in ("--out", "--seed", "--epsilon", "--overwrite", "--json"):
         assert flag in shown
+    # Only these train or search; the others are plain arithmetic on the CPU.
+    assert ("--device" in shown) == (command in ("dlg", "joint", "invert"))
 
 
 @pytest.mark.parametrize("arguments", [["attack", "--help"], ["reproduce", "figure-4", "--dry-run"]])
@@ -66,7 +67,6 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-import niss.cli.attack_work
 sys.exit("matplotlib" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -192,7 +192,6 @@ def test_audit(tmp_path: Path) -> None:
         (("collude", "--tau2", "0"), "--tau2"),
         (("collude", "--distortions", "square"), "--distortions"),
         (("collude", "--neighbours", "29"), "--neighbours"),
-        (("collude", "--device", "tpu"), "--device"),
         (("average", "--rounds", "0"), "--rounds"),
         (("fake-dropout", "--threshold-share", "0"), "--threshold-share"),
         (("fake-dropout", "--clients", "3"), "--clients"),
@@ -241,7 +240,7 @@ def test_the_table_says_what_was_found(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = dlg_experiment.run_dlg_case, []
+    real, calls = invert.DlgExperiment.run_case, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -249,7 +248,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(dlg_experiment, "run_dlg_case", interrupted)
+    monkeypatch.setattr(invert.DlgExperiment, "run_case", interrupted)
     result = niss_attack(
         *("dlg", "--clients", "4", "--iterations", "5", "--restarts", "1", "--out", str(tmp_path / "out"))
     )
@@ -267,7 +266,7 @@ def test_ctrl_c_before_the_first_result_leaves_an_empty_one(
     def interrupted(*_arguments: Any, **_options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(audit_experiment, "canary_scores", interrupted)
+    monkeypatch.setattr(canary, "canary_scores", interrupted)
     assert niss_attack("audit", "--out", str(tmp_path)).exit_code == 130
     assert json.loads((tmp_path / "attack.json").read_text())["rows"] == []
     assert not (tmp_path / "attack.png").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from niss.cli import choices
+from niss.cli import completion
 from niss.cli.completion import one_of, run_folders, several_of
 
 NISS = Path(sys.executable).with_name("niss")
@@ -125,31 +126,26 @@ def test_folders_that_cannot_be_read_offer_nothing(tmp_path: Path) -> None:
 
 
 def test_the_names_are_those_of_the_settings() -> None:
-    from niss.attacks import plans, scene
-    from niss.cli import tracker_work
     from niss.data import list_datasets
-    from niss.reproduce import panels, sensitivity, settings
     from niss.simulation import config
 
     def literal(section: Any, field: str) -> tuple[str, ...]:
         return get_args(section.model_fields[field].annotation)
 
-    assert choices.PRESETS == config.PRESETS
-    assert literal(config.MethodConfig, "name") == choices.METHODS
-    assert literal(config.MethodConfig, "graph") == choices.GRAPHS
-    assert literal(config.MethodConfig, "distortion") == choices.DISTORTIONS
-    assert literal(config.ModelConfig, "name") == choices.MODELS
-    assert literal(config.DataConfig, "split") == choices.SPLITS
-    assert literal(config.TrainingConfig, "device") == choices.DEVICES
-    assert literal(config.PrivacyConfig, "relation") == choices.RELATIONS
-    assert literal(config.ProtocolConfig, "mode") == choices.MODES
-    assert tuple(info.name for info in list_datasets()) == choices.DATASETS
-    assert choices.ATTACK_VIEWS == plans.VIEWS
-    assert choices.ATTACK_PLANS == plans.PRESETS
-    assert sorted(choices.ATTACK_MODELS) == sorted(scene.MODELS)
-    assert choices.LOG_LEVELS == tracker_work._LEVELS
-    assert sorted(choices.PANELS) == sorted(panel.name for panel in panels.PANELS)
-    assert tuple(reading.name for reading in sensitivity.READINGS) == choices.READINGS
-    assert choices.SETTINGS == settings.SETTINGS
-    assert tuple(settings.METHODS) == choices.BEYOND_METHODS
-    assert tuple(settings.VARIANTS) == choices.VARIANTS
+    assert completion.PRESETS == config.PRESETS
+    assert set(literal(config.MethodConfig, "name")) == set(completion.method_names())
+    assert literal(config.MethodConfig, "graph") == completion.GRAPHS
+    assert set(literal(config.MethodConfig, "distortion")) == set(completion.distortion_names())
+    assert literal(config.ModelConfig, "name") == completion.MODELS
+    assert literal(config.DataConfig, "split") == completion.SPLITS
+    assert literal(config.TrainingConfig, "device") == completion.DEVICES
+    assert literal(config.PrivacyConfig, "relation") == completion.RELATIONS
+    assert literal(config.ProtocolConfig, "mode") == completion.MODES
+    assert tuple(info.name for info in list_datasets()) == completion.DATASETS
+
+
+def test_the_help_names_every_method() -> None:
+    from niss.cli.simulate import Method, Methods
+
+    for kind in (Method, Methods):
+        assert set(re.findall(r"[a-z-]+", kind.__doc__ or "")) >= set(completion.method_names())

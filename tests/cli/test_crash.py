@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.cli.crash import log_folder
+from niss.cli.errors import log_folder
 from niss.redaction import REDACTED
 
 SEED = bytes(range(100, 132))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from niss import errors
-from niss.cli.exit_codes import CRASHED, EXIT_CODES, INTERRUPTED
+from niss.cli.errors import CRASHED, EXIT_CODES, INTERRUPTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md"
 

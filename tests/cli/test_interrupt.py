@@ -49,14 +49,14 @@ def test_a_download_goes_on(interrupted: Any) -> None:
 
 
 def test_a_run_that_had_not_begun_says_so(interrupted: Any) -> None:
-    said = interrupted("niss.cli.work.run", "run", "--out", "r")
+    said = interrupted("niss.simulation.run", "run", "--out", "r")
     assert "nothing was started" in said
 
 
 def test_a_run_that_had_begun_can_be_resumed(interrupted: Any, tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "manifest.json").touch()
-    said = interrupted("niss.cli.work.run", "run", "--out", "r", "--overwrite")
+    said = interrupted("niss.simulation.run", "run", "--out", "r", "--overwrite")
     assert "every whole round is kept" in said
     assert "niss run --resume r" in said
 
@@ -68,7 +68,7 @@ def test_quiet_does_not_hide_what_was_kept(interrupted: Any) -> None:
 
 def test_an_attack_keeps_what_it_found(interrupted: Any, tmp_path: Path) -> None:
     said = interrupted(
-        "niss.attacks.experiments.audit.canary_scores", "attack", "audit", "--rounds", "200", "--out", "a"
+        "niss.attacks.canary.canary_scores", "attack", "audit", "--rounds", "200", "--out", "a"
     )
     assert str(Path("a") / "report.html") in said
     assert "Interrupted" in (tmp_path / "a" / "report.html").read_text()

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
 
     from niss.cli import app
 
-from niss.cli.switches import is_quiet
+from niss.cli.terminal import is_quiet
 
 KEY = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 

@@ -127,7 +127,7 @@ def test_a_ledger_being_written_is_shown_as_far_as_it_is_whole(copied: Path) -> 
     before = copied.read_bytes()
     result = account(copied.parent)
     assert "3 charges, chain verified" in result.stdout
-    assert "unfinished" in result.stderr
+    assert "the last line is incomplete" in result.stderr
     assert copied.read_bytes() == before
 
 
@@ -143,7 +143,7 @@ def test_damage_is_refused_by_line(copied: Path) -> None:
     ("arguments", "kind", "match"),
     [
         (("nowhere",), niss.RunFolderError, "does not exist"),
-        ((".",), niss.RunFolderError, r"holds no ledger\.jsonl"),
+        ((".",), niss.RunFolderError, r"does not contain ledger\.jsonl"),
         (("ledger.jsonl", "--client", "99"), niss.ConfigError, "'99' is not in"),
         (("ledger.jsonl", "--plot", "x.pdf"), niss.ConfigError, "neither .png nor .svg"),
     ],

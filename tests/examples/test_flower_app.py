@@ -20,7 +20,7 @@ needs_ray = pytest.mark.skipif(
 
 @needs_ray
 def test_two_rounds_in_simulation(tmp_path):
-    from niss.flower.deployment import Deployment, Settings
+    from niss.local.deployment import Deployment, Settings
 
     settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
     with Deployment(tmp_path, settings) as federation:

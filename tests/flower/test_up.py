@@ -10,13 +10,20 @@ import ssl
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from niss.cli import up_work
 from niss.errors import ConfigError, NissError
 from niss.local import Deployment, Processes, Settings, make_certificates, make_node_key
+
+with warnings.catch_warnings():
+    # typer meets a name that the newest click deprecates.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from typer.testing import CliRunner
+
+    from niss.cli import app, up
 
 REPORT = {
     "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],
@@ -53,11 +60,9 @@ class FakeDeployment:
 @pytest.fixture
 def bring_up(monkeypatch, tmp_path):
     (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(up_work, "Deployment", FakeDeployment)
-    monkeypatch.setattr(up_work.shutil, "which", lambda *_, **__: "/bin/true")
-    given = {"nodes": 3, "tls": True, "tracker": True, "rounds": 2, "app": tmp_path, "settings": []}
-    given |= {"keep": None, "as_json": False, "quiet": False}
-    return lambda **changes: up_work.bring_up(**{**given, **changes})
+    monkeypatch.setattr("niss.local.Deployment", FakeDeployment)
+    monkeypatch.setattr(up.shutil, "which", lambda *_, **__: "/bin/true")
+    return lambda **changes: up.up_command(**{"nodes": 3, "rounds": 2, "app": tmp_path, **changes})
 
 
 def test_the_result_goes_to_stdout_and_the_log_without_its_colours_to_stderr(bring_up, capsys):
@@ -71,12 +76,18 @@ def test_the_result_goes_to_stdout_and_the_log_without_its_colours_to_stderr(bri
 
 
 def test_settings_are_read_as_toml(bring_up, capsys):
-    bring_up(settings=['mode="repair"', "clip=0.5"], as_json=True, quiet=True)
+    bring_up(settings=['mode="repair"', "clip=0.5"], as_json=True)
     shown = capsys.readouterr()
     assert json.loads(shown.out)["more"] == {"rounds": 2, "mode": "repair", "clip": 0.5}
-    assert not shown.err
     with pytest.raises(ConfigError, match="--set"):
         bring_up(settings=["mode=repair"])
+
+
+@pytest.mark.usefixtures("bring_up")
+def test_quiet_leaves_the_report_alone(tmp_path):
+    done = CliRunner().invoke(app, ["up", f"--app={tmp_path}", "--json", "--quiet"])
+    assert json.loads(done.stdout)["more"] == {"rounds": 3}
+    assert not done.stderr
 
 
 def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
@@ -90,11 +101,11 @@ def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="is no Flower app"):
+    with pytest.raises(ConfigError, match="is not a Flower app"):
         bring_up(app=tmp_path / "nothing")
     with pytest.raises(ConfigError, match="is not empty"):
         bring_up(keep=tmp_path)
-    monkeypatch.setattr(up_work.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(up.shutil, "which", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="Flower is not installed"):
         bring_up()
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `support`, w
 import numpy as np
 
 from fuzz.fuzz_wire import MUTATORS, Specimen
-from niss.accounting.assess import Assessor
+from niss.accounting.protocol_rounds import Assessor
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity

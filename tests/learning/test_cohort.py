@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from niss.learning import FlatLayout, LocalTraining, build_model, clipped_gradient_step, train_client
-from niss.learning.cohort import Cohort, Job, make_groups
-from niss.learning.models import Mlp
+from niss.learning import (
+    ClippedStep,
+    Cohort,
+    FlatLayout,
+    Job,
+    LocalTraining,
+    Mlp,
+    build_model,
+    clipped_gradient_step,
+    train_client,
+)
+from niss.learning.cpu.engine import make_groups
 from niss.randomness import SimStream
 
 UNEVEN = (13, 31, 1, 20, 7, 40, 10)
@@ -248,7 +257,7 @@ def test_clipped_steps_equal_the_reference(hidden, clip) -> None:
     inputs[3] = 0.0
     jobs = deal(sizes, two_starts(module))
     with Cohort(module, layout, inputs, labels, workers=1) as cohort:
-        updates = cohort.clipped_steps(jobs, clip=clip, learning_rate=0.5)
+        updates = cohort.train(jobs, ClippedStep(clip=clip, learning_rate=0.5))
     for update, job in zip(updates, jobs, strict=True):
         own = (inputs[job.samples], labels[job.samples])
         expected = clipped_gradient_step(module, layout, job.start, *own, clip=clip, learning_rate=0.5)
@@ -263,7 +272,7 @@ def test_clipped_steps_leave_out_what_overflows_in_float32() -> None:
     inputs[2:4] *= 1e37
     jobs = deal((8,), [start * 10.0])
     with Cohort(module, layout, inputs, labels, workers=1) as cohort:
-        update = cohort.clipped_steps(jobs, clip=1.0, learning_rate=1.0)[0]
+        update = cohort.train(jobs, ClippedStep(clip=1.0, learning_rate=1.0))[0]
     expected = clipped_gradient_step(
         module, layout, start * 10.0, inputs, labels, clip=1.0, learning_rate=1.0
     )
@@ -276,7 +285,7 @@ def test_clipped_steps_of_other_modules_use_the_reference() -> None:
     inputs, labels = data(12, (1, 2, 3))
     jobs = deal((7, 5), two_starts(module))
     with Cohort(module, layout, inputs, labels, workers=1) as cohort:
-        updates = cohort.clipped_steps(jobs, clip=0.1, learning_rate=0.5)
+        updates = cohort.train(jobs, ClippedStep(clip=0.1, learning_rate=0.5))
     for update, job in zip(updates, jobs, strict=True):
         own = (inputs[job.samples], labels[job.samples])
         expected = clipped_gradient_step(module, layout, job.start, *own, clip=0.1, learning_rate=0.5)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -25,20 +24,22 @@ if __name__ == "__main__" and "cryptography" not in sys.modules:
 
 from niss.graph import ShareGraph
 from niss.learning import (
+    ClippedStep,
+    Cohort,
     FlatLayout,
-    HostUploads,
+    Job,
     LocalTraining,
+    batch_order,
     build_model,
     clipped_gradient_step,
     evaluate,
     train_client,
 )
-from niss.learning.cohort_cuda import CudaCohort
-from niss.learning.cohort_cuda_noise import add_shares_on_device
-from niss.learning.cohort_cuda_table import BatchTable
-from niss.learning.cohort_cuda_uploads import DeviceUploads
-from niss.learning.local import batch_order
+from niss.learning.cohort import BatchTable
 from niss.randomness import SimStream
+from niss.simulation.cuda.noise import add_shares_on_device
+from niss.simulation.cuda.uploads import DeviceUploads
+from niss.simulation.uploads import HostUploads
 
 try:
     import pytest
@@ -48,13 +49,6 @@ except ImportError:
 
     def needs_cuda(test: Callable[[], None]) -> Callable[[], None]:
         return test
-
-
-@dataclass(frozen=True)
-class Job:
-    start: Tensor
-    samples: Tensor
-    stream: SimStream
 
 
 def images(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -146,7 +140,7 @@ def test_float64_equals_the_reference_on_uneven_clients() -> None:
         module = small_model(name, torch.float64)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
         for settings in RULES:
-            with CudaCohort(module, layout, inputs, labels) as cohort:
+            with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
                 found = torch.from_numpy(cohort.train(jobs, settings))
             expected = reference(module, layout, inputs, labels, jobs, settings)
             assert relative(found, expected).max() < 1e-10, name
@@ -162,10 +156,10 @@ def test_kernels_are_as_exact_as_float32_and_repeat_to_the_bit() -> None:
         for settings in RULES:
             expected = reference(exact, FlatLayout.of(exact), inputs.double(), labels, exact_jobs, settings)
             plain = reference(module, layout, inputs, labels, jobs, settings)
-            with CudaCohort(module, layout, inputs, labels) as cohort:
+            with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
                 found = torch.from_numpy(cohort.train(jobs, settings))
                 again = torch.from_numpy(cohort.train(jobs, settings))
-                resident = cohort.train_on_device(jobs, settings).cpu()
+                resident = cohort.train_in_place(jobs, settings).cpu()
             assert torch.equal(found, again)
             assert torch.equal(found, resident)
             bound = 4.0 * relative(plain, expected).median() + 1e-6
@@ -179,28 +173,28 @@ def test_paper_models_agree_after_one_epoch() -> None:
         layout, inputs, labels, jobs = cohort_data(module, (count,) * 5, (1, 28, 28))
         settings = LocalTraining(epochs=1)
         expected = reference(module, layout, inputs, labels, jobs, settings)
-        with CudaCohort(module, layout, inputs, labels) as cohort:
+        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
             found = torch.from_numpy(cohort.train(jobs, settings))
         assert relative(found, expected).median() < 1e-5, name
 
 
 @needs_cuda
 def test_plain_path_agrees_with_the_kernels() -> None:
-    from niss.learning import cohort_cuda_program
+    from niss.learning.cuda import engine
 
-    find_spec = cohort_cuda_program.find_spec
+    find_spec = engine.find_spec
     for name in ("mlp", "cnn"):
         module = small_model(name)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
-        with CudaCohort(module, layout, inputs, labels) as cohort:
+        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
             fused = torch.from_numpy(cohort.train(jobs, RULES[1]))
         try:
-            cohort_cuda_program.find_spec = lambda _name: None  # type: ignore[assignment]
-            with CudaCohort(module, layout, inputs, labels) as cohort:
+            engine.find_spec = lambda _name: None  # type: ignore[assignment]
+            with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
                 assert "Triton is not installed" in cohort.engine
                 plain = torch.from_numpy(cohort.train(jobs, RULES[1]))
         finally:
-            cohort_cuda_program.find_spec = find_spec
+            engine.find_spec = find_spec
         assert relative(fused, plain).median() < 1e-5, name
 
 
@@ -211,7 +205,7 @@ def test_a_diverged_client_stays_alone() -> None:
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
         poisoned = inputs.clone()
         poisoned[jobs[1].samples] = 1e30
-        with CudaCohort(module, layout, poisoned, labels) as cohort:
+        with Cohort(module, layout, poisoned, labels, device="cuda") as cohort:
             found = torch.from_numpy(cohort.train(jobs, RULES[0]))
         expected = reference(module, layout, inputs, labels, jobs, RULES[0])
         assert not found[1].isfinite().all()
@@ -248,7 +242,7 @@ def test_other_modules_are_vmapped_or_looped_and_say_so() -> None:
         layout, inputs, labels, jobs = cohort_data(module, (23, 7, 40), SMALL)
         settings = LocalTraining(epochs=2, batch_size=5, learning_rate=0.1, momentum=0.5)
         expected = reference(module, layout, inputs, labels, jobs, settings)
-        with CudaCohort(module, layout, inputs, labels) as cohort:
+        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
             assert words in cohort.engine, cohort.engine
             found = torch.from_numpy(cohort.train(jobs, settings))
         assert relative(found, expected).max() < 1e-10, cohort.engine
@@ -259,8 +253,8 @@ def test_clipped_steps_and_evaluation_equal_the_reference() -> None:
     for name in ("mlp", "cnn"):
         module = small_model(name, torch.float64)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
-        with CudaCohort(module, layout, inputs, labels) as cohort:
-            found = torch.from_numpy(cohort.clipped_steps(jobs, clip=0.5, learning_rate=0.1))
+        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+            found = torch.from_numpy(cohort.train(jobs, ClippedStep(clip=0.5, learning_rate=0.1)))
             scores = cohort.evaluate(jobs[0].start, inputs, labels)
         for row, job in zip(found, jobs, strict=True):
             expected = clipped_gradient_step(
@@ -284,9 +278,9 @@ def test_chunks_give_the_same_rows_and_progress() -> None:
     module = small_model("mlp")
     layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
     told: list[int] = []
-    with CudaCohort(module, layout, inputs, labels) as cohort:
+    with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
         whole = cohort.train(jobs, RULES[0])
-        cohort._room = lambda _settings: 2  # type: ignore[method-assign]
+        cohort._engine._room = lambda _settings: 2  # type: ignore[attr-defined]
         out = np.empty_like(whole)
         parts = cohort.train(jobs, RULES[0], out=out, progress=told.append)
     assert parts is out
@@ -359,8 +353,8 @@ def test_uploads_on_the_device_are_clipped_and_hidden_like_those_of_the_processo
     module = small_model("mlp")
     layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
     weights = np.linspace(0.5, 1.0, len(jobs))
-    with CudaCohort(module, layout, inputs, labels) as cohort:
-        trained = cohort.train_on_device(jobs, RULES[0])
+    with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        trained = cohort.train_in_place(jobs, RULES[0])
         trained[2, 5] = float("nan")
         here, there = HostUploads(trained.cpu().numpy()), DeviceUploads(trained)
         assert here.bound("l2", 0.1, weights) == there.bound("l2", 0.1, weights) == 1

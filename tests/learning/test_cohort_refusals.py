@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from niss.errors import ConfigError
-from niss.learning import FlatLayout, LocalTraining, build_model, evaluate
-from niss.learning.cohort import Cohort, Job, open_cohort
+from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining, build_model, evaluate
 from niss.randomness import SimStream
 
 WORK = LocalTraining(epochs=1)
@@ -20,7 +19,7 @@ WORK = LocalTraining(epochs=1)
 def cohort() -> Cohort:
     module = build_model("mlp", image_shape=(1, 2, 2), classes=3, hidden=(4,), stream=SimStream(5))
     labels = torch.tensor([0, 1, 2, 0, 1])
-    return open_cohort(module, FlatLayout.of(module), torch.ones(5, 1, 2, 2), labels, workers=1)
+    return Cohort(module, FlatLayout.of(module), torch.ones(5, 1, 2, 2), labels, workers=1)
 
 
 def good(cohort: Cohort) -> Job:
@@ -44,7 +43,7 @@ def test_jobs(cohort, change, message) -> None:
     with pytest.raises(ConfigError, match=message):
         cohort.train(jobs, WORK)
     with pytest.raises(ConfigError, match=message):
-        cohort.clipped_steps(jobs, clip=1.0, learning_rate=1.0)
+        cohort.train(jobs, ClippedStep(clip=1.0, learning_rate=1.0))
 
 
 @pytest.mark.parametrize("out", [np.empty((2, 35)), np.empty((1, 35), dtype=np.float32)])
@@ -56,7 +55,7 @@ def test_out(cohort, out) -> None:
 @pytest.mark.parametrize("field", ["clip", "learning_rate"])
 def test_clipped_settings(cohort, field) -> None:
     with pytest.raises(ConfigError, match=field):
-        cohort.clipped_steps([good(cohort)], **{"clip": 1.0, "learning_rate": 1.0, field: 0.0})
+        cohort.train([good(cohort)], ClippedStep(**{"clip": 1.0, "learning_rate": 1.0, field: 0.0}))
 
 
 def test_labels_beyond_the_classes_are_refused_as_by_the_reference() -> None:
@@ -71,17 +70,18 @@ def test_workers_and_devices() -> None:
     module = build_model("mlp", image_shape=(1, 2, 2), classes=3, hidden=(4,), stream=SimStream(5))
     common = (module, FlatLayout.of(module), torch.ones(2, 1, 2, 2), torch.tensor([0, 1]))
     with pytest.raises(ConfigError, match="workers: must be a whole number of at least 1"):
-        open_cohort(*common, workers=0)
-    with pytest.raises(ConfigError, match="device: no device is called 'tpu'"):
-        open_cohort(*common, device="tpu")
+        Cohort(*common, workers=0)
+    with pytest.raises(ConfigError, match="device: unknown device 'tpu'"):
+        Cohort(*common, device="tpu")
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="device: no CUDA device is available"):
-            open_cohort(*common, device="cuda")
+        with pytest.raises(ConfigError, match="device: torch finds no CUDA GPU here"):
+            Cohort(*common, device="cuda")
 
 
 def test_evaluate_is_the_reference(cohort) -> None:
     inputs, labels = torch.rand(7, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1, 2, 2])
     weights = torch.linspace(-1.0, 1.0, cohort._layout.size)
     found = cohort.evaluate(weights, inputs, labels)
-    cohort._layout.load(cohort._module, weights)
-    assert found == evaluate(cohort._module, inputs, labels)
+    module = cohort._engine._formulation.problem.module
+    cohort._layout.load(module, weights)
+    assert found == evaluate(module, inputs, labels)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError, NissError
-from niss.learning import FlatLayout, LocalTraining, build_model
-from niss.learning.cohort import Cohort, Job, WorkerError
+from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining, build_model
+from niss.learning.cpu.pool import WorkerError
 from niss.randomness import SimStream
 
 SIZES = (13, 31, 1, 20, 7, 40, 10)
@@ -53,8 +53,8 @@ def started() -> Iterator[tuple[Cohort, list[Job]]]:
 
 
 def worker_ids(cohort: Cohort) -> list[int]:
-    assert cohort._pool is not None
-    return [process.pid for process in cohort._pool._processes]
+    assert cohort._engine._pool is not None
+    return [process.pid for process in cohort._engine._pool._processes]
 
 
 def is_running(process: int) -> bool:
@@ -78,11 +78,11 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     same_groups = Cohort(module, layout, inputs, labels, workers=2)
     updates = cohort.train(jobs, WORK)
     assert np.array_equal(updates, same_groups.train(jobs, WORK))
-    assert same_groups._pool is None
+    assert same_groups._engine._pool is None
     alone = Cohort(module, layout, inputs, labels, workers=1)
     assert np.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
-    clipped = cohort.clipped_steps(jobs, clip=0.1, learning_rate=0.2)
-    assert np.array_equal(clipped, alone.clipped_steps(jobs, clip=0.1, learning_rate=0.2))
+    clipped = cohort.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2))
+    assert np.array_equal(clipped, alone.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2)))
     assert "2 workers" in cohort.engine
     assert "one process" in alone.engine
 
@@ -109,8 +109,8 @@ def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> Non
     module, layout, inputs, labels, jobs = federation()
     with Cohort(module, layout, inputs, labels, workers=2) as cohort:
         first = cohort.train(jobs, WORK)
-        assert cohort._pool is None
-        monkeypatch.setattr("niss.learning.cohort.PATIENCE", 0.0)
+        assert cohort._engine._pool is None
+        monkeypatch.setattr("niss.learning.cpu.engine.PATIENCE", 0.0)
         assert np.array_equal(cohort.train(jobs, WORK), first)
         processes = worker_ids(cohort)
         cohort.start()
@@ -177,14 +177,13 @@ def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import time, torch\n"
-        "from niss.learning import FlatLayout, build_model\n"
-        "from niss.learning.cohort import Cohort\n"
+        "from niss.learning import Cohort, FlatLayout, build_model\n"
         "from niss.randomness import SimStream\n"
         "module = build_model('mlp', image_shape=(1, 6, 6), classes=10, stream=SimStream(5))\n"
         "data = torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64)\n"
         "cohort = Cohort(module, FlatLayout.of(module), *data, workers=2)\n"
         "cohort.start()\n"
-        "print(*[process.pid for process in cohort._pool._processes], flush=True)\n"
+        "print(*[process.pid for process in cohort._engine._pool._processes], flush=True)\n"
         "time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
@@ -233,7 +232,7 @@ def test_what_cannot_be_sent_is_trained_here_and_says_why() -> None:
         assert "one process, because the module cannot be pickled" in cohort.engine
         cohort.start()
         assert np.isfinite(cohort.train(jobs, WORK)).all()
-        assert cohort._pool is None
+        assert cohort._engine._pool is None
 
 
 @pytest.mark.slow

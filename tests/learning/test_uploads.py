@@ -10,12 +10,13 @@ import torch
 
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.learning import FlatLayout, HostUploads, build_model
-from niss.learning import cohort_cuda_noise as noise_on_device
-from niss.learning.cohort_cuda_uploads import DeviceUploads
-from niss.learning.steps_ghost import clipped_mlp_step, clipped_mlp_steps
+from niss.learning import ClippedStep, FlatLayout, build_model
+from niss.learning.clipped import clipped_mlp_step, clipped_mlp_steps
 from niss.mechanism import l2_norm
 from niss.randomness import SimStream
+from niss.simulation.cuda import noise as noise_on_device
+from niss.simulation.cuda.uploads import DeviceUploads
+from niss.simulation.uploads import HostUploads
 
 CLIENTS, COORDINATES = 70, 501  # more rows than are clipped at once
 
@@ -121,9 +122,9 @@ def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ..
     inputs[1] = float("nan")  # a sample without a gradient counts as zero
     start = layout.flatten(module)
     samples = torch.split(torch.randperm(sum(counts), generator=source), list(counts))
-    found = clipped_mlp_steps(layout, inputs, labels, start, samples, clip=0.8, learning_rate=0.1)
+    found = clipped_mlp_steps(layout, inputs, labels, start, samples, ClippedStep(0.8, 0.1))
     expected = torch.empty_like(found)
     for row, own in zip(expected, samples, strict=True):
-        clipped_mlp_step(layout, inputs, labels, start, own, clip=0.8, learning_rate=0.1, out=row)
+        row.copy_(clipped_mlp_step(layout, inputs, labels, start, own, ClippedStep(0.8, 0.1)))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
     assert expected.norm(dim=1).min() > 0.0

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from niss import ShareGraph, SimStream
-from niss.learning import HostUploads
 from niss.mechanism import add_shares
 from niss.mechanism.clique import add_clique_shares, find_clique
+from niss.simulation.uploads import HostUploads
 
 COORDINATES = 60_000
 

@@ -15,7 +15,7 @@ from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import DISTORTIONS, add_gaussian, add_shares, aggregate_variance, share_counts
 from niss.randomness import SimStream
-from niss.randomness.normals import normal_blocks
+from niss.randomness.sim import normal_blocks
 
 BEACON = b"beacon of the tests"
 

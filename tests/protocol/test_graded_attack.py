@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from niss import effective_variance
-from niss.accounting.assess import Assessor
+from niss.accounting.protocol_rounds import Assessor
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.client import Client

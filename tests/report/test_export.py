@@ -119,28 +119,28 @@ def test_every_column_has_a_tag() -> None:
 def test_the_command_names_what_is_missing(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from niss.cli.export import export_command
+    from niss.cli.data import export_command
 
     with pytest.raises(ConfigError, match="nowhere to export"):
-        export_command([demo])
+        export_command(folders=[demo])
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match="needs the package tensorboard") as refused:
-        export_command([demo], tensorboard=tmp_path / "tb")
+    with pytest.raises(ConfigError, match="needs tensorboard") as refused:
+        export_command(folders=[demo], tensorboard=tmp_path / "tb")
     assert refused.value.hint == "pip install 'niss[tensorboard]'"
     assert not (tmp_path / "tb").exists()
 
 
 def test_the_command_refuses_a_table_that_is_there(demo: Path, tmp_path: Path) -> None:
-    from niss.cli.export import export_command
+    from niss.cli.data import export_command
 
     (tmp_path / "m.csv").write_text("mine")
     with pytest.raises(RunFolderError, match="exists"):
-        export_command([demo], csv=tmp_path / "m.csv", tensorboard=tmp_path / "tb")
+        export_command(folders=[demo], csv=tmp_path / "m.csv", tensorboard=tmp_path / "tb")
     assert (tmp_path / "m.csv").read_text() == "mine"
     assert not (tmp_path / "tb").exists()
-    export_command([demo], csv=tmp_path / "m.csv", overwrite=True)
+    export_command(folders=[demo], csv=tmp_path / "m.csv", overwrite=True)
     assert (tmp_path / "m.csv").read_text().startswith("run,method,round")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.plan import Plan
+from niss.accounting.plans import Plan
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input

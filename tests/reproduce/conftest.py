@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.reproduce.panels import find_panel
-from niss.reproduce.settings import Setting, find_setting
+from experiments.reproduce.design import Setting, find_panel, find_setting
 
 SMALL = {
     "data.clients": 20,

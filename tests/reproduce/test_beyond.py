@@ -7,25 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from niss.data import load_dataset
-from niss.errors import ConfigError, RunFolderError
-from niss.reproduce.beyond import run_scale, run_setting
-from niss.reproduce.chart import write_figures
-from niss.reproduce.claims import check_claims
-from niss.reproduce.results import Cell, Result, result_path, select, write_result
-from niss.reproduce.settings import (
-    METHODS,
-    SETTINGS,
-    UNTUNED,
-    VARIANTS,
-    Choice,
-    find_setting,
+from experiments.reproduce.beyond import (
+    choices,
+    chosen,
+    hold_out,
+    run_scale,
+    run_setting,
     setting_base,
     setting_config,
+    tune,
 )
-from niss.reproduce.tables import beyond_table, tuning_table
-from niss.reproduce.text import computed_text
-from niss.reproduce.tuning import choices, chosen, hold_out, tune
+from experiments.reproduce.chart import write_figures
+from experiments.reproduce.claims import check_claims
+from experiments.reproduce.design import METHODS, SETTINGS, UNTUNED, VARIANTS, Choice, find_setting
+from experiments.reproduce.results import Cell, Result, result_path, select, write_result
+from experiments.reproduce.tables import beyond_table, tuning_table
+from experiments.reproduce.text import computed_text
+from niss.data import load_dataset
+from niss.errors import ConfigError, RunFolderError
 
 
 def test_tuned_and_run_at_the_same_epsilon(places, small_setting):

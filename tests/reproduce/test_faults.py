@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from experiments.reproduce.sensitivity import NBAFL, Setup
 from niss.accounting import Plan
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares, clip_elements, clip_l2, gaussian_sigma, gdp_epsilon
 from niss.randomness import SimStream
-from niss.reproduce.sensitivity import NBAFL, Setup
 
 
 def test_1_shares_of_the_full_variance_are_v_times_too_much():

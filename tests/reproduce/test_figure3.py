@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.reproduce import runner
+from experiments.reproduce.chart import write_figures
+from experiments.reproduce.claims import check_claims, gap
+from experiments.reproduce.design import IMAGES
+from experiments.reproduce.figure3 import run_panel, run_sweep
+from experiments.reproduce.results import merge_results, read_result, read_results, select, write_result
+from experiments.reproduce.runner import OutOfTime, Watch
+from experiments.reproduce.sensitivity import find_reading
 from niss.errors import RunFolderError
-from niss.reproduce import runner
-from niss.reproduce.chart import write_figures
-from niss.reproduce.claims import check_claims, gap
-from niss.reproduce.figure3 import run_panel, run_sweep
-from niss.reproduce.figure4_levels import IMAGES
-from niss.reproduce.results import merge_results, read_result, read_results, select, write_result
-from niss.reproduce.runner import OutOfTime, Watch
-from niss.reproduce.sensitivity import find_reading
 
 
 def test_a_panel_from_scratch(places, panel, slice_settings, monkeypatch):
@@ -80,7 +80,7 @@ def test_merging_refuses_what_does_not_belong_together(tmp_path, panel, slice_se
         merge_results([tmp_path / "nowhere"], tmp_path / "a")
     (tmp_path / "d" / "figure-3").mkdir(parents=True)
     (tmp_path / "d" / "figure-3" / "d.json").write_text(json.dumps({"cells": [{}]}))
-    with pytest.raises(RunFolderError, match="holds no result"):
+    with pytest.raises(RunFolderError, match="does not contain results"):
         read_results(tmp_path / "d", "figure-3")
 
 

@@ -7,17 +7,15 @@ import warnings
 import numpy as np
 import pytest
 
-from niss.cli import choices
+from experiments.reproduce import figure4
+from experiments.reproduce.chart import write_figures
+from experiments.reproduce.design import LEVELS, cells_of, find_levels
+from experiments.reproduce.figure4 import level_setting, run_picture
+from experiments.reproduce.results import merge_results, read_leaks, select_level
+from experiments.reproduce.runner import OutOfTime
+from experiments.reproduce.sensitivity import NBAFL, find_reading
+from experiments.reproduce.tables import figure_4_table
 from niss.errors import ConfigError, RunFolderError
-from niss.reproduce import figure4
-from niss.reproduce.chart import write_figures
-from niss.reproduce.figure4 import level_setting, run_picture
-from niss.reproduce.figure4_levels import LEVELS, cells_of, find_levels
-from niss.reproduce.leaks import read_leaks, select_level
-from niss.reproduce.results import merge_results
-from niss.reproduce.runner import OutOfTime
-from niss.reproduce.sensitivity import NBAFL, find_reading
-from niss.reproduce.tables import figure_4_table
 
 with warnings.catch_warnings():
     # Some releases of typer use names that click has deprecated.
@@ -119,7 +117,6 @@ def test_calibrated_noise_in_the_sum_is_a_sixteenth_of_dp_fedavg_s():
 
 
 def test_on_the_command_line(places, tmp_path):
-    assert tuple(LEVELS) == choices.FIGURE_4_LEVELS
     flags = ["figure-4", f"--image={IMAGE}", "--seeds=1", "--iterations=5", "--restarts=1", "--device=cpu"]
     flags += [f"--out={places['out']}", f"--work={places['work']}"]
     run = CliRunner().invoke(reproduce.app, [*flags, "--level=fedavg,niss"])

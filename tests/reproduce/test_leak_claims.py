@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from niss.reproduce.claims import check_claims
-from niss.reproduce.claims_leaks import BARE, HIDDEN, JOINT, LOSS, PAPER
-from niss.reproduce.figure4_levels import LEVELS, cells_of
-from niss.reproduce.leaks import Attempt, Leaks
-from niss.reproduce.records import result_path, write_result
-from niss.reproduce.sensitivity import NBAFL
-from niss.reproduce.text import computed_text
+from experiments.reproduce.claims import BARE, HIDDEN, JOINT, LOSS, PAPER, check_claims
+from experiments.reproduce.design import LEVELS, cells_of
+from experiments.reproduce.results import Attempt, Leaks, result_path, write_result
+from experiments.reproduce.sensitivity import NBAFL
+from experiments.reproduce.text import computed_text
 
 PSNR = {"fedavg": 70.0, "dp-fedavg": 25.0, "niss": 9.0, "niss-joint": 70.0, "niss-calibrated": 25.0}
 PSNR |= {

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from experiments.reproduce.design import PANELS, find_panel
+from experiments.reproduce.figure3 import base_config, cell_config, panel_cells, setup_of
+from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup, find_reading
 from niss.errors import ConfigError
-from niss.reproduce.panels import PANELS, base_config, cell_config, find_panel, panel_cells, setup_of
-from niss.reproduce.sensitivity import NBAFL, READINGS, Setup, find_reading
 
 GAUSSIAN = math.sqrt(2 * math.log(1.25 / 1e-4)) / 10
 

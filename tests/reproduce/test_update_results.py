@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from niss.reproduce.results import Cell, Result, result_path, write_result
-from niss.reproduce.text import disagreements
+from experiments.reproduce.results import Cell, Result, result_path, write_result
+from experiments.reproduce.text import disagreements
 
 TOOL = Path(__file__).parents[2] / "tools" / "update_results.py"
 PAGE = """<!-- result: figure-3.image --><!-- end -->

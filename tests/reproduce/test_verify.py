@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.reproduce.claims import check_claims
+from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
+from experiments.reproduce.text import TABLES, computed_text, disagreements, fill, results_folder
 from niss.errors import ConfigError, RunFolderError
-from niss.reproduce.claims import check_claims
-from niss.reproduce.results import Cell, Result, read_result, result_path, write_result
-from niss.reproduce.text import TABLES, computed_text, disagreements, fill, results_folder
 
 with warnings.catch_warnings():
     # Some releases of typer use names that click has deprecated.
@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from typer.testing import CliRunner
 
     from niss.cli import reproduce
-    from niss.cli.verify import verify_command
+    from niss.cli.reproduce import verify_command
 
 SMALL = [
     f"--set={setting}"

@@ -9,8 +9,8 @@ import pytest
 
 import niss
 from niss.accounting import RoundPlan
-from niss.learning import HostUploads
 from niss.simulation.round import absent_seats, repair
+from niss.simulation.uploads import HostUploads
 from support.federation import small_config
 
 ROOMY = {"epsilon": 50.0, "clip": 1.0, "revealed": 8, "dropped": 5}

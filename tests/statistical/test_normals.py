@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from niss.randomness import SimStream
-from niss.randomness.normals import BLOCK, normal_blocks
+from niss.randomness.sim import BLOCK, normal_blocks
 
 COUNT = 4_000_000
 FALSE_ALARM = 1e-6
@@ -77,7 +77,7 @@ def test_the_extreme_words_give_finite_numbers() -> None:
         def random_raw(self, count: int) -> NDArray[np.uint64]:
             return np.full(count, self.word, dtype=np.uint64)
 
-    from niss.randomness.normals import _box_muller
+    from niss.randomness.sim import _box_muller
 
     for word in (0, 2**64 - 1, 2**63, 2**32 - 1):
         out = np.empty(8, dtype=np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from niss.protocol.derive import RoundContext
+from niss.protocol.agreement import RoundContext
 
 
 class FixedEntropy:

@@ -186,12 +186,12 @@ def resigned(server: Server, message: Any, purpose: str) -> Any:
 
 def opened_pieces(federation: Federation, opened: RoundOpen, seat: int, uploads: dict[int, Any]) -> Any:
     """What a colluder in that seat can open: the pieces sealed to it, by the seat of their owner."""
-    from niss.protocol.noise import Ties, open_piece
+    from niss.protocol.shares import PairSecrets, open_piece
 
     agreed = agree(opened)
     private = federation.clients[seat]._prekeys.private(opened.participants[seat].prekey.number)
     return {
-        owner: open_piece(Ties(agreed, seat, private), piece, owner)
+        owner: open_piece(PairSecrets(agreed, seat, private), piece, owner)
         for owner, upload in uploads.items()
         for piece in upload.pieces
         if piece.seat == seat

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from niss.protocol.keyfile import create_keyfile
-from niss.protocol.keys import Identity
-from niss.protocol.prekeys import PrekeyStore, SignedPrekey
+from niss.protocol.keys import Identity, PrekeyStore, SignedPrekey
 from support.protocol_round import seeded_entropy
 
 REDIS_MISSING = "the Redis store is not tested: apt-get install redis-server, pip install redis"

@@ -22,7 +22,7 @@ from tracker.harness import RedisProcess, free_port, member
 with warnings.catch_warnings():
     # typer meets a name that the newest click deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from niss.cli.tracker_work import run_tracker
+    from niss.cli.services import tracker_command
 
 SERVER = member(0, "server").public
 
@@ -80,19 +80,19 @@ def test_what_cannot_work_is_named(tmp_path: Path, changes: dict[str, Any], name
         changes = changes | {"identity": tmp_path / "own.key"}
         create_keyfile(changes["identity"], member(1).identity)
     with pytest.raises(NissError, match=named):
-        run_tracker(**flags(tmp_path, **changes))
+        tracker_command(**flags(tmp_path, **changes))
 
 
 def test_a_file_that_is_no_certificate(tmp_path: Path) -> None:
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
     with pytest.raises(ConfigError, match="--tls-cert"):
-        run_tracker(**flags(tmp_path, tls_cert=nonsense, tls_key=nonsense))
+        tracker_command(**flags(tmp_path, tls_cert=nonsense, tls_key=nonsense))
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="--port"):
-        run_tracker(**flags(tmp_path, port=taken.getsockname()[1]))
+        tracker_command(**flags(tmp_path, port=taken.getsockname()[1]))
 
 
 def test_an_identity_is_made_once_and_kept_beside_the_store(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_store_of_another_tracker_is_refused(tmp_path: Path) -> None:
     store.bind("identity", member(3).public)
     store.close()
     with pytest.raises(ConfigError, match="belongs to the tracker"):
-        run_tracker(**flags(tmp_path))
+        tracker_command(**flags(tmp_path))
 
 
 def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from typer.testing import CliRunner
 
     from niss.cli import app as command_line
-    from niss.cli.ui import ui_command
+    from niss.cli.services import ui_command
 
 __all__ = ["CliRunner", "cli_plan", "typer", "ui_command"]
 

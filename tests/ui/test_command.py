@@ -66,7 +66,7 @@ def test_it_warns_beyond_this_machine_and_opens_a_browser_unless_told(
     def serve(**given: object) -> None:
         seen.update(given)
 
-    monkeypatch.setattr("niss.ui.serve.serve", serve)
+    monkeypatch.setattr("niss.ui.app.serve", serve)
     app = typer.Typer()
     app.command()(ui_command)
     done = CliRunner().invoke(app, ["--host", host])

@@ -18,12 +18,11 @@ from niss.accounting.planner import (
     CoalitionPlan,
     Group,
     PlanForecast,
-    TradeOff,
     forecast,
     plan,
     plan_coalitions,
 )
-from niss.accounting.plans import RELATIONS, UNITS, Balance, Plan, RoundPlan
+from niss.accounting.plans import RELATIONS, Balance, Plan, RoundPlan
 from niss.accounting.protocol_rounds import (
     Assessor,
     charge_to,
@@ -34,15 +33,7 @@ from niss.accounting.protocol_rounds import (
 )
 from niss.accounting.statement import ClientStatement, Statement, assess, make_statement
 from niss.methods import METHODS
-from niss.views import (
-    Corruption,
-    WorstCase,
-    calibrate_for,
-    calibrate_tau2,
-    colluding_neighbours,
-    effective_variance,
-    worst_case,
-)
+from niss.views import calibrate_tau2, effective_variance
 
 # The names of earlier versions.
 make_plan = forecast
@@ -52,13 +43,11 @@ statement = assess
 __all__ = [
     "METHODS",
     "RELATIONS",
-    "UNITS",
     "Assessor",
     "Balance",
     "ChargeableLedger",
     "ClientStatement",
     "CoalitionPlan",
-    "Corruption",
     "Group",
     "Ledger",
     "LedgerFile",
@@ -68,14 +57,10 @@ __all__ = [
     "Planned",
     "RoundPlan",
     "Statement",
-    "TradeOff",
-    "WorstCase",
     "assess",
-    "calibrate_for",
     "calibrate_tau2",
     "charge_to",
     "client_dp_event",
-    "colluding_neighbours",
     "effective_variance",
     "forecast",
     "grid_delta",
@@ -90,5 +75,4 @@ __all__ = [
     "statement",
     "to_dp_event",
     "upload_mu",
-    "worst_case",
 ]

@@ -34,10 +34,14 @@ class Mu(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a ledger promises: `budgets` are the B_k (None: nothing promised); None as a whole: anyone may come.
+    """What a ledger promises; its first record.
 
-    `delta_failure` is the part of delta that pays for bounds that may fail, such as that on colluding
-    neighbours; mu becomes epsilon at the delta that is left.
+    run             whose charges these are, in words
+    budgets         B_k of each client (None: nothing promised); None as a whole: any client may be charged
+    delta           of every claim
+    unit, relation  what is hidden, as in `Plan`
+    delta_failure   the part of delta that pays for bounds that may fail, such as that on colluding neighbours;
+                    mu becomes epsilon at the delta that is left
     """
 
     run: str
@@ -83,7 +87,13 @@ class Header:
 
 @dataclass(frozen=True)
 class Charge:
-    """One upload of each of these clients, charged before it left; infinite mu: no guarantee."""
+    """One upload of each of these clients, charged before it left; infinite mu: no guarantee.
+
+    round, attempt  which upload; no two charges of a ledger have the same
+    mus             what it cost each client
+    basis           in a few words, which worst case was charged
+    hash            of the record, once it is written
+    """
 
     round: int
     attempt: int
@@ -146,7 +156,7 @@ def starts_whole(tail: bytes) -> bool:
 
 
 def read_header(line: bytes, where: str) -> tuple[Header, str]:
-    """The header of a ledger, and its hash."""
+    """The header of a ledger, and its hash; `where` names the line in errors. Raises PrivacyError for any damage."""
     record = _unseal(line, where)
     if record.get("format") != FORMAT:
         raise PrivacyError(
@@ -193,6 +203,7 @@ def read_charge(line: bytes, where: str, previous: str) -> Charge:
 
 
 def damaged(where: str, what: str = "the record is damaged") -> PrivacyError:
+    """The error for a ledger that cannot be trusted any more."""
     return PrivacyError(
         f"{where}: {what}",
         hint="restore the ledger from a copy; what was spent is no longer known, so nothing more may be sent",

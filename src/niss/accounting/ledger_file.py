@@ -22,7 +22,6 @@ from typing import Any, Self
 
 from niss.accounting.ledger import ROUNDING
 from niss.accounting.ledger_chain import (
-    FORMAT,
     LONGEST_BASIS,
     Charge,
     Header,
@@ -67,10 +66,14 @@ class LedgerFile:
         relation: str,
         delta_failure: float = 0.0,
     ) -> LedgerFile:
-        """A new ledger; refuses a path that exists. `budgets` names the clients and their B_k.
+        """A new ledger, locked for charging; raises PrivacyError for a path that exists.
 
-        A budget of None promises nothing; `budgets=None` takes any client and promises nothing to anyone.
-        `delta_failure` is the part of delta that pays for bounds that may fail.
+        run             whose charges these are, in words
+        budgets         the clients and their B_k; a budget of None promises nothing, `budgets=None` takes any client
+                        and promises nothing to anyone
+        delta           of every claim
+        unit, relation  what is hidden, as in `Plan`
+        delta_failure   the part of delta that pays for bounds that may fail
         """
         path = Path(path)
         header = Header(run, budgets, delta, unit, relation, delta_failure)
@@ -174,10 +177,14 @@ class LedgerFile:
         mus: Mapping[str, tuple[float, float]],
         basis: Mapping[str, Any] | None = None,
     ) -> Charge:
-        """Charge one upload to each client, (joint, marginal) mu each; on disk before this returns.
+        """Charge one upload to each client; on disk before this returns. Send afterwards, never before.
 
-        `basis` says in a few words which worst case was charged. A charge is refused whole, and nothing is
-        written, if any client would overspend, is unknown, or if this round and attempt were charged before.
+        round, attempt  which upload this is
+        mus             (joint, marginal) mu of each client
+        basis           in a few words, which worst case was charged
+
+        A charge is refused whole (PrivacyError), and nothing is written, if any client would overspend, is unknown,
+        or if this round and attempt were charged before.
         """
         if self._file is None:
             raise PrivacyError(
@@ -196,27 +203,21 @@ class LedgerFile:
 
     def to_json(self) -> dict[str, Any]:
         """Header, totals and charges as plain values; null where there is no finite number."""
-        header = self.header
-        value: dict[str, Any] = to_json(
-            {
-                "format": FORMAT,
-                "run": header.run,
-                "delta": header.delta,
-                "delta_failure": header.delta_failure,
-                "unit": header.unit,
-                "relation": header.relation,
-                "head": self.head,
-                "torn_bytes": len(self.torn),
-                "clients": [self._client_json(client) for client in self.clients],
-                "charges": [{**entry.to_json(), "hash": entry.hash} for entry in self._entries],
-            }
-        )
-        return value
+        header = {name: value for name, value in self.header.body().items() if name != "budgets"}
+        charges = [{**entry.to_json(), "hash": entry.hash} for entry in self._entries]
+        clients = [self._client_json(client) for client in self.clients]
+        return {
+            **header,
+            "head": self.head,
+            "torn_bytes": len(self.torn),
+            "clients": clients,
+            "charges": charges,
+        }
 
     def _client_json(self, client: str) -> dict[str, Any]:
         joint, marginal = self.spent(client), self.spent(client, view="marginal")
         budget = self.budget(client)
-        return {
+        value: dict[str, Any] = {
             "client": client,
             "participations": self.participations(client),
             "mu_spent": joint,
@@ -226,6 +227,7 @@ class LedgerFile:
             "mu_claim": budget,
             "epsilon_claim": self.epsilon(budget),
         }
+        return {name: to_json(number) for name, number in value.items()}
 
     def close(self) -> None:
         """Give the file and its lock back; what was charged stays readable."""
@@ -276,7 +278,7 @@ class LedgerFile:
         return ledger
 
     def _checked(self, entry: Charge) -> dict[str, tuple[float, float, int]]:
-        """The clients' new totals, if this charge is allowed."""
+        """The clients' new totals, if this charge is allowed; the same checks for a new charge and one that is read."""
         for field, value in (("round", entry.round), ("attempt", entry.attempt)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PrivacyError(f"{field}: must be a whole number, not below 0, not {value!r}")

@@ -48,7 +48,11 @@ _SPECTRAL_LIMIT = 2_000
 
 @dataclass(frozen=True)
 class TradeOff:
-    """Aggregate noise at one kappa, in units of sigma_k^2: what is left by design, and by dropouts."""
+    """Aggregate noise at one kappa, in units of sigma_k^2.
+
+    residual  what is left by design
+    dropout   what dropped clients leave uncancelled
+    """
 
     kappa: float
     residual: float
@@ -397,7 +401,10 @@ def plan_coalitions(
 ) -> CoalitionPlan:
     """Plan every group by itself, and all clients together at the collusion they must fear from strangers.
 
-    `target` takes the arguments of `forecast` other than participants, neighbours and collusion.
+    groups          their sizes and the collusion to be feared inside each
+    flat_collusion  the collusion to be feared in one flat population
+    neighbours      unit shares each sends, within its group or anywhere; None: enough for a dense graph
+    target          the other arguments of `forecast`
     """
     if not groups:
         raise ConfigError(

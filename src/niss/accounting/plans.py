@@ -21,7 +21,7 @@ from niss.accounting.outsider import noise_multiplier
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
-from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named
+from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, of_participants
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
@@ -90,35 +90,29 @@ class Plan:
             "distortion": DISTORTIONS,
         }
         for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
+            value = getattr(self, field)
+            if value not in allowed:
                 raise ConfigError(
-                    f"unknown value {getattr(self, field)!r}",
-                    field=field,
-                    hint="use one of: " + ", ".join(allowed),
+                    f"unknown value {value!r}", field=field, hint="use one of: " + ", ".join(allowed)
                 )
-        for field in ("clip", "kappa"):
-            if not (math.isfinite(getattr(self, field)) and getattr(self, field) > 0.0):
-                raise ConfigError(
-                    f"must be a finite number above 0, not {getattr(self, field)!r}", field=field
-                )
+        for field in ("clip", "kappa", "learning_rate"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value > 0.0):
+                raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
+        for field in ("attempts", "participations"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"must be at least 1, not {getattr(self, field)}", field=field)
         if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
             )
         Corruption(colluders=self.colluders, revealed=self.revealed, dropped=self.dropped)
-        if self.attempts < 1:
-            raise ConfigError(f"must be at least 1, not {self.attempts}", field="attempts")
         if self.colluders and not 0.0 < self.delta < 1.0:
             raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
-        if self.participations < 1:
-            raise ConfigError(f"must be at least 1, not {self.participations}", field="participations")
         if self.unit == "record" and self.learning_rate is None:
             raise ConfigError(
                 "the record unit needs the rate of the one local step", field="learning_rate", hint="give it"
             )
-        rate = self.learning_rate
-        if rate is not None and not (math.isfinite(rate) and rate > 0.0):
-            raise ConfigError(f"must be a finite number above 0, not {rate!r}", field="learning_rate")
         for tau2 in self.tau2 if isinstance(self.tau2, tuple) else (self.tau2 or 0.0,):
             if not (math.isfinite(tau2) and tau2 >= 0.0):
                 raise ConfigError(f"must be finite and not negative, not {tau2!r}", field="tau2")
@@ -222,19 +216,8 @@ class Plan:
 
     def round_mu(self, participants: IntArray) -> FloatArray:
         """The mu each participant may spend in one round."""
-        if isinstance(self.epsilon, tuple):
-            if participants.size and int(participants.max()) >= len(self.epsilon):
-                raise ConfigError(
-                    f"{len(self.epsilon)} values for at least {int(participants.max()) + 1} clients",
-                    field="epsilon",
-                )
-            epsilons = [self.epsilon[client] for client in participants]
-        else:
-            epsilons = [self.epsilon] * participants.size
-        known: dict[float, float] = {}
-        for epsilon in epsilons:
-            if epsilon not in known:
-                known[epsilon] = self._round_mu_of(epsilon)
+        epsilons = of_participants(self.epsilon, participants, "epsilon")
+        known = {epsilon: self._round_mu_of(epsilon) for epsilon in set(epsilons)}
         return np.array([known[epsilon] for epsilon in epsilons])
 
     def _round_mu_of(self, epsilon: float) -> float:

@@ -22,8 +22,7 @@ from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
-from niss.mechanism.discretisation import discretisation_delta
-from niss.mechanism.grid import Grid
+from niss.mechanism.grid import Grid, discretisation_delta
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
@@ -136,7 +135,7 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
 def grid_delta(plan: Plan, terms: Terms) -> float:
     """What rounding to the grid, and the sampler, add to delta over all participations of a client.
 
-    The bound is `niss.mechanism.discretisation`'s. Noise of only a few grid steps is refused.
+    The bound is `niss.mechanism.grid`'s. Noise of only a few grid steps is refused.
     """
     if not terms.residual_variance:
         return 0.0
@@ -297,7 +296,7 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
 def _is_wide_enough(agreed: Agreed, variance: float) -> bool:
     """Whether noise may count as Gaussian next to the residual noise, though both are rounded to the grid.
 
-    At 4 grid steps rounding costs less than 1e-40 a share and coordinate (`niss.mechanism.discretisation`); narrower
+    At 4 grid steps rounding costs less than 1e-40 a share and coordinate (`niss.mechanism.grid`); narrower
     noise gets no credit at all, since a server could choose a grid on which it rounds to nothing. The residual
     noise alone always counts: the upload is a function of it.
     """

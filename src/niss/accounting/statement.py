@@ -280,6 +280,7 @@ def _worst(epsilons: list[float | None]) -> float | None:
     return max(known) if known and len(known) == len(epsilons) else None
 
 
+# Every number that a user reads is rounded up: a claim may be too weak, never too strong.
 def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | None, adversary: str) -> str:
     if not plan.private:
         return "No privacy: updates are uploaded as they are."

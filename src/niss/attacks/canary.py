@@ -20,24 +20,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta
+from numpy.typing import ArrayLike
+from scipy.stats import beta, norm
 
 from niss.accounting import RoundPlan
 from niss.attacks.estimates import estimate_jointly
-from niss.attacks.observation import Observation
-from niss.attacks.staging import hide
+from niss.attacks.observation import FloatArray, Observation
+from niss.attacks.rounds import add_noise
 from niss.randomness import SimStream
-
-FloatArray = NDArray[np.float64]
 
 _BLOCK = 5_000
 _THRESHOLDS = 400
+_RATES = 60
 
 
 @dataclass(frozen=True)
 class CanaryScores:
-    """The adversary's scores in rounds without and with the canary."""
+    """The adversary's scores in rounds without the canary and in rounds where it is present."""
 
     without: FloatArray
     present: FloatArray
@@ -45,7 +44,13 @@ class CanaryScores:
 
 @dataclass(frozen=True)
 class AuditBound:
-    """Rates at the chosen threshold, on rounds not used to choose it, and the epsilon they prove."""
+    """What an audit proves.
+
+    true_positive    part of the rounds with the canary whose score exceeds the threshold
+    false_positive   part of the rounds without it whose score does
+    epsilon          the least epsilon that is consistent with both rates
+    counted          rounds of each kind that were counted, none of them used to choose the threshold
+    """
 
     true_positive: float
     false_positive: float
@@ -57,41 +62,56 @@ def canary_scores(
     plan: RoundPlan,
     victim: int,
     *,
-    share: FloatArray,
     dimension: int,
     rounds: int,
     stream: SimStream,
-    progress: Callable[[int, int], None] | None = None,
+    share: FloatArray | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> CanaryScores:
-    """`rounds` rounds without and as many with the canary, attacked with the best linear estimate."""
+    """Play rounds without and with a canary, and attack each with the best linear estimate.
+
+    plan        of every round
+    victim      the seat that sends the canary
+    dimension   coordinates of the canary, whose L2 norm is the plan's clip
+    rounds      as many without and as many with it
+    share       the aggregation weights p_k; 1/m each where none are given
+    """
+    size = plan.participants.size
+    weights = np.full(size, 1.0 / size) if share is None else share
     direction = stream.child("canary").generator().standard_normal(dimension)
     canary = plan.plan.clip * direction / np.sqrt(np.sum(direction**2))
-    found: dict[bool, list[FloatArray]] = {False: [], True: []}
+    guesses: dict[bool, list[FloatArray]] = {False: [], True: []}
     for start in range(0, rounds, _BLOCK):
         count = min(_BLOCK, rounds - start)
         for present in (False, True):
-            seen = _observe(plan, victim, share, canary * present, count, stream.child(int(present), start))
+            seen = _observe(plan, victim, weights, canary * present, count, stream.child(int(present), start))
             guess = estimate_jointly(seen, victim).update.reshape(count, dimension)
-            found[present].append(guess @ canary)
+            guesses[present].append(guess @ canary)
         if progress is not None:
-            progress(start + count, rounds)
-    return CanaryScores(np.concatenate(found[False]), np.concatenate(found[True]))
+            progress(start + count, rounds, "")
+    return CanaryScores(np.concatenate(guesses[False]), np.concatenate(guesses[True]))
 
 
 def _observe(
     plan: RoundPlan, victim: int, share: FloatArray, sent: FloatArray, rounds: int, stream: SimStream
 ) -> Observation:
+    """`rounds` rounds side by side in which the victim sends `sent`, and everyone else nothing that is not known."""
     size = plan.participants.size
     uploads = np.zeros((size, rounds * sent.size))
     uploads[victim] = share[victim] * np.tile(sent, rounds)
-    hide(uploads, plan, stream)
+    add_noise(uploads, plan, stream)
     nothing = np.zeros(uploads.shape[1])
     others = {seat: nothing for seat in range(size) if seat != victim}
     return Observation(uploads=uploads, weights=nothing, plan=plan, share=share, known_updates=others)
 
 
 def epsilon_bound(scores: CanaryScores, delta: float, confidence: float) -> AuditBound:
-    """A lower bound on epsilon at `delta` that holds with probability `confidence`; 0 where nothing is proved."""
+    """A lower bound on epsilon at `delta` that holds with probability `confidence`; 0 where nothing is proved.
+
+    Half of the rounds choose the threshold with the best bound, the other half are counted there: a bound on the same
+    rounds would be the largest of many and hold with less confidence. Each of the two rates may fail its limit (Clopper
+    and Pearson's) with probability (1 - confidence) / 2.
+    """
     failure = (1.0 - confidence) / 2.0
     both = np.concatenate([scores.without[::2], scores.present[::2]])
     levels = np.concatenate([np.linspace(0.0, 1.0, _THRESHOLDS), 1.0 - np.geomspace(0.5, 1e-6, _THRESHOLDS)])
@@ -123,3 +143,12 @@ def clopper_pearson(successes: ArrayLike, trials: int, failure: float) -> tuple[
     low = np.where(count > 0, beta.ppf(failure, np.maximum(count, 1.0), trials - count + 1), 0.0)
     high = np.where(count < trials, beta.isf(failure, count + 1, np.maximum(trials - count, 1.0)), 1.0)
     return low, high
+
+
+def rates(scores: CanaryScores, mu: float) -> dict[str, list[float]]:
+    """True- over false-positive rates as measured, and the most that mu-GDP allows: Phi(Phi^-1(rate) + mu)."""
+    alarms = np.geomspace(10.0 / scores.without.size, 1.0 - 1e-9, _RATES)
+    thresholds = np.quantile(scores.without, 1.0 - alarms)
+    hits = [float(np.mean(scores.present > level)) for level in thresholds]
+    most = norm.cdf(norm.ppf(alarms) + mu) if np.isfinite(mu) else np.ones(_RATES)
+    return {"false_positive": alarms.tolist(), "true_positive": hits, "most": most.tolist()}

@@ -1,26 +1,36 @@
-"""What the figures of attacks share: colours, type, a strip of pictures, and saving without a display.
+"""What the figures of attacks share: colours, type, strips of pictures, curves, and saving without a display.
 
 Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers tell the
-curves apart in black and white. Only matplotlib's object interface is used.
+curves apart in black and white. Only matplotlib's object interface is used, so that no display is needed and nothing
+global changes. Two figures stand here because two attacks each draw them: `draw_strips` and `draw_steps`.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.axes import Axes as Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure as Figure
+from matplotlib.figure import SubFigure
 from numpy.typing import NDArray
+
+from niss.attacks.experiment import Findings, Row
+from niss.files import SHARED, write_atomically
 
 INK, QUIET, RULE = "#1c1c1f", "#6f6f78", "#d3d3d8"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 7.4
+
+# How many of the pictures on the way a strip shows.
+_FRAMES, _STEPS = 5, 6
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {
@@ -39,7 +49,13 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def style() -> AbstractContextManager[None]:
+    """The type and colours of these figures, for as long as the context lasts."""
+    return mpl.rc_context(STYLE)
+
+
 def new_figure(height: float) -> Figure:
+    """An empty figure of the common width; `height` in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -47,20 +63,25 @@ def new_figure(height: float) -> Figure:
 
 def two_parts(figure: Figure, ratios: tuple[float, float], *, beside: bool = False) -> list[SubFigure]:
     """An upper and a lower part, or a left and a right one."""
-    made: Any = (
+    parts: Any = (
         figure.subfigures(1, 2, width_ratios=ratios)
         if beside
         else figure.subfigures(2, 1, height_ratios=ratios)
     )
-    return list(made)
+    return list(parts)
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """A PNG on white; a reader never sees half of it."""
-    partial = path.with_suffix(".tmp")
-    with mpl.rc_context(STYLE):
-        figure.savefig(partial, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    return partial.replace(path)
+    """Write a PNG on white, whole or not at all; returns its path.
+
+    No software is named in it, so that the same findings give the same bytes with any release of matplotlib that
+    draws them alike.
+    """
+    image = BytesIO()
+    with style():
+        figure.savefig(image, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    write_atomically(path, image.getvalue(), mode=SHARED)
+    return path
 
 
 def show_picture(axes: Axes, pixels: NDArray[np.float64], title: str = "") -> None:
@@ -108,6 +129,133 @@ def points(axes: Axes, x: Any, y: Any, number: int, label: str) -> None:
     )
 
 
-def grid(axes: Axes) -> None:
-    axes.grid(color=RULE, linewidth=0.7)
+def grid(axes: Axes, axis: Any = "both") -> None:
+    """Quiet rules behind the curves, at the ticks of `axis`."""
+    axes.grid(axis=axis, color=RULE, linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def label_axes(axes: Axes, x: str, y: str, *, log: str = "") -> None:
+    """Name both axes and rule them; `log` lists those that are logarithmic ("x", "y", "xy")."""
+    if "x" in log:
+        axes.set_xscale("log")
+    if "y" in log:
+        axes.set_yscale("log")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    grid(axes)
+
+
+def draw_label(axes: Axes, name: str, row: Row | None, *, places: tuple[float, float]) -> None:
+    """The name of a strip of pictures, over two lines where it has a comma, and below it the PSNR of its row.
+
+    `places` are the heights of both in the axes.
+    """
+    axes.set_axis_off()
+    at: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 10, "transform": axes.transAxes}
+    axes.text(1.0, places[0], name.replace(", ", ",\n"), **at)
+    if row is not None:
+        axes.text(1.0, places[1], f"{row['psnr']:.1f} dB", color=QUIET, **at)
+
+
+def draw_losses(axes: Axes, findings: Findings, name: str) -> None:
+    """The loss of each case over the iterations; `name` is that of the loss."""
+    for number, (case, losses) in enumerate(findings.curves["losses"].items()):
+        line(axes, np.arange(1, len(losses) + 1), losses, number, case)
+    label_axes(axes, "Iteration", name, log="xy")
+    axes.legend(fontsize=9)
+
+
+def draw_grey_line(axes: Axes, findings: Findings, *, named: bool = True) -> None:
+    """The PSNR of an even grey, below which nothing was learned."""
+    level = findings.curves["blind_guess_psnr"]
+    axes.axhline(level, color=QUIET, linewidth=1.1, linestyle=":")
+    if named:
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
+        axes.text(0.02, level, "an even grey", color=QUIET, fontsize=9, **place)
+
+
+def _show_some(
+    places: Any, original: NDArray[np.float64], frames: list[tuple[int, NDArray[np.float64]]], title: str
+) -> None:
+    """The original, then pictures on the way from first to last, as many as there are places; `title` takes a count."""
+    show_picture(places[0], original, "original")
+    count = len(places) - 1
+    chosen = [frames[at] for at in np.unique(np.linspace(0, len(frames) - 1, count).astype(int))]
+    for axes, (number, picture) in zip(places[1:], chosen, strict=False):
+        show_picture(axes, picture, title.format(number))
+    for axes in places[1 + len(chosen) :]:
+        axes.set_axis_off()
+
+
+def draw_strips(findings: Findings) -> Figure | None:
+    """The figure of `dlg` and `joint`: one row per case (original, frames, PSNR), the losses below.
+
+    Where the findings have a sweep over tau^2, it stands beside the losses.
+    """
+    frames = findings.pictures.get("frames", {})
+    if not frames:
+        return None
+    sweep = findings.curves.get("sweep")
+    with style():
+        rows = len(frames)
+        figure = new_figure(1.22 * rows + 3.0)
+        upper, lower = two_parts(figure, (1.22 * rows + 0.25, 2.75))
+        strips = upper.subplots(rows, _FRAMES + 2, squeeze=False)
+        scores = {row["case"]: row for row in findings.rows}
+        for strip, (name, shown) in zip(strips, frames.items(), strict=True):
+            draw_label(strip[0], name, scores.get(name), places=(0.62, 0.16))
+            _show_some(strip[1:], findings.pictures["originals"][0], shown, "iter. {}")
+        below = lower.subplots(1, 2 if sweep else 1, squeeze=False)[0]
+        draw_losses(below[0], findings, "DLG loss")
+        if sweep:
+            _draw_sweep(below[1], sweep, findings.curves["calibrated_tau2"])
+    return figure
+
+
+def _draw_sweep(axes: Axes, sweep: dict[str, list[float]], calibrated: float) -> None:
+    """The error of the joint estimate over tau^2, measured and predicted, and the tau^2 that calibration gives."""
+    line(axes, sweep["tau2"], sweep["predicted"], 0, "accountant", marks=False)
+    points(axes, sweep["tau2"], sweep["measured"], 1, "measured")
+    axes.axvline(calibrated, color=INK, linewidth=1.0, linestyle=":")
+    at: dict[str, Any] = {
+        "ha": "right",
+        "va": "bottom",
+        "fontsize": 9,
+        "transform": axes.get_xaxis_transform(),
+    }
+    axes.text(calibrated, 0.03, "calibrated ", **at)
+    label_axes(axes, "Distortion τ²", "Error ÷ update (joint)", log="xy")
+    axes.legend(fontsize=9)
+
+
+def draw_steps(findings: Findings, key: str, title: str) -> Figure | None:
+    """The figure of `average` and `rerun`: pictures, the error (measured and predicted) and the PSNR over a count.
+
+    key     the count in the rows
+    title   its name on the axis
+    """
+    steps = findings.pictures.get("steps", [])
+    if not steps:
+        return None
+    rows = [row for row in findings.rows if row.get("error") is not None]
+    counts = [row[key] for row in rows]
+    with style():
+        figure = new_figure(4.5)
+        upper, lower = two_parts(figure, (1.4, 3.0))
+        _show_some(upper.subplots(1, _STEPS + 1), findings.pictures["originals"][0], steps, "{:,}")
+        errors, ratios = lower.subplots(1, 2)
+        line(errors, counts, [row["predicted_error"] for row in rows], 0, "predicted", marks=False)
+        points(errors, counts, [row["error"] for row in rows], 1, "measured")
+        label_axes(errors, title, "Error ÷ update", log="xy")
+        line(ratios, counts, [row["psnr"] for row in rows], 2, "recovered")
+        draw_grey_line(ratios, findings)
+        label_axes(ratios, title, "PSNR of the picture, dB", log="x")
+        if "allowed_rounds" in findings.curves:
+            limit = findings.curves["allowed_rounds"]
+            for axes in (errors, ratios):
+                axes.axvline(limit * 1.02, color=INK, linewidth=1.2, linestyle="--")
+            place = errors.get_xaxis_transform()
+            errors.text(limit * 1.2, 0.04, "the ledger\nstops here", fontsize=9, transform=place)
+        errors.legend(loc="upper right")
+    return figure

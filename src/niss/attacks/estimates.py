@@ -18,22 +18,27 @@ What a multiplicative distortion leaves of known shares is attacked before that:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.attacks.observation import Observation
+from niss.attacks.observation import FloatArray, Observation
 from niss.errors import ConfigError
-
-FloatArray = NDArray[np.float64]
+from niss.graph import ShareGraph
+from niss.mechanism import distortion_named
 
 _NULL = 1e-12
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The adversary's guess of x_k, and the variance it expects of each coordinate's error."""
+    """What the adversary makes of an observation.
+
+    update     its guess of x_k, in the units of an update (not weighed by p_k)
+    variance   what it expects of the squared error in each coordinate
+    """
 
     update: FloatArray
     variance: FloatArray
@@ -47,7 +52,11 @@ class Estimate:
 
 
 def estimate_alone(seen: Observation, victim: int) -> Estimate:
-    """The paper's adversary: looks at the victim's upload alone, less the shares of colluders."""
+    """The paper's adversary: looks at the victim's upload alone, less the shares of colluders.
+
+    seen     what the adversary holds
+    victim   an honest seat; `ConfigError` for any other
+    """
     _require_honest(seen, victim)
     row = _less_known(seen, victim)
     variance = np.full(row.shape, _marginal_variance(seen, victim))
@@ -55,10 +64,12 @@ def estimate_alone(seen: Observation, victim: int) -> Estimate:
 
 
 def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) -> Estimate:
-    """The best linear estimate from all uploads; with `exploit` off, colluders' shares are only subtracted.
+    """The best linear estimate from all uploads.
 
-    Updates of others that the adversary does not know are taken to be zero, so that they end up in the
-    estimate as they do in the sum.
+    seen      what the adversary holds; updates of others that it does not know are taken to be zero, so that they end
+              up in the estimate as they do in the sum
+    victim    an honest seat; `ConfigError` for any other
+    exploit   off: shares of colluders are only subtracted, and what a distortion has left of them counts as noise
     """
     _require_honest(seen, victim)
     honest = seen.honest
@@ -69,12 +80,22 @@ def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) ->
     if residual.ndim == 1:
         weights = best_weights(shared + np.diag(residual), place)
         combined = weights @ rows / weights[place]
-        error = np.full(combined.shape, max(0.0, _spread(weights, shared, residual, place)))
+        spread = float(weights @ (shared + np.diag(residual)) @ weights / weights[place] ** 2)
+        error = np.full(combined.shape, max(0.0, spread))
     else:
         columns = _weights_by_coordinate(shared, residual, place)
         combined = np.sum(columns * rows, axis=0) / columns[place]
         error = 1.0 / columns[place]
     return _scaled(combined, error, seen, victim)
+
+
+def best_coordinates(guess: Estimate, truth: FloatArray, part: float = 0.01) -> float:
+    """The error on the `part` of coordinates the adversary trusts most, over its error on all; 1: no choice helps."""
+    size = max(1, int(part * truth.size))
+    squares = (guess.update - truth) ** 2
+    everywhere = float(np.mean(squares))
+    trusted = np.argsort(guess.variance, kind="stable")[:size]
+    return float(np.sqrt(np.mean(squares[trusted]) / everywhere)) if everywhere > 0.0 else 1.0
 
 
 def projected_out(vector: FloatArray, shares: list[FloatArray]) -> FloatArray:
@@ -86,10 +107,11 @@ def projected_out(vector: FloatArray, shares: list[FloatArray]) -> FloatArray:
 
 
 def _rest(seen: Observation, seat: int, is_victim: bool, exploit: bool) -> FloatArray:
+    """r_j: an upload less everything known of it but the victim's update, projected where that helps."""
     row = _less_known(seen, seat)
     if not is_victim and seat in seen.known_updates:
         row = row - seen.share[seat] * seen.known_updates[seat]
-    if exploit and _distorts(seen, "scalar"):
+    if exploit and _is_distorted(seen) and distortion_named(seen.plan.plan.distortion).one_factor:
         row = projected_out(row, _received(seen, seat))
     return row
 
@@ -106,22 +128,20 @@ def _less_known(seen: Observation, seat: int) -> FloatArray:
 
 
 def _received(seen: Observation, seat: int) -> list[FloatArray]:
+    """The known shares that this seat received, and distorted."""
     return [share for (_, receiver), share in seen.known_shares.items() if receiver == seat]
 
 
 def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> FloatArray:
     """The variance of what only one upload holds: per honest client, for `coordinate` also per coordinate."""
     plan = seen.plan
-    if plan.plan.method == "dp-fedavg":
-        return np.asarray(plan.own_variance[honest])
-    if plan.plan.method != "niss":
-        return np.zeros(honest.size)
-    tau2 = plan.tau2[honest]
-    everything = tau2 * plan.unit_variance * plan.graph.in_weight[honest]
-    if plan.plan.distortion == "additive" or not exploit:
-        return np.asarray(everything)
+    if not plan.plan.kind.shares_noise:
+        return np.asarray(plan.own_variance[honest]) * plan.plan.kind.adds_own_noise
+    distortion, tau2 = distortion_named(plan.plan.distortion), plan.tau2[honest]
+    if distortion.additive or not exploit:
+        return np.asarray(plan.residual_variance[honest])
     unknown = tau2 * plan.unit_variance * _in_weight_from_honest(seen, honest)
-    if not _distorts(seen, "coordinate") or not seen.known_shares:
+    if not (distortion.per_coordinate and _is_distorted(seen) and seen.known_shares):
         return np.asarray(unknown)
     squares = np.zeros((honest.size, seen.uploads.shape[1]))
     for place, seat in enumerate(honest):
@@ -131,27 +151,38 @@ def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> Fl
 
 
 def _in_weight_from_honest(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
+    """in_k without the edges that a colluder sent."""
     graph = seen.plan.graph
     kept = ~np.isin(graph.senders, seen.colluders)
     received = np.bincount(graph.receivers[kept], weights=graph.weights[kept], minlength=graph.size)
     return np.asarray(received[honest], dtype=np.float64)
 
 
-def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
-    graph = seen.plan.graph
+def laplacian(graph: ShareGraph, counts: Callable[[int, int], bool]) -> FloatArray:
+    """The Laplacian of the edges for which `counts(sender, receiver)`, one row per client of the graph."""
     matrix = np.zeros((graph.size, graph.size))
-    for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
-        if sender in seen.colluders or receiver in seen.colluders:
-            continue
-        matrix[sender, sender] += weight
-        matrix[receiver, receiver] += weight
-        matrix[sender, receiver] -= weight
-        matrix[receiver, sender] -= weight
-    return np.asarray(seen.plan.unit_variance * matrix[np.ix_(honest, honest)])
+    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
+    for sender, receiver, weight in edges:
+        if counts(sender, receiver):
+            matrix[sender, sender] += weight
+            matrix[receiver, receiver] += weight
+            matrix[sender, receiver] -= weight
+            matrix[receiver, sender] -= weight
+    return matrix
+
+
+def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
+    """sigma^2 L_H: the covariance of the shares between honest clients."""
+    whole = laplacian(seen.plan.graph, lambda *ends: not set(ends) & set(seen.colluders))
+    return np.asarray(seen.plan.unit_variance * whole[np.ix_(honest, honest)])
 
 
 def best_weights(covariance: FloatArray, place: int) -> FloatArray:
-    """Sigma^-1 e_k, or, where noise cancels on a set that holds k, the null vector nearest e_k."""
+    """Sigma^-1 e_k, or, where noise cancels on a set that holds k, the null vector nearest e_k.
+
+    Eigenvalues below 1e-12 of the largest count as null. A null vector w with w_k > 0 gives w . noise = 0 exactly, so
+    the estimate has no error at all.
+    """
     values, vectors = np.linalg.eigh(covariance)
     none = values <= _NULL * max(values[-1], 1e-300)
     exposed = vectors[:, none] @ vectors[place, none]
@@ -161,6 +192,7 @@ def best_weights(covariance: FloatArray, place: int) -> FloatArray:
 
 
 def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int) -> FloatArray:
+    """Sigma_i^-1 e_k for every coordinate i, whose covariance differs on the diagonal; one column each."""
     size, coordinates = residual.shape
     floor = _NULL * max(float(np.trace(shared)) / size, float(residual.mean()), 1e-300)
     matrices = np.repeat(shared[None], coordinates, axis=0)
@@ -170,25 +202,21 @@ def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int)
     return np.asarray(np.linalg.solve(matrices, wanted)[:, :, 0].T)
 
 
-def _spread(weights: FloatArray, shared: FloatArray, residual: FloatArray, place: int) -> float:
-    return float(weights @ (shared + np.diag(residual)) @ weights / weights[place] ** 2)
-
-
 def _marginal_variance(seen: Observation, victim: int) -> float:
+    """The noise of the victim's upload looked at alone, less the shares that are known."""
     plan, graph = seen.plan, seen.plan.graph
-    if plan.plan.method != "niss":
-        return float(plan.own_variance[victim]) if plan.plan.private else 0.0
+    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
     known = sum(
-        float(weight)
-        for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True)
-        if victim in (sender, receiver) and (int(sender), int(receiver)) in seen.known_shares
+        weight
+        for sender, receiver, weight in edges
+        if victim in (sender, receiver) and (sender, receiver) in seen.known_shares
     )
     return float(plan.marginal_variance[victim] - plan.unit_variance * known)
 
 
-def _distorts(seen: Observation, kind: str) -> bool:
-    plan = seen.plan
-    return plan.plan.method == "niss" and plan.plan.distortion == kind and bool(np.any(plan.tau2 > 0.0))
+def _is_distorted(seen: Observation) -> bool:
+    """Whether clients distort received shares at all; tau^2 is 0 where none are shared."""
+    return bool(np.any(seen.plan.tau2 > 0.0))
 
 
 def _scaled(row: FloatArray, variance: FloatArray, seen: Observation, victim: int) -> Estimate:
@@ -198,4 +226,4 @@ def _scaled(row: FloatArray, variance: FloatArray, seen: Observation, victim: in
 
 def _require_honest(seen: Observation, victim: int) -> None:
     if not 0 <= victim < seen.size or victim in seen.colluders:
-        raise ConfigError(f"client {victim} is no honest participant of the round", field="victim")
+        raise ConfigError(f"client {victim} is not an honest participant of the round", field="victim")

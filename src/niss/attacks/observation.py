@@ -56,3 +56,7 @@ class Observation:
     def honest(self) -> NDArray[np.int64]:
         """Seats that are not on the adversary's side, in order."""
         return np.setdiff1d(np.arange(self.size), self.colluders)
+
+    def known_shares_into(self, seat: int) -> int:
+        """How many shares that this seat received are known."""
+        return sum(receiver == seat for _, receiver in self.known_shares)

@@ -2,7 +2,8 @@
 `niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss ui`, `niss attack`,
 `niss reproduce`, `niss verify`, `niss export`, `niss bench`.
 
-Results go to stdout, progress and messages to stderr. The exit codes are in `niss.cli.exit_codes`.
+Results go to stdout, progress and messages to stderr. The exit codes are in `niss.cli.errors`. Importing this package
+loads nothing heavy: commands import what they need when they run.
 """
 
 from __future__ import annotations
@@ -12,57 +13,43 @@ from typing import NoReturn
 
 import typer
 
-from niss.cli import (
-    account,
-    attack,
-    bench,
-    data,
-    export,
-    keys,
-    plan,
-    reports,
-    reproduce,
-    simulate,
-    tracker,
-    ui,
-    up,
-    verify,
+from niss.cli import account, attack, data, keys, plan, reproduce, services, simulate, up
+from niss.cli.errors import (
+    CRASHED,
+    INTERRUPTED,
+    codes_in_short,
+    optional_packages,
+    print_error,
+    report_crash,
 )
-from niss.cli.exit_codes import CRASHED, INTERRUPTED, codes_in_short
-from niss.cli.switches import SWITCHES, Quiet
-from niss.cli.terminal import print_error
+from niss.cli.options import Quiet, examples, register
+from niss.cli.terminal import STATE
 from niss.errors import NissError
-
-EXAMPLES = f"""Examples:
-
-  niss compare --preset demo --out runs/demo      a first look
-
-  niss plan --participants 200 --epsilon 3 --participations 6
-
-  niss --quiet run --rounds 20 --out runs/a
-
-Exit codes: {codes_in_short()}.
-"""
 
 app = typer.Typer(
     name="niss",
     help="Federated learning with noise that cancels, accounted in the joint view.",
-    epilog=EXAMPLES,
+    epilog=examples(
+        "niss compare --preset demo --out runs/demo      a first look",
+        "niss plan --participants 200 --epsilon 3 --participations 6",
+        "niss --quiet run --rounds 20 --out runs/a",
+        more=f"Exit codes: {codes_in_short()}.",
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("run", epilog=simulate.RUN_EXAMPLES)(simulate.run_command)
-app.command("compare", epilog=simulate.COMPARE_EXAMPLES)(simulate.compare_command)
-app.command("plan", epilog=plan.EXAMPLES)(plan.plan_command)
-app.command("account", epilog=account.EXAMPLES)(account.account_command)
-app.command("report", epilog=reports.EXAMPLES)(reports.report_command)
-app.command("export", epilog=export.EXAMPLES)(export.export_command)
-app.command("ui", epilog=ui.EXAMPLES)(ui.ui_command)
-app.command("tracker", epilog=tracker.EXAMPLES)(tracker.tracker_command)
-app.command("up", epilog=up.EXAMPLES)(up.up_command)
-app.command("verify", epilog=verify.EXAMPLES)(verify.verify_command)
-app.command("bench", epilog=bench.EXAMPLES)(bench.bench_command)
+register(app, "run")(simulate.run_command)
+register(app, "compare")(simulate.compare_command)
+register(app, "plan")(plan.plan_command)
+register(app, "account")(account.account_command)
+register(app, "report")(data.report_command)
+register(app, "export")(data.export_command)
+register(app, "ui")(services.ui_command)
+register(app, "tracker")(services.tracker_command)
+register(app, "up")(up.up_command)
+register(app, "verify")(reproduce.verify_command)
+register(app, "bench")(simulate.bench_command)
 app.add_typer(attack.app, name="attack")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
@@ -75,18 +62,20 @@ def _root(
     quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
     debug: bool = typer.Option(False, "--debug", help="Show the traceback where niss itself crashes."),
 ) -> None:
+    """Options that stand before any command."""
     if version:
         from niss.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit
-    SWITCHES.debug, SWITCHES.interruption_told = debug, False
+    STATE.debug, STATE.interruption_reported = debug, False
 
 
 def main() -> None:
     """Entry point: intended errors become a message with a hint, others a crash with a log, each with its code."""
     try:
-        app()
+        with optional_packages():
+            app()
     except NissError as error:
         print_error(error)
         sys.exit(error.exit_code)
@@ -97,13 +86,12 @@ def main() -> None:
             _end_interrupted()
         raise
     except Exception as error:
-        from niss.cli.crash import report_crash
-
-        report_crash(error, sys.argv[1:], debug=SWITCHES.debug)
+        report_crash(error, sys.argv[1:], debug=STATE.debug)
         sys.exit(CRASHED)
 
 
 def _end_interrupted() -> NoReturn:
-    if not SWITCHES.interruption_told:
+    """End with the code for Ctrl-C; says that nothing is kept, unless the command has said what is."""
+    if not STATE.interruption_reported:
         typer.echo("interrupted; this command keeps nothing. Start it again", err=True)
     sys.exit(INTERRUPTED)

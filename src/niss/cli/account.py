@@ -2,40 +2,207 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from niss.cli.completion import run_folders
+from niss.cli.options import argument, from_options, option
+from niss.cli.terminal import print_json, print_sentence, print_table, results, say, warn
+from niss.errors import ConfigError, RunFolderError
+from niss.files import LEDGER, MANIFEST, find_json, write_output
 
-EXAMPLES = """Examples:
+if TYPE_CHECKING:
+    from niss.accounting.ledger_file import LedgerFile
 
-  niss account runs/demo
-
-  niss account runs/demo/niss --client 17
-
-  niss account runs/demo --csv charges.csv --plot spent.png
-"""
+_MOST_ROWS = 10
+"""How many clients the table shows, those that spent most; --json and --csv have all."""
 
 
-def account_command(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="The folder of a run or comparison, finished or not.", autocompletion=run_folders
-        ),
-    ],
-    client: Annotated[str | None, typer.Option(help="One client: every round it was charged for.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every charge of every client as CSV.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw epsilon spent over the rounds, as .png or .svg.")
-    ] = None,
-) -> None:
-    """Verify the ledger of a run and show what its clients spent of what they were promised."""
-    from niss.cli.account_work import account
+@dataclass(frozen=True)
+class AccountOptions:
+    """Whose charges to show, and where to write them.
 
-    account(run, client=client, as_json=as_json, csv=csv, plot=plot)
+    run      The folder of a run or comparison, finished or not.
+    client   One client: every round it was charged for.
+    as_json  Print all of it as JSON.
+    csv      Write every charge of every client as CSV.
+    plot     Draw epsilon spent over the rounds, as .png or .svg.
+    """
+
+    run: Path = argument(complete=run_folders)
+    client: str | None = None
+    as_json: bool = option(False, "--json")
+    csv: Path | None = option(None, metavar="FILE")
+    plot: Path | None = option(None, metavar="FILE")
+
+
+@from_options(AccountOptions)
+def account_command(options: AccountOptions) -> None:
+    """Verify the ledger of a run and show what its clients spent of what they were promised.
+
+    Examples:
+    niss account runs/demo
+    niss account runs/demo/niss --client 17
+    niss account runs/demo --csv charges.csv --plot spent.png
+    """
+    from niss.accounting.ledger_file import LedgerFile
+
+    run, client = options.run, options.client
+    paths = find_ledgers(run)
+    ledgers = {label: LedgerFile.read(path) for label, path in paths.items()}
+    for ledger in ledgers.values():
+        if client is not None and client not in ledger.clients:
+            raise ConfigError(
+                f"client {client!r} is not in {ledger.path}", field="--client", hint=_client_range(ledger)
+            )
+        if ledger.torn:
+            warn(f"{ledger.path}: the last line is incomplete (a crash, or a run in progress) and ignored")
+    comparison = run.is_dir() and not (run / LEDGER).is_file()
+    if options.plot is not None:
+        from niss.report.ledger_charts import save_ledger_chart
+
+        save_ledger_chart(options.plot, list(ledgers.items()))
+    if options.csv is not None:
+        write_output(options.csv, _as_csv(ledgers, client, comparison=comparison).encode())
+    if options.as_json:
+        values = [{"label": label, **_as_json(ledger, client)} for label, ledger in ledgers.items()]
+        print_json({"methods": values} if comparison else values[0])
+        return
+    for number, (label, ledger) in enumerate(ledgers.items()):
+        if number:
+            results().print()
+        _print_ledger(label, ledger, client)
+
+
+def find_ledgers(run: Path) -> dict[str, Path]:
+    """The ledger of a run, or of each method of a comparison in the order of its settings, by label."""
+    from niss.report.run_folder import planned_methods
+
+    if run.is_file():
+        return {run.name: run}
+    if not run.is_dir():
+        raise RunFolderError(f"{run} does not exist", hint="give the folder that `niss` wrote the run to")
+    methods = planned_methods(find_json(run / MANIFEST) or {})
+    order = [str(method.get("label") or method.get("name")) for method in methods]
+    if (run / LEDGER).is_file():
+        return {order[0] if len(order) == 1 else run.resolve().name: run / LEDGER}
+    labels = sorted(path.parent.name for path in run.glob(f"*/{LEDGER}"))
+    if not labels:
+        raise RunFolderError(
+            f"{run} does not contain {LEDGER}",
+            hint="give the folder of a run or a comparison; an older niss wrote no ledger: run it again",
+        )
+    missing = [name for name in order if name not in labels]
+    if missing:
+        say(f"no ledger yet for: {', '.join(missing)}")
+    labels.sort(key=lambda label: order.index(label) if label in order else len(order))
+    return {label: run / label / LEDGER for label in labels}
+
+
+def _client_range(ledger: LedgerFile) -> str:
+    """A hint: which clients a ledger has."""
+    clients = ledger.clients
+    return f"its clients: {clients[0]} to {clients[-1]}" if clients else "nobody was charged yet"
+
+
+def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
+    """A head line, the clients that spent most or the rounds of one client, and what the numbers mean."""
+    from rich.markup import escape
+
+    from niss.report.ledger import client_rows, format_claim, format_mu, format_spent, spending
+
+    header = ledger.header
+    results().print(
+        f"[bold]{escape(label)}[/bold]: {len(ledger.entries)} charges, chain verified, head {ledger.head[:12]}; "
+        f"unit {escape(header.unit)}, {escape(header.relation)}, delta {header.delta:g}",
+        soft_wrap=True,
+    )
+    if client is None:
+        rows = [
+            (
+                row.client,
+                str(row.participations),
+                format_mu(row.mu_spent),
+                format_spent(row.epsilon_spent),
+                format_claim(row.epsilon_claim),
+            )
+            for row in client_rows(ledger)[:_MOST_ROWS]
+        ]
+        print_table(("Client", "Charges", "mu spent", "epsilon spent", "epsilon claim"), rows)
+    else:
+        charges = [
+            (str(number), str(attempt), format_mu(mu), format_spent(epsilon))
+            for number, attempt, mu, epsilon in spending(ledger, client)
+        ]
+        print_table(("Round", "Attempt", "mu", "epsilon spent so far"), charges)
+    for note in _notes(ledger, client):
+        print_sentence(note)
+
+
+def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
+    """What the numbers mean, in sentences below the table: what was claimed in advance, and against whom it holds.
+
+    A heuristic promises nothing, a method without a claim only reports what happened, and a method that trusts its
+    server protects nobody against that server. Methods that this version does not know have no note of their own.
+    """
+    from niss.methods import METHODS
+    from niss.report.ledger import client_rows, format_claim, is_heuristic
+
+    notes = []
+    rows = client_rows(ledger)
+    if client is None and len(rows) > _MOST_ROWS:
+        notes.append(f"and {len(rows) - _MOST_ROWS} more clients, none of them worse off")
+    if client is not None:
+        claim = next(row.epsilon_claim for row in rows if row.client == client)
+        notes.append(
+            f"client {client}: claim {'none' if claim is None else 'epsilon ' + format_claim(claim)}"
+        )
+    if is_heuristic(ledger):
+        notes.append("The noise follows a heuristic that proves nothing: mu is a label here, not a promise.")
+    elif any(row.epsilon_claim is not None for row in rows):
+        notes.append(
+            "The claim was fixed in advance and is what is promised; spent is only where the total stands."
+        )
+    else:
+        notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")
+    for name in sorted({str(entry.basis.get("method")) for entry in ledger.entries}):
+        if name in METHODS and METHODS[name].trusts_server:
+            notes.append(
+                f"{name}: against those who see the released models; its server sees every bare update."
+            )
+    return notes
+
+
+def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
+    """A ledger as JSON: the charges of all clients or of one; a heuristic spends no epsilon, since it proves none."""
+    from niss.report.ledger import is_heuristic
+
+    value = {**ledger.to_json(), "heuristic": is_heuristic(ledger)}
+    if value["heuristic"]:
+        for one in value["clients"]:
+            one["epsilon_spent"] = None
+    if client is not None:
+        value["clients"] = [one for one in value["clients"] if one["client"] == client]
+        value["charges"] = [
+            {**charge, "mus": {client: charge["mus"][client]}}
+            for charge in value["charges"]
+            if client in charge["mus"]
+        ]
+    return value
+
+
+def _as_csv(ledgers: dict[str, LedgerFile], client: str | None, *, comparison: bool) -> str:
+    """The charges of all ledgers in one table; those of a comparison have a first column with the method."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, (label, ledger) in enumerate(ledgers.items()):
+        header, *rows = csv.reader(io.StringIO(ledger.to_csv()))
+        if number == 0:
+            writer.writerow(["method", *header] if comparison else header)
+        for row in rows:
+            if client in (None, row[2]):
+                writer.writerow([label, *row] if comparison else row)
+    return text.getvalue()

@@ -1,48 +1,85 @@
 """What the shell offers when TAB is pressed: names, names after a comma, and folders that hold runs.
 
 `niss --install-completion` sets it up. Where nothing is offered the shell completes file names as usual.
+
+Most names are written down here because completion must answer at once, and the rooms that define them load torch; a
+test compares each with its origin.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-RUN_MARKS = ("summary.json", "manifest.json", "metrics.jsonl", "attack.json")
+from niss.files import MANIFEST, METRICS, SUMMARY
+
+PRESETS = ("demo", "paper")
+MODELS = ("mlp", "cnn")
+SPLITS = ("iid", "shards", "dirichlet")
+GRAPHS = ("regular", "complete", "random", "coalition")
+DEVICES = ("auto", "cpu", "cuda")
+RELATIONS = ("zero-out", "replace-one")
+MODES = ("tolerate", "repair")
+DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_RUN_MARKS = (SUMMARY, MANIFEST, METRICS, "attack.json")
 _DEPTH = 3
 # Completion must answer at once, also where someone presses TAB in a home folder.
 _MOST_FOLDERS = 2000
 
 Completer = Callable[[str], list[str]]
+Names = Sequence[str] | Callable[[], Iterable[str]]
+"""Names, or a function that finds them when TAB is pressed."""
 
 
-def one_of(names: Sequence[str]) -> Completer:
+def method_names() -> Iterable[str]:
+    """The methods that are registered."""
+    from niss.methods import METHODS
+
+    return METHODS
+
+
+def distortion_names() -> Iterable[str]:
+    """The distortions of shares that are registered."""
+    from niss.methods import DISTORTIONS
+
+    return DISTORTIONS
+
+
+def one_of(names: Names) -> Completer:
     """Offers the names that begin as the word does."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
+        return [name for name in _names(names) if name.startswith(incomplete)]
 
     return complete
 
 
-def several_of(names: Sequence[str]) -> Completer:
+def several_of(names: Names) -> Completer:
     """Offers names for the last part of a comma-separated list, each only once."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         taken = before.split(",")
-        return [before + comma + name for name in names if name.startswith(last) and name not in taken]
+        rest = [name for name in _names(names) if name not in taken]
+        return [before + comma + name for name in rest if name.startswith(last)]
 
     return complete
+
+
+def _names(names: Names) -> Iterable[str]:
+    """The names themselves."""
+    return names() if callable(names) else names
 
 
 def run_folders(incomplete: str) -> list[str]:
     """Offers folders that hold a run, a comparison or an attack, below what is typed so far."""
     typed = incomplete.rpartition("/")[0]
     start = Path(typed or ("/" if incomplete.startswith("/") else "."))
-    found = (str(path) for path in _runs_below(start))
-    return sorted(path for path in found if path.startswith(incomplete.removeprefix("./")))
+    runs = (str(path) for path in _runs_below(start))
+    return sorted(path for path in runs if path.startswith(incomplete.removeprefix("./")))
 
 
 def _runs_below(start: Path) -> Iterator[Path]:
@@ -55,7 +92,7 @@ def _runs_below(start: Path) -> Iterator[Path]:
                 seen += 1
                 if seen > _MOST_FOLDERS:
                     return
-                if any((path / mark).is_file() for mark in RUN_MARKS):
+                if any((path / mark).is_file() for mark in _RUN_MARKS):
                     yield path
                 else:
                     inner.append(path)
@@ -63,6 +100,7 @@ def _runs_below(start: Path) -> Iterator[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder, hidden ones left out; none where it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(

@@ -1,71 +1,141 @@
-"""`niss data`: which datasets there are, and fetching them."""
+"""`niss data`, `niss report` and `niss export`: datasets in, and pages and numbers of runs out."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from niss.cli.choices import DATASETS
-from niss.cli.completion import one_of
-from niss.cli.help_text import examples
-from niss.cli.switches import Quiet
+from niss.cli.completion import DATASETS, one_of, run_folders
+from niss.cli.errors import optional_packages
+from niss.cli.options import Quiet, argument, examples, from_options, option, register
+from niss.cli.terminal import DownloadProgress, kept_on_interrupt, print_json, print_table
+from niss.errors import ConfigError
 
-EXAMPLES = examples("niss data list", "niss data fetch mnist")
+app = typer.Typer(
+    help="List and fetch datasets.",
+    epilog=examples("niss data list", "niss data fetch mnist"),
+    no_args_is_help=True,
+)
 
-app = typer.Typer(help="List and fetch datasets.", epilog=EXAMPLES, no_args_is_help=True)
 
-
-@app.command("list", epilog=examples("niss data list", "niss data list --json"))
+@register(app, "list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Show every dataset, where it comes from and whether it is on this machine."""
-    from rich.table import Table
+    """Show every dataset, where it comes from and whether it is on this machine.
 
-    from niss.cli.terminal import print_json, results
+    Examples:
+    niss data list
+    niss data list --json
+    """
     from niss.data import list_datasets
 
     datasets = list_datasets()
     if as_json:
-        print_json(
-            [
-                {
-                    "name": info.name,
-                    "description": info.description,
-                    "image_shape": list(info.image_shape),
-                    "classes": info.classes,
-                    "train_size": info.train_size,
-                    "test_size": info.test_size,
-                    "licence": info.licence,
-                    "source": info.source,
-                    "available": info.available,
-                    "location": None if info.location is None else str(info.location),
-                }
-                for info in datasets
-            ]
-        )
+        print_json([{**asdict(info), "location": info.location and str(info.location)} for info in datasets])
         return
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for column in ("Name", "Images", "Train", "Test", "Here", "Description"):
-        table.add_column(column, justify="right" if column in ("Train", "Test") else "left")
-    for info in datasets:
-        shape = "x".join(str(side) for side in info.image_shape)
-        here = "yes" if info.available else "no"
-        table.add_row(info.name, shape, f"{info.train_size:,}", f"{info.test_size:,}", here, info.description)
-    results().print(table)
+    rows = [
+        (
+            info.name,
+            "x".join(str(side) for side in info.image_shape),
+            f"{info.train_size:,}",
+            f"{info.test_size:,}",
+            "yes" if info.available else "no",
+            info.description,
+        )
+        for info in datasets
+    ]
+    header = ("Name", "Images", "Train", "Test", "Here", "Description")
+    print_table(header, rows, right=lambda column: header[column] in ("Train", "Test"))
 
 
-@app.command("fetch", epilog=examples("niss data fetch mnist", "niss data fetch cifar10 --quiet"))
+@register(app, "fetch")
 def fetch_command(
     name: Annotated[
         str, typer.Argument(help="A name from `niss data list`.", autocompletion=one_of(DATASETS))
     ],
-    quiet: Quiet = False,
+    quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
 ) -> None:
-    """Download a dataset, verify its checksums, and print where it is. Interrupted downloads resume."""
-    from niss.cli.terminal import DownloadProgress, kept_on_interrupt
+    """Download a dataset, verify its checksums, and print where it is. Interrupted downloads resume.
+
+    Examples:
+    niss data fetch mnist
+    niss data fetch cifar10 --quiet
+    """
     from niss.data import fetch_dataset
 
     kept = f"what has arrived is kept. Go on with: niss data fetch {name}"
-    with kept_on_interrupt(lambda: kept), DownloadProgress(quiet=quiet) as progress:
+    with kept_on_interrupt(lambda: kept), DownloadProgress() as progress:
         path = fetch_dataset(name, progress=progress)
     typer.echo(str(path))
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Which runs the page is about.
+
+    folders  The folders of runs, comparisons or attacks, finished or not.
+    out      Where to write the page; default RUN/report.html, of several reports.html beside them.
+    """
+
+    folders: list[Path] = argument(metavar="RUN...", complete=run_folders)
+    out: Path | None = None
+
+
+@from_options(ReportOptions)
+def report_command(options: ReportOptions) -> None:
+    """Write one page on a run, a comparison or an attack, or on several, and print where it is.
+
+    Examples:
+    niss report runs/demo
+    niss report runs/demo runs/mine --out both.html      one page on several runs
+    niss report runs/attack-joint-1
+    """
+    from niss.report import write_report
+
+    typer.echo(str(write_report(options.folders, options.out)))
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Which runs to export, and where to.
+
+    folders      The folders of runs or comparisons, finished or not.
+    tensorboard  Write event files for TensorBoard below this folder.
+    csv          Write one line a round as CSV.
+    overwrite    Replace what an earlier export wrote there.
+    """
+
+    folders: list[Path] = argument(metavar="RUN...", complete=run_folders)
+    tensorboard: Path | None = option(None, metavar="DIR")
+    csv: Path | None = option(None, metavar="FILE")
+    overwrite: bool = False
+
+
+@from_options(ExportOptions)
+def export_command(options: ExportOptions) -> None:
+    """Export accuracy, loss, tau^2, noise and epsilon spent, round by round, and print where it is.
+
+    Examples:
+    niss export runs/demo --tensorboard tb      then: tensorboard --logdir tb
+    niss export runs/demo runs/mine --csv metrics.csv
+    niss export runs/demo --tensorboard tb --overwrite
+    """
+    from niss.report.export import check_free, read_series, write_csv
+
+    tensorboard, csv = options.tensorboard, options.csv
+    if tensorboard is None and csv is None:
+        raise ConfigError(
+            "nowhere to export to", field="--tensorboard", hint="give --tensorboard DIR or --csv FILE"
+        )
+    series = read_series(options.folders)
+    if csv is not None:
+        check_free([csv], overwrite=options.overwrite)
+    if tensorboard is not None:
+        with optional_packages():
+            from niss.report.export import write_event_files
+        for path in write_event_files(series, tensorboard, overwrite=options.overwrite):
+            typer.echo(str(path))
+    if csv is not None:
+        typer.echo(str(write_csv(series, csv)))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niss.cli.help_text import examples
+from niss.cli.options import examples, register
+from niss.cli.terminal import print_json, say
 
 if TYPE_CHECKING:
     from niss.protocol.keys import Identity
 
-EXAMPLES = examples("niss keys new", "niss keys show")
-
-app = typer.Typer(help="Make and show the identity of a client.", epilog=EXAMPLES, no_args_is_help=True)
+app = typer.Typer(
+    help="Make and show the identity of a client.",
+    epilog=examples("niss keys new", "niss keys show"),
+    no_args_is_help=True,
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
-@app.command("new", epilog=examples("niss keys new", "niss keys new --out north.key"))
+@register(app, "new")
 def new_command(
     out: Annotated[
         Path | None,
@@ -29,10 +33,12 @@ def new_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an identity in a file that only you can read. A file that is there is never overwritten."""
-    import os
+    """Make an identity in a file that only you can read. A file that is there is never overwritten.
 
-    from niss.cli.terminal import messages
+    Examples:
+    niss keys new
+    niss keys new --out north.key
+    """
     from niss.protocol.keyfile import create_keyfile, default_keyfile
     from niss.protocol.keys import Identity
 
@@ -40,21 +46,22 @@ def new_command(
     identity = Identity.generate(os.urandom)
     create_keyfile(path, identity)
     _print(path, identity, as_json=as_json)
-    messages().print(
-        "Give the public key to your coalition; never give away the file.", soft_wrap=True, markup=False
-    )
+    say("Give the public key to your coalition; never give away the file.")
 
 
-@app.command("show", epilog=examples("niss keys show", "niss keys show north.key --json"))
+@register(app, "show")
 def show_command(
     path: Annotated[
         Path | None, typer.Argument(help="A key file. Default: niss/identity.key in your configuration.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the public key of an identity and its fingerprint. Nothing secret is printed."""
-    import os
+    """Show the public key of an identity and its fingerprint. Nothing secret is printed.
 
+    Examples:
+    niss keys show
+    niss keys show north.key --json
+    """
     from niss.protocol.keyfile import default_keyfile, load_identity
 
     path = default_keyfile(os.environ) if path is None else path
@@ -62,17 +69,17 @@ def show_command(
 
 
 def _print(path: Path, identity: Identity, *, as_json: bool) -> None:
-    from niss.cli.terminal import print_json
+    """Print the public half of an identity, and where its file is."""
     from niss.protocol.keys import fingerprint
 
-    shown = {
+    values = {
         "path": str(path),
         "public_key": identity.public.hex(),
         "fingerprint": fingerprint(identity.public),
     }
     if as_json:
-        print_json(shown)
+        print_json(values)
         return
-    width = max(len(label) for label in shown) + 2
-    for label, value in shown.items():
+    width = max(len(label) for label in values) + 2
+    for label, value in values.items():
         typer.echo(f"{(label.replace('_', ' ') + ':').ljust(width)}{value}")

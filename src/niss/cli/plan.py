@@ -3,111 +3,117 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.cli.choices import MODES, RELATIONS
-from niss.cli.completion import one_of
-from niss.cli.switches import Quiet
+from niss.cli import completion
+from niss.cli.options import from_options, option
+from niss.cli.terminal import print_aligned, print_json, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
     from niss.accounting import CoalitionPlan, Planned
 
-EXAMPLES = """Examples:
-
-  niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
-
-  niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
-
-  niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
-
-  niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
-"""
+_TARGET = ("clip", "epsilon", "delta", "dropout", "mode", "kappa", "tau2", "relation", "neighbours")
+"""The options that the planner takes under the same name."""
 
 
-def plan_command(
-    participants: Annotated[int | None, typer.Option(help="Clients in a round.")] = None,
-    neighbours: Annotated[float | None, typer.Option(help="Unit shares each sends; default: enough.")] = None,
-    clip: Annotated[float, typer.Option(help="L2 bound on a client's update.")] = 1.0,
-    epsilon: Annotated[float, typer.Option(help="Target over all participations.")] = 3.0,
-    delta: Annotated[float, typer.Option(help="Target over all participations.")] = 1e-5,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of the whole training.")] = None,
-    participations: Annotated[
-        int | None, typer.Option(help="Rounds one client takes part in; default: all.")
-    ] = None,
-    collusion: Annotated[
-        float, typer.Option(help="Share of participants that collude with the server.")
-    ] = 0.0,
-    dropout: Annotated[float, typer.Option(help="Share of participants that drop out.")] = 0.0,
-    mode: Annotated[
-        str, typer.Option(help="What dropouts do: tolerate or repair.", autocompletion=one_of(MODES))
-    ] = "tolerate",
-    kappa: Annotated[
-        float | None, typer.Option(help="Strength of the shares; default: the cheapest.")
-    ] = None,
-    tau2: Annotated[float | None, typer.Option(help="Ask what this distortion promises.")] = None,
-    relation: Annotated[
-        str, typer.Option(help="zero-out or replace-one.", autocompletion=one_of(RELATIONS))
-    ] = "zero-out",
-    group: Annotated[
-        list[str] | None, typer.Option(metavar="SIZE:COLLUSION", help="A coalition; repeat for each.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the trade-off into this file (.png or .svg).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
-) -> None:
-    """Find the cheapest noise that keeps a joint-view promise to every client."""
+@dataclass(frozen=True)
+class PlanOptions:
+    """The round, what every client is promised, and what may go wrong.
+
+    participants    Clients in a round.
+    neighbours      Unit shares each sends; default: enough.
+    clip            L2 bound on a client's update.
+    epsilon         Target over all participations.
+    delta           Target over all participations.
+    rounds          Rounds of the whole training.
+    participations  Rounds one client takes part in; default: all.
+    collusion       Share of participants that collude with the server.
+    dropout         Share of participants that drop out.
+    mode            What dropouts do: tolerate or repair.
+    kappa           Strength of the shares; default: the cheapest.
+    tau2            Ask what this distortion promises.
+    relation        zero-out or replace-one.
+    group           A coalition; repeat for each.
+    plot            Draw the trade-off into this file (.png or .svg).
+    as_json         Print the plan as JSON.
+    """
+
+    participants: int | None = None
+    neighbours: float | None = None
+    clip: float = 1.0
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    rounds: int | None = None
+    participations: int | None = None
+    collusion: float = 0.0
+    dropout: float = 0.0
+    mode: str = option("tolerate", choices=completion.MODES)
+    kappa: float | None = None
+    tau2: float | None = None
+    relation: str = option("zero-out", choices=completion.RELATIONS)
+    group: list[str] | None = option(None, metavar="SIZE:COLLUSION")
+    plot: Path | None = None
+    as_json: bool = option(False, "--json")
+
+
+@from_options(PlanOptions, quiet=True)
+def plan_command(options: PlanOptions) -> None:
+    """Find the cheapest noise that keeps a joint-view promise to every client.
+
+    Examples:
+    niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
+    niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
+    niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
+    niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
+    """
     from niss.accounting import Group, make_plan, plan_coalitions
-    from niss.cli.terminal import print_json, working
 
+    rounds, participations = options.rounds, options.participations
     if rounds is not None and participations is not None and participations > rounds:
         raise ConfigError(f"{participations} in only {rounds} rounds", field="--participations")
-    target: dict[str, Any] = {
-        "clip": clip,
-        "epsilon": epsilon,
-        "delta": delta,
-        "participations": participations or rounds or 1,
-        "dropout": dropout,
-        "mode": mode,
-        "kappa": kappa,
-        "tau2": tau2,
-        "relation": relation,
-        "neighbours": neighbours,
-    }
-    with working("planning") as say:
-        if group:
-            groups = [Group(*_group(text)) for text in group]
-            if participants not in (None, sum(one.size for one in groups)):
-                raise ConfigError("is not the sum of the groups", field="--participants", hint="leave it out")
-            coalitions = plan_coalitions(groups, flat_collusion=collusion, **target)
-        elif participants is None:
-            raise ConfigError("is missing", field="--participants", hint="for example --participants 200")
-        else:
-            planned = make_plan(participants=participants, collusion=collusion, progress=say, **target)
-    if group:
-        print_json(coalitions.to_json()) if as_json else _print_coalitions(coalitions)
+    target: dict[str, Any] = {name: getattr(options, name) for name in _TARGET}
+    target["participations"] = participations or rounds or 1
+    if options.group:
+        groups = [Group(*_group(text)) for text in options.group]
+        if options.participants not in (None, sum(one.size for one in groups)):
+            raise ConfigError("is not the sum of the groups", field="--participants", hint="leave it out")
+        with working("planning"):
+            coalitions = plan_coalitions(groups, flat_collusion=options.collusion, **target)
+        print_json(coalitions.to_json()) if options.as_json else _print_coalitions(coalitions)
         return
-    if plot is not None:
-        _plot(planned, plot)
-    print_json({**planned.to_json(), "rounds": rounds}) if as_json else _print_plan(planned)
+    if options.participants is None:
+        raise ConfigError("is missing", field="--participants", hint="for example --participants 200")
+    with working("planning") as progress:
+        planned = make_plan(
+            participants=options.participants, collusion=options.collusion, progress=progress, **target
+        )
+    if options.plot is not None:
+        _plot(planned, options.plot)
+    print_json({**planned.to_json(), "rounds": rounds}) if options.as_json else _print_plan(planned)
 
 
 def _group(text: str) -> tuple[int, float]:
+    """Size and colluding share of a `--group`, the share 0 where it is left out."""
     size, _, collusion = text.partition(":")
     try:
         return int(size), float(collusion or 0.0)
     except ValueError:
         raise ConfigError(
-            f"{text!r} is no SIZE:COLLUSION", field="--group", hint="for example 10:0.1"
+            f"expected SIZE:COLLUSION, got {text!r}", field="--group", hint="for example 10:0.1"
         ) from None
 
 
 def _print_plan(planned: Planned) -> None:
+    """Print a plan: what is promised in either view, what to set, and what it costs.
+
+    The cost is the variance of the noise left in the sum, in units of what a trusted server would add, of what
+    DP-FedAvg would leave, and of what ideal secure aggregation with distributed noise would need.
+    """
     plan = planned.plan
     epsilon = planned.epsilon_joint
     promise = "no guarantee" if epsilon is None else f"epsilon {epsilon:.2f} at delta {plan.delta:g}"
@@ -157,7 +163,7 @@ def _print_plan(planned: Planned) -> None:
             f"{planned.to_json()['bytes_per_client']['shares sent as seeds']} bytes if sent as seeds",
         )
     )
-    _print_rows(rows)
+    print_aligned(rows)
     for note in planned.notes:
         typer.echo(f"note: {note}")
     if planned.curve:
@@ -165,13 +171,8 @@ def _print_plan(planned: Planned) -> None:
         _print_curve(planned)
 
 
-def _print_rows(rows: list[tuple[str, str, str]]) -> None:
-    wide = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    for name, value, remark in rows:
-        typer.echo(f"{name:<{wide[0]}}  {value:>{wide[1]}}  {remark}".rstrip())
-
-
 def _adversary(planned: Planned) -> str:
+    """Against whom the promise of the joint view holds, in words."""
     colluders = planned.plan.colluders
     if not colluders:
         return "against a server that sees every upload; no client colludes"
@@ -181,6 +182,7 @@ def _adversary(planned: Planned) -> str:
 
 
 def _origin(planned: Planned) -> str:
+    """Where tau^2 comes from: the user, or the calibration, which each round's graph repeats."""
     return "as given" if planned.plan.tau2 is not None else "calibrated anew for each round's graph"
 
 
@@ -197,6 +199,10 @@ def _print_curve(planned: Planned) -> None:
 
 
 def _print_coalitions(coalitions: CoalitionPlan) -> None:
+    """Print the noise of every coalition, of all together, and of one flat population beside them.
+
+    The gain is the ratio of the last two: above 1 coalitions need less noise than everybody together.
+    """
     rows: list[tuple[str, str, str]] = []
     for number, one in enumerate(coalitions.groups):
         rows.append(
@@ -221,10 +227,11 @@ def _print_coalitions(coalitions: CoalitionPlan) -> None:
         ),
         ("gain", f"{coalitions.gain:.3g} x", "less noise" if coalitions.gain > 1 else "below 1: stay flat"),
     ]
-    _print_rows(rows)
+    print_aligned(rows)
 
 
 def _plot(planned: Planned, path: Path) -> None:
+    """Draw the noise in the sum over kappa. `ConfigError` where tau^2 was given, since then nothing is traded off."""
     from niss.report import plan_figure
 
     values: dict[str, Any] = planned.to_json()

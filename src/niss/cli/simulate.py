@@ -1,165 +1,338 @@
-"""`niss run` and `niss compare`: their flags. The work is in `niss.cli.work`, imported when needed."""
+"""`niss run`, `niss compare` and `niss bench`: simulated training on this machine. They need torch."""
 
 from __future__ import annotations
 
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.cli import choices
-from niss.cli.completion import one_of, run_folders, several_of
-from niss.cli.switches import Quiet
+from niss.cli import completion
+from niss.cli.errors import MissingPackageError, optional_packages
+from niss.cli.options import argument, flag_of, from_options, option
+from niss.cli.terminal import (
+    RoundProgress,
+    free_folder,
+    kept_on_interrupt,
+    print_json,
+    print_sentence,
+    print_table,
+    say,
+    working,
+)
+from niss.errors import ConfigError
+from niss.files import MANIFEST
 
-RUN_EXAMPLES = """Examples:
+if TYPE_CHECKING:
+    from niss.simulation import Comparison, Config, RunResult
 
-  niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
-
-  niss run CONFIG.toml --set privacy.epsilon=8 --json
-
-  niss run --resume runs/a
-"""
-COMPARE_EXAMPLES = """Examples:
-
-  niss compare --preset demo --out runs/demo
-
-  niss compare --methods fedavg,dp-fedavg,central-dp,niss --epsilon 8 --rounds 20
-
-  niss compare --resume runs/demo
-"""
-
-ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Settings; flags override them.")
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        help="Start from settings shipped with niss: demo or paper.", autocompletion=one_of(choices.PRESETS)
-    ),
-]
-Dataset = Annotated[
-    str | None, typer.Option(help="See `niss data list`.", autocompletion=one_of(choices.DATASETS))
-]
-Model = Annotated[str | None, typer.Option(help="mlp or cnn.", autocompletion=one_of(choices.MODELS))]
-Split = Annotated[
-    str | None, typer.Option(help="iid, shards or dirichlet.", autocompletion=one_of(choices.SPLITS))
-]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the simulation.")]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Participants = Annotated[int | None, typer.Option(help="Clients that take part in a round.")]
-Epochs = Annotated[int | None, typer.Option(help="Local epochs.")]
-BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Local learning rate.")]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy target of every client.")]
-Delta = Annotated[float | None, typer.Option(help="Privacy target of every client.")]
-Clip = Annotated[float | None, typer.Option(help="L2 bound on a client's update.")]
-Kappa = Annotated[float | None, typer.Option(help="Strength of the shares, in units of the DP noise.")]
-Neighbours = Annotated[float | None, typer.Option(help="Unit shares each client sends.")]
-Graph = Annotated[
-    str | None, typer.Option(help="regular, complete or random.", autocompletion=one_of(choices.GRAPHS))
-]
-Distortion = Annotated[
-    str | None,
-    typer.Option(help="additive, scalar or coordinate.", autocompletion=one_of(choices.DISTORTIONS)),
-]
-Tau2 = Annotated[
-    str | None,
-    typer.Option(
-        help="Distortion of received shares: a number, or 'calibrated'.",
-        autocompletion=one_of(("calibrated",)),
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="Where clients train: auto, cpu or cuda.", autocompletion=one_of(choices.DEVICES)),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, e.g. privacy.scope=round."),
-]
-Out = Annotated[Path | None, typer.Option(help="Folder for everything this run leaves behind.")]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Go on with a run that was stopped.", autocompletion=run_folders),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+DEFAULT_METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg")
 
 
-def run_command(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    dataset: Dataset = None,
-    model: Model = None,
-    split: Split = None,
-    method: Annotated[
-        str | None,
-        typer.Option(help="fedavg, dp-fedavg, central-dp or niss.", autocompletion=one_of(choices.METHODS)),
-    ] = None,
-    tau2: Tau2 = None,
-    kappa: Kappa = None,
-    neighbours: Neighbours = None,
-    graph: Graph = None,
-    distortion: Distortion = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    clients: Clients = None,
-    participants: Participants = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    learning_rate: Rate = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    clip: Clip = None,
-    device: Device = None,
-    settings: Settings = None,
-    out: Out = None,
-    resume: Resume = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train with one method and say what it promised."""
-    given = dict(locals())
-    from niss.cli.work import run_from_flags
+@dataclass(frozen=True)
+class Training:
+    """What `run` and `compare` train. The metadata `key` is the setting of the configuration that a flag changes.
 
-    run_from_flags(given)
+    config         Settings; flags override them.
+    preset         Start from settings shipped with niss: demo or paper.
+    dataset        See `niss data list`.
+    model          mlp or cnn.
+    split          iid, shards or dirichlet.
+    rounds         Number of rounds.
+    seed           Seed of the simulation.
+    clients        Number of clients.
+    participants   Clients that take part in a round.
+    epochs         Local epochs.
+    batch_size     Local batch size.
+    learning_rate  Local learning rate.
+    epsilon        Privacy target of every client.
+    delta          Privacy target of every client.
+    clip           L2 bound on a client's update.
+    device         Where clients train: auto, cpu or cuda.
+    settings       Any setting, e.g. privacy.scope=round.
+    """
+
+    config: Path | None = argument(None, metavar="[CONFIG.toml]")
+    preset: str | None = option(None, choices=completion.PRESETS)
+    dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset")
+    model: str | None = option(None, choices=completion.MODELS, key="model.name")
+    split: str | None = option(None, choices=completion.SPLITS, key="data.split")
+    rounds: int | None = option(None, key="rounds")
+    seed: int | None = option(None, key="seed")
+    clients: int | None = option(None, key="data.clients")
+    participants: int | None = option(None, key="training.participants")
+    epochs: int | None = option(None, key="training.epochs")
+    batch_size: int | None = option(None, key="training.batch_size")
+    learning_rate: float | None = option(None, "--lr", key="training.learning_rate")
+    epsilon: float | None = option(None, key="privacy.epsilon")
+    delta: float | None = option(None, key="privacy.delta")
+    clip: float | None = option(None, key="privacy.clip")
+    device: str | None = option(None, choices=completion.DEVICES, key="training.device")
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
 
 
-def compare_command(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated: fedavg, dp-fedavg, central-dp, niss.",
-            autocompletion=several_of(choices.METHODS),
-        ),
-    ] = None,
-    dataset: Dataset = None,
-    model: Model = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    clients: Clients = None,
-    participants: Participants = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    learning_rate: Rate = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    clip: Clip = None,
-    device: Device = None,
-    settings: Settings = None,
-    out: Out = None,
-    resume: Resume = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train with several methods on the same clients, batches and initial weights."""
-    given = dict(locals())
-    from niss.cli.work import compare_from_flags
+@dataclass(frozen=True)
+class Output:
+    """Where a run or comparison goes, and how its result is printed.
 
-    compare_from_flags(given)
+    out        Folder for everything this run leaves behind.
+    resume     Go on with a run that was stopped.
+    overwrite  Replace an earlier run in that folder.
+    as_json    Print the result as JSON.
+    """
+
+    out: Path | None = None
+    resume: Path | None = option(None, metavar="DIR", complete=completion.run_folders)
+    overwrite: bool = False
+    as_json: bool = option(False, "--json")
+
+
+@dataclass(frozen=True)
+class Method:
+    """The method of `niss run`; a field is the setting of the same name in `[[methods]]`.
+
+    method      fedavg, dp-fedavg, central-dp or niss.
+    tau2        Distortion of received shares: a number, or 'calibrated'.
+    kappa       Strength of the shares, in units of the DP noise.
+    neighbours  Unit shares each client sends.
+    graph       regular, complete or random.
+    distortion  additive, scalar or coordinate.
+    """
+
+    method: str | None = option(None, choices=completion.method_names)
+    tau2: str | None = option(None, choices=("calibrated",))
+    kappa: float | None = None
+    neighbours: float | None = None
+    graph: str | None = option(None, choices=completion.GRAPHS)
+    distortion: str | None = option(None, choices=completion.distortion_names)
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The methods of `niss compare`.
+
+    methods  Comma-separated: fedavg, dp-fedavg, central-dp, niss.
+    """
+
+    methods: tuple[str, ...] | None = option(None, choices=completion.method_names)
+
+
+@from_options(Training, Method, Output, quiet=True)
+def run_command(training: Training, method: Method, output: Output) -> None:
+    """Train with one method and say what it promised.
+
+    Examples:
+    niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
+    niss run CONFIG.toml --set privacy.epsilon=8 --json
+    niss run --resume runs/a
+    """
+    from niss.simulation import make_config, run
+
+    if output.resume is not None:
+        _resume(output, training, method)
+        return
+    config = _configure(training)
+    flags = {name: value for name, value in dataclasses.asdict(method).items() if value is not None}
+    if len(config.methods) > 1 and "method" not in flags:
+        raise ConfigError(
+            f"{len(config.methods)} methods in these settings",
+            field="methods",
+            hint="choose one with --method, or use `niss compare`",
+        )
+    if flags.get("tau2", "calibrated") != "calibrated":
+        flags["tau2"] = _number(flags["tau2"])
+    values = config.model_dump(mode="json", exclude_none=True)
+    # --method starts from the defaults of that method, the other flags from the settings.
+    chosen = {"name": flags.pop("method")} if "method" in flags else values["methods"][0]
+    _execute(run, make_config({**values, "methods": [{**chosen, **flags}]}), output)
+
+
+@from_options(Methods, Training, Output, quiet=True)
+def compare_command(methods: Methods, training: Training, output: Output) -> None:
+    """Train with several methods on the same clients, batches and initial weights.
+
+    Examples:
+    niss compare --preset demo --out runs/demo
+    niss compare --methods fedavg,dp-fedavg,central-dp,niss --epsilon 8 --rounds 20
+    niss compare --resume runs/demo
+    """
+    from niss.simulation import compare, make_config
+
+    if output.resume is not None:
+        _resume(output, training, methods)
+        return
+    config = _configure(training)
+    names = methods.methods
+    if names is None and training.config is None and training.preset is None:
+        names = DEFAULT_METHODS
+    if names is not None:
+        values = config.model_dump(mode="json", exclude_none=True)
+        config = make_config({**values, "methods": [{"name": name} for name in names]})
+    _execute(compare, config, output)
+
+
+def _configure(training: Training) -> Config:
+    """Defaults, or a preset, or a file; then flags; then --set."""
+    from niss.simulation import Config, load_config, preset, with_overrides
+
+    if training.config is not None and training.preset is not None:
+        raise ConfigError("give a file or a preset, not both", field="--preset")
+    if training.config is not None:
+        config = load_config(training.config)
+    else:
+        config = Config() if training.preset is None else preset(training.preset)
+    overrides = {
+        field.metadata["key"]: value
+        for field in dataclasses.fields(training)
+        if "key" in field.metadata and (value := getattr(training, field.name)) is not None
+    }
+    return with_overrides(config, overrides | parse_settings(training.settings))
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """The KEY=VALUE pairs of `--set`; a value is written as in TOML, and a bare word is a string."""
+    values: dict[str, Any] = {}
+    for setting in settings or []:
+        key, separator, text = (part.strip() for part in setting.partition("="))
+        if not separator:
+            raise ConfigError(
+                f"expected KEY=VALUE, got {setting!r}",
+                field="--set",
+                hint="for example --set privacy.epsilon=8",
+            )
+        try:
+            values[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = text
+    return values
+
+
+def _number(text: str) -> float:
+    """The value of `--tau2` where it is not 'calibrated'."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"expected a number or 'calibrated', got {text!r}", field="--tau2") from None
+
+
+def _execute(work: Callable[..., RunResult | Comparison], config: Config, output: Output) -> None:
+    """Run or compare into `--out`, or into the first free folder of `runs/`, and present the result."""
+    folder = output.out if output.out is not None else free_folder(Path("runs"), config.name)
+    with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
+        result = work(config, out=folder, overwrite=output.overwrite, progress=progress)
+    _present(result, folder, as_json=output.as_json)
+
+
+def _resume(output: Output, *others: Any) -> None:
+    """Go on with the run in a folder, which has its own settings: no other flag may be given."""
+    from niss.simulation import resume
+
+    for options in (*others, output):
+        for field in dataclasses.fields(options):
+            if field.name not in ("resume", "as_json") and getattr(options, field.name):
+                raise ConfigError(
+                    "cannot be changed when a run is resumed",
+                    field=flag_of(field),
+                    hint="a resumed run goes on with the settings in its folder; start a new one with --out",
+                )
+    folder = output.resume or Path()
+    with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
+        result = resume(folder, progress=progress)
+    _present(result, folder, as_json=output.as_json)
+
+
+def _kept(folder: Path) -> str:
+    """What an interrupted run or comparison leaves behind, and how to go on."""
+    if not (folder / MANIFEST).exists():
+        return "nothing was started yet, and nothing is kept"
+    return f"every whole round is kept. Go on with: niss run --resume {folder}"
+
+
+def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> None:
+    """Print the summary as JSON or as a table, write the report and say where it is."""
+    from niss.methods import METHODS
+    from niss.report import read_report_input, summary_rows, write_report
+
+    if as_json:
+        print_json(result.summary)
+    else:
+        print_table(*summary_rows(read_report_input(folder)))
+        for line in result.summary.get("methods", [result.summary]):
+            method = METHODS.get(line["method"])
+            if method is not None and method.trusts_server:
+                print_sentence(
+                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update."
+                )
+    try:
+        with optional_packages():
+            say(f"report: {write_report(folder)}")
+    except MissingPackageError as error:
+        say(f"no report: {error.message}; `niss report {folder}` writes it once that is installed")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The round that `niss bench` times.
+
+    model       mlp or cnn.
+    clients     Clients in the round.
+    samples     Samples of each client.
+    epochs      Local epochs.
+    batch_size  Local batch size.
+    device      auto, cpu or cuda.
+    tf32        Allow TF32 products on a GPU.
+    repeats     Rounds that are timed.
+    quick       6 clients, 100 samples, 1 epoch.
+    as_json     Print the result as JSON.
+    """
+
+    model: str = option("mlp", choices=completion.MODELS)
+    clients: int = 30
+    samples: int = 600
+    epochs: int = 5
+    batch_size: int = 10
+    device: str = option("auto", choices=completion.DEVICES)
+    tf32: bool = False
+    repeats: int = 3
+    quick: bool = False
+    as_json: bool = option(False, "--json")
+
+
+@from_options(Bench, quiet=True)
+def bench_command(options: Bench) -> None:
+    """Time a round of local training beside the plain PyTorch loop, and the noise.
+
+    Examples:
+    niss bench                       a round of the paper with the MLP: 30 clients x 600 samples x 5 epochs
+    niss bench --model cnn --quick
+    niss bench --device cuda --json
+
+    The benchmarks against other simulators are in the folder benchmarks/ of the repository.
+    """
+    from niss.learning import choose_device
+    from niss.simulation.speed import Round, measure
+
+    clients, samples, epochs = options.clients, options.samples, options.epochs
+    if options.quick:
+        clients, samples, epochs = min(clients, 6), min(samples, 100), min(epochs, 1)
+    work = Round(options.model, clients, samples, epochs, options.batch_size)
+    device = choose_device(options.device)
+    with working("warming up") as progress:
+        speed = measure(work, device=device, tf32=options.tf32, repeats=options.repeats, progress=progress)
+    if options.as_json:
+        print_json(speed.to_json())
+        return
+    rows = (
+        f"engine        {speed.engine}",
+        f"round         {speed.seconds:.3g} s: {clients} clients x {work.steps} steps, "
+        f"{speed.parameters:,} parameters",
+        f"plain loop    {speed.plain_seconds:.3g} s, from {speed.plain_clients} of the clients",
+        f"ratio         {speed.ratio_to_plain:.1f} times as fast",
+        f"shares        {speed.share_nanoseconds:.1f} ns a coordinate, simulated",
+        f"shares        {speed.secret_nanoseconds:.1f} ns a coordinate, cryptographic",
+    )
+    typer.echo("\n".join(rows))

@@ -1,43 +1,72 @@
-"""What the terminal shows: errors with hints, live progress, result tables.
+"""What the terminal shows: quiet or not, live progress, result tables, and the last words of what was interrupted.
 
-Colours follow NO_COLOR and FORCE_COLOR, in which NO_COLOR wins. Whether anything moves on the screen is another
-question: only in a real terminal, whatever the colours.
+Results go to stdout, everything else to stderr. Colours follow NO_COLOR and FORCE_COLOR, in which NO_COLOR wins.
+Whether anything moves on the screen is another question: only in a real terminal, whatever the colours.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import click
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 
-from niss.cli.exit_codes import INTERRUPTED
-from niss.cli.switches import SWITCHES, is_quiet
-from niss.errors import NissError
+from niss.cli.errors import INTERRUPTED
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn, TaskID
+
     from niss.simulation import RoundEvent, TrainingEvent
+
+_QUIET = "niss.cli.quiet"
+
+
+class ProcessState:
+    """What is still needed when the command has ended and its context is gone.
+
+    `debug` is whether a crash shows its traceback; `interruption_reported` whether a command that was interrupted has
+    already said what it kept.
+    """
+
+    debug = False
+    interruption_reported = False
+
+
+STATE = ProcessState()
+
+
+def be_quiet(context: typer.Context, value: bool) -> bool:
+    """The callback of `--quiet`, which stands before the command, behind its name, or both."""
+    context.meta[_QUIET] = value or context.meta.get(_QUIET, False)
+    return bool(context.meta[_QUIET])
+
+
+def is_quiet() -> bool:
+    """Whether the running command was told to be quiet."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET, False))
 
 
 def messages() -> Console:
     """Where progress and remarks go, which `--quiet` silences; stdout is for results alone."""
     return Console(stderr=True, highlight=False, quiet=is_quiet())
+
+
+def say(text: str) -> None:
+    """Print a remark on stderr as it is: no markup, no line breaks added."""
+    messages().print(text, soft_wrap=True, markup=False)
+
+
+def warn(text: str) -> None:
+    """Print something the user must know, quiet or not."""
+    typer.echo(f"warning: {text}", err=True)
 
 
 def results() -> Console:
@@ -46,9 +75,52 @@ def results() -> Console:
     return console if console.file.isatty() else Console(highlight=False, width=140)
 
 
-def warn(text: str) -> None:
-    """Something the user must know, quiet or not."""
-    typer.echo(f"warning: {text}", err=True)
+def print_json(value: Any) -> None:
+    """Print a result for programs."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Callable[[int], bool] = bool
+) -> None:
+    """Print a table of plain text on stdout. `right` says which columns hold numbers: by default all but the first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for number, column in enumerate(header):
+        table.add_column(column, justify="right" if right(number) else "left", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    results().print(table)
+
+
+def print_sentence(text: str) -> None:
+    """Print words about a result on stdout as they are: no markup, no line breaks added."""
+    results().print(text, soft_wrap=True, markup=False)
+
+
+def print_aligned(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print lines of a name, a value and a remark, the values aligned to the right."""
+    name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, remark in rows:
+        typer.echo(f"{name:<{name_width}}  {value:>{value_width}}  {remark}".rstrip())
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """The first of NAME-1, NAME-2, ... that does not exist yet."""
+    return next(path for path in (parent / f"{name}-{number}" for number in count(1)) if not path.exists())
+
+
+@contextmanager
+def kept_on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C say what `describe` returns, what was kept and how to go on, and end with the code for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        STATE.interruption_reported = True
+        typer.echo(f"interrupted; {describe()}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def animated(console: Console) -> bool:
@@ -58,7 +130,7 @@ def animated(console: Console) -> bool:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """A line that moves while something is computed; gives a function that changes its text."""
+    """Show a line that moves while something is computed; yields a function that changes its text."""
     console = messages()
     if not animated(console):
         yield lambda _text: None
@@ -67,56 +139,14 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-@contextmanager
-def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
-    """On Ctrl-C say what was kept and how to go on, and end with the code for it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        SWITCHES.interruption_told = True
-        typer.echo(f"interrupted; {kept()}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def print_error(error: NissError) -> None:
-    """An intended error, as a person should read it."""
-    typer.echo(f"error: {error.message}", err=True)
-    if error.hint is not None:
-        typer.echo(f"hint: {error.hint}", err=True)
-
-
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def print_summary(folder: Path) -> None:
-    """The table of a finished run or comparison, on stdout."""
-    from niss.report import read_report_input, summary_rows
-
-    header, rows = summary_rows(read_report_input(folder))
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for number, column in enumerate(header):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*row)
-    console = results()
-    console.print(table)
-    if any(row[0].startswith("central-dp") for row in rows):
-        console.print("central-dp: its epsilon assumes a trusted server, which sees every bare update.")
-
-
-def free_folder(parent: Path, name: str) -> Path:
-    """The first of NAME-1, NAME-2, ... that does not exist yet."""
-    return next(path for path in (parent / f"{name}-{number}" for number in count(1)) if not path.exists())
-
-
 class LiveBars:
-    """Bars while a terminal shows them, each with its own name; without one, `_console` is for lines."""
+    """Bars in a terminal, each with its own name; without one, `_console` is for lines, and silent where quiet."""
 
-    def __init__(self, *columns: ProgressColumn, quiet: bool) -> None:
+    def __init__(self, *columns: ProgressColumn) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
         self._console = messages()
-        self._quiet = quiet
-        self._live = animated(self._console) and not quiet
+        self._live = animated(self._console)
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=self._console)
         self._tasks: dict[str, TaskID] = {}
 
@@ -133,20 +163,20 @@ class LiveBars:
 
 
 class RoundProgress(LiveBars):
-    """Live progress over rounds and methods: a bar in a terminal, a line now and then elsewhere."""
+    """Progress over rounds and methods: a bar a method in a terminal, a line every tenth of the rounds elsewhere."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self) -> None:
+        from rich.progress import TextColumn, TimeRemainingColumn
+
         super().__init__(
             TextColumn("round {task.fields[round]}/{task.total:.0f}"),
             TextColumn("accuracy {task.fields[accuracy]}"),
             TimeRemainingColumn(),
             TextColumn("left"),
-            quiet=quiet,
         )
 
     def __call__(self, event: RoundEvent) -> None:
-        if self._quiet:
-            return
+        """Show that a round of a method has ended."""
         accuracy = "-" if event.accuracy is None else f"{100 * event.accuracy:.1f} %"
         title = f"{event.label} ({event.method_number}/{event.methods})" if event.methods > 1 else event.label
         if self._live:
@@ -175,15 +205,40 @@ class RoundProgress(LiveBars):
         return self._tasks[label]
 
 
+class PartProgress(LiveBars):
+    """Progress of an attack: a bar per part in a terminal; elsewhere a line at every quarter of a part."""
+
+    def __init__(self) -> None:
+        from rich.progress import TextColumn, TimeRemainingColumn
+
+        super().__init__(
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+
+    def __call__(self, part: str, done: int, total: int, note: str) -> None:
+        """Show that `done` of `total` steps of a part are over; `note` is a few words about it."""
+        if self._live:
+            if part not in self._tasks:
+                self._tasks[part] = self._bar.add_task(part, total=total, note="")
+            self._bar.update(self._tasks[part], completed=done, total=total, note=note)
+        elif done == total or done % max(1, total // 4) == 0:
+            self._console.print(f"{part}: {done}/{total} {note}", markup=False)
+
+
 class DownloadProgress(LiveBars):
     """A bar for each file that is fetched, in a terminal; elsewhere a line when a file begins to arrive."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__(DownloadColumn(), TimeRemainingColumn(), quiet=quiet)
+    def __init__(self) -> None:
+        from rich.progress import DownloadColumn, TimeRemainingColumn
+
+        super().__init__(DownloadColumn(), TimeRemainingColumn())
 
     def __call__(self, file: str, done: int, total: int | None) -> None:
+        """Show that `done` of `total` bytes of a file have arrived."""
         if file not in self._tasks:
             self._tasks[file] = self._bar.add_task(file, total=total)
-            if not self._live and not self._quiet:
+            if not self._live:
                 self._console.print(f"fetching {file}", soft_wrap=True, markup=False)
         self._bar.update(self._tasks[file], completed=done, total=total)

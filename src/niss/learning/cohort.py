@@ -1,20 +1,22 @@
-"""All clients of a round at once, close to what the machine can do, and equal to one after another.
+"""All clients of a round trained as one cohort: equal to one after another, close to what the machine can do.
 
-`train` gives what `train_client` gives for each client alone, up to floating-point rounding, on any number
-of workers. Every process uses one torch thread: threads inside an operation collapse as soon as anything
-else runs on the machine, processes do not.
+    with Cohort(module, FlatLayout.of(module), inputs, labels, device="auto") as cohort:
+        rows = cohort.train([Job(start, samples, stream), ...], LocalTraining())
+
+Row i is what the reference (`train_client`, or `clipped_gradient_step`) gives for client i alone, up to
+floating-point rounding, on every device and with any number of workers. `choose_engine` decides what computes
+it; `Cohort.engine` says what that was, and why where a faster way had to be left.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import time
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,251 +24,156 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from niss.errors import ConfigError
-from niss.learning.checks import require_real, require_samples, require_whole
-from niss.learning.cohort_checks import checked_out, require_jobs
-from niss.learning.cohort_engines import Engine, Job, PlainEngine, choose_engine, numbers_by_start
-from niss.learning.cohort_pool import CannotLoad, Group, Pool, WorkerError
-from niss.learning.cohort_worker import ClippedStep, perform
-from niss.learning.evaluate import Evaluation, evaluate
+from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.flat import FlatLayout
-from niss.learning.local import LocalTraining
+from niss.learning.local import Evaluation, LocalTraining, require_samples, require_whole, train_client
+from niss.learning.models import Cnn, Mlp, recognise
+from niss.randomness import SimStream
 
-if TYPE_CHECKING:
-    from niss.learning.cohort_cuda import CudaCohort
-
-__all__ = ["Cohort", "Job", "WorkerError", "open_cohort"]
-
-PATIENCE = 0.5
-"""Seconds of training in this process after which worker processes, seconds to start, are worth it."""
+DEVICES = ("auto", "cpu", "cuda")
+# What each client of a cohort does.
+Work = LocalTraining | ClippedStep
 Updates = NDArray[np.floating[Any]]
+# Called with the number of clients newly done.
 Progress = Callable[[int], None]
+# Called with the numbers of some jobs and their updates, one row each, to be copied before it returns.
+Take = Callable[[Sequence[int], Tensor], None]
 
 
-class Cohort:
-    """Trains many clients of one module on the CPU; a context manager.
+@dataclass(frozen=True)
+class Job:
+    """One client's turn: the weights it starts from, the row numbers of its samples, its stream.
 
-    Work begins in this process. Once it has taken `PATIENCE` seconds, over all calls, worker processes are
-    started; this process goes on until they have loaded, then they take over for good. So small work never
-    waits for them, and nothing has to be guessed beforehand. The module is scratch space.
+    start    a vector of the model's layout, on the CPU or the engine's device
+    samples  int64 row numbers into the cohort's inputs, on the CPU, at least one
+    stream   the client's own, for this round: order of its batches, draws inside the module
+
+    Clients that start from the same weights should share the tensor: it then travels once, and they may be
+    computed together.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: FlatLayout,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        workers: int | None = None,
-        plain: bool = False,
-    ) -> None:
-        if workers is not None:
-            require_whole(workers, field="workers", at_least=1)
-        require_samples(inputs, labels)
-        inputs = inputs.detach().contiguous()
-        self._module, self._layout = module, layout
-        self._inputs, self._labels = inputs, labels
-        self._engine: Engine = (
-            PlainEngine(module, layout, inputs, labels, reason="it was asked for")
-            if plain
-            else choose_engine(module, layout, inputs, labels)
-        )
-        self._workers = 1 if plain else available_cores() if workers is None else workers
-        self._reason = ""
-        if self._workers > 1 and (reason := _why_alone(module)):
-            self._workers, self._reason = 1, reason
-        self._pool: Pool | None = None
-        self._seconds_alone = 0.0
+    start: Tensor
+    samples: Tensor
+    stream: SimStream
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is learned: a module (scratch space), the layout of its vector, and the samples of all clients.
+
+    Module and samples are on one device; an engine makes its own problem where that is not the CPU.
+    """
+
+    module: nn.Module
+    layout: FlatLayout
+    inputs: Tensor
+    labels: Tensor
+
+    @cached_property
+    def built(self) -> type[Mlp] | type[Cnn] | None:
+        """The model of the package that the module is, unchanged and fit for the data (`recognise`); else None."""
+        return recognise(self.module, self.layout, self.inputs, self.labels)
+
+    def update_of(self, job: Job, work: Work) -> Tensor:
+        """The update of one client by the reference, on the device where the samples are."""
+        device = self.labels.device
+        rows = job.samples.to(device)
+        common = (self.module, self.layout, job.start.to(device), self.inputs[rows], self.labels[rows])
+        if isinstance(work, LocalTraining):
+            return train_client(*common, work, stream=job.stream)
+        return clipped_gradient_step(*common, clip=work.clip, learning_rate=work.learning_rate)
+
+
+class Engine(ABC):
+    """Computes the updates of a cohort on one device; `choose_engine` makes it."""
+
+    device: torch.device
+    # Bytes of updates the device has room for; None where they lie in the memory of the processor.
+    room_for_updates: int | None = None
 
     @property
-    def engine(self) -> str:
-        """How the clients are trained, in one line."""
-        where = f"{self._workers} workers" if self._workers > 1 else "one process"
-        because = f", because {self._reason}" if self._reason else ""
-        dtype = str(self._layout.dtype).removeprefix("torch.")
-        return f"cpu: {where}{because}; {self._engine.name}; {dtype}"
+    @abstractmethod
+    def name(self) -> str:
+        """Device, formulation and precision in one line, for the manifest; and why not a faster one."""
 
-    def train(
-        self,
-        jobs: Sequence[Job],
-        settings: LocalTraining,
-        *,
-        out: Updates | None = None,
-        progress: Progress | None = None,
-    ) -> Updates:
-        """Row i is `train_client` of job i: its update, [len(jobs), layout.size], in `out` where given.
+    @abstractmethod
+    def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
+        """Do `work` for every job; `take` gets each group's updates, on this device, as they are ready.
 
-        `progress` is called with the number of clients newly done.
+        Groups come in any order and of any size; jobs that follow each other may come with a `range` of numbers.
         """
-        return self._perform(settings, jobs, out, progress)
 
-    def clipped_steps(
-        self,
-        jobs: Sequence[Job],
-        *,
-        clip: float,
-        learning_rate: float,
-        out: Updates | None = None,
-        progress: Progress | None = None,
-    ) -> Updates:
-        """Row i is `clipped_gradient_step` of job i, without a stream: in eval() mode, nothing drawn."""
-        require_real(clip, field="clip", low_allowed=False)
-        require_real(learning_rate, field="learning_rate", low_allowed=False)
-        return self._perform(ClippedStep(clip, learning_rate), jobs, out, progress)
-
+    @abstractmethod
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
-        """`evaluate` of the module with these weights."""
-        self._layout.load(self._module, weights)
-        return evaluate(self._module, inputs, labels)
+        """`niss.learning.evaluate` of the module with these weights."""
 
-    def start(self) -> None:
-        """Start the workers now and wait until they have loaded, instead of when they are worth it."""
-        if self._workers > 1:
-            self._start_pool()
-            self._has_workers(timeout=None)
+    def start(self) -> None:  # noqa: B027
+        """Prepare now what would otherwise be prepared when it is worth it."""
 
+    @abstractmethod
     def close(self) -> None:
-        """End the workers. A later call works again, and may start new ones."""
-        if self._pool is not None:
-            self._inputs, self._labels = self._pool.inputs, self._pool.labels
-            self._pool.close()
-            self._pool = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _perform(
-        self,
-        work: LocalTraining | ClippedStep,
-        jobs: Sequence[Job],
-        out: Updates | None,
-        progress: Progress | None,
-    ) -> Updates:
-        require_jobs(jobs, self._layout, len(self._labels))
-        result = checked_out(out, len(jobs), self._layout)
-
-        def take(rows: tuple[int, ...], updates: Tensor) -> None:
-            result[list(rows)] = updates.numpy()
-            if progress is not None:
-                progress(len(rows))
-
-        groups = make_groups(jobs, self._engine.largest_group, self._workers)
-        try:
-            self._perform_alone(work, groups, take)
-            if groups:
-                assert self._pool is not None
-                self._pool.run(work, groups, take)
-        except BaseException:
-            # Workers in the middle of something (Ctrl-C, a death among them) are of no further use.
-            self.close()
-            raise
-        return result
-
-    def _perform_alone(
-        self,
-        work: LocalTraining | ClippedStep,
-        groups: deque[Group],
-        take: Callable[[tuple[int, ...], Tensor], None],
-    ) -> None:
-        """Empty `groups` in this process, until there are workers to do it."""
-        while groups:
-            if self._workers > 1 and self._seconds_alone > PATIENCE:
-                self._start_pool()
-            if self._has_workers():
-                return
-            rows, jobs = groups.popleft()
-            updates = torch.empty(len(rows), self._layout.size, dtype=self._layout.dtype)
-            began = time.perf_counter()
-            with _one_thread():
-                perform(self._engine, work, list(jobs), updates)
-            self._seconds_alone += time.perf_counter() - began
-            take(rows, updates)
-
-    def _has_workers(self, timeout: float | None = 0.0) -> bool:
-        try:
-            return self._pool is not None and self._pool.is_ready(timeout)
-        except CannotLoad as problem:
-            self.close()
-            self._workers, self._reason = 1, f"workers cannot load the module ({problem})"
-            return False
-
-    def _start_pool(self) -> None:
-        if self._pool is None:
-            self._pool = Pool(
-                self._module,
-                self._layout,
-                self._inputs,
-                self._labels,
-                self._workers,
-                self._engine.largest_group,
-            )
-            # One copy of the data is enough: the shared one serves this process too.
-            self._inputs, self._labels = self._pool.inputs, self._pool.labels
-            self._engine = choose_engine(self._module, self._layout, self._inputs, self._labels)
+        """Give processes or device memory back; a later call works again."""
 
 
-def open_cohort(
-    module: nn.Module,
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
+def choose_engine(
+    problem: Problem,
     *,
     device: str = "cpu",
     workers: int | None = None,
     tf32: bool = False,
     plain: bool = False,
-) -> Cohort | CudaCohort:
-    """The cohort for a device: "cpu", or "cuda" with what a GPU needs installed.
+) -> Engine:
+    """The fastest engine that equals the reference:
 
-    `plain` asks for the reference loop, in this process, whatever the module.
+    - `plain`: the reference loop itself, in this process, on the CPU, whatever the device and the module;
+    - cpu: `Mlp` as built in groups of clients, `Cnn` as built client by client, both with a backward pass by
+      hand; small modules of products in groups by vmap; anything else in the reference loop. On all cores,
+      or `workers` of them, unless the module cannot be sent to other processes;
+    - cuda: `Mlp` and `Cnn` as built in fused Triton kernels, in plain torch without Triton or in float64; other
+      modules by vmap where their samples and clients do not influence each other; else the reference loop.
+      `tf32` allows TF32 in its products.
     """
-    if device == "cpu" or plain:
-        return Cohort(module, layout, inputs, labels, workers=workers, plain=plain)
-    if device.partition(":")[0] != "cuda":
-        raise ConfigError(f"no device is called {device!r}", field="device", hint="use 'cpu' or 'cuda'")
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "no CUDA device is available",
-            field="device",
-            hint="use 'cpu', or install a torch with CUDA on a machine with a GPU",
-        )
-    from niss.learning.cohort_cuda import CudaCohort
+    if plain or choose_device(device.partition(":")[0]) == "cpu":
+        from niss.learning.cpu.engine import CpuEngine, choose_formulation
+        from niss.learning.cpu.steps import PlainLoop
 
-    return CudaCohort(module, layout, inputs, labels, device=device, tf32=tf32)
+        if plain:
+            return CpuEngine(PlainLoop(problem, "it was asked for"), workers=1)
+        count = available_cores() if workers is None else workers
+        reason = _why_one_process(problem.module) if count > 1 else ""
+        return CpuEngine(choose_formulation(problem), workers=1 if reason else count, reason=reason)
+    from niss.learning.cuda.engine import CudaEngine
+
+    return CudaEngine(problem, device="cuda" if device == "auto" else device, tf32=tf32)
+
+
+def choose_device(wanted: str, *, field: str = "device") -> str:
+    """`cpu` or `cuda`; `auto` is the GPU where there is one. `field` is what a refusal names.
+
+    Raises `ConfigError` for any other name, and for `cuda` where torch finds no GPU: never a silent fallback.
+    """
+    if wanted not in DEVICES:
+        raise ConfigError(f"unknown device {wanted!r}", field=field, hint="use one of: " + ", ".join(DEVICES))
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError(
+            "torch finds no CUDA GPU here",
+            field=field,
+            hint="use auto or cpu, or install a torch with CUDA on a machine with a GPU",
+        )
+    return "cuda" if available and wanted != "cpu" else "cpu"
 
 
 def available_cores() -> int:
     """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_groups(jobs: Sequence[Job], largest: int, workers: int) -> deque[Group]:
-    """Clients of one start and of like size together, largest first; as many groups for each worker, where possible.
+def _why_one_process(module: nn.Module) -> str:
+    """Why the module cannot be sent to other processes; empty where it can.
 
-    The last bits of a batched product depend on who is in it: a group never mixes starts, so that what the
-    clients of one method get does not depend on the methods trained beside them.
+    Workers rebuild it by import and pickle; a class of the main script has no module they could import.
     """
-    rows = [group for numbers in numbers_by_start(jobs) for group in _split(numbers, jobs, largest, workers)]
-    rows.sort(key=lambda group: -len(jobs[group[0]].samples))
-    return deque((numbers, [jobs[number] for number in numbers]) for numbers in rows)
-
-
-def _split(numbers: list[int], jobs: Sequence[Job], largest: int, workers: int) -> list[tuple[int, ...]]:
-    order = sorted(numbers, key=lambda number: -len(jobs[number].samples))
-    count = -(-len(order) // largest)
-    count = min(len(order), -(-count // workers) * workers)
-    return [tuple(piece.tolist()) for piece in np.array_split(np.array(order, dtype=np.int64), count)]
-
-
-def _why_alone(module: nn.Module) -> str:
-    """Why the module cannot be sent to other processes; empty where it can."""
     if os.name == "nt":
         return "workers need a POSIX system"
     for part in module.modules():
@@ -279,11 +186,230 @@ def _why_alone(module: nn.Module) -> str:
     return ""
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class Cohort:
+    """Trains many clients of one module; a context manager that ends its workers or frees its device.
+
+    module, layout  what is trained; the module is scratch space
+    inputs, labels  the samples of all clients; a job names its rows of them
+    device          "cpu", "cuda" (or "cuda:1" and so on), or "auto": the GPU where there is one
+    workers         processes on the CPU; None: one for each core
+    tf32            whether a GPU may compute its products in TF32
+    plain           train with the reference loop, in this process, whatever the module and the device
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: FlatLayout,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        device: str = "cpu",
+        workers: int | None = None,
+        tf32: bool = False,
+        plain: bool = False,
+    ) -> None:
+        if workers is not None:
+            require_whole(workers, field="workers", at_least=1)
+        require_samples(inputs, labels)
+        problem = Problem(module, layout, inputs.detach().contiguous(), labels)
+        self._engine = choose_engine(problem, device=device, workers=workers, tf32=tf32, plain=plain)
+        self._layout, self._samples = layout, len(labels)
+
+    @property
+    def engine(self) -> str:
+        """How the clients are trained, in one line."""
+        return self._engine.name
+
+    @property
+    def room_for_updates(self) -> int | None:
+        """Bytes of updates that the device has room for; None where they lie in the memory of the processor."""
+        return self._engine.room_for_updates
+
+    def train(
+        self, jobs: Sequence[Job], work: Work, *, out: Updates | None = None, progress: Progress | None = None
+    ) -> Updates:
+        """The updates of all jobs on the processor, [len(jobs), layout.size], row i that of job i.
+
+        With `LocalTraining` a row is what `train_client` returns, with `ClippedStep` what
+        `clipped_gradient_step` returns without a stream. `out` takes the rows where it is given. On a GPU,
+        modules that draw inside (Dropout) draw other masks than on the CPU, from the same stream.
+
+        Raises `ConfigError` for a job that cannot be trained, before any work starts.
+        """
+        self._require_jobs(jobs)
+        result = self._rows(len(jobs), out)
+
+        def take(numbers: Sequence[int], updates: Tensor) -> None:
+            if isinstance(numbers, range):
+                torch.from_numpy(result[numbers.start : numbers.stop]).copy_(updates)
+            else:
+                result[list(numbers)] = updates.cpu().numpy()
+            if progress is not None:
+                progress(len(numbers))
+
+        self._engine.perform(work, jobs, take)
+        return result
+
+    def train_in_place(self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None) -> Tensor:
+        """As `train`, but the rows stay on the device that made them, and nothing waits for them.
+
+        On the processor this is `train` with its array as a tensor.
+        """
+        if self._engine.device.type == "cpu" or not jobs:
+            return torch.from_numpy(self.train(jobs, work, progress=progress))
+        self._require_jobs(jobs)
+        order: list[int] = []
+        parts: list[Tensor] = []
+
+        def take(numbers: Sequence[int], updates: Tensor) -> None:
+            order.extend(numbers)
+            parts.append(updates)
+            if progress is not None:
+                progress(len(numbers))
+
+        self._engine.perform(work, jobs, take)
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if order == sorted(order):
+            return rows
+        return rows[torch.tensor(order).argsort().to(rows.device)]
+
+    def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
+        """`niss.learning.evaluate` of the module with these weights, on the engine's device."""
+        return self._engine.evaluate(weights, inputs, labels)
+
+    def start(self) -> None:
+        """Start worker processes now and wait until they have loaded, instead of when they are worth it."""
+        self._engine.start()
+
+    def close(self) -> None:
+        """End worker processes, free device memory. A later call works again."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rows(self, count: int, out: Updates | None) -> Updates:
+        """`out` if it can take the updates; a new array where none is given."""
+        dtype = torch.empty(0, dtype=self._layout.dtype).numpy().dtype
+        shape = (count, self._layout.size)
+        if out is None:
+            return np.empty(shape, dtype=dtype)
+        if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
+            raise ConfigError(
+                f"must be a writable {dtype} array of shape {shape}, not {out.dtype} of {out.shape}",
+                field="out",
+                hint="leave it out to get a new array",
+            )
+        return out
+
+    def _require_jobs(self, jobs: Sequence[Job]) -> None:
+        """Refuse starts that are not a vector of the model, and samples that are not rows of the data.
+
+        Tensors that several jobs share are looked at once.
+        """
+        seen: set[int] = set()
+        for number, job in enumerate(jobs):
+            if id(job.start) not in seen:
+                self._require_start(job.start, f"jobs[{number}].start")
+            if id(job.samples) not in seen:
+                self._require_samples(job.samples, f"jobs[{number}].samples")
+            seen |= {id(job.start), id(job.samples)}
+
+    def _require_start(self, start: Tensor, field: str) -> None:
+        layout = self._layout
+        layout.require_vector(start, field=field)
+        if start.dtype != layout.dtype or start.device.type not in ("cpu", self._engine.device.type):
+            raise ConfigError(
+                f"must be {layout.dtype} on the CPU, not {start.dtype} on {start.device}",
+                field=field,
+                hint=f"start.to('cpu', {layout.dtype})",
+            )
+
+    def _require_samples(self, samples: Tensor, field: str) -> None:
+        if samples.ndim != 1 or samples.dtype != torch.int64:
+            raise ConfigError(
+                f"must be a 1-D int64 tensor of row numbers, not {samples.dtype} of shape {tuple(samples.shape)}",
+                field=field,
+            )
+        if not len(samples):
+            raise ConfigError("no samples", field=field, hint="leave clients without data out of the round")
+        lowest, highest = map(int, samples.aminmax())
+        if lowest < 0 or highest >= self._samples:
+            raise ConfigError(
+                f"row {lowest if lowest < 0 else highest} does not exist, the data have rows 0 to "
+                f"{self._samples - 1}",
+                field=field,
+                hint="samples are row numbers into the inputs the cohort was made with",
+            )
+
+
+def numbers_by_start(jobs: Sequence[Job]) -> list[list[int]]:
+    """The numbers of the jobs that start from the same tensor together, in the order of their first.
+
+    In a comparison each method has its own weights: these are the clients of one method.
+    """
+    groups: dict[int, list[int]] = {}
+    for number, job in enumerate(jobs):
+        groups.setdefault(id(job.start), []).append(number)
+    return list(groups.values())
+
+
+class BatchTable:
+    """Row numbers and true sizes of every batch of every client, in the order of `batch_order`.
+
+    `rows[s, k]` are the data rows of client k's batch of step s and `sizes[s, k]` how many of them count.
+    A short batch is filled up with its own first row, so that filling it cannot bring in a value the
+    batch does not have; a finished client has size 0 and its first sample's row. The same client trained from
+    several starts, as in a comparison, has its batches drawn once.
+    """
+
+    def __init__(self, jobs: Sequence[Job], settings: LocalTraining) -> None:
+        self._jobs = jobs
+        self._settings = settings
+        self._samples = [job.samples.numpy() for job in jobs]
+        seen: dict[tuple[SimStream, int], int] = {}
+        self._drawn_for = np.array(
+            [seen.setdefault((job.stream, job.samples.data_ptr()), k) for k, job in enumerate(jobs)]
+        )
+        self._repeats = np.flatnonzero(self._drawn_for != np.arange(len(jobs)))
+        counts = np.array([len(samples) for samples in self._samples])
+        self.width = int(min(settings.batch_size, counts.max()))
+        self._per_epoch = -(-counts // self.width)
+        self.steps = int(self._per_epoch.max()) * settings.epochs
+        self.rows: NDArray[np.int32] = np.empty((self.steps, len(jobs), self.width), dtype=np.int32)
+        self.sizes: NDArray[np.int32] = np.zeros((self.steps, len(jobs)), dtype=np.int32)
+
+    def fill(self) -> Iterator[int]:
+        """Draw the orders epoch after epoch; yields how many leading steps are complete so far.
+
+        Clients with many batches an epoch are ahead of those with few: complete is what all of them have drawn.
+        """
+        for client, samples in enumerate(self._samples):
+            self.rows[:, client] = samples[0]
+        shortest = int(self._per_epoch.min())
+        for epoch in range(self._settings.epochs):
+            for client in np.unique(self._drawn_for).tolist():
+                self._fill_epoch(client, self._jobs[client].stream, epoch)
+            if self._repeats.size:
+                first = self._drawn_for[self._repeats]
+                self.rows[:, self._repeats] = self.rows[:, first]
+                self.sizes[:, self._repeats] = self.sizes[:, first]
+            yield self.steps if epoch + 1 == self._settings.epochs else shortest * (epoch + 1)
+
+    def _fill_epoch(self, client: int, stream: SimStream, epoch: int) -> None:
+        """One client's batches of one epoch: the whole ones, then what is left over, filled up."""
+        samples, batches = self._samples[client], int(self._per_epoch[client])
+        order = samples[stream.child("epoch", epoch).generator().permutation(len(samples))]
+        first = epoch * batches
+        whole, rest = divmod(len(samples), self.width)
+        steps = slice(first, first + whole)
+        self.rows[steps, client] = order[: whole * self.width].reshape(whole, self.width)
+        self.sizes[steps, client] = self.width
+        if rest:
+            self.rows[first + whole, client, :rest] = order[-rest:]
+            self.rows[first + whole, client, rest:] = order[-rest]
+            self.sizes[first + whole, client] = rest

@@ -23,6 +23,11 @@ from niss.errors import ConfigError
 class FlatLayout:
     """Which entry of a module lies where in its vector.
 
+    names      of the entries, as in the state dict
+    shapes     of the entries
+    dtype      of all of them, float32 or float64
+    trainable  whether an entry was a parameter that requires a gradient when the layout was made
+
     An entry that is the same tensor under several names (tied parameters) is counted once, under its
     first name. Layouts are values: two modules of one architecture have equal layouts.
     """
@@ -34,10 +39,12 @@ class FlatLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> FlatLayout:
-        """The layout of `module`; refuses what one float32 or one float64 vector cannot hold."""
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        seen: set[int] = set()
+        """The layout of `module`; refuses what one float32 or one float64 vector cannot hold.
+
+        Raises `ConfigError` for lazy layers that have no shape yet, complex entries, mixed or other dtypes, and
+        state dicts that do not show the module's own tensors.
+        """
+        first: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in _state(module).items():
             if is_lazy(tensor):
                 raise ConfigError(
@@ -47,29 +54,28 @@ class FlatLayout:
                 )
             if tensor.is_complex():
                 raise ConfigError(f"{name!r} is complex, only real entries are supported", field="model")
-            if tensor.is_floating_point() and id(tensor) not in seen:
-                seen.add(id(tensor))
-                names.append(name)
-                tensors.append(tensor)
-        if not tensors:
+            if tensor.is_floating_point():
+                first.setdefault(id(tensor), (name, tensor))
+        entries = dict(first.values())
+        if not entries:
             raise ConfigError("has no floating-point entries", field="model")
-        _refuse_detached_state(module, names, tensors)
+        _refuse_detached_state(module, entries)
         return cls(
-            names=tuple(names),
-            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-            dtype=_single_dtype(names, tensors),
-            trainable=tuple(tensor.requires_grad for tensor in tensors),
+            names=tuple(entries),
+            shapes=tuple(tuple(tensor.shape) for tensor in entries.values()),
+            dtype=_single_dtype(entries),
+            trainable=tuple(tensor.requires_grad for tensor in entries.values()),
         )
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtype of each entry (all equal: mixed modules are refused)."""
-        return (self.dtype,) * len(self.names)
+    def sizes(self) -> list[int]:
+        """How many numbers each entry has."""
+        return [math.prod(shape) for shape in self.shapes]
 
     @property
     def size(self) -> int:
         """The length of the vector."""
-        return sum(math.prod(shape) for shape in self.shapes)
+        return sum(self.sizes)
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The entries of `module` as a new 1-D tensor of `dtype`."""
@@ -89,35 +95,35 @@ class FlatLayout:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views into `vector` by name, in the shape of each entry; any dtype."""
-        if vector.ndim != 1 or vector.shape[0] != self.size:
-            raise ConfigError(
-                f"must be 1-D of length {self.size}, not of shape {tuple(vector.shape)}",
-                field="vector",
-                hint="it was made for another model, or for another version of this one",
-            )
-        pieces = torch.split(vector, [math.prod(shape) for shape in self.shapes])
+        self.require_vector(vector)
+        pieces = torch.split(vector, self.sizes)
         return {
             name: piece.view(shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
 
+    def require_vector(self, vector: Tensor, *, field: str = "vector") -> None:
+        """Refuse what is not 1-D of this layout's length; `field` is what the refusal names."""
+        if vector.ndim != 1 or vector.shape[0] != self.size:
+            raise ConfigError(
+                f"must be 1-D of length {self.size}, not of shape {tuple(vector.shape)}",
+                field=field,
+                hint="layout.flatten(module) makes such a vector; this one was made for another model",
+            )
+
     def trainable_mask(self) -> Tensor:
         """1-D bool: True where the entry was a parameter requiring grad when the layout was made."""
-        return torch.cat(
-            [
-                torch.full((math.prod(shape),), flag, dtype=torch.bool)
-                for shape, flag in zip(self.shapes, self.trainable, strict=True)
-            ]
-        )
+        return torch.tensor(self.trainable).repeat_interleave(torch.tensor(self.sizes))
 
     def _entries(self, module: nn.Module) -> Iterator[Tensor]:
+        """The live tensors of `module` in the order of the vector; refuses a module of another layout."""
         state = _state(module)
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = state.get(name)
             if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != self.dtype:
-                found = "nothing" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                actual = "nothing" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
                 raise ConfigError(
-                    f"the layout expects {self.dtype} of shape {shape} at {name!r}, the module has {found}",
+                    f"the layout expects {self.dtype} of shape {shape} at {name!r}, the module has {actual}",
                     field="model",
                     hint="make the layout from this module: FlatLayout.of(module)",
                 )
@@ -130,12 +136,13 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _single_dtype(names: list[str], tensors: list[Tensor]) -> torch.dtype:
-    first = tensors[0].dtype
-    for name, tensor in zip(names, tensors, strict=True):
+def _single_dtype(entries: dict[str, Tensor]) -> torch.dtype:
+    """The one dtype that all entries have; refuses mixtures, and what is neither float32 nor float64."""
+    first_name, first = next((name, tensor.dtype) for name, tensor in entries.items())
+    for name, tensor in entries.items():
         if tensor.dtype != first:
             raise ConfigError(
-                f"mixes floating dtypes: {names[0]!r} is {first}, {name!r} is {tensor.dtype}",
+                f"mixes floating dtypes: {first_name!r} is {first}, {name!r} is {tensor.dtype}",
                 field="model",
                 hint="convert the whole module: module.float() or module.double()",
             )
@@ -146,20 +153,17 @@ def _single_dtype(names: list[str], tensors: list[Tensor]) -> torch.dtype:
     return first
 
 
-def _refuse_detached_state(module: nn.Module, names: list[str], tensors: list[Tensor]) -> None:
+def _refuse_detached_state(module: nn.Module, entries: dict[str, Tensor]) -> None:
     """State-dict hooks may hand out copies or hide parameters: loading would then silently do nothing,
     or a parameter would train without ever being sent."""
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    listed = {id(tensor) for tensor in tensors}
-    strangers = [name for name, tensor in zip(names, tensors, strict=True) if id(tensor) not in own]
-    hidden = [
-        name
-        for name, tensor in module.named_parameters()
-        if tensor.requires_grad and id(tensor) not in listed
-    ]
-    if strangers or hidden:
+    listed = {id(tensor) for tensor in entries.values()}
+    foreign = [name for name, tensor in entries.items() if id(tensor) not in own]
+    trainable = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    hidden = [name for name, tensor in trainable.items() if id(tensor) not in listed]
+    if foreign or hidden:
         raise ConfigError(
-            f"its state dict does not hold the module's own tensors: {', '.join(strangers + hidden)}",
+            f"its state dict does not hold the module's own tensors: {', '.join(foreign + hidden)}",
             field="model",
             hint="remove the state-dict hooks of the module",
         )

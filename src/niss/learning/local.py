@@ -1,8 +1,14 @@
-"""What a client does in a round: some epochs of minibatch SGD from the global model."""
+"""What a client does in a round: some epochs of minibatch SGD from the global model; and how good a model is.
+
+This is the reference, one client at a time, to be read as pseudocode; every engine is tested against it. Below
+it stand the refusals of this room, and the contexts that leave a borrowed module as it was.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,18 +16,22 @@ import numpy as np
 import torch
 from torch import LongTensor, Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from niss.errors import ConfigError
-from niss.learning.checks import require_logits, require_real, require_samples, require_whole
 from niss.learning.flat import FlatLayout
-from niss.learning.scratch import batch_statistics_layers, in_mode, kept_buffers
-from niss.learning.seeding import seeded_torch
 from niss.randomness import SimStream
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local SGD: `epochs` passes in batches of `batch_size`; the update rule is torch.optim.SGD's."""
+    """Local SGD: `epochs` passes in batches of `batch_size`; the update rule is torch.optim.SGD's.
+
+    learning_rate  above 0
+    momentum       in [0, 1)
+    weight_decay   0 or above; added to the gradient as weight_decay * w
+    """
 
     epochs: int = 5
     batch_size: int = 10
@@ -32,8 +42,8 @@ class LocalTraining:
     def __post_init__(self) -> None:
         require_whole(self.epochs, field="epochs", at_least=1)
         require_whole(self.batch_size, field="batch_size", at_least=1)
-        require_real(self.learning_rate, field="learning_rate", low_allowed=False)
-        require_real(self.momentum, field="momentum", high=1.0)
+        require_real(self.learning_rate, field="learning_rate", zero_allowed=False)
+        require_real(self.momentum, field="momentum", below=1.0)
         require_real(self.weight_decay, field="weight_decay")
 
 
@@ -41,13 +51,14 @@ def batch_order(count: int, settings: LocalTraining, stream: SimStream) -> Itera
     """The sample numbers of each batch, epoch after epoch: the one source of order for every engine.
 
     Epoch e runs through `stream.child("epoch", e).generator().permutation(count)` in pieces of
-    `batch_size`; the last piece of an epoch may be short.
+    `batch_size`; the last piece of an epoch may be short. `count` is the number of samples, at least 1.
     """
     require_whole(count, field="count", at_least=1)
     return _batches(count, settings, stream)
 
 
 def _batches(count: int, settings: LocalTraining, stream: SimStream) -> Iterator[LongTensor]:
+    # A generator of its own: `batch_order` refuses when it is called, not at the first batch.
     for epoch in range(settings.epochs):
         permutation = stream.child("epoch", epoch).generator().permutation(count)
         order = torch.from_numpy(permutation.astype(np.int64, copy=False))
@@ -67,6 +78,12 @@ def train_client(
 ) -> Tensor:
     """Train from `start` on one client's samples; returns the update w_end - start as a new vector.
 
+    module, layout  what is trained, as scratch space, and the layout of its vector
+    start           the weights to begin at, as `layout.flatten` gives them
+    images, labels  the client's samples, on the device of the module
+    settings        epochs, batches and the rule of SGD
+    stream          whatever is random here
+
     Each step takes the gradient g of the mean cross-entropy over its batch, in train() mode, and
     moves the trainable parameters w as torch.optim.SGD does:
 
@@ -80,18 +97,9 @@ def train_client(
     """
     highest_label = require_samples(images, labels)
     layout.load(module, start)
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ConfigError(
-            "has no trainable parameters", field="model", hint="set requires_grad on what shall be trained"
-        )
+    parameters = list(trainable_parameters(module).values())
     velocities: list[Tensor | None] = [None] * len(parameters)
-    with (
-        kept_buffers(module, layout),
-        in_mode(module, training=True),
-        seeded_torch(stream.child("torch")),
-        torch.enable_grad(),
-    ):
+    with borrowed(module, layout, stream), torch.enable_grad():
         for batch in batch_order(labels.shape[0], settings, stream):
             logits = require_logits(
                 _forward(module, images[batch]), rows=batch.shape[0], highest_label=highest_label
@@ -103,6 +111,7 @@ def train_client(
 
 
 def _forward(module: nn.Module, batch: Tensor) -> object:
+    """`module(batch)`, unchecked: a user's module can return anything."""
     try:
         return module(batch)
     except ValueError as problem:
@@ -123,7 +132,7 @@ def _sgd_step(
     velocities: list[Tensor | None],
     settings: LocalTraining,
 ) -> None:
-    """One step of torch.optim.SGD, in place; a parameter the loss does not reach is left alone."""
+    """One step of torch.optim.SGD, in place; a parameter that the loss does not reach stays as it is."""
     for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         if gradient is None:
             continue
@@ -138,3 +147,169 @@ def _sgd_step(
             )
             velocities[index] = direction
         parameter.add_(direction, alpha=-settings.learning_rate)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Share of samples classified right, mean cross-entropy (nats), and how many samples were used."""
+
+    accuracy: float
+    loss: float
+    examples: int
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: int = 1000) -> Evaluation:
+    """Evaluate `module` in eval() mode, where its parameters are; its own mode is restored.
+
+    The loss is computed and averaged in float64 over all samples, and is reported as inf or nan when it
+    is. The accuracy is always a number: a sample with a nan among its logits has no prediction and
+    counts as wrong. `batch_size` bounds the memory and changes the last bits at most.
+    """
+    require_whole(batch_size, field="batch_size", at_least=1)
+    highest_label = require_samples(images, labels)
+    # Sums stay where the model is: a device is not waited for after every batch.
+    scores = torch.zeros(2, dtype=torch.float64, device=labels.device)
+    with in_mode(module, training=False):
+        for some_images, some_labels in zip(
+            torch.split(images, batch_size), torch.split(labels, batch_size), strict=True
+        ):
+            logits = require_logits(
+                module(some_images), rows=some_labels.shape[0], highest_label=highest_label
+            ).double()
+            scores[0] += ((logits.argmax(dim=1) == some_labels) & ~logits.isnan().any(dim=1)).sum()
+            scores[1] += functional.cross_entropy(logits, some_labels, reduction="sum")
+    examples = labels.shape[0]
+    right, loss = scores.tolist()
+    return Evaluation(accuracy=int(right) / examples, loss=loss / examples, examples=examples)
+
+
+@contextmanager
+def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Inside, the module is in train() or eval() mode; afterwards every submodule has its own mode back."""
+    before = [(part, part.training) for part in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for part, flag in before:
+            part.training = flag
+
+
+@contextmanager
+def borrowed(module: nn.Module, layout: FlatLayout, stream: SimStream | None) -> Iterator[None]:
+    """The module as scratch space for one client: whatever is not in its vector is as before afterwards.
+
+    Inside, it is in train() mode and what it draws comes from `stream.child("torch")`; without a stream it is in
+    eval() mode. Afterwards its mode, torch's generators and every buffer outside the vector (integer, bool,
+    non-persistent) are restored: else what one client did would reach the next one through the module.
+    """
+    before = {name: buffer.clone() for name, buffer in module.named_buffers() if name not in layout.names}
+    draws = nullcontext() if stream is None else seeded_torch(stream.child("torch"))
+    try:
+        with in_mode(module, training=stream is not None), draws:
+            yield
+    finally:
+        with torch.no_grad():
+            for name, saved in before.items():
+                module.get_buffer(name).copy_(saved)
+
+
+@contextmanager
+def seeded_torch(stream: SimStream) -> Iterator[None]:
+    """Inside, torch's default generators start at `stream`; afterwards they are as they were before.
+
+    For code that can only use those generators: Dropout, default initialisation. The CPU generator is always
+    covered, the CUDA generators once CUDA is initialised (a module that lives on a GPU has done that). CUDA is
+    never initialised here: a run on the CPU should not pay for it, nor lose the ability to fork.
+    """
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = list(range(torch.cuda.device_count())) if initialized else []
+    with torch.random.fork_rng(devices=gpus):
+        seed = stream.torch_seed()
+        torch.default_generator.manual_seed(seed)
+        if gpus:
+            torch.cuda.manual_seed_all(seed)
+        yield
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require a gradient, by name; refuses a module without any."""
+    parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    if not parameters:
+        raise ConfigError(
+            "has no trainable parameters", field="model", hint="set requires_grad on what shall be trained"
+        )
+    return parameters
+
+
+def batch_statistics_layers(module: nn.Module) -> list[str]:
+    """The names of torch's layers that mix the samples of a batch or keep running statistics of them."""
+    return [
+        name or type(part).__name__
+        for name, part in module.named_modules()
+        if isinstance(part, _BatchNorm) or (isinstance(part, _InstanceNorm) and part.track_running_stats)
+    ]
+
+
+def require_whole(value: object, *, field: str, at_least: int) -> None:
+    """Refuse anything but an int >= `at_least`; a bool is not a number here."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ConfigError(f"must be a whole number of at least {at_least}, not {value!r}", field=field)
+
+
+def require_real(value: object, *, field: str, below: float = math.inf, zero_allowed: bool = True) -> None:
+    """Refuse anything but a finite number in [0, below), or in (0, below) without `zero_allowed`."""
+    fits = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0.0 <= value < below
+        and (zero_allowed or value > 0.0)
+    )
+    if not fits:
+        limits = "at least 0" if zero_allowed else "above 0"
+        if below < math.inf:
+            limits += f" and below {below:g}"
+        raise ConfigError(f"must be a finite number {limits}, not {value!r}", field=field)
+
+
+def require_samples(images: Tensor, labels: Tensor) -> int:
+    """Refuse an empty or mismatched set of samples; returns the highest label."""
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        raise ConfigError(
+            f"must be a 1-D int64 tensor, not {labels.dtype} of shape {tuple(labels.shape)}",
+            field="labels",
+            hint="labels.to(torch.int64) converts class numbers",
+        )
+    if images.ndim < 1 or images.shape[0] != labels.shape[0]:
+        raise ConfigError(
+            f"shape {tuple(images.shape)} does not hold one sample for each of {labels.shape[0]} labels",
+            field="images",
+            hint="the first dimension must be the sample",
+        )
+    if labels.shape[0] == 0:
+        raise ConfigError(
+            "no samples", field="images", hint="leave clients without data out before training or evaluation"
+        )
+    lowest, highest = labels.aminmax()
+    # -100 in particular: cross_entropy would silently skip it (its ignore_index).
+    if int(lowest) < 0:
+        raise ConfigError(f"class numbers start at 0, found {int(lowest)}", field="labels")
+    return int(highest)
+
+
+def require_logits(logits: object, *, rows: int, highest_label: int) -> Tensor:
+    """Refuse a forward result that is not one row of class scores per sample, covering every label."""
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != rows:
+        result = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"forward must return logits of shape [{rows}, classes] for {rows} samples, not {result}",
+            field="model",
+        )
+    if logits.shape[1] <= highest_label:
+        raise ConfigError(
+            f"label {highest_label} is beyond the {logits.shape[1]} classes of the model",
+            field="labels",
+            hint="build the model with as many classes as the data has",
+        )
+    return logits

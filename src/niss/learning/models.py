@@ -1,23 +1,38 @@
-"""The models of the experiments: a multilayer perceptron and the CNN of McMahan et al. (2017)."""
+"""The models of the experiments, and what goes into them: images as tensors, initial weights from a stream.
+
+`mlp` is a multilayer perceptron, `cnn` the network of McMahan et al., "Communication-Efficient Learning of
+Deep Networks from Decentralized Data" (2017). Every engine trains any module; these two, as `build_model`
+makes them, are trained by code written for them (`recognise`).
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError
-from niss.learning.checks import require_whole
-from niss.learning.seeding import seeded_torch
+from niss.learning.flat import FlatLayout
+from niss.learning.local import require_whole, seeded_torch
 from niss.randomness import SimStream
 
+# What `build_model` builds.
 MODEL_NAMES = ("cnn", "mlp")
+# The layer widths of `mlp` unless told otherwise: the "2NN" of McMahan et al. (2017).
 DEFAULT_HIDDEN = (200, 200)
+_NUMPY_DTYPES: dict[torch.dtype, type[np.floating]] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class Mlp(nn.Module):
-    """Flatten, then linear layers of the `hidden` widths with ReLU between, then a linear output."""
+    """Flatten, then linear layers of the `hidden` widths with ReLU between, then a linear output.
+
+    `inputs` is the number of values in a sample; without `hidden` this is logistic regression.
+    """
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -30,13 +45,14 @@ class Mlp(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, classes] of images [N, ...]."""
         logits: Tensor = self.layers(images)
         return logits
 
 
 class Cnn(nn.Module):
     """Two 5x5 convolutions (32 and 64 channels, 'same' padding), each followed by a 2x2 max-pool and
-    ReLU; a hidden layer of 512 with ReLU; a linear output.
+    ReLU; a hidden layer of 512 with ReLU; a linear output. `image_shape` is (channels, height, width).
 
     1,663,370 parameters for 1x28x28 images and 10 classes, as McMahan et al. (2017) report.
     """
@@ -58,6 +74,7 @@ class Cnn(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, classes] of images [N, channels, height, width]."""
         logits: Tensor = self.layers(images)
         return logits
 
@@ -72,8 +89,13 @@ def build_model(
 ) -> nn.Module:
     """A fresh float32 model on the CPU; its initial weights depend on `stream` alone.
 
-    `hidden` gives the layer widths of `mlp` (default (200, 200); () is logistic regression) and is
-    refused for `cnn`.
+    name         "mlp" or "cnn"
+    image_shape  (channels, height, width) of a sample
+    classes      how many classes there are, at least 2
+    stream       the source of the initial weights, drawn by torch's default initialisation
+    hidden       the layer widths of `mlp` (default (200, 200); () is logistic regression); refused for `cnn`
+
+    Raises `ConfigError` for an unknown name and for shapes the model cannot take.
     """
     if len(image_shape) != 3:
         raise ConfigError(f"must be (channels, height, width), not {image_shape!r}", field="image_shape")
@@ -107,3 +129,85 @@ def build_model(
         field="model.name",
         hint=f"did you mean {nearest!r}? the models are: {', '.join(MODEL_NAMES)}",
     )
+
+
+def recognise(
+    module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor
+) -> type[Mlp] | type[Cnn] | None:
+    """`Mlp` or `Cnn` where `module` is what `build_model` makes and the data fit it, else None.
+
+    Then forward and backward are known, and an engine may compute them by its own code: no layer was replaced
+    or subclassed, nothing is hooked or frozen, there are no buffers, and every label has its class. `inputs`
+    and `labels` are the data of all clients.
+    """
+    linear = [part for part in module.modules() if type(part) is nn.Linear]
+    if type(module) not in (Mlp, Cnn) or not linear or not inputs.numel() or inputs.dtype != layout.dtype:
+        return None
+    classes = linear[-1].out_features
+    built: Mlp | Cnn
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        if type(module) is Mlp:
+            built = Mlp(inputs[0].numel(), tuple(layer.out_features for layer in linear[:-1]), classes)
+        elif inputs.ndim == 4:
+            built = Cnn((inputs.shape[1], inputs.shape[2], inputs.shape[3]), classes)
+        else:
+            return None
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    same = (
+        [type(part) for part in module.modules()] == [type(part) for part in built.modules()]
+        and str(module) == str(built)
+        and layout.shapes == tuple(tuple(part.shape) for part in built.parameters())
+        and not any(getattr(part, name) for part in module.modules() for name in hooks)
+        and next(module.buffers(), None) is None
+        and all(layout.trainable)
+        and int(labels.max()) < classes
+    )
+    return type(built) if same else None
+
+
+def to_tensor(
+    images: npt.NDArray[np.uint8],
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """(images / 255 - mean) / std as a new tensor, from uint8 [N, C, H, W].
+
+    images     as stored, one byte a pixel
+    mean, std  one number for all channels or one per channel, on the scale where white is 1; std above 0
+    dtype      float32 or float64
+
+    Raises `ConfigError` for anything else, and never shares memory with `images`.
+    """
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        kind = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
+        raise ConfigError(f"must be a uint8 array, not {kind}", field="images")
+    if images.ndim != 4:
+        raise ConfigError(
+            f"must have the shape [N, C, H, W], not {images.shape}",
+            field="images",
+            hint="images[:, None] adds the channel of grey images",
+        )
+    if dtype not in _NUMPY_DTYPES:
+        raise ConfigError(f"must be torch.float32 or torch.float64, not {dtype}", field="dtype")
+    channels = images.shape[1]
+    shift = _per_channel(mean, channels, dtype, field="mean")
+    scale = _per_channel(std, channels, dtype, field="std")
+    if not bool((scale > 0).all()):
+        raise ConfigError(f"must be above 0, not {std!r}", field="std")
+    # astype copies: the tensor never shares memory with a read-only or memory-mapped array.
+    pixels = torch.from_numpy(images.astype(_NUMPY_DTYPES[dtype], order="C"))
+    return pixels.div_(255.0).sub_(shift).div_(scale)
+
+
+def _per_channel(value: float | Sequence[float], channels: int, dtype: torch.dtype, *, field: str) -> Tensor:
+    """`value` as [channels or 1, 1, 1], fit to be broadcast over images."""
+    try:
+        numbers = torch.from_numpy(np.array(value, dtype=np.float64)).to(dtype)
+    except (TypeError, ValueError):
+        raise ConfigError(f"must be a number or one per channel, not {value!r}", field=field) from None
+    if numbers.ndim > 1 or (numbers.ndim == 1 and numbers.shape[0] != channels):
+        raise ConfigError(f"must be one number or {channels} (one per channel), not {value!r}", field=field)
+    if not bool(numbers.isfinite().all()):
+        raise ConfigError(f"must be finite, not {value!r}", field=field)
+    return numbers.reshape(-1, 1, 1)

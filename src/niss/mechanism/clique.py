@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from niss.mechanism.shares import Edges
 from niss.randomness import SimStream
-from niss.randomness.normals import normal_blocks
+from niss.randomness.sim import normal_blocks
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
 from niss.randomness import SimStream
-from niss.randomness.normals import normal_blocks
+from niss.randomness.sim import normal_blocks
 
 FloatArray = NDArray[np.float64]
 

@@ -11,16 +11,7 @@ A new method is a file with a subclass of `Method`, and a line below.
 from __future__ import annotations
 
 from niss.errors import ConfigError
-from niss.methods.base import (
-    Method,
-    PlainRows,
-    PlanSettings,
-    RoundNumbers,
-    Shares,
-    UploadRows,
-    mu_of,
-    server_adversary,
-)
+from niss.methods.base import Method, PlainRows, Shares, UploadRows, mu_of, of_participants, server_adversary
 from niss.methods.central_dp import CentralDp
 from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
 from niss.methods.dp_fedavg import DpFedAvg
@@ -51,8 +42,6 @@ __all__ = [
     "Distortion",
     "Method",
     "PlainRows",
-    "PlanSettings",
-    "RoundNumbers",
     "Shares",
     "UploadRows",
     "distortion_named",
@@ -61,5 +50,6 @@ __all__ = [
     "marginal_variance",
     "method_named",
     "mu_of",
+    "of_participants",
     "server_adversary",
 ]

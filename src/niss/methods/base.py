@@ -1,7 +1,8 @@
 """What a method is: which noise is added, where and by whom, what that is worth, and whom it asks to trust.
 
-A method holds no state. Everything it answers follows from a plan (`PlanSettings`) or from the numbers of one round
-(`RoundNumbers`), which `niss.accounting` makes; the rows that it adds noise to are `UploadRows`, wherever they lie.
+A method holds no state. Everything it answers follows from a `Plan` or from the numbers of one round (`RoundPlan`),
+both of `niss.accounting`, which is built on this room and is imported here for its types alone; the rows that it adds
+noise to are `UploadRows`, wherever they lie.
 A new method is one file with a subclass of `Method`, and one line in `niss.methods`.
 """
 
@@ -12,78 +13,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import add_gaussian, add_shares
 from niss.mechanism.shares import Edges
 from niss.randomness import SimStream
-from niss.views import Corruption, WorstCase
+from niss.views import WorstCase
+
+if TYPE_CHECKING:
+    from niss.accounting.plans import Plan, RoundPlan
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Rows = NDArray[np.floating[Any]]
-
-
-class PlanSettings(Protocol):
-    """What a method asks of a plan; see `niss.accounting.Plan` for each name."""
-
-    @property
-    def distortion(self) -> str: ...
-    @property
-    def kappa(self) -> float: ...
-    @property
-    def neighbours(self) -> float: ...
-    @property
-    def graph(self) -> str: ...
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]: ...
-    @property
-    def tau2(self) -> float | tuple[float, ...] | None: ...
-    @property
-    def colluders(self) -> int: ...
-    @property
-    def revealed(self) -> int: ...
-    @property
-    def delta(self) -> float: ...
-    @property
-    def gaussian_delta(self) -> float: ...
-    @property
-    def corruption(self) -> Corruption: ...
-
-
-class RoundNumbers(Protocol):
-    """What a method asks of one round, in the order of its participants; see `niss.accounting.RoundPlan`."""
-
-    @property
-    def plan(self) -> PlanSettings: ...
-    @property
-    def participants(self) -> IntArray: ...
-    @property
-    def sensitivity(self) -> FloatArray: ...
-    @property
-    def own_variance(self) -> FloatArray: ...
-    @property
-    def graph(self) -> ShareGraph: ...
-    @property
-    def unit_variance(self) -> float: ...
-    @property
-    def tau2(self) -> FloatArray: ...
-    @property
-    def scales(self) -> FloatArray | None: ...
-    @property
-    def opponent(self) -> WorstCase | None: ...
-    @property
-    def worst(self) -> WorstCase | None: ...
-    @property
-    def residual_variance(self) -> FloatArray: ...
-    def with_scales(self: Round, scales: FloatArray | None) -> Round: ...
-
-
-Round = TypeVar("Round", bound=RoundNumbers)
 
 
 class UploadRows(Protocol):
@@ -166,12 +113,10 @@ class Method(ABC):
         """Whether that field of a plan (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
         return setting in self.settings
 
-    # What runs.
+    # What runs. By default nothing is shared and nobody adds anything.
 
-    def share(
-        self, plan: PlanSettings, participants: IntArray, own_variance: FloatArray, beacon: bytes
-    ) -> Shares:
-        """With whom each participant shares noise in one round; by default with nobody.
+    def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
+        """With whom each participant shares noise in one round.
 
         own_variance  the noise each would need alone, per coordinate of its upload
         beacon        public randomness of the round, from which the graph follows
@@ -182,12 +127,12 @@ class Method(ABC):
     def add_client_noise(
         self,
         uploads: UploadRows,
-        round_plan: Round,
+        round_plan: RoundPlan,
         stream: SimStream,
         edges: Edges | None = None,
         *,
         keep_factors: bool | None = None,
-    ) -> Round:
+    ) -> RoundPlan:
         """Turn `p_k x_k` into what each client uploads, in place; returns the round with what was drawn.
 
         edges         where only some of the graph's are left: then the rows are the uploads without the others
@@ -195,72 +140,74 @@ class Method(ABC):
         """
         return round_plan
 
-    def add_server_noise(  # noqa: B027
-        self, total: FloatArray, round_plan: RoundNumbers, stream: SimStream
-    ) -> None:
-        """Add what a trusted server adds to the sum before releasing it, in place; by default nothing."""
+    def add_server_noise(self, total: FloatArray, round_plan: RoundPlan, stream: SimStream) -> None:  # noqa: B027
+        """Add what a trusted server adds to the sum before releasing it, in place."""
 
-    # What it is worth, per coordinate of the uploads.
+    # What it is worth, per coordinate of the uploads. By default an upload carries `own_variance` and nothing else.
 
-    @abstractmethod
-    def joint_variance(self, round_plan: RoundNumbers) -> FloatArray | None:
+    def joint_variance(self, round_plan: RoundPlan) -> FloatArray | None:
         """Effective variance per client against the method's adversary (`adversary`); None: not computed."""
+        return round_plan.own_variance
 
-    @abstractmethod
-    def marginal_variance(self, round_plan: RoundNumbers) -> FloatArray:
-        """Noise variance of one upload looked at alone: the paper's view."""
-
-    @abstractmethod
-    def aggregate_variance(self, round_plan: RoundNumbers) -> float:
-        """Predicted noise variance of the sum of all uploads, with what the server adds."""
-
-    @abstractmethod
-    def left_over_variance(
-        self, round_plan: RoundNumbers, absent: Collection[int], *, repaired: bool
-    ) -> float:
-        """The same where the seats `absent` never uploaded; `repaired`: their shares were taken out again."""
-
-    def worst(self, round_plan: RoundNumbers) -> WorstCase | None:
-        """The worst case over colluders; None where nobody is assumed to collude, or none is computed."""
-        return None
-
-    def variance_against(self, round_plan: RoundNumbers, colluders: Collection[int]) -> FloatArray:
+    def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
         """Effective variance of each honest client, in the order of seats, against exactly these colluders."""
         return np.delete(round_plan.own_variance, sorted(colluders))
 
-    def joint_mu(self, round_plan: RoundNumbers, *, repairing: bool = False) -> FloatArray:
+    def worst(self, round_plan: RoundPlan) -> WorstCase | None:
+        """The worst case over colluders; None where nobody is assumed to collude, or none is computed."""
+        return None
+
+    def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
+        """Noise variance of one upload looked at alone: the paper's view."""
+        return round_plan.own_variance
+
+    def aggregate_variance(self, round_plan: RoundPlan) -> float:
+        """Predicted noise variance of the sum where everyone uploads."""
+        return self.left_over_variance(round_plan)
+
+    def left_over_variance(
+        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
+    ) -> float:
+        """Predicted noise variance of the sum of the uploads that arrived, with what the server adds.
+
+        absent    the seats that never uploaded
+        repaired  their shares were taken out of the sum again
+        """
+        return float(np.delete(round_plan.own_variance, sorted(absent)).sum())
+
+    def joint_mu(self, round_plan: RoundPlan, *, repairing: bool = False) -> FloatArray:
         """mu of the joint view; infinite where there is no guarantee or none was computed.
 
         repairing  dropouts of the round are repaired, so that edges may be revealed to a server that lies about them
         """
-        variance = self.joint_variance(round_plan)
+        variance = round_plan.joint_variance
         if variance is None:
             return np.full(round_plan.participants.size, np.inf)
         return mu_of(round_plan.sensitivity, variance)
 
-    def marginal_mu(self, round_plan: RoundNumbers) -> FloatArray:
+    def marginal_mu(self, round_plan: RoundPlan) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
         return mu_of(round_plan.sensitivity, self.marginal_variance(round_plan))
 
-    def calibrated(self, plan: PlanSettings) -> bool:
+    def calibrated(self, plan: Plan) -> bool:
         """Whether the target holds in the joint view by construction, so that it can serve as a budget."""
         return self.private
 
     # What is said about it.
 
     @abstractmethod
-    def adversary(self, plan: PlanSettings) -> str:
+    def adversary(self, plan: Plan) -> str:
         """Whom the epsilon of the joint view holds against, in words."""
 
-    def why_no_guarantee(self, plan: PlanSettings) -> str:
+    def why_no_guarantee(self, plan: Plan) -> str:
         """Why there is no epsilon in the joint view, as a sentence; asked only where there is none."""
         return "Some upload carries no noise."
 
-    def caveats(self, plan: PlanSettings) -> tuple[str, ...]:
+    def caveats(self, plan: Plan) -> tuple[str, ...]:
         """What a reader of the statement has to know of this method under this plan."""
         return ()
 
-    def ledger_basis(self, plan: PlanSettings) -> dict[str, Any]:
+    def ledger_basis(self, plan: Plan) -> dict[str, Any]:
         """What a charge in a ledger rests on, beyond the method's name."""
         return {}
 
@@ -269,6 +216,17 @@ def mu_of(sensitivity: ArrayLike, variance: ArrayLike) -> FloatArray:
     """`Delta / sqrt(variance)`: the mu of a Gaussian mechanism; infinite without noise."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.asarray(sensitivity) / np.sqrt(variance))
+
+
+def of_participants(values: float | tuple[float, ...], participants: IntArray, field: str) -> list[float]:
+    """A setting of a plan for each of these clients: the one number, or theirs among one for every client."""
+    if not isinstance(values, tuple):
+        return [float(values)] * participants.size
+    if participants.size and int(participants.max()) >= len(values):
+        raise ConfigError(
+            f"{len(values)} values for at least {int(participants.max()) + 1} clients", field=field
+        )
+    return [values[client] for client in participants]
 
 
 def server_adversary(colluders: int, *, revealed: int = 0) -> str:

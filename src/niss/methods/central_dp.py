@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from niss.mechanism import add_gaussian
-from niss.methods.base import FloatArray, Method, PlanSettings, RoundNumbers
+from niss.methods.base import FloatArray, Method
 from niss.randomness import SimStream
+
+if TYPE_CHECKING:
+    from niss.accounting.plans import Plan, RoundPlan
 
 
 class CentralDp(Method):
@@ -24,26 +28,19 @@ class CentralDp(Method):
     trusts = "the server, which sees every bare update"
     trusts_server = True
 
-    def add_server_noise(self, total: FloatArray, round_plan: RoundNumbers, stream: SimStream) -> None:
-        add_gaussian(total, float(np.sqrt(self.aggregate_variance(round_plan))), stream.child("server"))
+    def add_server_noise(self, total: FloatArray, round_plan: RoundPlan, stream: SimStream) -> None:
+        add_gaussian(total, float(np.sqrt(round_plan.aggregate_variance)), stream.child("server"))
 
-    def joint_variance(self, round_plan: RoundNumbers) -> FloatArray:
-        return np.full(round_plan.participants.size, self.aggregate_variance(round_plan))
+    def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
+        return np.full(round_plan.participants.size, round_plan.aggregate_variance)
 
-    def marginal_variance(self, round_plan: RoundNumbers) -> FloatArray:
+    def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
         return np.zeros(round_plan.participants.size)
 
-    def aggregate_variance(self, round_plan: RoundNumbers) -> float:
+    def left_over_variance(
+        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
+    ) -> float:
         return float(round_plan.own_variance.max())
 
-    def left_over_variance(
-        self,
-        round_plan: RoundNumbers,
-        absent: Collection[int],
-        *,
-        repaired: bool,
-    ) -> float:
-        return self.aggregate_variance(round_plan)
-
-    def adversary(self, plan: PlanSettings) -> str:
+    def adversary(self, plan: Plan) -> str:
         return "anyone who sees the released models; the server sees every bare update and is trusted"

@@ -4,16 +4,20 @@
 
 from __future__ import annotations
 
-from niss.methods.base import PlanSettings
-from niss.methods.dp_fedavg import OwnNoise
+from typing import TYPE_CHECKING
+
+from niss.methods.base import Method
+
+if TYPE_CHECKING:
+    from niss.accounting.plans import Plan
 
 
-class FedAvg(OwnNoise):
+class FedAvg(Method):
     """Updates are uploaded as they are; all variances are zero and every mu is infinite."""
 
     name = "fedavg"
     trusts = "the server, and everyone who sees the uploads or the model"
     private = False
 
-    def adversary(self, plan: PlanSettings) -> str:
+    def adversary(self, plan: Plan) -> str:
         return "none: the server sees every bare update"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,17 +26,18 @@ from niss.methods.base import (
     FloatArray,
     IntArray,
     Method,
-    PlanSettings,
-    Round,
-    RoundNumbers,
     Shares,
     UploadRows,
     mu_of,
+    of_participants,
     server_adversary,
 )
 from niss.methods.distortions import why_no_bound
 from niss.randomness import SimStream
 from niss.views import Corruption, WorstCase, calibrate_for, effective_variance, worst_case
+
+if TYPE_CHECKING:
+    from niss.accounting.plans import Plan, RoundPlan
 
 # Factors per coordinate can be accounted for in rounds of at most this many clients, and this many numbers.
 _MOST_CLIENTS, _MOST_FACTORS = 40, 2e7
@@ -72,7 +73,12 @@ def marginal_mu(sensitivity: ArrayLike, **noise: Any) -> FloatArray:
 
 
 class Niss(Method):
-    """Noise shares that cancel, with a residual that is calibrated for the joint view unless tau^2 is given."""
+    """Noise shares that cancel, with a residual that is calibrated for the joint view unless tau^2 is given.
+
+    With strong shares (a large kappa) the sum carries about `sigma_k^2 / (1 - rho)` per coordinate against a share rho
+    of colluders, where a trusted server would add `sigma_k^2`; no client has to trust the server. The colluders are
+    fixed before the beacon, and so before the graph, is known; the graph is public.
+    """
 
     name = "niss"
     trusts = "that at most the assumed number of participants collude with the server"
@@ -82,10 +88,11 @@ class Niss(Method):
         ("kappa", "neighbours", "graph", "groups", "distortion", "tau2", "colluders", "revealed", "dropped")
     )
 
-    def share(
-        self, plan: PlanSettings, participants: IntArray, own_variance: FloatArray, beacon: bytes
-    ) -> Shares:
-        """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2."""
+    def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
+        """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2.
+
+        A client that needs more noise sends and receives in proportion, so that shares have one unit variance.
+        """
         size, least = participants.size, float(own_variance.min())
         unit = plan.kappa * least / plan.neighbours
         counts = share_counts(plan.kappa * own_variance, unit)
@@ -102,24 +109,17 @@ class Niss(Method):
             target = (own_variance / own_variance.min()).tobytes()
             common, opponent = _calibrated(graph, plan.corruption, plan.kappa / plan.neighbours, target)
             return Shares(graph, unit, np.full(size, common), opponent)
-        if isinstance(plan.tau2, tuple):
-            if int(participants.max()) >= len(plan.tau2):
-                raise ConfigError(
-                    f"{len(plan.tau2)} values for at least {int(participants.max()) + 1} clients",
-                    field="tau2",
-                )
-            return Shares(graph, unit, np.array([plan.tau2[client] for client in participants]))
-        return Shares(graph, unit, np.full(size, float(plan.tau2)))
+        return Shares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
 
     def add_client_noise(
         self,
         uploads: UploadRows,
-        round_plan: Round,
+        round_plan: RoundPlan,
         stream: SimStream,
         edges: Edges | None = None,
         *,
         keep_factors: bool | None = None,
-    ) -> Round:
+    ) -> RoundPlan:
         graph = round_plan.graph
         if keep_factors is None:
             # One matrix of the cohort per coordinate.
@@ -135,19 +135,18 @@ class Niss(Method):
         )
         return round_plan.with_scales(None if scales is None else scales.astype(np.float64))
 
-    def joint_variance(self, round_plan: RoundNumbers) -> FloatArray | None:
+    def joint_variance(self, round_plan: RoundPlan) -> FloatArray | None:
         """Exact without colluders; against them, the worst ratio found at any client, charged to every client."""
+        # Against colluders or reveals no worst case is computed for a multiplicative distortion.
         if _is_multiplied(round_plan):
-            # Against colluders or reveals no worst case is computed for a multiplicative distortion.
-            if round_plan.scales is None or round_plan.plan.corruption.removed:
-                return None
-            return self.variance_against(round_plan, ())
+            unknown = round_plan.scales is None or round_plan.plan.corruption.removed
+            return None if unknown else self.variance_against(round_plan, ())
         worst = round_plan.worst
-        if worst is not None:
-            return worst.ratio * round_plan.own_variance
-        return self.variance_against(round_plan, ())
+        return (
+            self.variance_against(round_plan, ()) if worst is None else worst.ratio * round_plan.own_variance
+        )
 
-    def worst(self, round_plan: RoundNumbers) -> WorstCase | None:
+    def worst(self, round_plan: RoundPlan) -> WorstCase | None:
         assumed = round_plan.plan.corruption
         if assumed.removed == 0:
             return None
@@ -161,7 +160,7 @@ class Niss(Method):
             target_variance=round_plan.own_variance,
         )
 
-    def variance_against(self, round_plan: RoundNumbers, colluders: Collection[int]) -> FloatArray:
+    def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
         if _is_multiplied(round_plan) and round_plan.scales is None:
             raise ConfigError(
                 "the factors of this round were not kept",
@@ -177,7 +176,7 @@ class Niss(Method):
             scales=round_plan.scales,
         )
 
-    def marginal_variance(self, round_plan: RoundNumbers) -> FloatArray:
+    def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
         return marginal_variance(
             unit_variance=round_plan.unit_variance,
             sent=round_plan.graph.out_weight,
@@ -185,17 +184,14 @@ class Niss(Method):
             tau2=round_plan.tau2,
         )
 
-    def aggregate_variance(self, round_plan: RoundNumbers) -> float:
-        return aggregate_variance(
-            round_plan.graph, unit_variance=round_plan.unit_variance, tau2=round_plan.tau2
-        )
-
     def left_over_variance(
-        self, round_plan: RoundNumbers, absent: Collection[int], *, repaired: bool
+        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
     ) -> float:
         """`sum_{k here} tau_k^2 sigma^2 in_k`, and unless repaired `sum c_e sigma^2` over edges with one end lost."""
         if not absent:
-            return self.aggregate_variance(round_plan)
+            return aggregate_variance(
+                round_plan.graph, unit_variance=round_plan.unit_variance, tau2=round_plan.tau2
+            )
         here = np.ones(round_plan.participants.size, dtype=bool)
         here[list(absent)] = False
         graph = round_plan.graph
@@ -205,7 +201,7 @@ class Niss(Method):
             left += round_plan.unit_variance * float(graph.weights[crossing].sum())
         return left
 
-    def joint_mu(self, round_plan: RoundNumbers, *, repairing: bool = False) -> FloatArray:
+    def joint_mu(self, round_plan: RoundPlan, *, repairing: bool = False) -> FloatArray:
         """mu of the joint view; where rounds are repaired, also against a story that leaves the self-mask alone.
 
         A self-mask of `sigma_k^2 - residual` is in each upload until it is repaired (`niss.accounting.make_terms`), and
@@ -217,13 +213,13 @@ class Niss(Method):
         masked = np.sqrt(np.maximum(round_plan.own_variance, round_plan.residual_variance))
         return np.maximum(mu, round_plan.sensitivity / masked)
 
-    def calibrated(self, plan: PlanSettings) -> bool:
+    def calibrated(self, plan: Plan) -> bool:
         return plan.tau2 is None
 
-    def adversary(self, plan: PlanSettings) -> str:
+    def adversary(self, plan: Plan) -> str:
         return server_adversary(plan.colluders)
 
-    def why_no_guarantee(self, plan: PlanSettings) -> str:
+    def why_no_guarantee(self, plan: Plan) -> str:
         tau2 = plan.tau2 if isinstance(plan.tau2, tuple) else (plan.tau2,)
         if any(value != 0.0 for value in tau2):
             return why_no_bound(distortion_named(plan.distortion))
@@ -232,7 +228,7 @@ class Niss(Method):
             "the sum and is left with the bare one."
         )
 
-    def caveats(self, plan: PlanSettings) -> tuple[str, ...]:
+    def caveats(self, plan: Plan) -> tuple[str, ...]:
         caveats = []
         if plan.colluders == 0:
             caveats.append("Clients that collude with the server are not counted here.")
@@ -252,11 +248,11 @@ class Niss(Method):
             )
         return tuple(caveats)
 
-    def ledger_basis(self, plan: PlanSettings) -> dict[str, Any]:
+    def ledger_basis(self, plan: Plan) -> dict[str, Any]:
         return {"colluders": plan.colluders, "revealed": plan.revealed}
 
 
-def _is_multiplied(round_plan: RoundNumbers) -> bool:
+def _is_multiplied(round_plan: RoundPlan) -> bool:
     distortion = distortion_named(round_plan.plan.distortion)
     return distortion.multiplies and bool(np.any(round_plan.tau2 > 0.0))
 

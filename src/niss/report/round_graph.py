@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from niss.accounting import Plan, worst_case
+from niss.accounting import Plan
 from niss.errors import NissError
 from niss.graph import ShareGraph
 from niss.methods import draw_graph
@@ -26,6 +26,7 @@ from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.report.ledger import read_ledger
 from niss.report.run_folder import MethodResult, ReportInput, RoundMetrics
+from niss.views import worst_case
 
 _STAND_IN = b"niss.report.example-graph"
 # The search for the worst colluders is quick up to here.

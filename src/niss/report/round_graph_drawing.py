@@ -44,23 +44,23 @@ class Picture:
     around: int
 
 
-def choose_picture(shown: RoundGraph) -> Picture:
+def choose_picture(round_graph: RoundGraph) -> Picture:
     """All seats on a circle, or the seat to look at in the middle with (some of) its neighbours around it.
 
     Where not all neighbours fit, up to half of the places go to colluders and dropped clients, so that the drawing
     shows what it is about, and the others are spread evenly over the rest.
     """
-    graph = shown.graph
+    graph = round_graph.graph
     if graph.size <= MOST_WHOLE:
         return Picture(_circle(list(range(graph.size))), whole=True, around=graph.size)
-    neighbours = [int(seat) for seat in graph.neighbours(shown.centre)]
+    neighbours = [int(seat) for seat in graph.neighbours(round_graph.centre)]
     chosen = neighbours
     if len(neighbours) > MOST_AROUND:
-        marked = [seat for seat in neighbours if seat in shown.colluders or seat in shown.dropped]
+        marked = [seat for seat in neighbours if seat in round_graph.colluders or seat in round_graph.dropped]
         others = [seat for seat in neighbours if seat not in set(marked)]
         marked = _evenly(marked, MOST_AROUND // 2)
         chosen = sorted([*marked, *_evenly(others, MOST_AROUND - len(marked))])
-    return Picture({shown.centre: _MIDDLE} | _circle(chosen), whole=False, around=len(neighbours))
+    return Picture({round_graph.centre: _MIDDLE} | _circle(chosen), whole=False, around=len(neighbours))
 
 
 def _circle(seats: list[int]) -> dict[int, Point]:
@@ -77,20 +77,21 @@ def _evenly(seats: list[int], most: int) -> list[int]:
     return [seats[place * len(seats) // most] for place in range(most)]
 
 
-def round_graph_svg(shown: RoundGraph) -> Markup:
+def round_graph_svg(round_graph: RoundGraph) -> Markup:
     """Inline SVG, in the colours of the page; `graph_caption` and `graph_legend` go with it.
 
-    Of a large round only shares between the seats that are drawn are shown.
+    Of a large round only shares between the seats that are drawn appear.
     """
-    picture = choose_picture(shown)
+    picture = choose_picture(round_graph)
     shares: dict[int, list[tuple[str, str]]] = {seat: [] for seat in picture.places}
-    for sender, receiver in zip(shown.graph.senders.tolist(), shown.graph.receivers.tolist(), strict=True):
+    graph = round_graph.graph
+    for sender, receiver in zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True):
         if sender in picture.places and receiver in picture.places:
             path = _share_path(picture.places[sender], picture.places[receiver])
-            shares[sender].append((_share_kind(shown, picture, sender, receiver), path))
+            shares[sender].append((_share_kind(round_graph, picture, sender, receiver), path))
     seats = []
     for seat, (x, y) in picture.places.items():
-        kind, client = _seat_kind(shown, picture, seat), shown.clients[seat]
+        kind, client = _seat_kind(round_graph, picture, seat), round_graph.clients[seat]
         seats.append(
             {
                 "kind": kind,
@@ -104,67 +105,67 @@ def round_graph_svg(shown: RoundGraph) -> Markup:
         "graph.svg.j2",
         size=f"{_SIZE:.0f}",
         radius=_RADIUS,
-        description=_describe(shown, picture),
+        description=_describe(round_graph, picture),
         seats=seats,
     )
 
 
-def graph_caption(shown: RoundGraph) -> Markup:
+def graph_caption(round_graph: RoundGraph) -> Markup:
     """What the reader must know to read the drawing rightly, as HTML on one line."""
-    words = render("graph_caption.html.j2", shown=shown, picture=choose_picture(shown))
+    words = render("graph_caption.html.j2", round_graph=round_graph, picture=choose_picture(round_graph))
     return Markup(" ").join(words.split())
 
 
-def graph_legend(shown: RoundGraph) -> list[tuple[str, str]]:
+def graph_legend(round_graph: RoundGraph) -> list[tuple[str, str]]:
     """The signs that occur in the drawing, each a kind of seat and its meaning.
 
     A kind is the CSS class of the sign, and what the template draws it by: centre, honest, colluder or dropped.
     """
     signs = [
-        ("centre", "the client looked at", not choose_picture(shown).whole),
+        ("centre", "the client looked at", not choose_picture(round_graph).whole),
         ("honest", "client", True),
-        ("colluder", "assumed to collude with the server", bool(shown.colluders)),
-        ("dropped", "dropped out", bool(shown.dropped)),
+        ("colluder", "assumed to collude with the server", bool(round_graph.colluders)),
+        ("dropped", "dropped out", bool(round_graph.dropped)),
     ]
     return [(kind, meaning) for kind, meaning, occurs in signs if occurs]
 
 
-def _describe(shown: RoundGraph, picture: Picture) -> str:
+def _describe(round_graph: RoundGraph, picture: Picture) -> str:
     """The drawing in words, for those who do not see it; of many marked clients the first few by name."""
-    graph = shown.graph
+    graph = round_graph.graph
     parts = [
-        f"Drawing of the share graph of round {shown.round} of {shown.label}: {graph.size} participants, "
+        f"Drawing of the share graph of round {round_graph.round} of {round_graph.label}: {graph.size} participants, "
         f"{graph.senders.size} shares sent in all."
     ]
     if not picture.whole:
-        sent = int(np.count_nonzero(graph.senders == shown.centre))
-        received = int(np.count_nonzero(graph.receivers == shown.centre))
-        client = shown.clients[shown.centre]
+        sent = int(np.count_nonzero(graph.senders == round_graph.centre))
+        received = int(np.count_nonzero(graph.receivers == round_graph.centre))
+        client = round_graph.clients[round_graph.centre]
         parts.append(f"Client {client} in the middle sends {sent} shares and receives {received}.")
-    for seats, name in ((shown.colluders, "Assumed to collude"), (shown.dropped, "Dropped out")):
+    for seats, name in ((round_graph.colluders, "Assumed to collude"), (round_graph.dropped, "Dropped out")):
         if seats:
-            named = ", ".join(shown.clients[seat] for seat in sorted(seats)[:_MOST_NAMED])
+            named = ", ".join(round_graph.clients[seat] for seat in sorted(seats)[:_MOST_NAMED])
             more = f" and {len(seats) - _MOST_NAMED} more" if len(seats) > _MOST_NAMED else ""
             parts.append(f"{name}: clients {named}{more}.")
     return " ".join(parts)
 
 
-def _share_kind(shown: RoundGraph, picture: Picture, sender: int, receiver: int) -> str:
+def _share_kind(round_graph: RoundGraph, picture: Picture, sender: int, receiver: int) -> str:
     """The CSS classes of a share: around one client, whether it sends, receives or has no part in it."""
     if picture.whole:
         return "share"
-    if sender == shown.centre:
+    if sender == round_graph.centre:
         return "share sent"
-    return "share received" if receiver == shown.centre else "share beside"
+    return "share received" if receiver == round_graph.centre else "share beside"
 
 
-def _seat_kind(shown: RoundGraph, picture: Picture, seat: int) -> str:
+def _seat_kind(round_graph: RoundGraph, picture: Picture, seat: int) -> str:
     """The CSS class of a seat, which also decides its sign."""
-    if seat in shown.colluders:
+    if seat in round_graph.colluders:
         return "colluder"
-    if seat in shown.dropped:
+    if seat in round_graph.dropped:
         return "dropped"
-    return "centre" if seat == shown.centre and not picture.whole else "honest"
+    return "centre" if seat == round_graph.centre and not picture.whole else "honest"
 
 
 def _share_path(start: Point, end: Point) -> str:

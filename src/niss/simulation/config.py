@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from niss.accounting import RELATIONS, UNITS, Plan
+from niss.accounting import RELATIONS, Plan
+from niss.accounting.plans import UNITS
 from niss.errors import ConfigError
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS

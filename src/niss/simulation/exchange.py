@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Assessor, Plan, WorstCase, grid_delta, make_terms, propose_round, upload_mu
+from niss.accounting import Assessor, Plan, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain
@@ -25,6 +25,7 @@ from niss.protocol.keys import Identity
 from niss.protocol.messages import Message, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
+from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]
 

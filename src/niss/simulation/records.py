@@ -33,9 +33,7 @@ from niss.files import (
     append_durably,
     json_line,
     prepare_run_folder,
-    read_json,
     read_json_lines,
-    to_json,
     write_atomically,
     write_json,
 )
@@ -219,26 +217,3 @@ def _other_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolderError:
 def _or_infinite(mu: float) -> float:
     """A client of weight 0 in a round without noise has mu 0 / 0: nothing is claimed for it."""
     return math.inf if math.isnan(mu) else float(mu)
-
-
-# moved to niss.files: what niss.reproduce still imports from here
-plain_json = to_json
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return read_json_lines(path)[0]
-
-
-__all__ = [
-    "MANIFEST",
-    "TIMING",
-    "Checkpoint",
-    "RecordedLedger",
-    "RunFolder",
-    "charge_basis",
-    "plain_json",
-    "read_json",
-    "read_lines",
-    "recorded",
-    "write_atomically",
-]

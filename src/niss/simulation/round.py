@@ -18,16 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan, WorstCase, noise_multiplier
+from niss.accounting import Balance, Ledger, Plan, RoundPlan, noise_multiplier
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
-from niss.learning import Clipping, Evaluation, Job, Uploads
+from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
 from niss.randomness import SimStream
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
 from niss.simulation.training import Trainer
+from niss.simulation.uploads import Clipping, Uploads
+from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -13,7 +13,7 @@ import torch
 
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.learning import FlatLayout, Job, LocalTraining, build_model, open_cohort
+from niss.learning import Cohort, FlatLayout, Job, LocalTraining, build_model
 from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream
 
@@ -119,8 +119,8 @@ def measure(
     few = jobs[: min(plain_clients, work.clients)]
     timed: dict[str, list[float]] = {"engine": [], "plain": []}
     with (
-        open_cohort(module, layout, inputs, labels, device=device, tf32=tf32) as cohort,
-        open_cohort(module, layout, inputs, labels, plain=True) as plain,
+        Cohort(module, layout, inputs, labels, device=device, tf32=tf32) as cohort,
+        Cohort(module, layout, inputs, labels, plain=True) as plain,
     ):
         progress("warming up")
         cohort.train(jobs, settings)

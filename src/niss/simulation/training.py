@@ -6,26 +6,16 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from niss.learning import (
-    Cohort,
-    Evaluation,
-    HostUploads,
-    Job,
-    LocalTraining,
-    Uploads,
-    choose_device,
-    open_cohort,
-)
+from niss.learning import ClippedStep, Cohort, Evaluation, Job, LocalTraining, choose_device
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
+from niss.simulation.uploads import Uploads, make_uploads
 
-Rows = TypeVar("Rows")
 Done = Callable[[int], None]
 """Called now and then while clients train, with the number of clients that were finished since the last call."""
 
@@ -42,8 +32,8 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def __init__(self, config: Config, materials: Materials) -> None:
         training = config.training
-        self._row_bytes, self._dtype = materials.start.nbytes, materials.start.dtype
-        self._cohort = open_cohort(
+        self._row_bytes = materials.start.nbytes
+        self._cohort = Cohort(
             copy.deepcopy(materials.module),
             materials.layout,
             *materials.clients.hand_over(),
@@ -66,20 +56,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         The rows stay where they were made: in the memory of the processor or of the device.
         """
         jobs = [job for request in requests for job in request]
-        work = local_work(config)
-        sizes = [len(request) for request in requests]
-        if isinstance(self._cohort, Cohort) or self._dtype != torch.float32:
-            rows = _trained(self._cohort.train, self._cohort.clipped_steps, jobs, work, done)
-            return [HostUploads(part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
-        from niss.learning.cohort_cuda_uploads import DeviceUploads
-
-        cuda = self._cohort
-        resident = _trained(cuda.train_on_device, cuda.clipped_steps_on_device, jobs, work, done)
-        return [DeviceUploads(part) for part in torch.split(resident, sizes)]
+        rows = self._cohort.train_in_place(jobs, local_work(config), progress=done)
+        return [make_uploads(part) for part in torch.split(rows, [len(request) for request in requests])]
 
     def together(self, config: Config) -> int:
         """How many methods to train at once: at least one, and as many as have room for their updates."""
-        room = TOGETHER_BYTES if isinstance(self._cohort, Cohort) else self._cohort.together_bytes
+        room = self._cohort.room_for_updates or TOGETHER_BYTES
         return max(1, room // (self._row_bytes * config.training.participants))
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
@@ -95,14 +77,14 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort.close()
 
 
-def local_work(config: Config) -> LocalTraining | tuple[float, float]:
+def local_work(config: Config) -> LocalTraining | ClippedStep:
     """What a client does in a round: local epochs, or one step with this clip and rate (unit record).
 
     Methods whose local work is the same, on the same cohort, are trained together.
     """
     training, privacy = config.training, config.privacy
     if privacy.unit == "record":
-        return privacy.clip, training.learning_rate
+        return ClippedStep(privacy.clip, training.learning_rate)
     return LocalTraining(
         epochs=training.epochs,
         batch_size=training.batch_size,
@@ -110,17 +92,3 @@ def local_work(config: Config) -> LocalTraining | tuple[float, float]:
         momentum=training.momentum,
         weight_decay=training.weight_decay,
     )
-
-
-def _trained(
-    train: Callable[..., Rows],
-    clipped_steps: Callable[..., Rows],
-    jobs: Sequence[Job],
-    work: LocalTraining | tuple[float, float],
-    done: Done | None,
-) -> Rows:
-    """The rows of these jobs, from whichever of an engine's two functions does this work."""
-    if isinstance(work, LocalTraining):
-        return train(jobs, work, progress=done)
-    clip, learning_rate = work
-    return clipped_steps(jobs, clip=clip, learning_rate=learning_rate, progress=done)

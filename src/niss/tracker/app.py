@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.prekeys import SignedPrekey
+from niss.protocol.keys import SignedPrekey
 from niss.tracker import schema
 from niss.tracker.auth import PATTERNS, Refusal, Signed
 from niss.tracker.gate import BODY, CALLER, App, Gate, HotPath, extra_headers

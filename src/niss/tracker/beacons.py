@@ -19,10 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from niss.protocol.beacon import BeaconChain
-from niss.protocol.encoding import length_prefixed, uint64
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon
-from niss.protocol.secret import SecretBytes
+from niss.protocol.secret import SecretBytes, length_prefixed, uint64
 from niss.tracker.auth import ANCHOR_PURPOSE, Refusal, anchor_message
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.store import Attempt, Run

@@ -24,10 +24,8 @@ from urllib.parse import urlsplit
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import participants_hash
 from niss.protocol.beacon import link_of
-from niss.protocol.directory import check_prekey
-from niss.protocol.keys import Identity, fingerprint, verify
+from niss.protocol.keys import Identity, SignedPrekey, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
-from niss.protocol.prekeys import SignedPrekey
 from niss.tracker.auth import LIST_PURPOSE, NONCE_BYTES, check_anchor, list_message, sign_request
 from niss.tracker.store import Stock
 

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 from niss.errors import ConfigError
 from niss.protocol.beacon import LINKS_PER_ROUND, link_of
-from niss.protocol.encoding import length_prefixed, uint64
-from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, fingerprint
+from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, SignedPrekey, fingerprint
 from niss.protocol.messages import Participant, Prekey
-from niss.protocol.prekeys import SignedPrekey
+from niss.protocol.secret import length_prefixed, uint64
 from niss.tracker.auth import Refusal
 
 NUMBER_BYTES = 8

@@ -315,7 +315,7 @@ def _as_release(record: bytes) -> Release:
     return Release(record[:_COMMITMENT_BYTES], json.loads(record[_COMMITMENT_BYTES:]))
 
 
-def _check_settings(settings: Mapping[str, str]) -> None:
+def _check_settings(settings: Mapping[Any, Any]) -> None:
     """Refuse settings under which Redis could lose an answer it gave; one that it does not tell passes."""
     for name, safe in _SAFE_SETTINGS.items():
         if settings.get(name, safe) != safe:

@@ -79,9 +79,13 @@ class Corruption:
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The worst that was found: `ratio` is effective variance over target, for `client`, with `colluders`.
+    """The worst that was found on one graph.
 
-    `exact` says whether every admissible set was covered; otherwise `examined` sets were.
+    ratio      effective variance over target; 1 is just enough, 0 no protection
+    client     whose it is
+    colluders  with which it comes about
+    exact      whether every admissible set was covered
+    examined   how many sets were evaluated
     """
 
     ratio: float
@@ -119,7 +123,16 @@ def worst_case(
     residual_variance: ArrayLike,
     target_variance: ArrayLike,
 ) -> WorstCase:
-    """The smallest ratio of effective to target variance over honest clients and colluder sets."""
+    """The smallest ratio of effective to target variance over honest clients and colluder sets.
+
+    graph              who shares with whom
+    corruption         how many collude, and how much a repair may reveal
+    unit_variance      sigma^2, the variance of a share of weight 1
+    residual_variance  eta_k^2, the fresh noise of each client: one number, or one per client
+    target_variance    the effective variance that each client wants, likewise
+
+    Raises PrivacyError where fewer than two participants are left.
+    """
     residual = per_client(residual_variance, graph.size, "residual_variance")
     target = target_per_client(target_variance, graph.size)
     removed = corruption.removed
@@ -130,9 +143,9 @@ def worst_case(
         )
     search = Search(graph, corruption, unit_variance, residual, target)
     if removed == 0:
-        return search.evaluate_all((), exact=True)
+        return search.evaluate(())
     if search.all_alike():
-        return search.evaluate_all(tuple(range(graph.size - removed, graph.size)), exact=True)
+        return search.evaluate(tuple(range(graph.size - removed, graph.size)))
     if math.comb(graph.size, removed) <= EXACT_SETS:
         return search.enumerate(removed)
     return search.guided(removed)
@@ -145,7 +158,10 @@ def calibrate_for(
     unit_variance: float,
     target_variance: ArrayLike,
 ) -> tuple[float, WorstCase]:
-    """The smallest common tau^2 that keeps every target in the worst case found, and that worst case."""
+    """The smallest common tau^2 that keeps every target in the worst case found, and that worst case.
+
+    The arguments are those of `worst_case`; the residual of client k is `tau^2 sigma^2 in_k`, as it adds it.
+    """
     target = target_per_client(target_variance, graph.size)
     everyone = np.arange(graph.size)
     received = received_variance(graph, unit_variance, everyone)
@@ -204,24 +220,27 @@ def _ratio(
     graph: ShareGraph, opponents: Sequence[WorstCase], unit_variance: float, target: FloatArray, tau2: float
 ) -> float:
     """The least ratio of effective to target variance over known clients with known colluders."""
-    variances = [
-        effective_variance(
+
+    def ratio(opponent: WorstCase) -> float:
+        variance = effective_variance(
             graph,
             unit_variance=unit_variance,
             residual_variance=tau2 * (unit_variance * graph.in_weight),
             colluders=opponent.colluders,
             clients=[opponent.client],
         )
-        for opponent in opponents
-    ]
-    return min(
-        float(variance[0] / target[opponent.client])
-        for variance, opponent in zip(variances, opponents, strict=True)
-    )
+        return float(variance[0] / target[opponent.client])
+
+    return min(ratio(opponent) for opponent in opponents)
 
 
 class Search:
-    """Looking for the worst client and its worst colluders on one graph."""
+    """Looking for the worst client and its worst colluders on one graph.
+
+    The effective variance of client k is `min u^T Sigma_H u` with u_k = 1, so every set of colluders gives an upper
+    bound on the worst case, and the search can only be too optimistic, never too pessimistic: what it reports is not
+    called exact. It goes after the clients that look weakest, with greedy sets, random sets, and exchanges.
+    """
 
     def __init__(
         self,
@@ -262,41 +281,42 @@ class Search:
         alike = all(np.ptp(values) <= 1e-12 * values.max() for values in (self.residual, self.target))
         return complete and alike and bool(np.ptp(self.links.data) <= 1e-12 * self.links.data.max())
 
-    def evaluate_all(self, colluders: tuple[int, ...], *, exact: bool) -> WorstCase:
-        """The worst of all honest clients with one set of colluders."""
+    def evaluate(self, colluders: tuple[int, ...], counted: NDArray[np.bool_] | None = None) -> WorstCase:
+        """The worst of all honest clients, or of those that `counted` marks, with one set of colluders."""
         self.examined += 1
         honest = np.setdiff1d(np.arange(self.graph.size), colluders)
-        variance = effective_variance(
-            self.graph, unit_variance=self.unit, residual_variance=self.residual, colluders=colluders
-        )
-        ratios = variance / self.target[honest]
-        worst = int(ratios.argmin())
-        return WorstCase(float(ratios[worst]), int(honest[worst]), colluders, exact, self.examined)
+        ratios = self._effective(colluders) / self.target[honest]
+        place = int((ratios if counted is None else np.where(counted[honest], ratios, np.inf)).argmin())
+        return WorstCase(float(ratios[place]), int(honest[place]), colluders, True, self.examined)
 
     def enumerate(self, removed: int) -> WorstCase:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
         limits = np.array([self.limit(client) for client in range(self.graph.size)])
-        dense = self.links.toarray() > 0.0
-        worst: WorstCase | None = None
+        linked = self.links.toarray() > 0.0
+        cases = []
         for colluders in itertools.combinations(range(self.graph.size), removed):
-            honest = np.setdiff1d(np.arange(self.graph.size), colluders)
-            admissible = dense[honest][:, list(colluders)].sum(axis=1) <= limits[honest]
-            if not admissible.any():
-                continue
-            self.examined += 1
-            variance = effective_variance(
-                self.graph, unit_variance=self.unit, residual_variance=self.residual, colluders=colluders
-            )
-            ratios = np.where(admissible, variance / self.target[honest], np.inf)
-            place = int(ratios.argmin())
-            if worst is None or ratios[place] < worst.ratio:
-                worst = WorstCase(float(ratios[place]), int(honest[place]), colluders, True, 0)
-        if worst is None:
+            counted = linked[:, list(colluders)].sum(axis=1) <= limits
+            counted[list(colluders)] = False
+            if counted.any():
+                cases.append(self.evaluate(colluders, counted))
+        if not cases:
             raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
-        return WorstCase(worst.ratio, worst.client, worst.colluders, True, self.examined)
+        return replace(min(cases, key=_by_ratio), examined=self.examined)
+
+    def _effective(self, colluders: tuple[int, ...], clients: list[int] | None = None) -> FloatArray:
+        return effective_variance(
+            self.graph,
+            unit_variance=self.unit,
+            residual_variance=self.residual,
+            colluders=colluders,
+            clients=clients,
+        )
 
     def guided(self, removed: int) -> WorstCase:
-        """Greedy and random sets against the clients that look weakest."""
+        """Greedy and random sets against the clients that look weakest, the worst of them then improved.
+
+        Deterministic: what is random in it follows from the digest of the graph.
+        """
         stream = SimStream(int.from_bytes(self.graph.digest()[:7], "little")).child("worst case")
         found = []
         for client in self._suspects(stream):
@@ -308,13 +328,7 @@ class Search:
 
     def _confirmed(self, found: WorstCase) -> WorstCase:
         """The same set with its ratio to full precision: the search follows softened numbers."""
-        variance = effective_variance(
-            self.graph,
-            unit_variance=self.unit,
-            residual_variance=self.residual,
-            colluders=found.colluders,
-            clients=[found.client],
-        )
+        variance = self._effective(found.colluders, [found.client])
         ratio = float(variance[0] / self.target[found.client])
         return replace(found, ratio=ratio, examined=self.examined)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,8 +38,9 @@ _WELL_CONDITIONED = 1e-8
 class HiddenNoise:
     """The noise of the honest uploads that the adversary does not know, per coordinate.
 
-    `kept` are the clients that are honest and uploaded, in ascending order; `covariance` is theirs.
-    `exposed` marks those whose connected group has no fresh noise at all: its uploads add up exactly.
+    kept        the clients that are honest and uploaded, in ascending order
+    covariance  of their noise, in that order
+    exposed     which of them are in a connected group without any fresh noise: its uploads add up exactly
     """
 
     kept: IntArray
@@ -46,25 +48,35 @@ class HiddenNoise:
     exposed: BoolArray
 
 
+class Knowledge(NamedTuple):
+    """What the adversary holds besides all uploads.
+
+    colluders  clients that tell it all they know; edges that touch one are known
+    dropped    clients that never uploaded; nobody knows their edges, which stay on the diagonal
+    revealed   pairs of clients whose shared seeds it was given; edges between them, either way, are known
+    """
+
+    colluders: Collection[int] = ()
+    dropped: Collection[int] = ()
+    revealed: Collection[tuple[int, int]] = ()
+
+
+NOTHING = Knowledge()
+
+
 def hidden_noise(
     graph: ShareGraph,
+    known: Knowledge = NOTHING,
     *,
     unit_variance: float,
     residual: FloatArray,
-    colluders: Collection[int] = (),
-    dropped: Collection[int] = (),
-    revealed: Collection[tuple[int, int]] = (),
     scales: FloatArray | None = None,
 ) -> HiddenNoise:
     """Sigma_H = sigma^2 L_H + diag(residual) over the edges that nobody dishonest knows.
 
-    Edges that touch a colluder, and edges named in `revealed` (in either direction), are known to the
-    server and vanish. Edges to a dropped client stay on the diagonal: nobody knows them. With `scales`
-    an edge contributes c (e_a - s e_b)(e_a - s e_b)^T instead of c (e_a - e_b)(e_a - e_b)^T.
+    With `scales` an edge contributes c (e_a - s e_b)(e_a - s e_b)^T instead of c (e_a - e_b)(e_a - e_b)^T.
     """
-    colluding = client_mask(colluders, graph.size, "colluders")
-    missing = client_mask(dropped, graph.size, "dropped")
-    unknown = ~colluding[graph.senders] & ~colluding[graph.receivers] & ~_known_edges(graph, revealed)
+    unknown, kept = _unknown_edges(graph, known)
     if unit_variance == 0.0:
         unknown[:] = False
     senders, receivers = graph.senders[unknown], graph.receivers[unknown]
@@ -76,26 +88,18 @@ def hidden_noise(
     crossed = -weights * factors
     values = np.concatenate([weights, weights * factors**2, crossed, crossed, residual])
     whole = csr_array(coo_array((values, (rows, columns)), shape=(graph.size, graph.size)))
-    kept = np.flatnonzero(~colluding & ~missing)
-    exposed = _without_fresh_noise(graph.size, senders, receivers, (residual > 0.0) | missing)
+    grounded = (residual > 0.0) | client_mask(known.dropped, graph.size, "dropped")
+    exposed = _without_fresh_noise(graph.size, senders, receivers, grounded)
     return HiddenNoise(kept, csr_array(whole[kept][:, kept]), exposed[kept])
 
 
 def hidden_noise_by_coordinate(
-    graph: ShareGraph,
-    *,
-    unit_variance: float,
-    residual: FloatArray,
-    colluders: Collection[int],
-    dropped: Collection[int],
-    revealed: Collection[tuple[int, int]],
-    scales: FloatArray,
+    graph: ShareGraph, known: Knowledge, *, unit_variance: float, residual: FloatArray, scales: FloatArray
 ) -> FloatArray:
     """The same covariance for many coordinates at once: scales (edges x B) give B dense matrices."""
-    gone = client_mask(colluders, graph.size, "colluders")
-    known = gone[graph.senders] | gone[graph.receivers] | _known_edges(graph, revealed)
-    senders, receivers, factors = graph.senders[~known], graph.receivers[~known], scales[~known]
-    weights = (unit_variance * graph.weights[~known])[:, None]
+    unknown, kept = _unknown_edges(graph, known)
+    senders, receivers, factors = graph.senders[unknown], graph.receivers[unknown], scales[unknown]
+    weights = (unit_variance * graph.weights[unknown])[:, None]
     matrices = np.zeros((graph.size, graph.size, scales.shape[1]))
     np.add.at(matrices, (senders, receivers), -weights * factors)
     matrices += matrices.transpose(1, 0, 2)
@@ -103,8 +107,20 @@ def hidden_noise_by_coordinate(
     matrices[everyone, everyone] += residual[:, None]
     np.add.at(matrices, (senders, senders), np.broadcast_to(weights, factors.shape))
     np.add.at(matrices, (receivers, receivers), weights * factors**2)
-    kept = np.flatnonzero(~gone & ~client_mask(dropped, graph.size, "dropped"))
     return np.ascontiguousarray(matrices[np.ix_(kept, kept)].transpose(2, 0, 1))
+
+
+def _unknown_edges(graph: ShareGraph, known: Knowledge) -> tuple[BoolArray, IntArray]:
+    """The edges that the adversary does not know, and the clients that are honest and uploaded."""
+    colluding = client_mask(known.colluders, graph.size, "colluders")
+    missing = client_mask(known.dropped, graph.size, "dropped")
+    pairs = np.array([(a, b) for a, b in known.revealed], dtype=np.int64).reshape(-1, 2)
+    if pairs.size and (pairs.min() < 0 or pairs.max() >= graph.size):
+        raise ConfigError(f"clients are numbered 0 to {graph.size - 1}", field="revealed")
+    codes = np.concatenate([pairs @ [graph.size, 1], pairs @ [1, graph.size]])
+    told = np.isin(graph.senders * graph.size + graph.receivers, codes)
+    unknown = ~(colluding[graph.senders] | colluding[graph.receivers] | told)
+    return unknown, np.flatnonzero(~colluding & ~missing)
 
 
 def per_client(values: ArrayLike, size: int, field: str) -> FloatArray:
@@ -127,14 +143,6 @@ def client_mask(clients: Collection[int], size: int, field: str) -> BoolArray:
     return mask
 
 
-def _known_edges(graph: ShareGraph, revealed: Collection[tuple[int, int]]) -> BoolArray:
-    pairs = np.array([(a, b) for a, b in revealed], dtype=np.int64).reshape(-1, 2)
-    if pairs.size and (pairs.min() < 0 or pairs.max() >= graph.size):
-        raise ConfigError(f"clients are numbered 0 to {graph.size - 1}", field="revealed")
-    codes = np.concatenate([pairs[:, 0] * graph.size + pairs[:, 1], pairs[:, 1] * graph.size + pairs[:, 0]])
-    return np.isin(graph.senders * graph.size + graph.receivers, codes)
-
-
 def _without_fresh_noise(size: int, senders: IntArray, receivers: IntArray, grounded: BoolArray) -> BoolArray:
     """Clients in a connected group that has neither residual noise nor a dropped member."""
     links = coo_array((np.ones(senders.size), (senders, receivers)), shape=(size, size))
@@ -145,7 +153,11 @@ def _without_fresh_noise(size: int, senders: IntArray, receivers: IntArray, grou
 
 
 def conditional_variance(covariance: FloatArray) -> FloatArray:
-    """The variance of each entry given all the others, from a dense matrix; 0 where singular."""
+    """The variance of each entry given all the others, `1 / (covariance^-1)_kk`, from a dense matrix; 0 where singular.
+
+    By Cholesky on the correlations, which scales clients of very different noise alike; where that is badly
+    conditioned, by eigenvalues, of which the tiny ones count as none.
+    """
     diagonal = np.diag(covariance)
     result = np.zeros(len(covariance))
     noisy = np.flatnonzero(diagonal > 0.0)

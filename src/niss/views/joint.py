@@ -26,6 +26,7 @@ from niss.graph import ShareGraph
 from niss.views.covariance import (
     DENSE_LIMIT,
     HiddenNoise,
+    Knowledge,
     client_mask,
     conditional_variance,
     hidden_noise,
@@ -77,19 +78,10 @@ def effective_variance(
         raise ConfigError("must be a finite number, not below 0", field="unit_variance")
     factors = _scales(graph, scales)
 
-    def view(drawn: FloatArray | None) -> HiddenNoise:
-        return hidden_noise(
-            graph,
-            unit_variance=unit_variance,
-            residual=residual,
-            colluders=colluders,
-            dropped=dropped,
-            revealed=revealed,
-            scales=drawn,
-        )
+    known = Knowledge(colluders, dropped, revealed)
 
     def variance(drawn: FloatArray | None) -> FloatArray:
-        hidden = view(drawn)
+        hidden = hidden_noise(graph, known, unit_variance=unit_variance, residual=residual, scales=drawn)
         places = None if clients is None else _places(hidden, clients)
         return _variance(hidden, places, residual, drawn is not None)
 
@@ -99,13 +91,7 @@ def effective_variance(
         blocks = np.array_split(factors, -(-factors.shape[1] // _BLOCK), axis=1)
         stacks = (
             hidden_noise_by_coordinate(
-                graph,
-                unit_variance=unit_variance,
-                residual=residual,
-                colluders=colluders,
-                dropped=dropped,
-                revealed=revealed,
-                scales=block,
+                graph, known, unit_variance=unit_variance, residual=residual, scales=block
             )
             for block in blocks
         )
@@ -126,6 +112,12 @@ def calibrate_tau2(
 
     The residual noise of client k is `tau^2 sigma^2 in_k` (additive distortion). The worst client of this
     very graph decides. The result is verified with the exact matrix before it is returned.
+
+    unit_variance    sigma^2, the variance of a share of weight 1
+    target_variance  the effective variance that each client wants: one number, or one per client
+    colluders        clients that tell the server all they know; they are owed nothing
+
+    Raises PrivacyError where nobody is honest, or an honest client receives no share to distort.
     """
     target = target_per_client(target_variance, graph.size)
     honest = np.flatnonzero(~client_mask(colluders, graph.size, "colluders"))
@@ -151,7 +143,10 @@ def least_tau2(
     honest: NDArray[np.int64],
     worst_ratio: Callable[[float], float],
 ) -> float:
-    """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1."""
+    """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1.
+
+    A bracketed root search in log tau^2, stepped up at the end until the ratio is 1 or more in floating point.
+    """
     received = received_variance(graph, unit_variance, honest)
 
     def shortfall(log_tau2: float) -> float:
@@ -196,7 +191,10 @@ def target_per_client(values: ArrayLike, size: int) -> FloatArray:
 def _variance(
     hidden: HiddenNoise, places: NDArray[np.int64] | None, residual: FloatArray, conditioned: bool
 ) -> FloatArray:
-    """The effective variances of one view; with drawn factors the matrix itself shows what is exposed."""
+    """The effective variances of one view, at `places` or everywhere.
+
+    conditioned  factors were drawn, so that nothing cancels by construction: the matrix itself shows what is exposed
+    """
     size = hidden.kept.size
     solid = np.arange(size) if conditioned else np.flatnonzero(~hidden.exposed)
     part = hidden.covariance if solid.size == size else hidden.covariance[solid][:, solid]

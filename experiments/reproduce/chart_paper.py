@@ -1,0 +1,236 @@
+"""The paper's Figures 3 and 4, and the look that all figures share. This module loads matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from experiments.reproduce.design import LEVELS, PANELS, PAPER_LEVELS, X_VALUES, Level, Panel
+from experiments.reproduce.results import Attempt, Cell, Leaks, Result, pictures_path, select, select_level
+from experiments.reproduce.sensitivity import NBAFL
+from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE
+from niss.report.method_charts import LINE_STYLES
+
+COLOURS = (INK, *SERIES)
+
+
+def curve_look(number: int) -> dict[str, Any]:
+    """The look of the curve of that number, the same in plots and legends."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
+        "linewidth": 1.4,
+    }
+
+
+def accuracy_axis(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def accuracy_limits(axes: Axes, shown: Iterable[float]) -> None:
+    """From a little below the least to a little above the most, at least ten points high."""
+    values = list(shown) or [0.0, 1.0]
+    low, high = min(values), max(values)
+    room = max(0.06 * (high - low), 0.5 * (0.1 - (high - low)), 0.005)
+    axes.set_ylim(max(0.0, low - room), min(1.0, high + room))
+
+
+_MEANINGS = {0.0: "X = 0 (as FedAvg)", 1.0: "X = 1 (as DP-FedAvg)"}
+
+
+def draw_figure_3(results: dict[str, Result], reading: str = NBAFL.name) -> Figure:
+    """Eight panels, datasets in rows, models and splits in columns: mean over seeds, band from worst to best."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(11.0, 5.4))
+        grid = figure.subplots(2, 4, squeeze=False)
+        for number, panel in enumerate(_layout()):
+            axes = grid[number // 4][number % 4]
+            _figure_3_panel(axes, panel, results.get(panel.name), reading)
+            if number % 4 == 0:
+                axes.set_ylabel("Test accuracy")
+            if number >= 4:
+                axes.set_xlabel("Round")
+        handles = [
+            Line2D([], [], label=_meaning(x), **curve_look(number)) for number, x in enumerate(X_VALUES)
+        ]
+        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
+        figure.subplots_adjust(left=0.075, right=0.985, top=0.94, bottom=0.17, hspace=0.32, wspace=0.3)
+    return figure
+
+
+def _layout() -> list[Panel]:
+    return sorted(
+        PANELS, key=lambda panel: (panel.dataset != "mnist", panel.model != "mlp", panel.split != "iid")
+    )
+
+
+def _meaning(x: float) -> str:
+    return _MEANINGS.get(x, f"X = {x:g}")
+
+
+def _figure_3_panel(axes: Axes, panel: Panel, result: Result | None, reading: str) -> None:
+    axes.set_title(panel.title, fontsize=9.5)
+    accuracy_axis(axes)
+    by_x = {x: select(result, x=x, reading=reading) if result else [] for x in X_VALUES}
+    heights = [
+        height for number, cells in enumerate(by_x.values()) if cells for height in _band(axes, cells, number)
+    ]
+    if not heights:
+        axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", color=QUIET)
+    accuracy_limits(axes, heights)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+
+
+def _band(axes: Axes, cells: Sequence[Cell], number: int) -> list[float]:
+    """Draws mean and band; returns the accuracies that should be in sight, which the first tenth need not be."""
+    # Seeds may have been evaluated at different rounds: only those that all have are shown.
+    curves = [dict(cell.curve) for cell in cells]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[at] for curve in curves] for at in rounds]
+    means = [sum(column) / len(column) for column in values]
+    axes.plot(rounds, means, **curve_look(number))
+    if len(cells) > 1:
+        low, high = [min(column) for column in values], [max(column) for column in values]
+        axes.fill_between(rounds, low, high, color=COLOURS[number], alpha=0.18, linewidth=0)
+    end = max(rounds, default=0)
+    return [value for at, column in zip(rounds, values, strict=True) if at > 0.1 * end for value in column]
+
+
+_TITLES = {
+    "fedavg": "FedAvg",
+    "dp-fedavg": "DP-FedAvg",
+    "niss": "NISS\nas printed",
+    "niss-joint": "NISS as\nprinted,\nall uploads",
+    "niss-calibrated": "NISS\ncalibrated,\nall uploads",
+    "client-dp-fedavg": "DP-FedAvg",
+    "client-niss": "NISS, τ = 0",
+    "client-niss-joint": "NISS, τ = 0,\nall uploads",
+    "client-niss-calibrated": "NISS\ncalibrated,\nall uploads",
+}
+_ROW, _TOP, _LOWER = 1.13, 0.95, 2.75
+
+
+def draw_figure_4(leaks: Sequence[Leaks], work: Path) -> Figure | None:
+    """A row for each picture: original, then what the first seed recovered at each level, with its PSNR.
+
+    None where the recovered pictures are not in `work`.
+    """
+    shown = [one for one in leaks if any(_pixels(work, one, level) for level in LEVELS.values())]
+    if not shown:
+        return None
+    height = _TOP + _ROW * len(shown) + _LOWER
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(11.0, height))
+        upper = figure.add_gridspec(
+            len(shown),
+            len(LEVELS) + 1,
+            left=0.03,
+            right=0.99,
+            top=1.0 - _TOP / height,
+            bottom=(_LOWER + 0.1) / height,
+            wspace=0.08,
+            hspace=0.22,
+        )
+        for row, one in enumerate(shown):
+            for column, level in enumerate((None, *LEVELS.values())):
+                _picture(figure.add_subplot(upper[row, column]), work, one, level, titled=row == 0)
+        _brackets(figure, height)
+        lower = figure.add_gridspec(
+            1,
+            len(shown),
+            left=0.065,
+            right=0.985,
+            top=(_LOWER - 0.35) / height,
+            bottom=0.85 / height,
+            wspace=0.28,
+        )
+        for column, one in enumerate(shown):
+            axes = figure.add_subplot(lower[0, column])
+            _losses(axes, one)
+            if column == 0:
+                axes.set_ylabel("DLG loss")
+        handles = [
+            Line2D([], [], label=LEVELS[name].title, **curve_look(number))
+            for number, name in enumerate(PAPER_LEVELS)
+        ]
+        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
+    return figure
+
+
+def _first_attempt(leaks: Leaks, level: Level) -> Attempt | None:
+    """The attempt at a level with the first seed, at the first reading of the paper's noise."""
+    found = select_level(leaks, level.name)
+    return min(found, key=lambda cell: (cell.labels["seed"], cell.labels["sigma_k"] or 0.0), default=None)
+
+
+def _pixels(work: Path, leaks: Leaks, level: Level) -> dict[str, Any] | None:
+    cell = _first_attempt(leaks, level)
+    path = None if cell is None else pictures_path(work, leaks.name, cell.id)
+    if path is None or not path.exists():
+        return None
+    with np.load(path) as kept:
+        return {"original": kept["original"], "recovered": kept["frames"][-1]}
+
+
+def _picture(axes: Axes, work: Path, leaks: Leaks, level: Level | None, *, titled: bool) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for side in axes.spines.values():
+        side.set_visible(True)
+        side.set_color(RULE)
+    kept = (_pixels(work, leaks, one) for one in ([level] if level else LEVELS.values()))
+    pixels = next((found for found in kept if found is not None), None)
+    if level is None:
+        axes.set_ylabel(leaks.base["image"], fontsize=8.5)
+    if titled:
+        title = "original" if level is None else _TITLES[level.name]
+        axes.set_title(title, fontsize=8.5, pad=4, va="bottom")
+    if pixels is None:
+        return
+    image = pixels["original" if level is None else "recovered"]
+    if len(image) == 1:
+        axes.imshow(image[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    else:
+        axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
+    cell = None if level is None else _first_attempt(leaks, level)
+    words = f"grey {leaks.grey:.0f} dB" if cell is None else f"{cell.psnr:.0f} dB"
+    axes.set_xlabel(words, fontsize=8.5, labelpad=2, color=QUIET if cell is None else "black")
+
+
+def _brackets(figure: Figure, height: float) -> None:
+    """What the columns have in common: the paper's noise, or one that promises something."""
+    paper = [number for number, level in enumerate(LEVELS.values(), start=1) if not level.promising]
+    client = [number for number, level in enumerate(LEVELS.values(), start=1) if level.promising]
+    width = 0.96 / (len(LEVELS) + 1)
+    for columns, words in (
+        (paper, "the paper's noise"),
+        (client, "noise for ε = 3, δ = 1e-5, a whole client, one round"),
+    ):
+        left, right = 0.03 + width * columns[0] + 0.006, 0.03 + width * (columns[-1] + 1) - 0.006
+        at = 1.0 - 0.28 / height
+        figure.add_artist(Line2D([left, right], [at, at], color=QUIET, linewidth=0.8))
+        figure.text((left + right) / 2, at + 0.04 / height, words, ha="center", va="bottom", fontsize=9)
+
+
+def _losses(axes: Axes, leaks: Leaks) -> None:
+    axes.set_title(leaks.base["image"], fontsize=9.5)
+    for number, name in enumerate(PAPER_LEVELS):
+        cell = _first_attempt(leaks, LEVELS[name])
+        if cell is not None:
+            axes.plot(*zip(*cell.losses, strict=True), **curve_look(number))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("Iteration")
+    axes.grid(color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)

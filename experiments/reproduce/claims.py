@@ -1,0 +1,308 @@
+"""What the text claims, recomputed from the result files: Figures 3 and 4, the same epsilon for all, and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+
+from experiments.reproduce.design import (
+    BEYOND,
+    EPSILONS,
+    FIGURE_3,
+    IMAGES,
+    PAPER_LEVELS,
+    SCALE,
+    X_VALUES,
+    picture_name,
+)
+from experiments.reproduce.results import (
+    Attempt,
+    Cell,
+    Leaks,
+    Result,
+    Spread,
+    all_leaks,
+    read_results,
+    select,
+    select_level,
+    spread,
+)
+from experiments.reproduce.sensitivity import NBAFL
+
+UNMEASURED = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: `holds` is None where nothing is measured yet. One that is not `required` is the paper's, not ours."""
+
+    name: str
+    holds: bool | None
+    detail: str
+    required: bool = True
+
+    @property
+    def verdict(self) -> str:
+        if self.holds is None:
+            return UNMEASURED
+        if self.holds:
+            return "holds"
+        return "does not hold" if self.required else "differs"
+
+
+RECOVERED = 20.0
+"""PSNR in dB, a mean squared error of 0.01, from which a picture counts as recovered; an even grey has 9 to 13."""
+
+BARE = "DLG recovers the picture from a bare update"
+JOINT = "NISS as printed, all uploads together: the picture is recovered all the same"
+HIDDEN = "noise for epsilon 3: DLG stays below an even grey, wherever it stops"
+LOSS = "the DLG loss rises from FedAvg over DP-FedAvg to NISS, as in the paper"
+PAPER = "NISS as printed, one upload: almost nothing leaks, as the paper says"
+
+
+def leak_claims(leaks: dict[str, Leaks]) -> Iterator[Claim]:
+    """Every claim for every picture of the figure, and for every other one that was attacked."""
+    images = {picture_name(image): image for image in IMAGES}
+    for name in dict.fromkeys((*images, *leaks)):
+        found = leaks.get(name)
+        image = images.get(name) or leaks[name].base["image"]
+        yield _recovered(f"{image}: {BARE}", _cells(found, "fedavg"))
+        yield _recovered(f"{image}: {JOINT}", _cells(found, "niss-joint", "client-niss-joint"))
+        yield _hidden(f"{image}: {HIDDEN}", found)
+        yield _loss_order(f"{image}: {LOSS}", found)
+        yield _almost_nothing(f"{image}: {PAPER}", found)
+
+
+def _cells(leaks: Leaks | None, *levels: str) -> list[Attempt]:
+    return [cell for level in levels for cell in select_level(leaks, level)] if leaks is not None else []
+
+
+def _recovered(name: str, cells: list[Attempt]) -> Claim:
+    if not cells:
+        return Claim(name, None, UNMEASURED)
+    worst = min(cell.psnr for cell in cells)
+    labels = sum(cell.label_found for cell in cells)
+    detail = f"{worst:.1f} dB in the worst of {len(cells)} attacks, the label found in {labels}"
+    return Claim(name, worst >= RECOVERED and labels == len(cells), detail)
+
+
+def _hidden(name: str, leaks: Leaks | None) -> Claim:
+    cells = _cells(leaks, "client-dp-fedavg", "client-niss", "client-niss-calibrated")
+    if not cells or leaks is None:
+        return Claim(name, None, UNMEASURED)
+    best = max(cell.best_psnr for cell in cells)
+    detail = f"{best:.1f} dB in the best of {len(cells)} attacks, an even grey has {leaks.grey:.1f} dB"
+    return Claim(name, best < leaks.grey, detail)
+
+
+def _loss_order(name: str, leaks: Leaks | None) -> Claim:
+    """At the reading of Figure 3, in every seed that has all three."""
+    by_seed: dict[int, list[float]] = {}
+    for level in PAPER_LEVELS:
+        for cell in _cells(leaks, level):
+            if cell.labels["noise"] in ("none", NBAFL.name):
+                by_seed.setdefault(cell.labels["seed"], []).append(cell.loss)
+    whole = [losses for losses in by_seed.values() if len(losses) == len(PAPER_LEVELS)]
+    if not whole:
+        return Claim(name, None, UNMEASURED)
+    wrong = [losses for losses in whole if any(low >= high for low, high in pairwise(losses))]
+    shown = ", ".join(f"{loss:.2g}" for loss in (wrong or whole)[0])
+    return Claim(name, not wrong, f"{shown} in one of {len(whole)} seeds")
+
+
+def _almost_nothing(name: str, leaks: Leaks | None) -> Claim:
+    cells = [cell for cell in _cells(leaks, "niss") if cell.labels["noise"] == NBAFL.name]
+    if not cells or leaks is None:
+        return Claim(name, None, UNMEASURED, required=False)
+    ends, best = max(cell.psnr for cell in cells), max(cell.best_psnr for cell in cells)
+    detail = f"{ends:.1f} dB at the end, {best:.1f} dB on the way, an even grey has {leaks.grey:.1f} dB"
+    return Claim(name, best < leaks.grey, detail, required=False)
+
+
+PAPER_GAPS = {
+    "mnist-mlp-iid": (12, 13),
+    "mnist-cnn-iid": (12, 13),
+    "mnist-mlp-non-iid": (30, 40),
+    "mnist-cnn-non-iid": (30, 40),
+    "cifar10-mlp-iid": (15, 25),
+    "cifar10-cnn-iid": (15, 25),
+    "cifar10-mlp-non-iid": (10, 20),
+    "cifar10-cnn-non-iid": (10, 20),
+}
+"""Points of accuracy between X = 0 and X = 1, as the paper's text gives them."""
+
+PAPER_AVERAGE = 21
+
+ONE_SEED_NOISE = 0.005
+"""Two runs on 10,000 test images differ by this much by chance: one deviation of the difference at 85 %."""
+CHANCE = 0.1
+LEARNS = CHANCE + 0.1
+BY_ROUND, REACHED = 60, 0.965
+CLOSE = 0.01
+
+
+def check_claims(folder: Path) -> list[Claim]:
+    """Every claim, from the files in a results folder."""
+    figure, beyond, scale = (read_results(folder, name) for name in (FIGURE_3, BEYOND, SCALE))
+    claims = [*_early_accuracy(figure), *_monotone(figure), *_gaps(figure), *leak_claims(all_leaks(folder))]
+    for name, result in beyond.items():
+        claims += [*_close_to_central(name, result), *_honest(name, result), *_faults(name, result)]
+    for name, result in scale.items():
+        claims += [*_close_to_central(f"scale {name}", result), *_better_than_local(f"scale {name}", result)]
+    return claims
+
+
+def gap(result: Result, low: float = 0.0, high: float = 1.0, reading: str = NBAFL.name) -> Spread | None:
+    """Settled accuracy at X = `low` less that at X = `high`, paired by seed, over the seeds that have both."""
+    one = {cell.labels["seed"]: cell for cell in select(result, x=low, reading=reading)}
+    other = {cell.labels["seed"]: cell for cell in select(result, x=high, reading=reading)}
+    shared = sorted(one.keys() & other.keys())
+    return spread([one[seed].settled - other[seed].settled for seed in shared]) if shared else None
+
+
+def _early_accuracy(figure: dict[str, Result]) -> Iterator[Claim]:
+    name = f"mnist-mlp-iid reaches {REACHED:.1%} by round {BY_ROUND} at X = 0"
+    cells = select(figure["mnist-mlp-iid"], x=0.0, reading=NBAFL.name) if "mnist-mlp-iid" in figure else []
+    reached = [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
+    if not reached:
+        yield Claim(name, None, UNMEASURED)
+        return
+    yield Claim(name, min(reached) >= REACHED, f"{min(reached):.2%} in the worst of {len(reached)} seeds")
+
+
+def _monotone(figure: dict[str, Result]) -> Iterator[Claim]:
+    for name in dict.fromkeys((*PAPER_GAPS, *figure)):
+        claim = f"{name}: accuracy falls in X, within seed noise"
+        steps = [
+            (low, high, found)
+            for low, high in pairwise(X_VALUES)
+            if name in figure and (found := gap(figure[name], low, high)) is not None
+        ]
+        if not steps:
+            yield Claim(claim, None, UNMEASURED)
+            continue
+        rises = [
+            f"X = {high:g} is {-100 * step.mean:.2f} points above X = {low:g}"
+            for low, high, step in steps
+            if -step.mean > max(2 * step.error, ONE_SEED_NOISE)
+        ]
+        falls = ", ".join(f"{100 * step.mean:.2f}" for _, _, step in steps)
+        yield Claim(claim, not rises, "; ".join(rises) or f"steps of {falls} points")
+
+
+def _gaps(figure: dict[str, Result]) -> Iterator[Claim]:
+    for name, (low, high) in PAPER_GAPS.items():
+        claim = f"{name}: the paper's gap of {low} to {high} points"
+        found = gap(figure[name]) if name in figure else None
+        if found is None:
+            yield Claim(claim, None, UNMEASURED, required=False)
+            continue
+        points = 100 * found.mean
+        yield Claim(claim, low <= points <= high, f"{points:.1f} points", required=False)
+    claim = f"the paper's gap of {PAPER_AVERAGE} points on average over the panels"
+    every = [gap(figure[name]) for name in PAPER_GAPS if name in figure]
+    measured = [100 * one.mean for one in every if one is not None]
+    if len(measured) < len(PAPER_GAPS):
+        yield Claim(claim, None, UNMEASURED, required=False)
+        return
+    average = sum(measured) / len(measured)
+    yield Claim(claim, round(average) == PAPER_AVERAGE, f"{average:.1f} points", required=False)
+
+
+def _compared(
+    result: Result, epsilon: float, one: str, other: str
+) -> tuple[Spread, Spread, list[Cell], list[Cell]] | None:
+    """Two methods at an epsilon, with nobody colluding or dropping out."""
+    first = select(result, method=one, epsilon=epsilon, variant="none")
+    second = select(result, method=other, epsilon=epsilon, variant="none")
+    if not first or not second:
+        return None
+    accuracies = [spread([cell.accuracy for cell in cells]) for cells in (first, second)]
+    return accuracies[0], accuracies[1], first, second
+
+
+def _close_to_central(name: str, result: Result) -> Iterator[Claim]:
+    for epsilon in EPSILONS:
+        found = _compared(result, epsilon, "niss-planned", "central-dp")
+        if found is None:
+            continue
+        niss, central, niss_cells, central_cells = found
+        claim = f"{name}, epsilon {epsilon:g}: calibrated NISS within 1 point of central DP"
+        numbers = f"{niss.mean:.2%} against {central.mean:.2%}"
+        if central.mean < LEARNS:
+            yield Claim(claim, True, f"central DP does not learn here: {numbers}", required=False)
+            continue
+        ratio = _noise_ratio(result.base["unit"], niss_cells, central_cells)
+        detail = f"{numbers}; noise variance {ratio:.2f} times that of a trusted server, per clip"
+        yield Claim(claim, niss.mean >= central.mean - CLOSE, detail)
+
+
+def _noise_ratio(unit: str, cells: list[Cell], central: list[Cell]) -> float:
+    """The noise left in the sum, in units of a trusted server's, at the same clip (and rate, for records)."""
+
+    def relative(cell: Cell) -> float:
+        rate = cell.labels["learning_rate"] if unit == "record" else 1.0
+        return cell.aggregate_variance / float(rate * cell.labels["clip"]) ** 2
+
+    return spread([relative(cell) for cell in cells]).mean / spread([relative(cell) for cell in central]).mean
+
+
+def _honest(name: str, result: Result) -> Iterator[Claim]:
+    """The epsilon of the joint view is the one promised; as printed there is none."""
+    promised = [
+        cell
+        for cell, method in product(result.cells, ("dp-fedavg", "central-dp", "niss-kappa-1", "niss-planned"))
+        if cell.labels["method"] == method
+    ]
+    over = [
+        cell.id
+        for cell in promised
+        if cell.epsilon_joint is None or cell.epsilon_joint > cell.labels["epsilon"] * (1 + 1e-6)
+    ]
+    if promised:
+        detail = f"{len(promised)} runs" if not over else "not in " + ", ".join(over)
+        yield Claim(f"{name}: epsilon in the joint view is at most the one promised", not over, detail)
+    printed = select(result, method="niss-as-printed")
+    if printed:
+        finite = [cell.id for cell in printed if cell.epsilon_joint is not None]
+        detail = f"{len(printed)} runs" if not finite else "finite in " + ", ".join(finite)
+        yield Claim(f"{name}: NISS as printed has no finite epsilon in the joint view", not finite, detail)
+
+
+def _faults(name: str, result: Result) -> Iterator[Claim]:
+    """What colluders, and dropouts that are repaired, leave of the lead over DP-FedAvg, at the worst epsilon."""
+    for variant, words in (("collusion", "a fifth colluding"), ("repair", "a tenth dropping out, repaired")):
+        leads = []
+        for epsilon in EPSILONS:
+            niss = select(result, method="niss-planned", epsilon=epsilon, variant=variant)
+            local = select(result, method="dp-fedavg", epsilon=epsilon, variant="none")
+            if niss and local:
+                one, other = (spread([cell.accuracy for cell in cells]) for cells in (niss, local))
+                leads.append((one.mean - other.mean, _chance(one, other), epsilon))
+        if leads:
+            lead, chance, epsilon = min(leads)
+            yield Claim(
+                f"{name}: NISS with {words} at least as accurate as DP-FedAvg",
+                lead >= -chance,
+                f"{100 * lead:.1f} points ahead where the lead is least, at epsilon {epsilon:g}",
+            )
+
+
+def _chance(one: Spread, other: Spread) -> float:
+    """By how much two methods may differ by chance."""
+    return max(2 * (one.error + other.error), ONE_SEED_NOISE)
+
+
+def _better_than_local(name: str, result: Result) -> Iterator[Claim]:
+    for epsilon in EPSILONS:
+        found = _compared(result, epsilon, "niss-planned", "dp-fedavg")
+        if found is not None:
+            niss, local, *_ = found
+            holds = niss.mean >= local.mean - _chance(niss, local)
+            yield Claim(
+                f"{name}, epsilon {epsilon:g}: NISS at least as accurate as DP-FedAvg",
+                holds,
+                f"{niss.mean:.2%} against {local.mean:.2%}",
+            )

@@ -1,0 +1,446 @@
+"""`niss reproduce` and `niss verify`: the options of each experiment, and what is done with them.
+
+Whatever ends an experiment, what is whole is kept and presented, and the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.reproduce import design
+from experiments.reproduce.sensitivity import READINGS, find_reading
+from niss.cli.completion import DEVICES
+from niss.cli.options import from_options, option, register
+from niss.cli.simulate import parse_settings
+from niss.cli.terminal import PartProgress, RoundProgress, kept_on_interrupt, print_json, say
+from niss.errors import RunFolderError
+from niss.files import write_output
+
+app = typer.Typer()
+
+RESULTS, RUNS = Path("results/paper"), Path("runs/reproduce")
+TABLES_FILE = "tables.md"
+SECONDS_A_CELL = 25
+"""Of Figure 4: the mean over the cells of the committed results, on one core of a busy machine: from 2 s to 2 min."""
+
+Out = Annotated[Path, typer.Option(help="Folder of the result files, figures and tables.")]
+Work = Annotated[Path, typer.Option(help="Folder of the runs, from which an interrupted one goes on.")]
+Piece = Callable[..., object]
+"""A part of an experiment, called with `progress`."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What every experiment takes.
+
+    seeds       How many seeds.
+    first_seed  The first of them.
+    device      Where clients train: auto, cpu or cuda.
+    out         Folder of the result files, figures and tables.
+    work        Folder of the runs, from which an interrupted one goes on.
+    stop_after  Stop after so many seconds, ready to go on.
+    """
+
+    seeds: int = option(3, min=1)
+    first_seed: int = option(1, min=0)
+    device: str = option("auto", choices=DEVICES)
+    out: Path = RESULTS
+    work: Path = RUNS
+    stop_after: float | None = None
+
+    @property
+    def seed_numbers(self) -> list[int]:
+        return list(range(self.first_seed, self.first_seed + self.seeds))
+
+    def places(self, *more: str) -> dict[str, Any]:
+        """The options that the experiments take under the same name, and the seeds."""
+        same = {name: getattr(self, name) for name in ("out", "work", "device", *more)}
+        return {**same, "seeds": self.seed_numbers}
+
+
+def _panels(names: Sequence[str]) -> Sequence[design.Panel]:
+    return design.PANELS if tuple(names) == ("all",) else [design.find_panel(name) for name in names]
+
+
+_PANEL_NAMES = ("all", *(panel.name for panel in design.PANELS))
+_READING_NAMES = tuple(reading.name for reading in READINGS)
+
+
+@dataclass(frozen=True)
+class Figure3(Experiment):
+    """The panels one after the other; all X and seeds of a panel at once.
+
+    panel     Comma-separated, or all.
+    rounds    Rounds.
+    x         Comma-separated values of X = tau^2.
+    reading   Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.
+    settings  Change a setting of the paper.
+    dry_run   Only say what would be run.
+    """
+
+    panel: tuple[str, ...] = option(("all",), choices=_PANEL_NAMES)
+    rounds: int = option(100, min=1)
+    x: tuple[float, ...] = design.X_VALUES
+    reading: str = option("nbafl", choices=_READING_NAMES)
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
+    dry_run: bool = False
+
+
+@register(app, "figure-3")
+@from_options(Figure3, quiet=True)
+def figure_3(options: Figure3) -> None:
+    """The eight panels of Figure 3: accuracy over rounds at X = 0, 0.3, 0.6 and 1.
+
+    Examples:
+    niss reproduce figure-3 --panel mnist-mlp-iid --device cuda
+    niss reproduce figure-3 --panel all --seeds 1 --dry-run
+    """
+    from experiments.reproduce.figure3 import base_config, panel_cells, run_panel
+    from experiments.reproduce.results import read_result, result_path
+
+    reading, overrides = find_reading(options.reading), parse_settings(options.settings)
+    pieces: dict[str, Piece] = {}
+    for panel in _panels(options.panel):
+        pieces[panel.name] = partial(
+            run_panel,
+            panel,
+            xs=options.x,
+            reading=reading,
+            overrides=overrides,
+            **options.places("rounds"),
+        )
+        if options.dry_run:
+            base = base_config(panel, rounds=options.rounds, device=options.device, overrides=overrides)
+            cells = panel_cells(base, seeds=options.seed_numbers, xs=options.x, reading=reading)
+            left = _missing(cells, read_result(result_path(options.out, design.FIGURE_3, panel.name)))
+            seconds = panel.expected_seconds(options.rounds, left)
+            typer.echo(f"{panel.name}: {left} cells left, about {seconds:.0f} s on an H200")
+    if not options.dry_run:
+        _work_through(pieces, options)
+
+
+def _missing(cells: Mapping[str, Any], result: Any) -> int:
+    """How many of the cells a result does not have yet."""
+    done = {cell.id for cell in result.cells} if result else set()
+    return sum(name not in done for name in cells)
+
+
+@dataclass(frozen=True)
+class Figure4(Experiment):
+    """The pictures one after the other, every level with every seed.
+
+    image       Training pictures, comma-separated DATASET:INDEX; or all.
+    level       Comma-separated ways to protect an upload, e.g. fedavg,dp-fedavg,niss; or all.
+    reading     Comma-separated: see `niss reproduce readings`; or sigma_k itself.
+    iterations  Most iterations of the search.
+    restarts    Random starts, tried side by side.
+    dry_run     Only say what would be run.
+    """
+
+    image: tuple[str, ...] = ("all",)
+    level: tuple[str, ...] = option(("all",), choices=("all", *design.LEVELS))
+    reading: tuple[str, ...] = option(("nbafl",), choices=_READING_NAMES)
+    iterations: int = option(design.ITERATIONS, min=1)
+    restarts: int = option(design.RESTARTS, min=1)
+    dry_run: bool = False
+
+
+@register(app, "figure-4")
+@from_options(Figure4, quiet=True)
+def figure_4(options: Figure4) -> None:
+    """Figure 4, Deep Leakage from Gradients: what comes back of a client's picture, on a CPU.
+
+    Examples:
+    niss reproduce figure-4 --image mnist:7 --seeds 3
+    """
+    from experiments.reproduce.results import read_leaks, result_path
+
+    levels = design.find_levels(tuple(design.LEVELS) if options.level == ("all",) else options.level)
+    readings = [find_reading(name) for name in options.reading]
+    images = design.IMAGES if options.image == ("all",) else options.image
+    if options.dry_run:
+        cells = design.cells_of(levels, readings, options.seed_numbers)
+        for image in images:
+            path = result_path(options.out, design.FIGURE_4, design.picture_name(image))
+            left = _missing(cells, read_leaks(path))
+            minutes = left * SECONDS_A_CELL / 60
+            typer.echo(f"{image}: {left} cells left, about {minutes:.0f} min on one CPU core")
+        return
+    from experiments.reproduce.figure4 import load_victim, run_picture
+
+    for image in images:
+        load_victim(image)
+    common = {"levels": levels, "readings": readings, **options.places("iterations", "restarts")}
+    began = time.monotonic()
+    with _presented(options):
+        for number, image in enumerate(images, start=1):
+            say(f"{image} ({number} of {len(images)})")
+            with PartProgress() as progress:
+                run_picture(image, **common, seconds=_seconds_left(options, began), progress=progress)
+
+
+@dataclass(frozen=True)
+class Sweep(Experiment):
+    """X = 1 over sigma_k, for each panel.
+
+    seeds     How many seeds.
+    panel     Comma-separated, or all.
+    rounds    Rounds.
+    sigmas    Comma-separated values of sigma_k.
+    settings  Change a setting of the paper.
+    """
+
+    seeds: int = option(1, min=1)
+    panel: tuple[str, ...] = option(("mnist-mlp-iid",), choices=_PANEL_NAMES)
+    rounds: int = option(100, min=1)
+    sigmas: tuple[float, ...] | None = None
+    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
+
+
+@register(app, "sweep")
+@from_options(Sweep, quiet=True)
+def sweep(options: Sweep) -> None:
+    """X = 1 over the size of the noise: where would the paper's gaps arise?
+
+    Examples:
+    niss reproduce sweep --panel mnist-mlp-iid --sigmas 0.001,0.01,0.1
+    """
+    from experiments.reproduce.figure3 import run_sweep
+
+    more: dict[str, Any] = {"sigmas": options.sigmas, "overrides": parse_settings(options.settings)}
+    pieces: dict[str, Piece] = {
+        panel.name: partial(run_sweep, panel, **more, **options.places("rounds"))
+        for panel in _panels(options.panel)
+    }
+    _work_through(pieces, options)
+
+
+@dataclass(frozen=True)
+class Beyond(Experiment):
+    """For each setting: tune every method, then run it.
+
+    setting        Comma-separated, e.g. mnist-iid-client; or all.
+    epsilons       Comma-separated, over the whole training.
+    methods        Comma-separated; all by default.
+    variant        Comma-separated: none, collusion, tolerate, repair.
+    rounds         Rounds.
+    participants   Participants a round.
+    tune           Tune clip, rate and width on held-out images first.
+    tune_epsilons  Where to tune; the others take the nearest one's choice.
+    tune_only      Tune, and stop.
+    at_once        Cells that train together; results are kept after each such group.
+    """
+
+    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS))
+    epsilons: tuple[float, ...] = design.EPSILONS
+    methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
+    variant: tuple[str, ...] = option(("none", "collusion"), choices=tuple(design.VARIANTS))
+    rounds: int | None = option(None, min=1)
+    participants: int | None = option(None, min=2)
+    tune: bool = True
+    tune_epsilons: tuple[float, ...] = (3.0,)
+    tune_only: bool = False
+    at_once: int = option(8, min=1)
+
+
+@register(app, "beyond")
+@from_options(Beyond, quiet=True)
+def beyond(options: Beyond) -> None:
+    """Every method at the same epsilon in the joint view, tuned with the same effort.
+
+    Examples:
+    niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned
+    """
+    from experiments.reproduce.beyond import run_setting, tune
+
+    places = options.places("at_once")
+    seeds = places.pop("seeds")
+    pieces: dict[str, Piece] = {}
+    for name in design.SETTINGS if options.setting == ("all",) else options.setting:
+        setting = design.find_setting(name, rounds=options.rounds, participants=options.participants)
+        if options.tune or options.tune_only:
+            pieces[f"{name}, tuning"] = partial(tune, setting, options.tune_epsilons, **places)
+        if not options.tune_only:
+            pieces[name] = partial(
+                run_setting,
+                setting,
+                **places,
+                epsilons=options.epsilons,
+                methods=options.methods or tuple(design.METHODS),
+                variants=_variants(options.variant, setting.unit),
+                seeds=seeds,
+            )
+    _work_through(pieces, options)
+
+
+def _variants(names: Sequence[str], unit: str) -> list[str]:
+    """The variants asked for; those in which clients drop out are run for whole clients only."""
+    dropping = {name for name, variant in design.VARIANTS.items() if variant.dropout}
+    return [name for name in names if unit == "client" or name not in dropping]
+
+
+@dataclass(frozen=True)
+class Scale(Experiment):
+    """The same comparison for each size of a round.
+
+    sizes    Participants a round, comma-separated.
+    dataset  See `niss data list`.
+    epsilon  Over the whole training.
+    rounds   Rounds.
+    at_once  Cells that train together; results are kept after each such group.
+    """
+
+    sizes: tuple[int, ...] = (30, 100, 1000)
+    dataset: str = "mnist"
+    epsilon: float = 3.0
+    rounds: int | None = option(None, min=1)
+    at_once: int = option(8, min=1)
+
+
+@register(app, "scale")
+@from_options(Scale, quiet=True)
+def scale(options: Scale) -> None:
+    """The comparison with 30, 100 and 1,000 participants a round.
+
+    Examples:
+    niss reproduce scale --sizes 30,100 --seeds 1
+    """
+    from experiments.reproduce.beyond import run_scale
+
+    places = options.places("dataset", "epsilon", "rounds", "at_once")
+    pieces: dict[str, Piece] = {
+        f"{size} participants": partial(run_scale, sizes=(size,), **places) for size in options.sizes
+    }
+    _work_through(pieces, options)
+
+
+@register(app, "merge")
+def merge(
+    folders: Annotated[list[Path], typer.Argument(help="Result folders from elsewhere.")],
+    out: Out = RESULTS,
+) -> None:
+    """Take the cells of other result folders into this one, and draw figures and tables again.
+
+    Examples:
+    niss reproduce merge other/results --out results/paper
+    """
+    from experiments.reproduce.results import merge_results
+
+    merge_results(folders, out)
+    present(out)
+
+
+@register(app, "figures")
+def figures(out: Out = RESULTS, work: Work = RUNS) -> None:
+    """Draw the figures and write the tables again from the result files.
+
+    Examples:
+    niss reproduce figures --out results/paper
+    """
+    if not out.is_dir():
+        raise RunFolderError(
+            f"{out} does not exist", hint="run `niss reproduce figure-3` or another one first"
+        )
+    present(out, work)
+
+
+@register(app, "readings")
+def readings() -> None:
+    """The readings of the paper's sensitivity, and the noise each one gives.
+
+    Examples:
+    niss reproduce readings
+    """
+    from experiments.reproduce.tables import readings_table
+
+    typer.echo(readings_table(), nl=False)
+
+
+def present(out: Path, work: Path | None = None) -> None:
+    """Write the tables, draw the figures, and say where; Figure 4 needs the pictures that are in `work`."""
+    from experiments.reproduce.text import TABLES
+
+    parts = [f"## {name}\n\n{table(out)}" for name, table in TABLES.items()]
+    typer.echo(str(write_output(out / TABLES_FILE, "\n".join(parts).encode())))
+    try:
+        # Experiments run where nothing can be drawn, and what they found is kept all the same.
+        from experiments.reproduce.chart import write_figures
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] != "matplotlib":
+            raise
+        say("no figures: matplotlib is missing here; `niss reproduce figures` draws them")
+        return
+    for path in write_figures(out, work):
+        typer.echo(str(path))
+
+
+def _work_through(pieces: Mapping[str, Piece], options: Experiment) -> None:
+    """One piece after the other, with progress; whatever ends it, what is whole is presented."""
+    from experiments.reproduce.runner import Watch
+
+    began = time.monotonic()
+    with _presented(options):
+        for number, (name, piece) in enumerate(pieces.items(), start=1):
+            say(f"{name} ({number} of {len(pieces)})")
+            with RoundProgress() as progress:
+                piece(progress=Watch(progress, seconds=_seconds_left(options, began)))
+
+
+@contextmanager
+def _presented(options: Experiment) -> Iterator[None]:
+    """Present the results once the work ends, whatever ends it; a cell that is not whole goes on next time."""
+    with kept_on_interrupt(lambda: "the same command goes on where this one stopped"):
+        try:
+            yield
+        finally:
+            if options.out.is_dir():
+                present(options.out, options.work)
+
+
+def _seconds_left(options: Experiment, began: float) -> float | None:
+    """Of those given with `--stop-after`, if any."""
+    return None if options.stop_after is None else began + options.stop_after - time.monotonic()
+
+
+def verify(results: Path, text: Sequence[Path] | None, *, as_json: bool) -> None:
+    """Check every claim against the result files, and the numbers of `text` (README and docs by default) too.
+
+    Prints what was found; ends with code 1 where a required claim does not hold or a text disagrees.
+    """
+    from experiments.reproduce.claims import check_claims
+    from experiments.reproduce.text import disagreements, results_folder
+
+    folder = results_folder(results)
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder} does not exist", hint="run `niss reproduce` first")
+    files = text if text is not None else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
+    claims = check_claims(folder)
+    wrong = [one for path in files if path.exists() for one in disagreements(path, folder)]
+    failed = [claim for claim in claims if claim.required and claim.holds is False]
+    if as_json:
+        print_json(
+            {
+                "claims": [asdict(claim) for claim in claims],
+                "disagreements": [{**asdict(one), "path": str(one.path)} for one in wrong],
+            }
+        )
+    else:
+        for claim in claims:
+            typer.echo(f"{claim.verdict:16}  {claim.name}: {claim.detail}")
+        for one in wrong:
+            typer.echo(f"{'text is wrong':16}  {one.path}: {one.key} does not say what the files say")
+    if failed or wrong:
+        typer.echo(
+            f"{len(failed)} claims do not hold, {len(wrong)} places in the text disagree; "
+            "`python tools/update_results.py` fills the text from the files",
+            err=True,
+        )
+        raise typer.Exit(1)

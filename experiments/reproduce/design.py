@@ -1,0 +1,287 @@
+"""What is compared: the panels of Figure 3, the pictures and levels of Figure 4, and the settings beyond the paper.
+
+Nothing here loads torch, so that the command line can name it all at once.
+
+Two units of privacy beyond the paper. `client`: thousands of clients of 10 images, 1,000 a round, where hiding a whole
+client is affordable. `record`: the paper's 100 clients, 30 a round; per-sample clipping, one local step a round, more
+rounds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.reproduce.sensitivity import Reading, Setup
+from niss.errors import ConfigError
+
+FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
+BEYOND, TUNING, SCALE = "beyond", "tuning", "scale"
+"""The experiments, and their folders in the results."""
+
+SPLITS = {"iid": "iid", "non-iid": "shards"}
+"""The splits as the paper calls them, and as `niss` does."""
+
+X_VALUES = (0.0, 0.3, 0.6, 1.0)
+SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
+"""Seconds that a round of one cell takes on an NVIDIA H200: 30 clients, 5 epochs, evaluation included."""
+
+
+def _title(*parts: str) -> str:
+    words = {"mnist": "MNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
+    return ", ".join(words.get(part, part) for part in parts)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the eight; `split` is `iid` or `non-iid` (two label-sorted shards a client)."""
+
+    dataset: str
+    model: str
+    split: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}-{self.model}-{self.split}"
+
+    @property
+    def title(self) -> str:
+        """For a reader: `MNIST, MLP, non-IID`."""
+        return _title(self.dataset, self.model.upper(), self.split)
+
+    def expected_seconds(self, rounds: int, cells: int) -> float:
+        """What an H200 needs for that many cells."""
+        return SECONDS_A_ROUND[self.model] * rounds * cells
+
+
+PANELS = tuple(
+    Panel(dataset, model, split)
+    for dataset in ("mnist", "cifar10")
+    for model in ("mlp", "cnn")
+    for split in ("iid", "non-iid")
+)
+
+
+def find_panel(name: str) -> Panel:
+    """The panel of that name; any dataset that niss knows may stand in front."""
+    from niss.data import list_datasets
+
+    found = re.fullmatch(r"(.+)-(mlp|cnn)-(iid|non-iid)", name)
+    if found is None or found[1] not in {info.name for info in list_datasets()}:
+        raise ConfigError(
+            f"unknown panel {name!r}",
+            field="--panel",
+            hint="use one of: " + ", ".join(panel.name for panel in PANELS),
+        )
+    return Panel(found[1], found[2], found[3])
+
+
+IMAGES = ("mnist:0", "mnist:7", "cifar10:4", "cifar10:7")
+"""Training pictures, which are what a client holds."""
+CLIENTS = 30
+ITERATIONS, RESTARTS, FRAMES = 2000, 4, 8
+CLIENT_NOISE = "client"
+"""The label of the noise that hides a whole client: epsilon = 3, delta = 1e-5, in one round."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One way to protect an upload, and what the server looks at: `alone` (this upload) or `joint` (all of them).
+
+    `calibrated` sizes what does not cancel for the joint view; NISS otherwise has tau = 0. `promising` takes the
+    noise of `client` instead of the paper's.
+    """
+
+    name: str
+    title: str
+    method: str
+    view: str = "alone"
+    calibrated: bool = False
+    promising: bool = False
+
+
+LEVELS = {
+    level.name: level
+    for level in (
+        Level("fedavg", "FedAvg", "fedavg"),
+        Level("dp-fedavg", "DP-FedAvg", "dp-fedavg"),
+        Level("niss", "NISS as printed", "niss"),
+        Level("niss-joint", "NISS as printed, all uploads", "niss", view="joint"),
+        Level("niss-calibrated", "NISS calibrated, all uploads", "niss", view="joint", calibrated=True),
+        Level("client-dp-fedavg", "DP-FedAvg", "dp-fedavg", promising=True),
+        Level("client-niss", "NISS, τ = 0", "niss", promising=True),
+        Level("client-niss-joint", "NISS, τ = 0, all uploads", "niss", view="joint", promising=True),
+        Level(
+            "client-niss-calibrated",
+            "NISS calibrated, all uploads",
+            "niss",
+            view="joint",
+            calibrated=True,
+            promising=True,
+        ),
+    )
+}
+PAPER_LEVELS = ("fedavg", "dp-fedavg", "niss")
+
+
+def find_levels(names: Sequence[str]) -> list[Level]:
+    unknown = [name for name in names if name not in LEVELS]
+    if unknown or not names:
+        raise ConfigError(
+            f"unknown level {unknown[0]!r}" if unknown else "expected at least one level",
+            field="--level",
+            hint="use some of: " + ", ".join(LEVELS),
+        )
+    return [LEVELS[name] for name in names]
+
+
+def picture_name(image: str) -> str:
+    """`cifar10:7` as the name of a file, and of a result."""
+    return image.replace(":", "-")
+
+
+def cells_of(
+    levels: Sequence[Level], readings: Sequence[Reading], seeds: Sequence[int]
+) -> dict[str, tuple[dict[str, Any], Level, Reading]]:
+    """All cells of a picture by id: its labels, its level and the paper's noise it takes, where it takes that."""
+    cells: dict[str, tuple[dict[str, Any], Level, Reading]] = {}
+    for seed in seeds:
+        for reading in readings:
+            for level in levels:
+                noise = CLIENT_NOISE if level.promising else reading.name
+                noise = "none" if level.method == "fedavg" else noise
+                labels = {
+                    "level": level.name,
+                    "noise": noise,
+                    "sigma_k": reading.sigma(Setup()) if noise == reading.name else None,
+                    "view": level.view,
+                    "seed": seed,
+                }
+                cells.setdefault(f"{noise}/{level.name}/seed-{seed}", (labels, level, reading))
+    return cells
+
+
+EPSILONS = (1.0, 3.0, 8.0)
+IMAGES_PER_CLIENT = 10
+ROUNDS = {"client": 30, "record": 100}
+PARTICIPANTS = {"client": 1000, "record": 30}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`."""
+
+    dataset: str
+    split: str
+    unit: str
+    participants: int
+    clients: int
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}-{self.split}-{self.unit}"
+
+    @property
+    def full_name(self) -> str:
+        """With the size of a round where it is not the usual one: `mnist-iid-client-100`."""
+        usual = self.participants == find_setting(self.name).participants
+        return self.name if usual else f"{self.name}-{self.participants}"
+
+    @property
+    def title(self) -> str:
+        """For a reader: `MNIST, IID, client`."""
+        return _title(self.dataset, self.split, self.unit)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What goes wrong: the share `rho` of a round's clients that collude, and the share that drops out."""
+
+    name: str
+    rho: float = 0.0
+    dropout: float = 0.0
+    mode: str = "tolerate"
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("none"),
+        Variant("collusion", rho=0.2),
+        Variant("tolerate", dropout=0.1),
+        Variant("repair", dropout=0.1, mode="repair"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is tuned for every method: the clip, the local rate and the width of the hidden layer."""
+
+    clip: float = 0.5
+    learning_rate: float = 0.1
+    hidden: int = 32
+
+
+UNTUNED = {"client": Choice(), "record": Choice(clip=1.0, learning_rate=0.5)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A contestant: `kappa` None is the planner's choice; `tuned_as` names whose tuning it takes."""
+
+    name: str
+    kind: str
+    tuned_as: str
+    kappa: float | None = None
+    printed: bool = False
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("fedavg", "fedavg", "fedavg"),
+        Method("dp-fedavg", "dp-fedavg", "dp-fedavg"),
+        Method("central-dp", "central-dp", "central-dp"),
+        Method("niss-as-printed", "niss", "niss-planned", printed=True),
+        Method("niss-kappa-1", "niss", "niss-planned", kappa=1.0),
+        Method("niss-planned", "niss", "niss-planned"),
+    )
+}
+
+
+def find_setting(name: str, *, participants: int | None = None, rounds: int | None = None) -> Setting:
+    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front."""
+    from niss.data import list_datasets
+
+    known = {info.name: info.train_size for info in list_datasets()}
+    dataset, unit = name.removesuffix("-client").removesuffix("-record"), name.rpartition("-")[2]
+    split = "non-iid" if dataset.endswith("-non-iid") else "iid"
+    dataset = dataset.removesuffix(f"-{split}")
+    if name != f"{dataset}-{split}-{unit}" or dataset not in known or unit not in ROUNDS:
+        raise ConfigError(
+            f"unknown setting {name!r}",
+            field="--setting",
+            hint="for example mnist-iid-client, cifar10-non-iid-record",
+        )
+    size = known[dataset]
+    clients = size // IMAGES_PER_CLIENT if unit == "client" else 100
+    return Setting(
+        dataset,
+        split,
+        unit,
+        participants=min(participants or PARTICIPANTS[unit], clients),
+        clients=clients,
+        rounds=rounds or ROUNDS[unit],
+    )
+
+
+SETTINGS = tuple(
+    f"{dataset}-{split}-{unit}"
+    for dataset in ("mnist", "cifar10")
+    for split in ("iid", "non-iid")
+    for unit in ("client", "record")
+)

@@ -1,0 +1,263 @@
+"""Result files: cells that are independent of one another, in one JSON file for each panel, setting or picture.
+
+A cell of training is a `Cell`, an attack on a picture an `Attempt`. Files with the same base settings merge by taking
+the union of their cells, so an experiment can be spread over machines and days.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from experiments.reproduce.design import FIGURE_4
+from niss.errors import RunFolderError
+from niss.files import SHARED, read_json, to_json, write_atomically
+
+
+class AnyCell(Protocol):
+    """What every cell has: a name, and the labels that tell it apart."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def labels(self) -> dict[str, Any]: ...
+
+    def same_run(self, other: Any) -> bool:
+        """Whether both are the same run, wherever it was made and however long it took."""
+        ...
+
+
+C = TypeVar("C", bound=AnyCell)
+
+
+@dataclass(frozen=True)
+class Record(Generic[C]):
+    """All cells of one panel, setting or picture; `base` are the settings they have in common."""
+
+    experiment: str
+    name: str
+    base: dict[str, Any]
+    cells: tuple[C, ...] = field(default=())
+
+    def with_cells(self, more: Iterable[C]) -> Self:
+        """The union; a cell that both have must be the same run, else one of the two is not what it says."""
+        cells = {cell.id: cell for cell in self.cells}
+        for cell in more:
+            if not cells.setdefault(cell.id, cell).same_run(cell):
+                raise RunFolderError(
+                    f"{self.experiment}/{self.name}: two different runs are called {cell.id}",
+                    hint="keep the one you trust and remove the other file",
+                )
+        return replace(self, cells=tuple(cells[key] for key in sorted(cells)))
+
+
+def result_path(folder: Path, experiment: str, name: str) -> Path:
+    return folder / experiment / f"{name}.json"
+
+
+def write_result(path: Path, result: Record[Any]) -> None:
+    """One line for each cell: a file of long curves stays small, and its changes readable."""
+    values = to_json(asdict(result))
+    cells = ",\n".join("    " + json.dumps(cell, allow_nan=False) for cell in values.pop("cells"))
+    head = json.dumps(values, indent=2, allow_nan=False).removesuffix("\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f'{head},\n  "cells": [\n{cells}\n  ]\n}}\n'.encode(), mode=SHARED)
+
+
+def require_same_base(result: Record[Any], base: Mapping[str, Any], where: Path) -> None:
+    if result.base != base:
+        different = sorted(key for key in {*result.base, *base} if result.base.get(key) != base.get(key))
+        raise RunFolderError(
+            f"{where} has other settings than {result.experiment}/{result.name}: {', '.join(different)}",
+            hint="keep them in another folder with --out",
+        )
+
+
+def select(result: Record[C], **labels: Any) -> list[C]:
+    """The cells that carry all these labels."""
+    return [
+        cell for cell in result.cells if all(cell.labels.get(name) == value for name, value in labels.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds: mean, standard deviation (0 for one seed) and how many."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.deviation / math.sqrt(self.count)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    count = len(values)
+    mean = sum(values) / count
+    squares = sum((value - mean) ** 2 for value in values)
+    return Spread(mean, math.sqrt(squares / (count - 1)) if count > 1 else 0.0, count)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attack on a picture: what tells it apart (`labels`), and what came of it.
+
+    `noise` is the error of the update that the server worked with, relative to the true one. `losses` holds some
+    (iteration, best DLG loss); `loss` is the last of them. Scores are those of the restart with the least loss, at
+    the end; `frames` holds (iteration, PSNR) on the way, since a search that goes on long enough fits the noise as
+    well. An epsilon of None means that there is none.
+    """
+
+    id: str
+    labels: dict[str, Any]
+    noise: float
+    loss: float
+    losses: tuple[tuple[int, float], ...]
+    frames: tuple[tuple[int, float], ...]
+    iterations: int
+    stopped: str
+    mse: float
+    psnr: float
+    ssim: float
+    label_found: bool
+    epsilon_joint: float | None
+    epsilon_marginal: float | None
+    seconds: float
+
+    @property
+    def best_psnr(self) -> float:
+        """The PSNR had the server stopped at the best of the frames, which it cannot know."""
+        return max(psnr for _, psnr in self.frames)
+
+    def same_run(self, other: Attempt) -> bool:
+        return self.losses == other.losses and self.labels == other.labels
+
+
+@dataclass(frozen=True)
+class Leaks(Record[Attempt]):
+    """All attacks on one picture. Its `base` holds the PSNR of an even grey, which says nothing about the picture."""
+
+    @property
+    def grey(self) -> float:
+        return float(self.base["grey_psnr"])
+
+
+def all_leaks(folder: Path) -> dict[str, Leaks]:
+    """The attacks on all pictures, by name."""
+    found = (read_leaks(path) for path in sorted((folder / FIGURE_4).glob("*.json")))
+    return {leaks.name: leaks for leaks in found if leaks is not None}
+
+
+def select_level(leaks: Leaks, level: str, noise: str | None = None) -> list[Attempt]:
+    """The attempts at a level, at one size of the paper's noise or at every one."""
+    return select(leaks, level=level) if noise is None else select(leaks, level=level, noise=noise)
+
+
+def pictures_path(work: Path, name: str, cell: str) -> Path:
+    """Where a run keeps the original and what it recovered of it."""
+    return work / FIGURE_4 / name / (cell.replace("/", "_") + ".npz")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run: what tells it apart (`labels`), and what came of it.
+
+    `curve` holds (round, accuracy on the test data); `accuracy` is the last of them. An epsilon of None means that
+    there is none: nothing finite holds.
+    """
+
+    id: str
+    labels: dict[str, Any]
+    rounds: int
+    accuracy: float
+    curve: tuple[tuple[int, float], ...]
+    epsilon_joint: float | None
+    epsilon_marginal: float | None
+    aggregate_variance: float
+    seconds: float
+    engine: str
+
+    @property
+    def settled(self) -> float:
+        """Mean accuracy over the last tenth of the rounds: with non-IID clients a single round says little."""
+        last = [accuracy for number, accuracy in self.curve if number > 0.9 * self.rounds]
+        return sum(last) / len(last)
+
+    def at(self, round_number: int) -> float | None:
+        """The best accuracy evaluated up to and including that round; None where training never got there."""
+        if self.rounds < round_number:
+            return None
+        return max((accuracy for number, accuracy in self.curve if number <= round_number), default=None)
+
+    def same_run(self, other: Cell) -> bool:
+        return self.curve == other.curve and self.labels == other.labels
+
+
+@dataclass(frozen=True)
+class Result(Record[Cell]):
+    """All cells of one panel or setting; `base` are the settings they have in common."""
+
+
+R = TypeVar("R", Result, Leaks)
+
+
+def _read(path: Path, kind: type[R], cell_kind: type[Cell] | type[Attempt]) -> R | None:
+    if not path.exists():
+        return None
+    value = read_json(path)
+    try:
+        cells = tuple(cell_kind(**{**cell, **_curves(cell)}) for cell in value["cells"])
+        return kind(value["experiment"], value["name"], value["base"], cells)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} does not contain results: {error!r}", hint="was it written by `niss reproduce`?"
+        ) from None
+
+
+def _curves(cell: dict[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
+    """JSON has lists where a cell has tuples of (round or iteration, value)."""
+    names = [name for name in ("curve", "losses", "frames") if name in cell]
+    return {name: tuple((int(at), float(value)) for at, value in cell[name]) for name in names}
+
+
+def read_result(path: Path) -> Result | None:
+    """The training runs in a file, or None if it does not exist."""
+    return _read(path, Result, Cell)
+
+
+def read_leaks(path: Path) -> Leaks | None:
+    """The attacks in a file, or None if it does not exist."""
+    return _read(path, Leaks, Attempt)
+
+
+def read_results(folder: Path, experiment: str) -> dict[str, Result]:
+    """All results of an experiment, by name."""
+    results = (read_result(path) for path in sorted((folder / experiment).glob("*.json")))
+    return {result.name: result for result in results if result is not None}
+
+
+def merge_results(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Merge the results in `folders`, and what `out` holds already, into `out`; returns the files written."""
+    written = []
+    for folder in folders:
+        for path in sorted(folder.glob("*/*.json")):
+            read: Any = read_leaks if path.parent.name == FIGURE_4 else read_result
+            result = read(path)
+            target = result_path(out, result.experiment, result.name)
+            before = read(target)
+            if before is not None:
+                require_same_base(before, result.base, path)
+                result = before.with_cells(result.cells)
+            write_result(target, result.with_cells(()))
+            written.append(target)
+    if not written:
+        raise RunFolderError("no results found to merge", hint="give folders that `niss reproduce` wrote")
+    return sorted(set(written))

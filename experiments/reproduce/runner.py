@@ -1,0 +1,128 @@
+"""Runs the cells that a result file still lacks, as few cohorts as there are models, and keeps what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from experiments.reproduce.results import (
+    Cell,
+    Result,
+    read_result,
+    require_same_base,
+    result_path,
+    write_result,
+)
+from niss.data import Dataset
+from niss.errors import NissError, RunFolderError
+from niss.files import MANIFEST, TIMING, read_json, read_json_lines
+from niss.simulation import Comparison, Config, RoundEvent, TrainingEvent, compare_together
+
+Cells = Mapping[str, tuple[dict[str, Any], Config]]
+"""Cells by id: what tells each apart, and its settings, which have one method."""
+
+
+class OutOfTime(NissError):
+    """The time given is over; whole rounds are kept."""
+
+
+class Watch:
+    """Passes progress on, and ends the work once its seconds are over."""
+
+    def __init__(self, progress: Any = None, *, seconds: float | None = None) -> None:
+        self._progress = progress
+        self._until = None if seconds is None else time.monotonic() + seconds
+
+    def __call__(self, event: RoundEvent) -> None:
+        if self._progress is not None:
+            self._progress(event)
+        if self._until is not None and time.monotonic() > self._until:
+            raise OutOfTime(
+                "the time given with --stop-after is over; every whole round is kept",
+                hint="give the same command again to go on",
+            )
+
+    def training(self, event: TrainingEvent) -> None:
+        if tell := getattr(self._progress, "training", None):
+            tell(event)
+
+
+def run_cells(
+    experiment: str,
+    name: str,
+    base: Mapping[str, Any],
+    cells: Cells,
+    *,
+    out: Path,
+    work: Path,
+    dataset: Dataset | None = None,
+    at_once: int | None = None,
+    progress: Watch | None = None,
+) -> Result:
+    """Run the cells that `out/experiment/name.json` lacks; their run folders are in `work/experiment/name`.
+
+    A cell that is there is never run again, wherever it was run. After a kill, cells go on from their last round.
+    At most `at_once` cells train as one cohort, all of the same model by default; the file is written after each.
+    """
+    path = result_path(out, experiment, name)
+    result = read_result(path) or Result(experiment, name, dict(base))
+    require_same_base(result, base, path)
+    known = {cell.id: cell for cell in result.cells}
+    groups: dict[str, dict[str, Config]] = defaultdict(dict)
+    for cell, (labels, config) in cells.items():
+        if cell in known and known[cell].labels != labels:
+            raise RunFolderError(
+                f"{path}: {cell} was run with other settings (tuned since then?)",
+                hint="remove that file, or give another --out",
+            )
+        if cell not in known:
+            groups[repr((config.model, config.data.dataset))][cell] = config
+    folder = work / experiment / name
+    for configs in _chunks(groups.values(), at_once):
+        found = compare_together(configs, out=folder, dataset=dataset, progress=progress)
+        result = result.with_cells(_cell(cell, cells[cell][0], found[cell]) for cell in configs)
+        write_result(path, result)
+    return result
+
+
+def _chunks(groups: Iterable[dict[str, Config]], at_once: int | None) -> Iterator[dict[str, Config]]:
+    for group in groups:
+        rest = iter(group.items())
+        while chunk := dict(islice(rest, at_once)):
+            yield chunk
+
+
+def _cell(name: str, labels: dict[str, Any], comparison: Comparison) -> Cell:
+    (run,) = comparison.results
+    if run.folder is None or comparison.folder is None:
+        raise RunFolderError(f"{name} was run without a folder")
+    curve = tuple((line["round"], line["accuracy"]) for line in run.metrics if line["accuracy"] is not None)
+    return Cell(
+        id=name,
+        labels=labels,
+        rounds=len(run.metrics),
+        accuracy=run.summary["accuracy"],
+        curve=curve,
+        epsilon_joint=run.summary["epsilon_joint"],
+        epsilon_marginal=run.summary["epsilon_marginal"],
+        aggregate_variance=run.summary["aggregate_variance"],
+        seconds=round(sum(line["seconds"] for line in read_json_lines(run.folder / TIMING)[0]), 2),
+        engine=read_json(comparison.folder / MANIFEST)["engine"],
+    )
+
+
+def common_settings(config: Config) -> dict[str, Any]:
+    """A config without what cells may differ in, and without where it ran."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    for name in ("seed", "methods"):
+        del values[name]
+    values["training"] = {
+        name: value
+        for name, value in values["training"].items()
+        if name not in ("device", "workers", "threads", "tf32", "engine")
+    }
+    return values

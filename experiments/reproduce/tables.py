@@ -1,0 +1,339 @@
+"""The tables of the text, as Markdown, made from the result files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.reproduce.claims import PAPER_GAPS, check_claims, gap
+from experiments.reproduce.design import (
+    BEYOND,
+    CLIENT_NOISE,
+    EPSILONS,
+    FIGURE_3,
+    IMAGES,
+    LEVELS,
+    METHODS,
+    PANELS,
+    SCALE,
+    SETTINGS,
+    SWEEP,
+    TUNING,
+    VARIANTS,
+    X_VALUES,
+    find_panel,
+)
+from experiments.reproduce.results import (
+    Attempt,
+    Cell,
+    Leaks,
+    Result,
+    Spread,
+    all_leaks,
+    read_results,
+    select,
+    select_level,
+    spread,
+)
+from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup
+
+MISSING = "not measured yet"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)) -> str:
+    """A Markdown table: columns of words to the left, numbers to the right."""
+    rule = ["---" if number in words else "---:" for number in range(len(header))]
+    lines = [header, rule, *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def or_missing(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)) -> str:
+    """The table, or a line that says that nothing is measured yet."""
+    return markdown(header, rows, words=words) if rows else MISSING + "\n"
+
+
+def percent(value: Spread | None) -> str:
+    """Mean and deviation over seeds."""
+    if value is None:
+        return MISSING
+    deviation = f" ± {100 * value.deviation:.1f}" if value.count > 1 else ""
+    return f"{100 * value.mean:.1f}{deviation} %"
+
+
+def decibels(value: Spread | None) -> str:
+    """Mean and deviation over seeds."""
+    if value is None:
+        return MISSING
+    deviation = f" ± {value.deviation:.1f}" if value.count > 1 else ""
+    return f"{value.mean:.1f}{deviation} dB"
+
+
+def short(value: float, digits: int = 2) -> str:
+    """So many digits that count, without an exponent where there need be none."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10.0**digits else f"{rounded:.{digits}g}"
+
+
+def points(value: Spread | None) -> str:
+    return MISSING if value is None else f"{100 * value.mean:.1f}"
+
+
+def settled(cells: Sequence[Cell]) -> Spread | None:
+    """Accuracy over the last tenth of the rounds, over seeds."""
+    return spread([cell.settled for cell in cells]) if cells else None
+
+
+def final(cells: Sequence[Cell]) -> Spread | None:
+    """Accuracy after the last round, over seeds."""
+    return spread([cell.accuracy for cell in cells]) if cells else None
+
+
+def leaks_in_order(folder: Path) -> list[Leaks]:
+    """The pictures as they are listed, others behind them."""
+    found = all_leaks(folder).values()
+    return sorted(found, key=lambda one: (_place(one.base["image"]), one.base["image"]))
+
+
+def _place(image: str) -> int:
+    return IMAGES.index(image) if image in IMAGES else len(IMAGES)
+
+
+def figure_4_table(folder: Path) -> str:
+    """PSNR at the end and at the best of the frames, label, loss, and the epsilon of the joint view."""
+    rows = []
+    for leaks in leaks_in_order(folder):
+        for level in LEVELS.values():
+            cells = select_level(leaks, level.name)
+            for noise in dict.fromkeys(cell.labels["noise"] for cell in cells):
+                rows.append(
+                    _picture_row(leaks, level.title, [c for c in cells if c.labels["noise"] == noise])
+                )
+    header = [
+        "Picture",
+        "Upload and view",
+        "σ_k",
+        "Noise ÷ update",
+        "Loss",
+        "PSNR, dB",
+        "Best, dB",
+        "Grey, dB",
+        "Label",
+        "ε, joint view",
+    ]
+    return or_missing(header, rows, words=(0, 1, 9))
+
+
+def _picture_row(leaks: Leaks, title: str, cells: Sequence[Attempt]) -> list[str]:
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return [
+        f"`{leaks.base['image']}`",
+        title,
+        _noise(cells[0]),
+        short(mean([cell.noise for cell in cells])),
+        short(mean([cell.loss for cell in cells])),
+        decibels(psnr(cells)).removesuffix(" dB"),
+        f"{mean([cell.best_psnr for cell in cells]):.1f}",
+        f"{leaks.grey:.1f}",
+        f"{sum(cell.label_found for cell in cells)} of {len(cells)}",
+        _epsilon_of_attempts(cells),
+    ]
+
+
+def psnr(cells: Sequence[Attempt]) -> Spread | None:
+    """PSNR at the end, over seeds."""
+    return spread([cell.psnr for cell in cells]) if cells else None
+
+
+def _noise(cell: Attempt) -> str:
+    noise = cell.labels["noise"]
+    if noise == CLIENT_NOISE:
+        return "for\u00a0ε\u00a0=\u00a03"
+    return "none" if noise == "none" else f"{cell.labels['sigma_k']:.3g}"
+
+
+def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
+    if cells[0].labels["noise"] == "none":
+        return "not private"
+    known = [cell.epsilon_joint for cell in cells if cell.epsilon_joint is not None]
+    if len(known) < len(cells):
+        return "none"
+    return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == CLIENT_NOISE else ", heuristic")
+
+
+_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view"]
+
+
+def beyond_table(folder: Path) -> str:
+    """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
+    results = _in_order(read_results(folder, BEYOND))
+    rows = [[result.name, *row] for result in results for row in _setting_rows(result)]
+    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6))
+
+
+def setting_table(folder: Path, name: str) -> str:
+    """The part of `beyond_table` for one setting."""
+    result = read_results(folder, BEYOND).get(name)
+    return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5))
+
+
+def _setting_rows(result: Result) -> list[list[str]]:
+    rows = []
+    for variant in VARIANTS:
+        for method in METHODS:
+            cells = select(result, method=method, variant=variant)
+            if cells:
+                shown = [percent(final(_at(cells, epsilon))) for epsilon in EPSILONS]
+                rows.append([variant, method, *shown, _epsilon_of_runs(cells)])
+    return rows
+
+
+def scale_table(folder: Path) -> str:
+    """Accuracy by the participants of a round, and the noise left in the average."""
+    rows = []
+    results = sorted(
+        read_results(folder, SCALE).values(), key=lambda one: (one.base["dataset"], one.base["participants"])
+    )
+    for result in results:
+        for method in METHODS:
+            for epsilon in sorted({cell.labels["epsilon"] or 0.0 for cell in select(result, method=method)}):
+                cells = select(result, method=method, epsilon=epsilon or None)
+                variance = sum(cell.aggregate_variance for cell in cells) / len(cells)
+                rows.append(
+                    [
+                        result.base["dataset"],
+                        f"{result.base['participants']:,}",
+                        method,
+                        percent(final(cells)),
+                        f"{variance:.2g}",
+                        _epsilon_of_runs(cells),
+                    ]
+                )
+    header = ["Dataset", "Participants", "Method", "Accuracy", "Noise variance in the sum", "ε, joint view"]
+    return or_missing(header, rows, words=(0, 2, 5))
+
+
+def _in_order(results: dict[str, Result]) -> list[Result]:
+    """Settings as they are listed, others behind them."""
+    known = [name for name in SETTINGS if name in results]
+    return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
+
+
+def _at(cells: Sequence[Cell], epsilon: float) -> list[Cell]:
+    return [cell for cell in cells if cell.labels["epsilon"] in (None, epsilon)]
+
+
+def _epsilon_of_runs(cells: Sequence[Cell]) -> str:
+    """The largest epsilon of the joint view over the seeds, for each one promised."""
+    if cells[0].labels["method"] == "fedavg":
+        return "not private"
+    if any(cell.epsilon_joint is None for cell in cells):
+        return "none is finite"
+    promised = sorted({cell.labels["epsilon"] for cell in cells})
+    held = [max(cell.epsilon_joint or 0.0 for cell in _at(cells, epsilon)) for epsilon in promised]
+    trusted = ", server trusted" if cells[0].labels["method"] == "central-dp" else ""
+    return " / ".join(f"{epsilon:.2f}" for epsilon in held) + trusted
+
+
+def tuning_table(folder: Path) -> str:
+    """What the grid chose for each method at each epsilon."""
+    rows = []
+    for result in _in_order(read_results(folder, TUNING)):
+        groups = sorted({(cell.labels["method"], cell.labels["epsilon"] or 0.0) for cell in result.cells})
+        for method, epsilon in groups:
+            tried = select(result, method=method, epsilon=epsilon or None)
+            best = max(tried, key=lambda cell: (cell.accuracy, cell.id))
+            clip = best.labels["clip"]
+            rows.append(
+                [
+                    result.name,
+                    method,
+                    f"{epsilon:g}" if epsilon else "–",
+                    f"{len(tried)}",
+                    "–" if clip is None else f"{clip:g}",
+                    f"{best.labels['learning_rate']:g}",
+                    f"{best.labels['hidden']}",
+                    f"{best.accuracy:.1%}",
+                ]
+            )
+    header = ["Setting", "Method", "ε", "Trials", "Clip", "Rate", "Hidden", "Accuracy on held-out images"]
+    return or_missing(header, rows, words=(0, 1))
+
+
+UNIT_VARIANCE = 0.01
+"""sigma^2 in the paper's list of settings."""
+
+
+def figure_3_table(folder: Path) -> str:
+    """Settled accuracy by panel and X, the gap between X = 0 and X = 1, and the paper's."""
+    results = read_results(folder, FIGURE_3)
+    rows = []
+    for name, (low, high) in PAPER_GAPS.items():
+        result = results.get(name)
+        cells = [
+            percent(settled(select(result, x=x, reading=NBAFL.name)) if result else None) for x in X_VALUES
+        ]
+        measured = points(gap(result) if result else None)
+        extent = _extent(result)
+        rows.append([find_panel(name).title, *cells, measured, f"{low} to {high}", extent])
+    header = ["Panel", *[f"X = {x:g}" for x in X_VALUES], "Gap, points", "Gap in the paper", "Rounds × seeds"]
+    return markdown(header, rows)
+
+
+def _extent(result: Result | None) -> str:
+    if result is None or not result.cells:
+        return "–"
+    seeds = {cell.labels["seed"] for cell in result.cells}
+    return f"{result.cells[0].rounds} × {len(seeds)}"
+
+
+def readings_table() -> str:
+    """Every reading of the sensitivity, the sigma_k it gives, and what follows from that."""
+    mnist, cifar = Setup(records=600), Setup(records=500)
+    rows = [
+        [
+            f"`{reading.name}`",
+            reading.formula,
+            f"{reading.sigma(mnist):.3g}",
+            f"{reading.sigma(cifar):.3g}",
+            short(math.sqrt(mnist.participants) * reading.sigma(mnist)),
+            short(reading.sigma(mnist) ** 2 / UNIT_VARIANCE, 3),
+            reading.meaning,
+        ]
+        for reading in READINGS
+    ]
+    header = [
+        "Name",
+        "Δ",
+        "σ_k, MNIST (d_k = 600)",
+        "σ_k, CIFAR-10 (d_k = 500)",
+        "√30 σ_k, MNIST",
+        "v = σ_k² / 0.01, MNIST",
+        "What it means",
+    ]
+    return markdown(header, rows, words=(0, 1, 6))
+
+
+def sweep_table(folder: Path) -> str:
+    """The gap between X = 0 and X = 1 over sigma_k."""
+    rows = []
+    results = read_results(folder, SWEEP)
+    known = [panel.name for panel in PANELS if panel.name in results]
+    for name in (*known, *sorted(results.keys() - set(known))):
+        result = results[name]
+        clean = settled(select(result, x=0.0))
+        noisy = sorted({cell.labels["sigma_k"] for cell in result.cells if cell.labels["x"] == 1.0})
+        for sigma in noisy:
+            found = settled(select(result, x=1.0, sigma_k=sigma))
+            lost = "–" if clean is None or found is None else f"{100 * (clean.mean - found.mean):.1f}"
+            rows.append([find_panel(name).title, f"{sigma:.3g}", percent(clean), percent(found), lost])
+    header = ["Panel", "σ_k", "X = 0", "X = 1", "Gap, points"]
+    return or_missing(header, rows)
+
+
+def claims_table(folder: Path) -> str:
+    """Every claim and whether the files bear it out."""
+    rows = [[claim.name, claim.verdict, claim.detail] for claim in check_claims(folder)]
+    return markdown(["Claim", "Verdict", "Measured"], rows, words=(0, 1, 2))

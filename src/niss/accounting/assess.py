@@ -1,2 +1,0 @@
-# moved
-from niss.accounting.protocol_rounds import LEAST_STEPS, Assessor, charge_to  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.accounting.planner import CoalitionPlan, Group, plan_coalitions  # noqa: F401

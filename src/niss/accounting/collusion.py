@@ -1,2 +1,0 @@
-# moved
-from niss.views.collusion import calibrate_for, worst_case  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.views.collusion import Corruption, WorstCase, colluding_neighbours  # noqa: F401

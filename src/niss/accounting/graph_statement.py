@@ -1,2 +1,0 @@
-# moved
-from niss.accounting.statement import assess as statement  # noqa: F401

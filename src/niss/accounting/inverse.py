@@ -1,2 +1,0 @@
-# moved
-from niss.views.covariance import conditional_variance, sampled_variance  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.files import sync_folder  # noqa: F401

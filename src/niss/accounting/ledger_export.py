@@ -1,2 +1,0 @@
-# moved
-from niss.accounting.ledger_chain import client_order  # noqa: F401

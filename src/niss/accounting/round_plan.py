@@ -1,2 +1,0 @@
-# moved
-from niss.accounting.plans import Balance, RoundPlan  # noqa: F401

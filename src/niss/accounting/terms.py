@@ -1,2 +1,0 @@
-# moved
-from niss.accounting.protocol_rounds import grid_delta, make_terms  # noqa: F401

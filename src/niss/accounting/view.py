@@ -1,2 +1,0 @@
-# moved
-from niss.views.covariance import hidden_noise, per_client  # noqa: F401

@@ -1,0 +1,241 @@
+"""`niss attack collude`: what neighbours who tell the server their shares give away, for each distortion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import DISTORTIONS, VICTIM, Findings, Help, Progress, Row
+from niss.errors import ConfigError
+
+if TYPE_CHECKING:
+    from niss.randomness import SimStream
+
+_PROJECTIONS = 40
+_AXES = {"rho": "Colluding part of the neighbours, ρ", "tau2": "Distortion τ², all neighbours collude"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColludeExperiment(experiment.PictureExperiment):
+    """Neighbours tell the server their shares: subtract, project, pick coordinates; sweeps over rho and tau^2.
+
+    Sweeps over rho (at `tau2`) and over tau^2 (at rho = 1). What the colluders know of the victim's shares is first
+    only subtracted, then used as well as the distortion allows (`niss.attacks.estimates`); both errors stand beside
+    the accountant's prediction. For a distortion with one factor per share the projection is repeated over many
+    rounds, where its error should be sqrt(v / h) for v known shares and h coordinates.
+
+    distortions   of `niss.mechanism.DISTORTIONS`
+    rhos          parts of the victim's neighbours that collude, in a random order that is the same for all
+    points        values of tau^2 in its own sweep, from 1e-9 of `tau2` upwards
+
+    Examples:
+        niss attack collude --out runs/collude
+        niss attack collude --distortions coordinate,additive --neighbours 2 --rho 0,0.5,1
+    """
+
+    name = "collude"
+    columns: ClassVar[dict[str, str]] = {
+        "distortion": "Distortion",
+        "rho": "ρ",
+        "tau2": "τ²",
+        "subtract_error": "Error, subtract",
+        "error": "Error, exploit",
+        "predicted_error": "Error, predicted",
+        "fraction": "Recovered",
+        "predicted_fraction": "Recovered, most",
+        "best_coordinates": "Best 1 % ÷ all",
+        "psnr": "PSNR, dB",
+        "predicted_psnr": "PSNR, most",
+    }
+
+    hidden: experiment.Hidden = 16
+    neighbours: experiment.Neighbours = 10.0
+    distortions: Annotated[
+        tuple[str, ...], Help("Comma-separated: scalar, coordinate, additive.", choices=DISTORTIONS)
+    ] = DISTORTIONS
+    rhos: Annotated[
+        tuple[float, ...], Help("Comma-separated parts of the neighbours that collude.", flag="--rho")
+    ] = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
+    tau2: Annotated[float, Help("Distortion in the sweep over rho.")] = 1.0
+    points: Annotated[int, Help("Values of tau^2 in its own sweep, at rho = 1.", least=2)] = 6
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        from niss.mechanism import DISTORTIONS as known
+
+        super().check()
+        experiment.check_names(self.distortions, known, "--distortions")
+        if not self.rhos or not all(0.0 <= rho <= 1.0 for rho in self.rhos):
+            raise ConfigError("must be numbers from 0 to 1", field="--rho", hint="for example 0,0.5,1")
+        if not self.tau2 > 0.0:
+            raise ConfigError(
+                f"must be above 0, not {self.tau2!r}", field="--tau2", hint="tau = 0: `niss attack joint`"
+            )
+        if self.neighbours > self.clients - 2:
+            raise ConfigError(
+                f"{self.neighbours:g} neighbours among {self.clients} clients leave nobody honest",
+                field="--neighbours",
+                hint=f"at most {self.clients - 2}",
+            )
+
+    def setting(self, **changes: Any) -> attacks.Setting:
+        """The plan with so many neighbours, and what else is to be changed."""
+        return self.make_setting(neighbours=self.neighbours).with_plan(**changes)
+
+    def run(self, findings: Findings, progress: Progress) -> None:
+        """One round for each distortion, rho and tau^2, attacked with and without the colluders' best use of shares."""
+        import numpy as np
+
+        from niss.mechanism import distortion_named
+
+        federation = self.train(findings)
+        smaller = np.geomspace(1e-9 * self.tau2, self.tau2, self.points)[:-1]
+        cases = [(rho, self.tau2, "rho") for rho in self.rhos]
+        cases += [(1.0, tau2, "tau2") for tau2 in smaller.tolist()]
+        for distortion in self.distortions:
+            for number, (rho, tau2, sweep) in enumerate(cases, start=1):
+                setting = self.setting(distortion=distortion, tau2=tau2)
+                simulated = self._simulate(federation, setting, rho, self.stream("round"))
+                row = _row(federation, simulated, self.stream("predicted"))
+                findings.rows.append(
+                    {"distortion": distortion, "rho": rho, "tau2": tau2, "sweep": sweep, **row}
+                )
+                progress(distortion, number, len(cases), f"ρ = {rho:g}, τ² = {tau2:.2g}")
+        one_factor = [name for name in self.distortions if distortion_named(name).one_factor]
+        if one_factor:
+            findings.curves["projection"] = self._projection(one_factor[0], federation, progress)
+        findings.headline = _headline(findings)
+        findings.finished = True
+
+    def _simulate(
+        self,
+        federation: attacks.Federation,
+        setting: attacks.Setting,
+        rho: float,
+        stream: SimStream,
+    ) -> attacks.SimulatedRound:
+        """A round in which the first part `rho` of the victim's neighbours, in a random order, collude."""
+        # The graph follows from the beacon alone, so a first look without noise tells who the neighbours are.
+        plan = setting.plan.for_round(
+            range(self.clients),
+            weights=1.0 / self.clients,
+            records=1.0,
+            beacon=stream.child("beacon").generator().bytes(32),
+        )
+        near = plan.graph.neighbours(VICTIM)
+        order = stream.child("colluders").generator().permutation(near.size)
+        return setting.simulate(
+            federation.updates,
+            federation.weights.numpy(),
+            stream=stream,
+            colluders=near[order[: round(rho * near.size)]].tolist(),
+            knows_updates_of=range(1, self.clients),
+            keep_factors=True,
+        )
+
+    def _projection(
+        self, distortion: str, federation: attacks.Federation, progress: Progress
+    ) -> dict[str, float]:
+        """The root mean square error of the projection at rho = 1 over many rounds, beside sqrt(v / h)."""
+        squares, known = [], 0
+        setting = self.setting(distortion=distortion, tau2=self.tau2)
+        for number in range(_PROJECTIONS):
+            simulated = self._simulate(federation, setting, 1.0, self.stream("projection", number))
+            guess = attacks.estimate_jointly(simulated.observation, VICTIM)
+            squares.append(attacks.relative_error(guess.update, simulated.updates[VICTIM]) ** 2)
+            known = simulated.observation.known_shares_into(VICTIM)
+            progress("projection", number + 1, _PROJECTIONS, "")
+        coordinates = federation.updates.shape[1]
+        return {
+            "measured": sqrt(sum(squares) / len(squares)),
+            "predicted": sqrt(known / coordinates),
+            "known_shares": float(known),
+            "coordinates": float(coordinates),
+        }
+
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+        """Left: over rho; right: over tau^2 at rho = 1; from above the recovered part, the error and the PSNR."""
+        drawing = attacks.drawing
+        if not findings.rows:
+            return None
+        with drawing.style():
+            figure = drawing.new_figure(8.4)
+            axes = figure.subplots(3, 2, sharey="row", sharex="col")
+            for column, over in enumerate(("rho", "tau2")):
+                rows = [
+                    row
+                    for row in findings.rows
+                    if row["sweep"] == over or (over == "tau2" and row["rho"] == 1.0)
+                ]
+                for place, key in enumerate(("fraction", "error", "psnr")):
+                    _draw_curves(axes[place, column], rows, over, key)
+                axes[2, column].set_xlabel(_AXES[over])
+                drawing.draw_grey_line(axes[2, column], findings, named=column == 0)
+            # Where the accountant promises nothing its line leaves the figure at the top.
+            axes[2, 0].set_ylim(0.0, 85.0)
+            axes[1, 0].set_yscale("log")
+            axes[0, 0].set_ylabel("Recovered part")
+            axes[1, 0].set_ylabel("Error ÷ update")
+            axes[2, 0].set_ylabel("PSNR of the picture, dB")
+            axes[0, 0].legend(loc="center left", fontsize=9)
+        return figure
+
+
+def _row(federation: attacks.Federation, simulated: attacks.SimulatedRound, stream: SimStream) -> Row:
+    """What subtracting the known shares gets, what the best attack gets, and what the accountant expects of it."""
+    from niss.mechanism import add_gaussian, distortion_named
+
+    truth, seen = simulated.updates[VICTIM], simulated.observation
+    subtracted = attacks.estimate_jointly(seen, VICTIM, exploit=False)
+    guess = attacks.estimate_jointly(seen, VICTIM)
+    noise = simulated.predicted_variance(VICTIM) / float(seen.share[VICTIM]) ** 2
+    left_out = 0.0
+    if distortion_named(simulated.plan.plan.distortion).one_factor:
+        left_out = seen.known_shares_into(VICTIM) / truth.size
+    expected = truth.copy()
+    add_gaussian(expected, sqrt(noise), stream)
+    return {
+        "subtract_error": attacks.relative_error(subtracted.update, truth),
+        "error": attacks.relative_error(guess.update, truth),
+        "predicted_error": sqrt(noise * truth.size / float((truth**2).sum()) + left_out),
+        # What the adversary expects of a coordinate: the clip, spread evenly.
+        "fraction": attacks.recovered_fraction(guess.shrunk(simulated.plan.plan.clip**2 / truth.size), truth),
+        "predicted_fraction": simulated.predicted_fraction(VICTIM),
+        "best_coordinates": attacks.estimates.best_coordinates(guess, truth),
+        "psnr": federation.read_picture(guess.update, guess.variance)[1],
+        "predicted_psnr": federation.read_picture(expected)[1],
+        "colluders": len(seen.colluders),
+    }
+
+
+def _headline(findings: Findings) -> str:
+    parts = [
+        f"{row['distortion']} {100 * row['fraction']:.3g} %"
+        for row in findings.rows
+        if row["rho"] == 1.0 and row["sweep"] == "rho"
+    ]
+    text = "Recovered of the update when all neighbours collude: " + "; ".join(parts) + "." if parts else ""
+    if "projection" in findings.curves:
+        projection = findings.curves["projection"]
+        text += (
+            f" Projection leaves a relative error of {projection['measured']:.3g}, "
+            f"sqrt(v / h) is {projection['predicted']:.3g}."
+        )
+    return text
+
+
+def _draw_curves(axes: attacks.drawing.Axes, rows: list[Row], over: str, key: str) -> None:
+    """One quantity over rho or tau^2: a line for the accountant and points for the attack, per distortion."""
+    drawing = attacks.drawing
+    for number, kind in enumerate(dict.fromkeys(row["distortion"] for row in rows)):
+        own = sorted((row for row in rows if row["distortion"] == kind), key=lambda row: float(row[over]))
+        x = [row[over] for row in own]
+        predicted = [row[f"predicted_{key}"] for row in own]
+        drawing.line(axes, x, predicted, number, f"{kind}, accountant", marks=False)
+        drawing.points(axes, x, [row[key] for row in own], number, f"{kind}, attack")
+    if over == "tau2":
+        axes.set_xscale("log")
+    drawing.grid(axes)

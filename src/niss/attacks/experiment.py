@@ -1,0 +1,271 @@
+"""What an attack experiment is: typed options, a run that fills `Findings`, and a figure.
+
+A new attack is one module with a subclass of `Experiment` and one line in `niss.attacks.EXPERIMENTS`. The subclass is
+a frozen dataclass, and its fields are the options of `niss attack NAME`: name, type and default are those of the
+field, help text and choices stand in its annotation (`Annotated[int, Help("...")]`, or one of the shared ones below).
+The command line reads nothing else.
+
+This module and those of the experiments import nothing heavy at their top, since the command line reads the options of
+all of them before it knows which one will run. What a run needs is reached through `niss.attacks`, which imports its
+modules on first use.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+
+from niss import attacks
+from niss.errors import ConfigError
+from niss.files import SHARED, to_json, write_json
+from niss.version import __version__
+
+if TYPE_CHECKING:
+    from niss.randomness import SimStream
+
+Row = dict[str, Any]
+# Called with the name of a part, steps done, steps in all, and a note.
+Progress = Callable[[str, int, int, str], None]
+
+RESULT_FILE, FIGURE_FILE = "attack.json", "attack.png"
+# The victim's seat in every round.
+VICTIM = 0
+DEFAULT_PICTURE = "mnist-mini:0"
+ERROR_COLUMNS = {"error": "Error ÷ update", "predicted_error": "Error, predicted"}
+PICTURE_COLUMNS = {**ERROR_COLUMNS, "psnr": "PSNR, dB"}
+
+
+def no_progress(_part: str, _done: int, _total: int, _note: str) -> None:
+    """For callers who need no progress."""
+
+
+@dataclass
+class Findings:
+    """What an experiment has found; filled as it runs, so that an interrupted one still leaves everything it had.
+
+    attack     the name of the experiment
+    settings   its options, for the file and the report
+    columns    keys of the rows that a table shows, and their headings
+    rows       one per case tried; may hold more keys than the table shows
+    curves     numbers a figure draws, written to the file too
+    pictures   pixels a figure draws, written nowhere else
+    headline   the result in one or two sentences
+    finished   False where the run was interrupted
+    """
+
+    attack: str
+    settings: dict[str, Any]
+    columns: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    curves: dict[str, Any] = field(default_factory=dict)
+    pictures: dict[str, Any] = field(default_factory=dict)
+    headline: str = ""
+    finished: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `attack.json`; numbers that JSON cannot hold become null."""
+        values = {
+            "attack": self.attack,
+            "niss": __version__,
+            "finished": self.finished,
+            "headline": self.headline,
+            "settings": self.settings,
+            "columns": self.columns,
+            "rows": self.rows,
+            "curves": self.curves,
+        }
+        return to_json(values)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Help:
+    """What the annotation of an option says beyond its type.
+
+    text       one line of help
+    flag       the flag, where it is not the field's name with dashes
+    choices    values to complete; for a comma-separated option, of each part
+    metavar    the placeholder of the value in the help
+    least      the smallest value that is accepted
+    """
+
+    text: str
+    flag: str | None = None
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    least: int | None = None
+
+
+METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
+DISTORTIONS = ("scalar", "coordinate", "additive")
+VIEWS = ("alone", "joint")
+PRESETS = ("default", "paper")
+MODELS = ("mlp", "cnn", "lenet")
+
+Clients = Annotated[int, Help("Participants of the round, the victim among them.")]
+Epsilon = Annotated[float | None, Help("Privacy target; default: that of the plan.")]
+Delta = Annotated[float | None, Help("Privacy target; default: that of the plan.")]
+Seed = Annotated[int, Help("Seed of everything random here.")]
+Neighbours = Annotated[float, Help("Unit shares each client sends.")]
+Hidden = Annotated[int, Help("Width of the hidden layer of the model.", least=1)]
+Image = Annotated[
+    str, Help("The private picture: a file, or one of a dataset.", metavar="PATH|DATASET:INDEX")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ABC):
+    """Options of one attack, and how to run it.
+
+    name       the command, `niss attack NAME`
+    summary    one line of help: the first of the class's docstring
+    examples   command lines that the help shows: those of the docstring
+    columns    keys of the rows that the table shows, and their headings
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]]
+    columns: ClassVar[dict[str, str]]
+
+    clients: Clients = 30
+    epsilon: Epsilon = None
+    delta: Delta = None
+    seed: Seed = 1
+
+    def __init_subclass__(cls) -> None:
+        lines = [line.strip() for line in (cls.__doc__ or "").splitlines()]
+        cls.summary = lines[0] if lines else ""
+        cls.examples = tuple(line for line in lines if line.startswith("niss attack "))
+
+    @abstractmethod
+    def run(self, findings: Findings, progress: Progress) -> None:
+        """Attack, and fill the findings on the way."""
+
+    @abstractmethod
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+        """The figure of what was found, finished or not; None where there is nothing to draw yet."""
+
+    def start(self) -> Findings:
+        """Check the options; returns the empty findings for `run`."""
+        self.check()
+        return Findings(self.name, self.settings(), dict(self.columns))
+
+    def check(self) -> None:
+        """Raise `ConfigError` for every option that cannot be used, before any work is done."""
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            if get_origin(hint) is Annotated:
+                note, value = get_args(hint)[1], getattr(self, name)
+                flag = note.flag or "--" + name.replace("_", "-")
+                if note.least is not None:
+                    check_at_least(note.least, value, flag)
+                if note.choices and isinstance(value, str):
+                    check_names([value], note.choices, flag)
+        self.setting()
+        self.stream()
+
+    def settings(self) -> dict[str, Any]:
+        """The options as the results show them."""
+        return asdict(self)
+
+    def setting(self) -> attacks.Setting:
+        """The plan under which clients are attacked; refuses numbers that no plan can have."""
+        return self.make_setting()
+
+    def make_setting(self, preset: str = "default", **numbers: float | None) -> attacks.Setting:
+        """`niss.attacks.rounds.make_setting` with the options that all experiments have."""
+        return attacks.rounds.make_setting(
+            preset, clients=self.clients, epsilon=self.epsilon, delta=self.delta, **numbers
+        )
+
+    def stream(self, *names: str | int) -> SimStream:
+        """Where everything random comes from: a part of the seed's stream, by name."""
+        from niss.randomness import SimStream
+
+        return SimStream(self.seed).child(*names) if names else SimStream(self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureExperiment(Experiment):
+    """An attack on the update of a victim with one picture, after one step of a network with a linear first layer.
+
+    From such an update the picture can be read without a search (`niss.attacks.gradients.read_picture`).
+    """
+
+    image: Image = DEFAULT_PICTURE
+    hidden: Hidden = 4
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        super().check()
+        attacks.load_pictures(self.image)
+
+    def train(self, findings: Findings) -> attacks.Federation:
+        """The victim and the other clients after their step; the findings get the picture, and the PSNR of a grey."""
+        pictures = attacks.load_pictures(self.image)
+        findings.pictures["originals"] = pictures.pixels
+        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(pictures.pixels)
+        return attacks.make_federation(
+            pictures, model="mlp", hidden=(self.hidden,), clients=self.clients, stream=self.stream("scene")
+        )
+
+
+def check_at_least(least: int, value: int, flag: str) -> None:
+    """Refuse a value below `least`; `flag` is what the refusal names."""
+    if value < least:
+        raise ConfigError(f"must be at least {least}, not {value}", field=flag)
+
+
+def check_names(values: Sequence[str], known: Collection[str], flag: str) -> None:
+    """Refuse names that are unknown, given twice, or none at all; `flag` is what the refusal names."""
+    for value in values:
+        if value not in known:
+            raise ConfigError(f"unknown value {value!r}", field=flag, hint="choose from: " + ", ".join(known))
+    if not values or len(set(values)) != len(values):
+        raise ConfigError(
+            "expected at least one name, each only once", field=flag, hint="choose from: " + ", ".join(known)
+        )
+
+
+def prepare_folder(folder: Path, *, overwrite: bool) -> None:
+    """Create the folder of the results, or refuse one that cannot take them, before any work is done."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", field="--out", hint="give a folder")
+    if (folder / RESULT_FILE).exists() and not overwrite:
+        raise ConfigError(
+            f"{folder} already holds the results of an attack",
+            field="--out",
+            hint="choose another folder, or add --overwrite",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot create {folder}: {error.strerror}", field="--out", hint="choose another place"
+        ) from None
+
+
+def write_findings(findings: Findings, folder: Path) -> Path:
+    """Write `attack.json`, whole or not at all; returns its path."""
+    path = folder / RESULT_FILE
+    write_json(path, findings.to_json(), mode=SHARED)
+    return path
+
+
+def write_results(experiment: Experiment, findings: Findings, folder: Path) -> None:
+    """Write `attack.json` and, where there is enough to draw, `attack.png`.
+
+    A figure that cannot be drawn is an error only where the findings are finished: then it is a defect of ours.
+    """
+    write_findings(findings, folder)
+    try:
+        figure = experiment.draw(findings)
+    except (KeyError, IndexError, ValueError):
+        # An interrupted experiment may have too little for its figure.
+        if findings.finished:
+            raise
+        return
+    if figure is not None:
+        attacks.drawing.save(figure, folder / FIGURE_FILE)

@@ -1,1 +1,0 @@
-"""One file per `niss attack` command: its settings, and what it tries in which order."""

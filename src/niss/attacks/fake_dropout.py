@@ -1,0 +1,176 @@
+"""`niss attack fake-dropout`: a server that calls a live client dropped, against repair with its rule off and on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from typing import Annotated, ClassVar
+
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+from niss.errors import ConfigError
+
+CLAIMS = ("all alive", "all dropped", "graded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeDropoutExperiment(experiment.PictureExperiment):
+    """A server calls a live client dropped to have its noise revealed: the one-verdict rule off and on.
+
+    Three claims, each against clients that remember their verdict (the rule is on) and clients that do not (off).
+
+    `all alive` and `all dropped` tell every neighbour of the victim the same; `graded` tells as many as the threshold
+    needs that it is alive, which gets the self-mask, and the others that it dropped, which gets their edges. The server
+    proposes the threshold: the fewer pieces rebuild a self-mask, the more neighbours are left to be asked for edges.
+
+    The accountant says what noise each outcome leaves the victim, in parts of what its ledger was charged for; the
+    server's best linear estimate of the update then errs as much as that predicts. With the rule on, no claim may leave
+    less than was charged.
+
+    threshold_share   part of the victim's neighbours whose pieces rebuild its mask
+
+    Examples:
+        niss attack fake-dropout --out runs/fake-dropout
+    """
+
+    name = "fake-dropout"
+    columns: ClassVar[dict[str, str]] = {
+        "story": "Server's claim",
+        "rule": "One verdict a round",
+        "edges": "Edges of the victim",
+        "mask_rebuilt": "Mask rebuilt",
+        "left": "Noise left ÷ charged",
+        "epsilon": "ε reached",
+        "promised": "ε promised",
+        **experiment.ERROR_COLUMNS,
+    }
+
+    clients: experiment.Clients = 24
+    threshold_share: Annotated[
+        float, Help("Part of the neighbours whose pieces rebuild a mask, as the server proposes.")
+    ] = 0.1
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        super().check()
+        if self.clients < 6:
+            raise ConfigError(
+                f"must be at least 6, not {self.clients}",
+                field="--clients",
+                hint="the server needs neighbours to divide",
+            )
+        if not 0.0 < self.threshold_share <= 1.0:
+            raise ConfigError(
+                f"must be above 0 and at most 1, not {self.threshold_share!r}", field="--threshold-share"
+            )
+
+    def setting(self) -> attacks.Setting:
+        """Everyone shares noise with everyone, and edges may be revealed to repair one dropout."""
+        return self.make_setting(neighbours=self.clients - 1.0).with_plan(revealed=1, dropped=1)
+
+    def run(self, findings: Findings, progress: Progress) -> None:
+        """Gather the uploads of one round, then try each claim on the clients as they were after it."""
+        plan, federation = self.setting().plan, self.train(findings)
+        updates = [attacks.rounds.clip_update(row, plan) for row in federation.updates]
+        server = attacks.protocol_rounds.DishonestServer(
+            plan,
+            self.clients,
+            coordinates=updates[0].size,
+            mode="repair",
+            stream=self.stream("parties"),
+        )
+        uploaded = server.collect(
+            updates, progress=partial(progress, "uploads"), threshold_share=self.threshold_share
+        )
+        cases = [(claim, remembers) for claim in CLAIMS for remembers in (False, True)]
+        for number, (claim, remembers) in enumerate(cases, start=1):
+            rule = "on" if remembers else "off"
+            claims = self._claims(uploaded, claim)
+            revealed = attacks.protocol_rounds.claim_survivors(server, uploaded, claims, remembers=remembers)
+            findings.rows.append({"story": claim, "rule": rule, **_row(server, uploaded, revealed, updates)})
+            progress("claims", number, len(cases), f"{claim}, rule {rule}")
+        by = {(row["story"], row["rule"]): row for row in findings.rows}
+        off, on = by["graded", "off"], by["graded", "on"]
+        findings.headline = (
+            f"The graded claim leaves {100 * off['left']:.0f} % of the charged noise (ε {off['epsilon']:.2f}) where "
+            f"clients sign twice, and {100 * on['left']:.0f} % (ε {on['epsilon']:.2f}) where they sign once; "
+            f"ε {on['promised']:.2f} was promised."
+        )
+        findings.finished = True
+
+    def _claims(
+        self, uploaded: attacks.protocol_rounds.UploadedRound, claim: str
+    ) -> dict[int, list[attacks.protocol_rounds.Survivors]]:
+        """What each client is told: first the survivors it shall reveal for, then those it shall only sign."""
+        all_but = attacks.protocol_rounds.all_but
+        near = uploaded.agreed.neighbours(VICTIM)
+        told_alive = {
+            "all alive": len(near),
+            "all dropped": 0,
+            "graded": uploaded.agreed.threshold(VICTIM),
+        }
+        believers = set(near[: told_alive[claim]])
+        alive, dropped = all_but(self.clients, ()), all_but(self.clients, (VICTIM,))
+        return {seat: [alive, dropped] if seat in believers else [dropped, alive] for seat in dropped}
+
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+        """One pair of bars per claim: the noise left with the rule off and on; below 1 is less than was charged."""
+        drawing = attacks.drawing
+        if not findings.rows:
+            return None
+        claims = list(dict.fromkeys(row["story"] for row in findings.rows))
+        by = {(row["story"], row["rule"]): row for row in findings.rows}
+        with drawing.style():
+            figure = drawing.new_figure(3.6)
+            axes = figure.subplots()
+            places = list(range(len(claims)))
+            for number, (rule, hatch) in enumerate((("off", "//"), ("on", ""))):
+                rows = [by.get((claim, rule)) for claim in claims]
+                bars = axes.bar(
+                    [place + 0.4 * (number - 0.5) for place in places],
+                    [row["left"] if row else 0.0 for row in rows],
+                    width=0.36,
+                    color=drawing.SERIES[1 - number],
+                    hatch=hatch,
+                    edgecolor="white",
+                    label=f"rule {rule}",
+                )
+                texts = [f"{row['left']:.2f}\nε {row['epsilon']:.1f}" if row else "" for row in rows]
+                axes.bar_label(bars, texts, fontsize=9.5, padding=2)
+            axes.axhline(1.0, color=drawing.INK, linewidth=1.3, linestyle="--", label="charged")
+            axes.set_xticks(places, [f"“{claim}”" for claim in claims])
+            axes.set_xlabel("What the server tells the victim's neighbours")
+            axes.set_ylabel("Noise variance left ÷ charged")
+            axes.set_ylim(0.0, 1.45 * max(1.0, *(row["left"] for row in findings.rows)))
+            drawing.grid(axes, "y")
+            axes.legend(loc="upper left", ncols=3, title="One verdict a round", alignment="left")
+        return figure
+
+
+def _row(
+    server: attacks.protocol_rounds.DishonestServer,
+    uploaded: attacks.protocol_rounds.UploadedRound,
+    revealed: attacks.protocol_rounds.RevealedSecrets,
+    updates: list[attacks.observation.FloatArray],
+) -> Row:
+    """What the victim's noise was charged as, what is left of it, and how well the server then guesses its update."""
+    from niss.mechanism import gdp_epsilon
+
+    protocol_rounds = attacks.protocol_rounds
+    size, delta, truth = server.size, server.plan.delta, updates[VICTIM]
+    sensitivity = float(server.plan.sensitivity(1.0 / size, 1.0))
+    mu = max(server.clients[VICTIM].charged)
+    left = protocol_rounds.variance_left(uploaded, revealed, VICTIM)
+    known = {seat: update for seat, update in enumerate(updates) if seat != VICTIM}
+    guess = protocol_rounds.estimate_from_revealed(uploaded, revealed, known, VICTIM)
+    return {
+        "edges": sum(VICTIM in ends for ends in revealed.edges),
+        "mask_rebuilt": VICTIM in protocol_rounds.rebuild_masks(uploaded, revealed),
+        "left": left / (sensitivity / mu) ** 2,
+        "epsilon": gdp_epsilon(sensitivity / sqrt(left), delta),
+        "promised": gdp_epsilon(mu, delta),
+        "error": attacks.relative_error(guess, truth),
+        "predicted_error": size * sqrt(left * truth.size / float((truth**2).sum())),
+    }

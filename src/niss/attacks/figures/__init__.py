@@ -1,1 +1,0 @@
-"""One figure per attack, drawn from its findings without a display."""

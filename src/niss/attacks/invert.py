@@ -1,0 +1,282 @@
+"""`niss attack dlg` and `niss attack invert`: pictures from one client's upload, once for every method.
+
+`dlg` is the paper's Figure 4 (Deep Leakage from Gradients on a small LeNet), and the same from the joint view.
+`invert` is Inverting Gradients on the models of the experiments, with batches and several local steps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+from niss import attacks
+from niss.attacks import experiment
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+
+COLUMNS = {
+    "case": "Case",
+    "epsilon_joint": "ε joint",
+    "noise": "Noise ÷ update",
+    "loss": "DLG loss",
+    "mse": "MSE",
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "label_found": "Label found",
+    "iterations": "Iterations",
+}
+# How many pictures of a batch the figure shows.
+_MOST_PICTURES = 6
+
+Iterations = Annotated[int, Help("Most iterations; it stops early when nothing moves any more.", least=1)]
+Restarts = Annotated[int, Help("Random starts, tried side by side.", least=1)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to invert.
+
+    name        what the table and the figure call it
+    simulated   the round behind it
+    guess       the adversary's estimate of the victim's update in that round
+    """
+
+    name: str
+    simulated: attacks.SimulatedRound
+    guess: attacks.observation.FloatArray
+
+    def row(self, federation: attacks.Federation, inversion: attacks.Inversion) -> Row:
+        """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
+        joint, marginal = self.simulated.claimed_epsilon(VICTIM)
+        pictures = federation.pictures
+        return {
+            "case": self.name,
+            "method": self.simulated.plan.plan.method,
+            "epsilon_joint": joint,
+            "epsilon_marginal": marginal,
+            "noise": attacks.relative_error(self.guess, self.simulated.updates[VICTIM]),
+            "loss": inversion.losses[-1] if inversion.losses else float("nan"),
+            **attacks.score_pictures(inversion.pictures, pictures.pixels).to_json(),
+            "label_found": sorted(inversion.labels.tolist()) == sorted(pictures.labels.tolist()),
+            "labels": inversion.labels.tolist(),
+            "iterations": len(inversion.losses),
+            "stopped": inversion.stopped or "all iterations done",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchExperiment(experiment.Experiment):
+    """An attack that searches for pictures whose update fits a guess of the victim's.
+
+    search_name   under which the settings of the search stand in the results, and its randomness in the stream
+    """
+
+    search_name: ClassVar[str] = "dlg"
+
+    image: experiment.Image = experiment.DEFAULT_PICTURE
+    label: Annotated[int | None, Help("Class of a picture from a file; default 0.")] = None
+    iterations: Iterations = 2000
+    restarts: Restarts = 4
+    device: Annotated[str, Help("auto, cpu or cuda.", choices=("auto", "cpu", "cuda"))] = "auto"
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        from niss.learning import choose_device
+
+        super().check()
+        self.search()
+        self.load_pictures()
+        choose_device(self.device, field="--device")
+
+    def settings(self) -> dict[str, Any]:
+        """The options, with those of the search, given or not, under its name."""
+        search = asdict(self.search().keywords["settings"])
+        options = {key: value for key, value in super().settings().items() if key not in search}
+        return options | {self.search_name: search}
+
+    def load_pictures(self) -> attacks.Pictures:
+        """The victim's pictures."""
+        return attacks.load_pictures(self.image, label=self.label)
+
+    def search(self) -> partial[attacks.Inversion]:
+        """The inversion with its settings."""
+        settings = attacks.DlgSettings(iterations=self.iterations, restarts=self.restarts)
+        return partial(attacks.deep_leakage, settings=settings)
+
+    def run_case(
+        self, case: Case, federation: attacks.Federation, findings: Findings, progress: Progress
+    ) -> Row:
+        """Invert one guess; adds row, losses, frames and recovered pictures to the findings, and returns the row."""
+        import torch
+
+        from niss.learning import choose_device
+
+        originals = federation.pictures.pixels
+        inversion = self.search()(
+            federation.as_gradient(case.guess),
+            federation.update_function(case.simulated.plan.plan),
+            federation.pictures,
+            stream=self.stream(self.search_name),
+            device=torch.device(choose_device(self.device, field="--device")),
+            progress=partial(progress, case.name),
+        )
+        findings.pictures["originals"] = originals
+        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(originals)
+        findings.rows.append(case.row(federation, inversion))
+        findings.curves.setdefault("losses", {})[case.name] = inversion.losses
+        frames = [(number, pictures[0]) for number, pictures in inversion.frames]
+        findings.pictures.setdefault("frames", {})[case.name] = frames
+        order = attacks.pictures.best_order(inversion.pictures, originals)
+        findings.pictures.setdefault("recovered", {})[case.name] = inversion.pictures[order]
+        return findings.rows[-1]
+
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+        """A strip of pictures for each case, and the losses."""
+        return attacks.drawing.draw_strips(findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsExperiment(SearchExperiment):
+    """One search per method, on the same victim with the same network and the same randomness.
+
+    methods   of `niss.methods`, one case each
+    view      `alone`: the server looks at the victim's upload by itself, as the paper does; `joint`: it uses all
+              uploads and knows the others' updates
+    plan      the preset of `niss.attacks.rounds.make_setting`
+    tau2      None: as the preset says
+    """
+
+    methods: Annotated[
+        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.METHODS)
+    ] = ("fedavg", "dp-fedavg", "niss")
+    view: Annotated[
+        str, Help("alone (the victim's upload) or joint (all uploads).", choices=experiment.VIEWS)
+    ] = "alone"
+    plan: Annotated[
+        str, Help("default, or paper: the noise of its attacks.drawing.Figure 4.", choices=experiment.PRESETS)
+    ] = "default"
+    tau2: Annotated[float | None, Help("Distortion of received shares; default: that of the plan.")] = None
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        from niss.methods import METHODS
+
+        experiment.check_names(self.methods, METHODS, "--methods")
+        super().check()
+
+    def setting(self) -> attacks.Setting:
+        """The plan of the chosen preset."""
+        return self.make_setting(self.plan, tau2=self.tau2)
+
+    @abstractmethod
+    def train(self, **options: Any) -> attacks.Federation:
+        """The victim and the other clients after their local steps; `options` are those of `make_federation`."""
+
+    def run(self, findings: Findings, progress: Progress) -> None:
+        """One case per method: simulate the round, guess the victim's update, invert it."""
+        setting = self.setting()
+        federation = self.train(
+            clients=self.clients, stream=self.stream("scene"), learning_rate=setting.learning_rate
+        )
+        alone = self.view == "alone"
+        estimate = attacks.estimate_alone if alone else attacks.estimate_jointly
+        for method in self.methods:
+            simulated = setting.with_plan(method=method).simulate(
+                federation.updates,
+                federation.weights.numpy(),
+                stream=self.stream("round"),
+                knows_updates_of=range(1, self.clients),
+            )
+            case = Case(method, simulated, estimate(simulated.observation, VICTIM).update)
+            self.run_case(case, federation, findings, progress)
+        scores = "; ".join(f"{row['case']} {row['psnr']:.1f} dB" for row in findings.rows)
+        findings.headline = (
+            f"PSNR of the recovered pictures: {scores}. "
+            f"An even grey would score {findings.curves['blind_guess_psnr']:.1f} dB."
+        )
+        findings.finished = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlgExperiment(MethodsExperiment):
+    """Deep Leakage from Gradients: recover a picture from one client's upload.
+
+    One picture, one step of a LeNet with sigmoids: the setting of the paper's Figure 4, which reads the loss and takes
+    a high one for protection. The PSNR beside it tells whether the picture is there.
+
+    Examples:
+        niss attack dlg --out runs/dlg
+        niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4
+        niss attack dlg --plan paper --view joint --methods niss --image photo.png
+    """
+
+    name = "dlg"
+    columns: ClassVar[dict[str, str]] = COLUMNS
+
+    def train(self, **options: Any) -> attacks.Federation:
+        """One step of the LeNet."""
+        return attacks.make_federation(self.load_pictures(), model="lenet", **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertExperiment(MethodsExperiment):
+    """Inverting Gradients: cosine distance and total variation, for ReLU models, batches and several steps.
+
+    Unlike DLG it copes with ReLU, with a clip, and with a client that takes several steps on several pictures; labels
+    are read from the last bias, and the order of a batch, which no gradient tells, is taken as it fits best.
+
+    Examples:
+        niss attack invert --out runs/invert
+        niss attack invert --batch 4 --steps 3 --methods fedavg,niss
+        niss attack invert --model cnn --methods fedavg --clients 3 --iterations 300
+    """
+
+    name = "invert"
+    columns: ClassVar[dict[str, str]] = {**COLUMNS, "loss": "1 − cos"}
+    search_name = "search"
+
+    iterations: Iterations = 1200
+    restarts: Restarts = 2
+    batch: Annotated[int, Help("attacks.Pictures of the victim, from the given one on.", least=1)] = 1
+    model: Annotated[str, Help("mlp, cnn or lenet.", choices=experiment.MODELS)] = "mlp"
+    steps: Annotated[int, Help("Local steps, each on all pictures.", least=1)] = 1
+    total_variation: Annotated[float, Help("Weight of the total variation.", flag="--tv")] = 1e-4
+
+    def search(self) -> partial[attacks.Inversion]:
+        """The inversion with its settings."""
+        settings = attacks.InvertSettings(
+            iterations=self.iterations, restarts=self.restarts, total_variation=self.total_variation
+        )
+        return partial(attacks.invert_update, settings=settings)
+
+    def load_pictures(self) -> attacks.Pictures:
+        """The victim's pictures, as many as `batch`."""
+        return attacks.load_pictures(self.image, count=self.batch, label=self.label)
+
+    def train(self, **options: Any) -> attacks.Federation:
+        """The steps of the chosen model."""
+        return attacks.make_federation(self.load_pictures(), model=self.model, steps=self.steps, **options)
+
+    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+        """A row of originals, a row per method, and the loss curves at the right or below."""
+        drawing, recovered = attacks.drawing, findings.pictures.get("recovered", {})
+        if not recovered:
+            return None
+        originals = findings.pictures["originals"][:_MOST_PICTURES]
+        scores = {row["case"]: row for row in findings.rows}
+        count, rows = len(originals), len(recovered) + 1
+        with drawing.style():
+            if count <= 2:
+                figure = drawing.new_figure(1.3 * rows)
+                pictures, curves = drawing.two_parts(figure, (1.0 + 1.2 * count, 4.4), beside=True)
+            else:
+                figure = drawing.new_figure(1.15 * rows + 2.6)
+                pictures, curves = drawing.two_parts(figure, (1.15 * rows, 2.6))
+            axes = pictures.subplots(rows, count + 1, squeeze=False)
+            for strip, (name, batch) in zip(axes, [("original", originals), *recovered.items()], strict=True):
+                drawing.draw_label(strip[0], name, scores.get(name), places=(0.6, 0.3))
+                for one, place in zip(batch, strip[1:], strict=False):
+                    drawing.show_picture(place, one)
+            drawing.draw_losses(curves.subplots(), findings, "Mismatch, 1 − cosine")
+        return figure

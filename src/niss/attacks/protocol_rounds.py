@@ -1,0 +1,335 @@
+"""Real protocol rounds in one process, under a server that lies, and what it makes of what clients reveal.
+
+The machines are those of `niss.protocol`; the server's lies are signed by its own key, as it could sign them in
+earnest. A client can be restored to an earlier state it had stored, which is what losing one's memory means.
+Entropy is simulated and seeded, so that an attack can be repeated.
+
+Against the self-mask the server needs a threshold of pieces, against the shares the seeds of edges. A neighbour reveals
+either, never both. The graded attack asks some neighbours for pieces and the others for edges; it works on clients that
+agree to two survivor sets in one round, which the one-verdict rule and the quorum forbid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from niss.accounting import Plan, effective_variance
+from niss.accounting.protocol_rounds import Assessor, make_terms
+from niss.attacks.estimates import best_weights, laplacian
+from niss.attacks.observation import FloatArray
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.mechanism.grid import centred
+from niss.protocol import messages
+from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
+from niss.protocol.beacon import BeaconChain
+from niss.protocol.client import Client, Policy
+from niss.protocol.keys import Identity
+from niss.protocol.packing import unpack
+from niss.protocol.secret import SecretBytes
+from niss.protocol.shamir import Piece, check_commitment, combine
+from niss.protocol.wire import decode, encode, signed_part
+from niss.randomness import SecretStream, SimStream
+
+Survivors = tuple[int, ...]
+
+_PURPOSES = {messages.RoundOpen: "open", messages.SurvivorClaim: "claim", messages.RevealRequest: "request"}
+
+
+class RestorableClient:
+    """One client of the protocol that can lose its memory.
+
+    client    the machine as it is now
+    stored    every state it has ever stored, the latest last
+    charged   every mu it has charged to its ledger
+    """
+
+    def __init__(self, identity: Identity, policy: Policy, assess: Any) -> None:
+        self._identity, self._policy, self._assess = identity, policy, assess
+        self.stored: list[bytes] = []
+        self.charged: list[float] = []
+        self.client = self.restore(None)
+
+    def restore(self, stored: bytes | None) -> Client:
+        """The client as it was when it stored that: everything since is forgotten. None: a new client."""
+        self.client = Client(
+            self._identity,
+            self._policy,
+            assess=self._assess,
+            charge=lambda _agreed, mu: self.charged.append(mu),
+            persist=self.stored.append,
+            kept=stored,
+        )
+        return self.client
+
+
+class DishonestServer:
+    """A server that may sign any lie, and the clients it talks to.
+
+    plan          what the clients' policy asks for
+    size          how many clients there are, each with one prekey
+    coordinates   length of their updates
+    mode          what happens to dropouts: `tolerate` or `repair`
+    stream        where all keys and all noise come from
+    """
+
+    def __init__(self, plan: Plan, size: int, *, coordinates: int, mode: str, stream: SimStream) -> None:
+        self.plan, self.size = plan, size
+        self._coordinates, self._mode = coordinates, mode
+        self._entropy = stream.generator().bytes
+        self._identity = Identity.generate(self._entropy)
+        holder = Identity.generate(self._entropy)
+        self._chain = BeaconChain(1, holder=holder, entropy=self._entropy)
+        policy = Policy(
+            participants=size,
+            colluders=plan.colluders,
+            mu=float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * (1.0 + 1e-9),
+            clip=plan.clip,
+            server=self._identity.public,
+            holder=holder.public,
+            anchor=self._chain.anchor,
+        )
+        assess = Assessor(relation=plan.relation, failure=plan.corruption.failure)
+        self.clients = [
+            RestorableClient(Identity.generate(self._entropy), policy, assess) for _ in range(size)
+        ]
+
+    def open(self, **changes: Any) -> messages.RoundOpen:
+        """Open round 0 on the plan's terms, some of them changed as the server likes."""
+        terms = make_terms(
+            self.plan,
+            participants=self.size,
+            coordinates=self._coordinates,
+            run=b"attack",
+            number=0,
+            mode=self._mode,
+        )
+        terms = replace(terms, **changes)
+        participants = tuple(
+            messages.Participant(one.client.public, one.client.enrol(1, self._entropy)[0])
+            for one in self.clients
+        )
+        commitment = participants_hash(participants) + terms_hash(terms)
+        beacon = self._chain.release(terms.round, terms.attempt, commitment)
+        opened: messages.RoundOpen = self.signed(messages.RoundOpen(terms, participants, beacon))
+        return opened
+
+    def upload(self, opened: messages.RoundOpen, seat: int, update: FloatArray) -> messages.Upload:
+        """What the client in that seat sends, as it arrives."""
+        upload: messages.Upload = _over_the_wire(
+            self.clients[seat].client.upload(opened, update, self._entropy)
+        )
+        return upload
+
+    def signed(self, message: Any) -> Any:
+        """A message of the server, true or not, as it arrives."""
+        bare = replace(message, signature=b"")
+        signature = self._identity.sign(_PURPOSES[type(message)], signed_part(bare))
+        return _over_the_wire(replace(bare, signature=signature))
+
+    def collect(
+        self,
+        updates: Sequence[FloatArray],
+        *,
+        progress: Callable[[int, int, str], None] | None = None,
+        **changes: Any,
+    ) -> UploadedRound:
+        """Open a round with `changes` to its terms, and gather every client's upload.
+
+        updates    what the clients contribute, seat by seat
+        progress   called with uploads done, uploads in all, and nothing more to say
+        """
+        opened, uploads = self.open(**changes), {}
+        for seat, update in enumerate(updates):
+            uploads[seat] = self.upload(opened, seat, update)
+            if progress is not None:
+                progress(seat + 1, len(updates), "")
+        return UploadedRound(agree(opened), uploads, tuple(one.stored[-1] for one in self.clients))
+
+
+def _over_the_wire(message: Any) -> Any:
+    """A message as it arrives: encoded and decoded."""
+    return decode(encode(message))
+
+
+def vector_of(upload: messages.Upload, agreed: Agreed) -> FloatArray:
+    """An upload as numbers: p_k x_k and its noise, in the units of an update."""
+    terms = agreed.terms
+    return agreed.grid.to_float(centred(unpack(upload.vector, terms.coordinates, terms.modulus_bits)))
+
+
+def all_but(size: int, lost: Collection[int]) -> Survivors:
+    """All seats but those."""
+    return tuple(seat for seat in range(size) if seat not in lost)
+
+
+@dataclass(frozen=True)
+class UploadedRound:
+    """A round after all uploads.
+
+    agreed    the round as everyone derives it from what the server opened
+    uploads   what the server holds, by seat
+    stored    what each client has stored
+    """
+
+    agreed: Agreed
+    uploads: Mapping[int, messages.Upload]
+    stored: tuple[bytes, ...]
+
+
+@dataclass
+class RevealedSecrets:
+    """What clients have revealed to the server.
+
+    edges    seeds of shares, by sender and receiver
+    pieces   pieces of self-masks, by the seat that is masked and their index
+    """
+
+    edges: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    pieces: dict[int, dict[int, Piece]] = field(default_factory=dict)
+
+
+def claim_survivors(
+    server: DishonestServer,
+    uploaded: UploadedRound,
+    claims: Mapping[int, Iterable[Survivors]],
+    *,
+    remembers: bool,
+) -> RevealedSecrets:
+    """Claim survivor sets to each client, gather verdicts, then ask everyone to reveal for the first claim it heard.
+
+    claims      by seat: the survivor sets it is told, one after the other
+    remembers   whether clients keep what they signed. If not, each is restored to its state after the upload before it
+                hears the next claim, and to the state after its first verdict before it is asked to reveal.
+    """
+    heard = {seat: list(sets) for seat, sets in claims.items()}
+    verdicts: dict[Survivors, dict[int, messages.Verdict]] = {}
+    judged: dict[int, bytes] = {}
+    for seat, sets in heard.items():
+        one = server.clients[seat]
+        client = one.restore(uploaded.stored[seat])
+        for number, survivors in enumerate(sets):
+            if not remembers:
+                client = one.restore(uploaded.stored[seat])
+            verdict = _verdict(server, client, uploaded, survivors)
+            if verdict is not None:
+                verdicts.setdefault(survivors, {})[seat] = verdict
+            if number == 0:
+                judged[seat] = uploaded.stored[seat] if verdict is None else one.stored[-1]
+    revealed = RevealedSecrets()
+    for seat, sets in heard.items():
+        server.clients[seat].restore(judged[seat])
+        _ask_to_reveal(server, seat, uploaded, sets[0], verdicts.get(sets[0], {}), revealed)
+    return revealed
+
+
+def _verdict(
+    server: DishonestServer, client: Client, uploaded: UploadedRound, survivors: Survivors
+) -> messages.Verdict | None:
+    """What the client signs for that claim; None where it refuses."""
+    claim = server.signed(messages.SurvivorClaim(uploaded.agreed.digest, survivors))
+    try:
+        verdict: messages.Verdict = _over_the_wire(client.judge(claim))
+    except RemoteProtocolError:
+        return None
+    return verdict
+
+
+def _ask_to_reveal(
+    server: DishonestServer,
+    seat: int,
+    uploaded: UploadedRound,
+    survivors: Survivors,
+    verdicts: Mapping[int, messages.Verdict],
+    revealed: RevealedSecrets,
+) -> None:
+    """Add what the client in that seat reveals, if it does."""
+    pieces = tuple(
+        messages.SealedPiece(owner, piece.ciphertext)
+        for owner, upload in sorted(uploaded.uploads.items())
+        for piece in upload.pieces
+        if piece.seat == seat
+    )
+    listed = tuple(verdicts[one] for one in sorted(verdicts))
+    request = messages.RevealRequest(uploaded.agreed.digest, survivors, listed, pieces)
+    try:
+        answer = _over_the_wire(server.clients[seat].client.reveal(server.signed(request)))
+    except RemoteProtocolError:
+        return
+    revealed.edges.update({(edge.sender, edge.receiver): edge.seed for edge in answer.edges})
+    for piece in answer.pieces:
+        revealed.pieces.setdefault(piece.seat, {})[piece.index] = Piece(piece.index, SecretBytes(piece.value))
+
+
+def rebuild_masks(uploaded: UploadedRound, revealed: RevealedSecrets) -> dict[int, SecretBytes]:
+    """The seeds of the self-masks that the pieces suffice for, each checked against its commitment."""
+    agreed, masks = uploaded.agreed, {}
+    for seat, upload in uploaded.uploads.items():
+        pieces = list(revealed.pieces.get(seat, {}).values())
+        try:
+            seed = combine(pieces, agreed.threshold(seat))
+            check_commitment(upload.commitment, seed, agreed.mask_context(seat))
+        except (LocalProtocolError, RemoteProtocolError):
+            continue
+        masks[seat] = seed
+    return masks
+
+
+def _residual_left(uploaded: UploadedRound, masks: Collection[int]) -> FloatArray:
+    """Per client, the variance of residual noise and of a self-mask that was not rebuilt."""
+    terms = uploaded.agreed.terms
+    bare = np.array([seat in masks for seat in range(len(uploaded.agreed.participants))])
+    return np.asarray(terms.residual_variance + np.where(bare, 0.0, terms.self_variance))
+
+
+def variance_left(uploaded: UploadedRound, revealed: RevealedSecrets, victim: int) -> float:
+    """The accountant's effective variance of the victim's upload, given what was revealed.
+
+    Revealed edges hide nothing any more, and a self-mask counts as residual noise until it is rebuilt.
+    """
+    agreed = uploaded.agreed
+    left = effective_variance(
+        agreed.graph,
+        unit_variance=agreed.terms.unit_variance,
+        residual_variance=_residual_left(uploaded, rebuild_masks(uploaded, revealed)),
+        revealed=set(revealed.edges),
+    )
+    return float(left[victim])
+
+
+def estimate_from_revealed(
+    uploaded: UploadedRound, revealed: RevealedSecrets, known: Mapping[int, FloatArray], victim: int
+) -> FloatArray:
+    """The best linear estimate of the victim's update from all uploads.
+
+    Every share and self-mask whose seed was revealed is drawn again and taken out, and so are the `known` updates of
+    others, by seat. What is left has covariance sigma^2 L + diag(residual), with L the Laplacian of the edges that
+    stayed hidden.
+    """
+    agreed = uploaded.agreed
+    size = len(agreed.participants)
+    masks = rebuild_masks(uploaded, revealed)
+    rows = np.stack([vector_of(uploaded.uploads[seat], agreed) for seat in range(size)])
+    for seat, update in known.items():
+        rows[seat] -= update / size
+    for (sender, receiver), seed in revealed.edges.items():
+        share = _noise(seed, rows.shape[1], agreed, agreed.steps_between(sender, receiver))
+        rows[sender] -= share
+        rows[receiver] += share
+    mask_steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
+    for seat, mask in masks.items():
+        rows[seat] -= _noise(mask, rows.shape[1], agreed, mask_steps)
+    hidden = laplacian(agreed.graph, lambda sender, receiver: (sender, receiver) not in revealed.edges)
+    covariance = np.diag(_residual_left(uploaded, masks)) + agreed.terms.unit_variance * hidden
+    weights = best_weights(covariance, victim)
+    return np.asarray(size * (weights @ rows) / weights[victim])
+
+
+def _noise(seed: bytes | SecretBytes, count: int, agreed: Agreed, steps: float) -> FloatArray:
+    """The Gaussian noise that a client drew from this seed, in the units of an update."""
+    drawn = np.zeros(count, dtype=np.int64)
+    SecretStream(bytes(seed)).add_gaussian(drawn, steps)
+    return agreed.grid.to_float(drawn)

@@ -1,0 +1,138 @@
+"""How `niss` ends: its exit codes, errors with a hint, packages that are not installed, and crashes.
+
+A crash is two lines: what happened, and the file that holds the whole traceback, redacted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from niss.errors import ConfigError, NissError
+from niss.files import write_new
+
+
+class MissingPackageError(ConfigError):
+    """An optional package that a command needs is not installed."""
+
+
+@dataclass(frozen=True)
+class ExitCode:
+    """A code, what it is called in a list, and when it is used."""
+
+    code: int
+    name: str
+    meaning: str
+
+
+EXIT_CODES = (
+    ExitCode(0, "done", "The command did what it was asked to."),
+    ExitCode(
+        1,
+        "failed",
+        "`niss verify` found a claim that does not hold, a deployment did not finish, or niss itself crashed.",
+    ),
+    ExitCode(2, "bad settings", "A setting, argument or command that cannot be used; nothing was started."),
+    ExitCode(3, "data", "A dataset is missing, damaged or cannot be fetched."),
+    ExitCode(4, "privacy", "The work would break, overspend or overstate a privacy guarantee."),
+    ExitCode(5, "run folder", "A run folder cannot be written, resumed or read."),
+    ExitCode(6, "protocol", "This side or the other side did something the protocol forbids."),
+    ExitCode(130, "interrupted", "Ctrl-C; the last line says what was kept and how to go on."),
+)
+"""Every code with which `niss` can end; docs/reference/exit-codes.md is this table, and a test compares the two."""
+CRASHED = 1
+INTERRUPTED = 130
+
+_PACKAGES = {
+    "torch": ("trains models", "'niss[train]'"),
+    "matplotlib": ("draws figures", "matplotlib"),
+    "flwr": ("runs Flower", "'niss[flower]'"),
+    "fastapi": ("serves HTTP", "'niss[tracker,ui]'"),
+    "uvicorn": ("serves HTTP", "'niss[tracker,ui]'"),
+    "redis": ("stores data in Redis", "'niss[tracker]'"),
+    "tensorboard": ("writes TensorBoard files", "'niss[tensorboard]'"),
+}
+"""Optional packages: what a command that needs one does, and what pip should install."""
+
+
+def codes_in_short() -> str:
+    """All codes in one line, for the help."""
+    return ", ".join(f"{one.code} {one.name}" for one in EXIT_CODES)
+
+
+def print_error(error: NissError) -> None:
+    """Print an intended error, as a person should read it."""
+    typer.echo(f"error: {error.message}", err=True)
+    if error.hint is not None:
+        typer.echo(f"hint: {error.hint}", err=True)
+
+
+@contextmanager
+def optional_packages() -> Iterator[None]:
+    """Where an optional package is missing, raise a `MissingPackageError` that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _PACKAGES:
+            raise
+        purpose, requirement = _PACKAGES[package]
+        raise MissingPackageError(
+            f"this command {purpose} and needs {package}", hint=f"pip install {requirement}"
+        ) from None
+
+
+def report_crash(error: BaseException, arguments: Sequence[str], *, debug: bool) -> None:
+    """Say on stderr what happened and where the traceback is; shows it there too if `debug`.
+
+    A log that cannot be written never hides the crash: then the traceback is shown.
+    """
+    import traceback
+
+    from niss.redaction import redact, safe_traceback
+
+    trace = safe_traceback(error)
+    summary = redact("".join(traceback.format_exception_only(error))).strip().splitlines()[0]
+    try:
+        path = _write_log(log_folder(os.environ), trace, arguments)
+        where = f"hint: the traceback is in {path}; please report it."
+        where += "" if debug else " `niss --debug ...` shows it here"
+    except (OSError, RuntimeError) as fault:
+        debug = True
+        where = f"hint: the traceback is above; it could not be written to a file: {fault}"
+    if debug:
+        typer.echo(trace, err=True, nl=False)
+    typer.echo(f"error: niss crashed: {summary}", err=True)
+    typer.echo(where, err=True)
+
+
+def log_folder(environment: Mapping[str, str]) -> Path:
+    """`$XDG_STATE_HOME/niss`, by default `~/.local/state/niss`."""
+    state = Path(environment.get("XDG_STATE_HOME", ""))
+    # The specification has relative paths ignored.
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "niss"
+
+
+def _write_log(folder: Path, trace: str, arguments: Sequence[str]) -> Path:
+    """A new file that only its owner can read: what was run with which versions, and the traceback."""
+    import platform
+    import shlex
+    from datetime import UTC, datetime
+
+    from niss.redaction import redact
+    from niss.version import __version__
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    now = datetime.now(UTC)
+    path = folder / f"crash-{now:%Y%m%dT%H%M%S}-{os.getpid()}.log"
+    head = (
+        f"niss {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"{now:%Y-%m-%dT%H:%M:%SZ}\nniss {redact(shlex.join(arguments))}\n\n"
+    )
+    write_new(path, (head + trace).encode(errors="backslashreplace"))
+    return path

@@ -1,0 +1,214 @@
+"""Commands made from dataclasses: each field of a frozen dataclass is an option of the command.
+
+    @dataclass(frozen=True)
+    class Settings:
+        \"\"\"What the command works on.
+
+        rounds   How many rounds.
+        names    Some names, separated by commas.
+        \"\"\"
+
+        rounds: int = 3
+        names: tuple[str, ...] = option(("a", "b"), choices=("a", "b", "c"))
+
+    @from_options(Settings)
+    def command(settings: Settings) -> None: ...
+
+Type and default are those of the field, the help is its line in the docstring of the class or of the class it is
+inherited from, and `option` or `argument` say what else there is to say:
+
+    names       the names of the option, if not `--` and the name of the field
+    choices     the values that the shell offers on TAB, or a function that finds them
+    complete    instead of `choices`, a function from what is typed so far to what is offered
+    metavar, min, max, envvar     as in typer; any other key is for the command itself
+
+A room that does not know the command line writes the same as `Annotated[type, note]`, where the note has `text`,
+`flag`, `choices` and `metavar`, as `niss.attacks.experiment.Help` has; fields without a note are no options then.
+
+Types are those of typer. Beyond them, `tuple[str, ...]`, `tuple[int, ...]` and `tuple[float, ...]` are one option with
+commas, while `list[str]` may be given several times. A `bool` that is False by default has no `--no-...`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from niss.cli.completion import one_of, several_of
+from niss.cli.terminal import be_quiet
+from niss.errors import ConfigError
+
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", callback=be_quiet, help="No progress and no remarks; results and errors."),
+]
+"""The `--quiet` of a command, which is also an option of `niss` itself; `terminal.is_quiet` asks for both."""
+
+Command = Callable[..., None]
+_TYPER = ("help", "metavar", "min", "max", "envvar")
+_HELP_LINE = re.compile(r"^(?P<name>\w+)  +(?P<text>\S.*(?:\n +\S.*)*)", re.MULTILINE)
+
+
+def examples(*lines: str, more: str = "") -> str:
+    """The epilog of a command: a command line a paragraph, then `more`. Tests parse and check each line."""
+    return "\n\n".join(["Examples:", *(f"  {line}" for line in lines), *([more] if more else [])]) + "\n"
+
+
+def register(app: typer.Typer, name: str) -> Callable[[Command], Command]:
+    """Make a function a command of `app`. Its docstring is the help; what follows a line `Examples:` is the epilog."""
+
+    def decorate(command: Command) -> Command:
+        text, _, rest = inspect.cleandoc(command.__doc__ or "").partition("\nExamples:\n")
+        lines = [line for line in rest.splitlines() if line.startswith("niss ")]
+        more = " ".join(line for line in rest.splitlines() if not line.startswith("niss "))
+        app.command(name, help=text.strip(), epilog=examples(*lines, more=more.strip()))(command)
+        return command
+
+    return decorate
+
+
+def option(default: Any = dataclasses.MISSING, *names: str, **settings: Any) -> Any:
+    """A field that is an option about which there is more to say; without a default it must be given."""
+    return dataclasses.field(default=default, metadata={"names": names, **settings})
+
+
+def argument(default: Any = dataclasses.MISSING, **settings: Any) -> Any:
+    """A field that is a positional argument."""
+    return option(default, argument=True, **settings)
+
+
+def from_options(*kinds: type[Any], quiet: bool = False) -> Callable[[Callable[..., None]], Command]:
+    """Turn a function of one instance of each of `kinds` into a function of all their fields, by name.
+
+    That is what typer makes a command of; it can be called from Python too, where fields left out have their defaults.
+    With `quiet` the command takes `--quiet` behind its name too, which works through `terminal.is_quiet`.
+    """
+    described = {kind: _describe(kind) for kind in kinds}
+
+    def decorate(run: Callable[..., None]) -> Command:
+        def command(**values: Any) -> None:
+            run(*(kind(**_chosen(parameters, values)) for kind, parameters in described.items()))
+
+        parameters = [one.for_typer() for parameters in described.values() for one in parameters]
+        if quiet:
+            parameters.append(_keyword("quiet", Quiet, False))
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
+        return command
+
+    return decorate
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """How a field is written on the command line, for messages about it."""
+    return _flag(field.name, field.metadata)
+
+
+def lazy_group(load: Callable[[], typer.Typer]) -> type[TyperGroup]:
+    """A group whose commands are made when the first of them is asked for, so that `niss --help` need not load them."""
+
+    class LazyGroup(TyperGroup):
+        _loaded: dict[str, click.Command] | None = None
+
+        @property
+        def commands(self) -> dict[str, click.Command]:
+            if self._loaded is None:
+                self._loaded = dict(typer.main.get_group(load()).commands)
+            return self._loaded
+
+        @commands.setter
+        def commands(self, _: object) -> None:
+            """Click sets the commands it was given, which are none."""
+
+    return LazyGroup
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    """A field as a command line needs it.
+
+    hint       its type; of a list with commas, that of the list
+    item       of a list with commas, the type of its items
+    default    its default, or `inspect.Parameter.empty`
+    settings   help, names and the like, as in `option`
+    """
+
+    name: str
+    hint: Any
+    item: type[Any] | None
+    default: Any
+    settings: dict[str, Any]
+
+    def for_typer(self) -> inspect.Parameter:
+        """What typer reads: a type annotated with an option or argument, and a default."""
+        hint, default, complete = self.hint, self.default, self.settings.get("complete")
+        if choices := self.settings.get("choices"):
+            complete = one_of(choices) if self.item is None else several_of(choices)
+        if self.item is not None:
+            hint = str | None if default is None else str
+            if isinstance(default, tuple):
+                default = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default)
+        names = self.settings.get("names") or ((_flag(self.name, {}),) if default is False else ())
+        make = typer.Argument if self.settings.get("argument") else typer.Option
+        more = {key: self.settings[key] for key in _TYPER if self.settings.get(key) is not None}
+        return _keyword(self.name, Annotated[hint, make(*names, autocompletion=complete, **more)], default)
+
+    def parse(self, value: Any) -> Any:
+        """The value of the field from what was typed. `ConfigError` where a list should hold numbers and does not."""
+        if self.item is None or not isinstance(value, str):
+            return value
+        try:
+            return tuple(self.item(part.strip()) for part in value.split(",") if part.strip())
+        except ValueError:
+            raise ConfigError(
+                f"expected numbers separated by commas, got {value!r}",
+                field=_flag(self.name, self.settings),
+                hint="for example 0,0.5,1",
+            ) from None
+
+
+def _describe(kind: type[Any]) -> list[_Parameter]:
+    """The fields of a dataclass that are options: its own first, then those it inherits."""
+    hints = get_type_hints(kind, include_extras=True)
+    noted = any(get_origin(hint) is Annotated for hint in hints.values())
+    texts: dict[str, str] = {}
+    order: list[str] = []
+    for base in kind.__mro__:
+        order += vars(base).get("__annotations__", {})
+        for line in _HELP_LINE.finditer(inspect.cleandoc(base.__doc__ or "")):
+            texts.setdefault(line["name"], " ".join(line["text"].split()))
+    parameters = []
+    for field in sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name)):
+        hint, settings = hints[field.name], {"help": texts.get(field.name, ""), **field.metadata}
+        if get_origin(hint) is Annotated:
+            hint, note = get_args(hint)
+            names = (note.flag,) if note.flag else ()
+            settings = {"help": note.text, "names": names, "choices": note.choices, "metavar": note.metavar}
+        elif noted:
+            continue
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        items = [get_args(one)[0] for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
+        parameters.append(_Parameter(field.name, hint, items[0] if items else None, default, settings))
+    return parameters
+
+
+def _chosen(parameters: list[_Parameter], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of one dataclass out of those of all."""
+    return {one.name: one.parse(values[one.name]) for one in parameters if one.name in values}
+
+
+def _flag(name: str, settings: Any) -> str:
+    if settings.get("argument"):
+        return str(settings.get("metavar", name.upper())).strip("[]")
+    return str(settings["names"][0]) if settings.get("names") else "--" + name.replace("_", "-")
+
+
+def _keyword(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)

@@ -1,0 +1,226 @@
+"""One local step on clipped per-sample gradients: the step whose sensitivity is known.
+
+`clipped_gradient_step` is the reference, for any module. For an MLP the same step needs no gradient per
+sample: the gradient of sample i in a linear layer is the outer product of delta_i, the slope of its loss in the
+layer's outputs, and (a_i, 1), the layer's inputs, so its norm is known from the two vectors alone ("ghost
+norm": Goodfellow 2015, Li et al. 2022), and the clipped sum is one product of matrices:
+
+    ||g_i||^2 = sum over layers of ||delta_i||^2 (||a_i||^2 + 1),   sum_i f_i g_i = (f * delta)^T a.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from niss.errors import ConfigError
+from niss.learning.flat import FlatLayout
+from niss.learning.local import (
+    batch_statistics_layers,
+    borrowed,
+    require_logits,
+    require_real,
+    require_samples,
+    require_whole,
+    trainable_parameters,
+)
+from niss.randomness import SimStream
+
+_CHUNK = 256
+# Of one layer, sample by sample: what came in, and the delta of what came out.
+_Flow = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class ClippedStep:
+    """The other thing a client can do in a round: one `clipped_gradient_step`, in eval() mode, nothing drawn."""
+
+    clip: float
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        require_real(self.clip, field="clip", zero_allowed=False)
+        require_real(self.learning_rate, field="learning_rate", zero_allowed=False)
+
+
+def clipped_gradient_step(
+    module: nn.Module,
+    layout: FlatLayout,
+    start: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    clip: float,
+    learning_rate: float,
+    chunk: int = _CHUNK,
+    stream: SimStream | None = None,
+) -> Tensor:
+    """The update of one step from `start`, with d = number of samples:
+
+        -learning_rate / d * sum_i g_i * min(1, clip / ||g_i||_2)
+
+    g_i is the gradient of the cross-entropy of sample i alone, its norm taken over all trainable
+    parameters together. Entries of buffers and of frozen parameters are zero.
+
+    module, layout  what is trained, as scratch space, and the layout of its vector
+    start           the weights to begin at, as `layout.flatten` gives them
+    images, labels  the client's samples, on the device of the module
+    clip            the bound on ||g_i||_2, above 0
+    learning_rate   above 0
+    chunk           how many samples are differentiated at once
+    stream          what the module draws from, or None for eval() mode
+
+    Guarantee, up to floating-point rounding: replacing one sample moves the update by at most
+    2 * learning_rate * clip / d in L2 norm; adding or removing one at fixed d moves it by at most
+    learning_rate * clip / d. A sample whose gradient norm is not finite contributes zero, which is
+    within the bound; finding such samples is left to the caller.
+
+    Without a `stream` the module runs in eval() mode, so Dropout is off and nothing is drawn. With one
+    it runs in train() mode, each sample under its own masks drawn from `stream.child("torch")`; which
+    masks these are then depends on `chunk`, and the bounds hold for equal masks. BatchNorm and its like
+    are refused: a gradient of one sample alone does not exist there. The module is scratch space; its
+    mode and its other buffers are restored. Memory is O(chunk * layout.size).
+    """
+    ClippedStep(clip, learning_rate)
+    require_whole(chunk, field="chunk", at_least=1)
+    highest_label = require_samples(images, labels)
+    if layers := batch_statistics_layers(module):
+        raise ConfigError(
+            f"per-sample gradients are undefined with batch statistics: {', '.join(layers)}",
+            field="model",
+            hint="use GroupNorm or LayerNorm in place of BatchNorm",
+        )
+    if len(list(module.modules())) < len(list(module.named_modules(remove_duplicate=False))):
+        # Under vmap, functional_call leaves its tensors behind in a layer with two names (torch 2.13).
+        module = copy.deepcopy(module)
+    layout.load(module, start)
+    weights = {name: value.detach() for name, value in trainable_parameters(module).items()}
+
+    def sample_loss(trial: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(module, trial, (image.unsqueeze(0),))
+        checked = require_logits(logits, rows=1, highest_label=highest_label)
+        return functional.cross_entropy(checked, label.unsqueeze(0))
+
+    sample_gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
+    total = torch.zeros(layout.size, dtype=torch.float64, device=start.device)
+    parts = layout.split(total)
+    with borrowed(module, layout, stream):
+        for some_images, some_labels in zip(
+            torch.split(images, chunk), torch.split(labels, chunk), strict=True
+        ):
+            gradients = sample_gradients(weights, some_images, some_labels)
+            for name, clipped_sum in _clipped_sums(gradients, clip).items():
+                parts[name].add_(clipped_sum)
+    return total.mul_(-learning_rate / labels.shape[0]).to(start.dtype)
+
+
+@torch.no_grad()
+def _clipped_sums(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
+    """sum_i g_i * min(1, clip / ||g_i||) by parameter name; the samples are the first dimension."""
+    parts = [_row_norms(gradient.flatten(1)) for gradient in gradients.values()]
+    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    usable = norms.isfinite()
+    factors = torch.where(usable, (clip / norms).clamp(max=1.0), 0.0)
+    if not bool(usable.all()):
+        # A factor of zero is not enough: 0 * inf and 0 * nan are nan.
+        gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        for gradient in gradients.values():
+            gradient[~usable] = 0.0
+    return {
+        name: torch.tensordot(factors.to(gradient.dtype), gradient, dims=1)
+        for name, gradient in gradients.items()
+    }
+
+
+@torch.no_grad()
+def clipped_mlp_step(
+    layout: FlatLayout, inputs: Tensor, labels: Tensor, start: Tensor, samples: Tensor, work: ClippedStep
+) -> Tensor:
+    """What `clipped_gradient_step` returns without a stream, for an `Mlp` as built.
+
+    layout           the vector as weight, bias, weight, bias and so on
+    inputs, labels   the data of all clients, [all, features] and [all]
+    start, samples   of this client: the weights it starts from, its rows of the data
+    """
+    weights = list(layout.split(start).values())
+    total = torch.zeros(layout.size, dtype=torch.float64)
+    sums = list(layout.split(total).values())
+    for some in torch.split(samples, _CHUNK):
+        flows = _usable(_flows(weights, inputs[some], labels[some]), work.clip)
+        for number, (below, delta) in enumerate(flows):
+            sums[2 * number].add_(delta.t().mm(below))
+            sums[2 * number + 1].add_(delta.sum(0))
+    return total.mul_(-work.learning_rate / len(samples)).to(start.dtype)
+
+
+@torch.no_grad()
+def clipped_mlp_steps(
+    layout: FlatLayout,
+    inputs: Tensor,
+    labels: Tensor,
+    start: Tensor,
+    samples: Sequence[Tensor],
+    work: ClippedStep,
+) -> Tensor:
+    """Row k is `clipped_mlp_step` for the k-th client's `samples`, all from one start, as one computation.
+
+    For a device on which many small products cost more than few large ones; memory is O(all samples).
+    """
+    rows = torch.cat(list(samples))
+    weights = list(layout.split(start).values())
+    flows = _usable(_flows(weights, inputs[rows], labels[rows]), work.clip)
+    counts = [len(one) for one in samples]
+    pieces: list[Tensor] = []
+    for below, delta in flows:
+        if len(set(counts)) == 1:
+            deltas, belows = (flow.view(len(counts), counts[0], -1) for flow in (delta, below))
+            products, sums = deltas.transpose(1, 2).bmm(belows), deltas.sum(1)
+        else:
+            parts = zip(torch.split(delta, counts), torch.split(below, counts), strict=True)
+            each = [(some.t().mm(arriving), some.sum(0)) for some, arriving in parts]
+            products, sums = (torch.stack(column) for column in zip(*each, strict=True))
+        pieces += [products.flatten(1), sums]
+    rates = torch.tensor([-work.learning_rate / count for count in counts], dtype=torch.float64)
+    return torch.cat(pieces, dim=1).mul_(rates.to(start)[:, None])
+
+
+def _flows(weights: list[Tensor], images: Tensor, labels: Tensor) -> list[_Flow]:
+    """Forward and backward for every sample alone: the loss is the sum of cross-entropies."""
+    arriving = [images]
+    for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+        arriving.append(functional.relu(functional.linear(arriving[-1], weight, bias)))
+    delta = torch.softmax(functional.linear(arriving[-1], weights[-2], weights[-1]), 1)
+    delta[torch.arange(len(labels), device=labels.device), labels] -= 1.0
+    flows = [(arriving[-1], delta)]
+    for weight, below, output in zip(weights[-2:0:-2], arriving[-2::-1], arriving[:0:-1], strict=True):
+        delta = torch.ops.aten.threshold_backward(delta.mm(weight), output, 0)
+        flows.append((below, delta))
+    return flows[::-1]
+
+
+def _usable(flows: list[_Flow], clip: float) -> list[_Flow]:
+    """The flows with each delta times min(1, clip / ||g_i||); a sample without a finite gradient is all zeros."""
+    parts = [_row_norms(delta) * _row_norms(below).square().add(1.0).sqrt() for below, delta in flows]
+    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    usable = norms.isfinite()
+    for below, delta in flows:
+        # The largest entry of the gradient, in the model's own precision: inf there is inf in the gradient.
+        usable &= (delta.abs().amax(1) * below.abs().amax(1).clamp(min=1.0)).isfinite()
+    factors = torch.where(usable, (clip / norms).clamp(max=1.0), 0.0)
+    if not bool(usable.all()):
+        # A factor of zero is not enough: 0 * inf and 0 * nan are nan.
+        lost = ~usable[:, None]
+        flows = [(below.masked_fill(lost, 0.0), delta.masked_fill(lost, 0.0)) for below, delta in flows]
+    return [(below, delta * factors[:, None].to(delta.dtype)) for below, delta in flows]
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    # In float64: float32 squares under- or overflow long before the gradients themselves do.
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms

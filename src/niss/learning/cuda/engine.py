@@ -1,0 +1,299 @@
+"""Every client of a round at once on a CUDA device: the stacked step in a CUDA graph, data resident there.
+
+It gives what `train_client` gives, client by client, and differs only in rounding. Float32 is float32: `tf32=False`
+keeps TF32 out of every product (the Triton kernels then compute each float32 product as three TF32 products,
+whose error is that of float32).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from niss.learning.clipped import ClippedStep, clipped_mlp_steps
+from niss.learning.cohort import BatchTable, Engine, Job, Problem, Take, Work, numbers_by_start
+from niss.learning.cuda.program import (
+    UNROLLED,
+    DeviceTable,
+    GraphedSteps,
+    PlainSteps,
+    StackedForward,
+    Steps,
+    stacked_mlp,
+    stacked_module,
+)
+from niss.learning.local import (
+    Evaluation,
+    LocalTraining,
+    batch_statistics_layers,
+    evaluate,
+    in_mode,
+    require_logits,
+)
+from niss.learning.models import Mlp
+
+if TYPE_CHECKING:  # they need Triton
+    from niss.learning.cuda.cnn import CnnSteps
+    from niss.learning.cuda.mlp import MlpSteps
+
+# What the kernels take: they hold a batch in one tile. Larger ones are no longer bound by weight traffic.
+LARGEST_BATCH = 64
+_MOST_PROGRAMS = 3
+_EVALUATION_ROWS = 5000
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """How the step of a module is computed: `forward` for all clients stacked, or None for one after another.
+
+    With `triton`, batches of at most `LARGEST_BATCH` go through the fused kernels instead; `line` says it in words.
+    """
+
+    line: str
+    forward: StackedForward | None
+    triton: bool = False
+
+
+def choose_formulation(problem: Problem) -> Formulation:
+    """Fused kernels for the package's models, else plain stacked torch, else one client after another.
+
+    The kernels are for float32, for models and images that fit into their tiles, and need Triton; whatever is
+    missing is said in the line. Raises `ConfigError` where the module's logits do not fit the labels.
+    """
+    module, some_inputs = problem.module, problem.inputs[:3]
+    with torch.no_grad(), in_mode(module, training=False):
+        require_logits(module(some_inputs), rows=len(some_inputs), highest_label=int(problem.labels.max()))
+    if problem.built is not None:
+        name = problem.built.__name__.upper()
+        forward = stacked_mlp(module) if isinstance(module, Mlp) else stacked_module(module)
+        plain = "batched products" if problem.built is Mlp else "grouped convolutions"
+        if problem.layout.dtype != torch.float32:
+            return Formulation(f"{name} as {plain} in a CUDA graph", forward)
+        if find_spec("triton") is None:
+            return Formulation(f"{name} as {plain} in a CUDA graph (Triton is not installed)", forward)
+        if _kernel_steps(problem) is None:
+            return Formulation(f"{name} as {plain} in a CUDA graph (too large for the kernels)", forward)
+        line = f"{name} in fused Triton kernels in a CUDA graph (batches above {LARGEST_BATCH}: {plain})"
+        return Formulation(line, forward, triton=True)
+    reason = _why_not_stacked(problem, some_inputs)
+    if reason is None:
+        return Formulation(f"{type(module).__name__} vmapped in a CUDA graph", stacked_module(module))
+    return Formulation(f"{type(module).__name__} one client after another ({reason})", None)
+
+
+def _kernel_steps(problem: Problem) -> type[MlpSteps] | type[CnnSteps] | None:
+    """The steps of this model in Triton kernels; None where their tiles do not hold it."""
+    from niss.learning.cuda.cnn import CnnSteps
+    from niss.learning.cuda.mlp import MlpSteps
+
+    steps: type[MlpSteps] | type[CnnSteps] = MlpSteps if problem.built is Mlp else CnnSteps
+    return steps if steps.fit(problem) else None
+
+
+def _why_not_stacked(problem: Problem, some_inputs: Tensor) -> str | None:
+    """Why clients of this module cannot share a computation, or None.
+
+    Short batches are filled up, which is exact only where the samples of a batch do not meet; and what
+    the forward pass changes (running statistics) would change for finished clients too.
+    """
+    module, layout = problem.module, problem.layout
+    if layers := batch_statistics_layers(module):
+        return f"{layers[0]} mixes the samples of a batch"
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    vector = layout.flatten(module)
+    try:
+        with in_mode(module, training=True), torch.no_grad():
+            entries = {name: value[None] for name, value in layout.split(vector).items()}
+            stacked = stacked_module(module)(entries, some_inputs[None])[0]
+            separate = torch.cat([module(sample[None]) for sample in some_inputs])
+        changed = any(not torch.equal(buffers[name], now) for name, now in module.named_buffers())
+        if changed or not torch.equal(vector, layout.flatten(module)):
+            return "its forward pass changes its buffers"
+        if not torch.allclose(stacked, separate, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return "the samples of a batch influence each other"
+    except RuntimeError as error:
+        return f"vmap: {str(error).strip().splitlines()[0][:120]}"
+    finally:
+        with torch.no_grad():
+            for name, now in module.named_buffers():
+                now.copy_(buffers[name])
+    return None
+
+
+class CudaEngine(Engine):
+    """Trains many clients at once on one CUDA device, where the data of all clients lie.
+
+    Captured programs are kept for the next round as long as it has as many clients and the same rule of SGD:
+    capturing takes longer than a round. At most `_MOST_PROGRAMS` are kept, the ones used last.
+    """
+
+    def __init__(self, problem: Problem, *, device: str = "cuda", tf32: bool = False) -> None:
+        """Copies the problem to `device` ("cuda", "cuda:1"); `tf32` allows TF32 in all products."""
+        self.device, self._tf32 = torch.device(device), tf32
+        self._problem = Problem(
+            copy.deepcopy(problem.module).to(self.device),
+            problem.layout,
+            problem.inputs.to(self.device).contiguous(),
+            problem.labels.to(self.device),
+        )
+        self._programs: dict[object, GraphedSteps] = {}
+        self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        # Making updates takes several times their memory, and other processes may be on the device.
+        self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
+        with self._precision():
+            self._formulation = choose_formulation(self._problem)
+
+    @property
+    def name(self) -> str:
+        digits = str(self._problem.layout.dtype).removeprefix("torch.")
+        if digits == "float32":
+            if self._tf32:
+                digits = "TF32"
+            elif self._formulation.triton:
+                digits = "float32 (products as 3xTF32)"
+        return f"cuda: {torch.cuda.get_device_name(self.device)}, {self._formulation.line}, {digits}"
+
+    def close(self) -> None:
+        self._programs.clear()
+        self._test = None
+        torch.cuda.empty_cache()
+
+    def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
+        # The test set is kept on the device as long as the same tensors come again.
+        if self._test is None or self._test[0] is not inputs or self._test[1] is not labels:
+            self._test = (inputs, labels, inputs.to(self.device), labels.to(self.device))
+        module = self._problem.module
+        self._problem.layout.load(module, weights.detach().to(self.device))
+        with self._precision():
+            return evaluate(module, *self._test[2:], batch_size=_EVALUATION_ROWS)
+
+    def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
+        """As `Engine.perform`; the updates may still be on their way when `take` gets them.
+
+        Stacked training takes as many clients at once as the device holds. Of clipped steps, the clients of an
+        MLP that start from the same weights are one computation. Anything else goes client by client.
+        """
+        if isinstance(work, LocalTraining) and self._formulation.forward is not None:
+            self._train_in_chunks(work, jobs, take)
+            return
+        with self._precision():
+            if isinstance(work, ClippedStep) and self._problem.built is Mlp:
+                for numbers in numbers_by_start(jobs):
+                    take(numbers, self._clipped_together(work, [jobs[number] for number in numbers]))
+            else:
+                for number, job in enumerate(jobs):
+                    take(range(number, number + 1), self._problem.update_of(job, work)[None])
+
+    def _clipped_together(self, work: ClippedStep, jobs: Sequence[Job]) -> Tensor:
+        """The clipped steps of jobs that share their start, as one computation."""
+        problem = self._problem
+        start = jobs[0].start.detach().to(self.device)
+        samples = [job.samples.to(self.device) for job in jobs]
+        return clipped_mlp_steps(
+            problem.layout, problem.inputs.flatten(1), problem.labels, start, samples, work
+        )
+
+    def _train_in_chunks(self, settings: LocalTraining, jobs: Sequence[Job], take: Take) -> None:
+        """Consecutive jobs, as many at once as the device holds; half as many after it ran out of memory.
+
+        Chunks are of like size, so that one captured program serves them all, or two.
+        """
+        first, room = 0, self._room(settings)
+        while first < len(jobs):
+            left = len(jobs) - first
+            size = -(-left // -(-left // room))
+            try:
+                with self._precision():
+                    updates = self._train_stacked(jobs[first : first + size], settings)
+            except torch.cuda.OutOfMemoryError:
+                self._programs.clear()
+                torch.cuda.empty_cache()
+                if size == 1:
+                    raise
+                room = size // 2
+                continue
+            take(range(first, first + size), updates)
+            first += size
+
+    def _room(self, settings: LocalTraining) -> int:
+        """How many clients to try at once: weights, velocities, result and its making within half of what is free.
+
+        What captured programs hold counts as free: they make way for the next one.
+        """
+        free, _ = torch.cuda.mem_get_info(self.device)
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        held = sum(program.bytes_held for program in self._programs.values())
+        layout, vectors = self._problem.layout, 5 if settings.momentum else 4
+        return max(1, (free + held) // 2 // (vectors * layout.size * layout.dtype.itemsize))
+
+    def _train_stacked(self, jobs: Sequence[Job], settings: LocalTraining) -> Tensor:
+        """The updates of these jobs as one computation, [jobs, h]; the device may still be at work on them."""
+        table = BatchTable(jobs, settings)
+        program = self._program(table, len(jobs), settings)
+        starts = _stacked_starts(jobs, self.device)
+        program.run(table, starts)
+        return program.read().sub_(starts)
+
+    def _program(self, table: BatchTable, clients: int, settings: LocalTraining) -> GraphedSteps:
+        """The captured steps for so many clients and batches of the table's width, made where there are none."""
+        rule = (settings.learning_rate, settings.momentum, settings.weight_decay)
+        key = (clients, table.width, rule)
+        program = self._programs.pop(key, None)
+        if program is None or program.capacity < table.steps:
+            program = None
+            while len(self._programs) >= _MOST_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            program = self._capture(table, clients, settings)
+        self._programs[key] = program  # the last one used is the last one dropped
+        return program
+
+    def _capture(self, table: BatchTable, clients: int, settings: LocalTraining) -> GraphedSteps:
+        """The steps for so many clients in a graph, with room for more steps than `table` has: the next round's
+        clients may have more samples."""
+        problem, formulation = self._problem, self._formulation
+        before = torch.cuda.memory_allocated(self.device)
+        room = max(256, 1 << (table.steps - 1).bit_length()) + UNROLLED + 1
+        resident = DeviceTable(room, clients, table.width, self.device)
+        steps: Steps
+        if formulation.triton and table.width <= LARGEST_BATCH:
+            kernels = _kernel_steps(problem)
+            assert kernels is not None
+            steps = kernels(problem, resident, settings, precision="tf32" if self._tf32 else "tf32x3")
+        else:
+            assert formulation.forward is not None
+            steps = PlainSteps(formulation.forward, problem, resident, settings)
+        steps.load(problem.layout.flatten(problem.module))
+        unrolled = UNROLLED if formulation.triton else 2
+        held = torch.cuda.memory_allocated(self.device) - before
+        return GraphedSteps(steps, resident, unrolled, held)
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        """TF32 in torch's own products and convolutions only if asked for; restored afterwards.
+
+        torch's switches are global, so every computation of this engine that leaves the kernels runs inside.
+        """
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = products.allow_tf32, convolutions.allow_tf32
+        products.allow_tf32 = convolutions.allow_tf32 = self._tf32
+        try:
+            yield
+        finally:
+            products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def _stacked_starts(jobs: Sequence[Job], device: torch.device) -> Tensor:
+    """[1, h] where all jobs start from the same tensor, else [jobs, h]; each distinct start travels once."""
+    different = {id(job.start): job.start for job in jobs}
+    if len(different) == 1:
+        return jobs[0].start.detach().to(device)[None]
+    places = {key: place for place, key in enumerate(different)}
+    unique = torch.stack([start.detach().to(device) for start in different.values()])
+    return unique[torch.tensor([places[id(job.start)] for job in jobs], device=device)]

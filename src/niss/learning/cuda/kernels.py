@@ -1,0 +1,278 @@
+"""Triton kernels of the linear layers: every client of a cohort in one launch, one small batch each.
+
+Names in all of them, here and in `conv_kernels`:
+
+    data, labels          all samples of all clients
+    table, sizes          [steps, clients, rows] data rows of each batch, and how many of them count, [steps, clients]
+    counter, offset       the step is counter[0] + offset
+    clients, rows         models, and the width of a batch
+    width, outs, classes  inputs and outputs of a layer
+    rate, momentum, decay of SGD; MOMENTUM says whether velocities are there at all
+    BLOCK_*               extents of a tile: B rows of a batch, O outputs, K or I inputs, C classes
+    PRECISION             of `product`
+
+Arrays are client-major and contiguous: activations [clients, rows, width], weights [clients, outs, width].
+A step is traffic of weights, so each kernel touches a weight tile once: the backward pass makes the
+gradient for the layer below and moves the weight in the same visit.
+
+`step` counts from `counter[0]`; `sizes[step, client]` is the number of rows that count, 0 for a client
+that has finished and must not move. Selections use `where`, never a product with zero: what a diverged
+client holds stays its own.
+"""
+
+# mypy: ignore-errors
+# The bodies below are Triton's language, not Python's: only its compiler can check them.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def moved(weight, gradient, velocity, mask, active, rate, momentum, decay, MOMENTUM: tl.constexpr):
+    """`weight` after one step of SGD with momentum and weight decay; unchanged unless `active`."""
+    direction = gradient + decay * weight
+    if MOMENTUM:
+        direction = momentum * tl.load(velocity, mask=mask, other=0.0) + direction
+        tl.store(velocity, direction, mask=mask & active)
+    return tl.where(active, weight - rate * direction, weight)
+
+
+@triton.jit
+def rounded(x):
+    """`x` rounded to the 11 significant bits that tensor cores read of a float32; ties away from zero."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def product(a, b, total, PRECISION: tl.constexpr):
+    """total + a b. With "tf32x3" a factor is split, x = high + low of 11 bits each, wrong by at most 2^-22 |x|:
+
+        a b = low high + high low + high high,   the missing low low being at most 2^-22 |a b|.
+
+    Tensor cores cut off where float32 rounds when they add, an error that grows with the length of a sum:
+    so a tile's own sum begins at zero there, and is added to the total in float32 proper.
+    """
+    if PRECISION == "tf32x3":
+        a_high = rounded(a)
+        b_high = rounded(b)
+        part = tl.dot(rounded(a - a_high), b_high, input_precision="tf32")
+        part = tl.dot(a_high, rounded(b - b_high), part, input_precision="tf32")
+        total += tl.dot(a_high, b_high, part, input_precision="tf32")
+    elif PRECISION == "tf32":
+        # Left to themselves tensor cores cut the bits off, always towards zero.
+        total = tl.dot(rounded(a), rounded(b), total, input_precision="tf32")
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def linear_forward(
+    x, weight, bias, y, rows, width, outs,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y = relu(x weight^T + bias); a program makes BLOCK_O outputs of one client.
+
+    x is [clients, rows, width], y [clients, rows, outs]. A NaN stays one: it is not below zero.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    b = tl.arange(0, BLOCK_B)
+    k = tl.arange(0, BLOCK_K)
+    weights = weight + client * outs * width + o[:, None] * width + k[None, :]
+    inputs = x + client * rows * width + b[None, :] * width + k[:, None]
+    total = tl.zeros([BLOCK_O, BLOCK_B], dtype=tl.float32)
+    for start in range(0, width, BLOCK_K):
+        inside = start + k < width
+        w_tile = tl.load(weights + start, mask=(o < outs)[:, None] & inside[None, :], other=0.0)
+        x_tile = tl.load(inputs + start, mask=inside[:, None] & (b < rows)[None, :], other=0.0)
+        total = product(w_tile, x_tile, total, PRECISION)
+    total += tl.load(bias + client * outs + o, mask=o < outs, other=0.0)[:, None]
+    total = tl.where(total < 0.0, 0.0, total)
+    target = y + (client * rows + b[None, :]) * outs + o[:, None]
+    tl.store(target, total, mask=(o < outs)[:, None] & (b < rows)[None, :])
+
+
+@triton.jit(do_not_specialize=["offset"])
+def first_layer(
+    data, table, sizes, counter, offset, weight, bias, velocity, bias_velocity, dy, y,
+    clients, rows, width, outs, rate, momentum, decay,
+    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Finish the step before (move the layer along `dy`), then y = relu(data[table[step]] weight^T + bias).
+
+    Both need only the weight rows of a program's own outputs: one read and one write a step.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    step = tl.load(counter) + offset
+    before = tl.maximum(step - 1, 0)
+    active = (step > 0) & (tl.load(sizes + before * clients + client) > 0)
+    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    b = tl.arange(0, BLOCK_B)
+    k = tl.arange(0, BLOCK_K)
+    real = b < rows
+    old_row = tl.load(table + (before * clients + client) * rows + b, mask=real, other=0).to(tl.int64)
+    new_row = tl.load(table + (step * clients + client) * rows + b, mask=real, other=0).to(tl.int64)
+    dy_tile = tl.load(
+        dy + (client * rows + b[None, :]) * outs + o[:, None],
+        mask=(o < outs)[:, None] & real[None, :], other=0.0,
+    )  # fmt: skip
+    place = client * outs * width + o[:, None] * width + k[None, :]
+    total = tl.zeros([BLOCK_O, BLOCK_B], dtype=tl.float32)
+    for start in range(0, width, BLOCK_K):
+        inside = start + k < width
+        mask = (o < outs)[:, None] & inside[None, :]
+        w_tile = tl.load(weight + place + start, mask=mask, other=0.0)
+        new = tl.load(
+            data + new_row[None, :] * width + start + k[:, None],
+            mask=inside[:, None] & real[None, :], other=0.0,
+        )  # fmt: skip
+        old = tl.load(
+            data + old_row[:, None] * width + start + k[None, :],
+            mask=real[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+        gradient = product(dy_tile, old, tl.zeros([BLOCK_O, BLOCK_K], dtype=tl.float32), PRECISION)
+        w_tile = moved(
+            w_tile, gradient, velocity + place + start, mask, active, rate, momentum, decay, MOMENTUM
+        )
+        tl.store(weight + place + start, w_tile, mask=mask)
+        total = product(w_tile, new, total, PRECISION)
+    b_place = client * outs + o
+    b_tile = tl.load(bias + b_place, mask=o < outs, other=0.0)
+    b_tile = moved(
+        b_tile, tl.sum(dy_tile, axis=1), bias_velocity + b_place, o < outs, active,
+        rate, momentum, decay, MOMENTUM,
+    )  # fmt: skip
+    tl.store(bias + b_place, b_tile, mask=o < outs)
+    total += b_tile[:, None]
+    total = tl.where(total < 0.0, 0.0, total)
+    target = y + (client * rows + b[None, :]) * outs + o[:, None]
+    tl.store(target, total, mask=(o < outs)[:, None] & real[None, :])
+
+
+@triton.jit(do_not_specialize=["offset"])
+def output_layer(
+    x, labels, table, sizes, counter, offset, weight, bias, velocity, bias_velocity, dx,
+    clients, rows, width, classes, rate, momentum, decay,
+    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Logits, the gradient of their mean cross-entropy, dx behind the ReLU that made x, and the layer's move.
+
+    One program for each client: all its classes fit into a tile. With n = sizes[step, client]
+
+        slope = (softmax(x weight^T + bias) - onehot(label)) / n,   0 in rows from n on;   dx = (slope weight) [x > 0].
+    """
+    client = tl.program_id(0).to(tl.int64)
+    step = tl.load(counter) + offset
+    size = tl.load(sizes + step * clients + client)
+    b = tl.arange(0, BLOCK_B)
+    c = tl.arange(0, BLOCK_C)
+    k = tl.arange(0, BLOCK_K)
+    row = tl.load(table + (step * clients + client) * rows + b, mask=b < rows, other=0).to(tl.int64)
+    label = tl.load(labels + row)
+    b_place = client * classes + c
+    b_tile = tl.load(bias + b_place, mask=c < classes, other=0.0)
+    logits = tl.zeros([BLOCK_B, BLOCK_C], dtype=tl.float32) + b_tile[None, :]
+    for start in range(0, width, BLOCK_K):
+        inside = start + k < width
+        x_tile = tl.load(
+            x + (client * rows + b[:, None]) * width + start + k[None, :],
+            mask=(b < rows)[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+        w_tile = tl.load(
+            weight + (client * classes + c[None, :]) * width + start + k[:, None],
+            mask=inside[:, None] & (c < classes)[None, :], other=0.0,
+        )  # fmt: skip
+        logits = product(x_tile, w_tile, logits, PRECISION)
+    logits = tl.where((c < classes)[None, :], logits, float("-inf"))
+    powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    shares = powers / tl.sum(powers, axis=1)[:, None]
+    slope = (shares - tl.where(label[:, None] == c[None, :], 1.0, 0.0)) / tl.maximum(size, 1)
+    slope = tl.where((b < size)[:, None] & (c < classes)[None, :], slope, 0.0)
+    active = size > 0
+    for start in range(0, width, BLOCK_K):
+        inside = start + k < width
+        x_mask = (b < rows)[:, None] & inside[None, :]
+        x_place = (client * rows + b[:, None]) * width + start + k[None, :]
+        x_tile = tl.load(x + x_place, mask=x_mask, other=0.0)
+        w_mask = (c < classes)[:, None] & inside[None, :]
+        w_place = (client * classes + c[:, None]) * width + start + k[None, :]
+        w_tile = tl.load(weight + w_place, mask=w_mask, other=0.0)
+        below = product(slope, w_tile, tl.zeros([BLOCK_B, BLOCK_K], dtype=tl.float32), PRECISION)
+        tl.store(dx + x_place, tl.where(x_tile > 0.0, below, 0.0), mask=x_mask)
+        gradient = product(tl.trans(slope), x_tile, tl.zeros([BLOCK_C, BLOCK_K], dtype=tl.float32), PRECISION)
+        w_tile = moved(w_tile, gradient, velocity + w_place, w_mask, active, rate, momentum, decay, MOMENTUM)
+        tl.store(weight + w_place, w_tile, mask=w_mask)
+    b_tile = moved(
+        b_tile, tl.sum(slope, axis=0), bias_velocity + b_place, c < classes, active,
+        rate, momentum, decay, MOMENTUM,
+    )  # fmt: skip
+    tl.store(bias + b_place, b_tile, mask=c < classes)
+
+
+@triton.jit(do_not_specialize=["offset"])
+def linear_backward(
+    x, dy, sizes, counter, offset, weight, bias, velocity, bias_velocity, dx,
+    which, grid_gradient, bias_parts,
+    clients, rows, width, outs, rate, momentum, decay,
+    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    PRECISION: tl.constexpr, UNPOOL: tl.constexpr,
+    POOLED_WIDTH: tl.constexpr, PITCH: tl.constexpr, AREA: tl.constexpr,
+):  # fmt: skip
+    """dx = dy weight behind the ReLU (and the max-pool) that made x; weight and bias move in the same visit.
+
+    A program owns BLOCK_I columns of one client's weight, so nobody else reads what it changes. With
+    UNPOOL the columns are the BLOCK_I channels of one pooled position: dx is put where the maximum was
+    (`which`, 4 for a dead ReLU) in `grid_gradient` [clients, rows, AREA, channels], whose border of two
+    stays zero, and its sum over the rows goes to `bias_parts`, for the bias of the convolution below.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    active = tl.load(sizes + (tl.load(counter) + offset) * clients + client) > 0
+    block = tl.program_id(0)
+    i = block * BLOCK_I + tl.arange(0, BLOCK_I)
+    b = tl.arange(0, BLOCK_B)
+    o = tl.arange(0, BLOCK_O)
+    x_mask = (b < rows)[:, None] & (i < width)[None, :]
+    x_place = (client * rows + b[:, None]) * width + i[None, :]
+    x_tile = tl.load(x + x_place, mask=x_mask, other=0.0)
+    below = tl.zeros([BLOCK_B, BLOCK_I], dtype=tl.float32)
+    for start in range(0, outs, BLOCK_O):
+        inside = start + o < outs
+        mask = inside[:, None] & (i < width)[None, :]
+        place = (client * outs + start + o[:, None]) * width + i[None, :]
+        w_tile = tl.load(weight + place, mask=mask, other=0.0)
+        dy_tile = tl.load(
+            dy + (client * rows + b[:, None]) * outs + start + o[None, :],
+            mask=(b < rows)[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+        below = product(dy_tile, w_tile, below, PRECISION)
+        gradient = product(
+            tl.trans(dy_tile), x_tile, tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32), PRECISION
+        )
+        w_tile = moved(w_tile, gradient, velocity + place, mask, active, rate, momentum, decay, MOMENTUM)
+        tl.store(weight + place, w_tile, mask=mask)
+        if block == 0:
+            b_place = client * outs + start + o
+            b_tile = tl.load(bias + b_place, mask=inside, other=0.0)
+            b_tile = moved(
+                b_tile, tl.sum(dy_tile, axis=0), bias_velocity + b_place, inside, active,
+                rate, momentum, decay, MOMENTUM,
+            )  # fmt: skip
+            tl.store(bias + b_place, b_tile, mask=inside)
+    if UNPOOL:
+        place_of_max = tl.load(which + x_place, mask=x_mask, other=4)
+        top = 2 * (block // POOLED_WIDTH) + 2
+        left = 2 * (block % POOLED_WIDTH) + 2
+        channel = tl.arange(0, BLOCK_I)
+        for q in tl.static_range(4):
+            spot = (top + q // 2) * PITCH + left + q % 2
+            target = ((client * rows + b[:, None]) * AREA + spot) * BLOCK_I + channel[None, :]
+            tl.store(grid_gradient + target, tl.where(place_of_max == q, below, 0.0), mask=x_mask)
+        part = tl.sum(tl.where(place_of_max < 4, below, 0.0), axis=0)
+        tl.store(bias_parts + client * width + i, part)
+    else:
+        tl.store(dx + x_place, tl.where(x_tile > 0.0, below, 0.0), mask=x_mask)

@@ -1,0 +1,186 @@
+"""The MLP of a whole cohort in fused Triton kernels: 2 L - 2 launches a step for L linear layers.
+
+The first layer is one launch: it moves the weights along the step before and computes the outputs of this one.
+Each layer between is one launch forward and one backward, the last is a single launch for logits, loss, slope and
+move. Tile sizes and numbers of warps below were measured on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from niss.learning.cohort import Problem
+from niss.learning.cuda import kernels
+from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
+from niss.learning.local import LocalTraining
+
+# What one program of the output layer can hold.
+_LARGEST_LAST_HIDDEN, MOST_CLASSES = 1024, 64
+
+
+def block(extent: int, least: int = 16) -> int:
+    """The power of two a tile needs to hold `extent`."""
+    return max(least, 1 << (extent - 1).bit_length())
+
+
+@dataclass
+class Layer:
+    """A linear layer of every client, and what momentum remembers of it (itself where there is none).
+
+    weight and velocity are [clients, outs, width], bias and its velocity [clients, outs], all float32.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    velocity: Tensor
+    bias_velocity: Tensor
+
+    @classmethod
+    def of(cls, clients: int, outs: int, width: int, *, momentum: bool, device: torch.device) -> Layer:
+        weight = torch.empty((clients, outs, width), device=device)
+        bias = torch.empty((clients, outs), device=device)
+        if not momentum:
+            return cls(weight, bias, weight, bias)
+        return cls(weight, bias, torch.zeros_like(weight), torch.zeros_like(bias))
+
+    def rest(self) -> None:
+        """Forget the velocity of an earlier run."""
+        if self.velocity is not self.weight:
+            self.velocity.zero_()
+            self.bias_velocity.zero_()
+
+
+class LinearSteps:
+    """The launches that linear layers of one cohort share.
+
+    table      the batches on the device, [steps, clients, rows]
+    labels     of all samples
+    settings   the rule of SGD: learning rate, momentum, weight decay
+    precision  of products: "tf32", or "tf32x3" for the error of float32 (see `kernels.product`)
+
+    Activations are [clients, rows, width]; `offset` counts steps from the table's counter.
+    """
+
+    def __init__(self, table: DeviceTable, labels: Tensor, settings: LocalTraining, precision: str) -> None:
+        self.table, self.labels, self.precision = table, labels, precision
+        _, self.clients, self.rows = table.rows.shape
+        self.block_b = block(self.rows)
+        self.rule = (settings.learning_rate, settings.momentum, settings.weight_decay)
+        self.momentum = settings.momentum > 0.0
+
+    def forward(
+        self, layer: Layer, x: Tensor, y: Tensor, *, block_o: int, block_k: int, **options: int
+    ) -> None:
+        """y = relu(x W^T + b); a program makes `block_o` outputs, from `block_k` inputs at a time."""
+        _, outs, width = layer.weight.shape
+        kernels.linear_forward[(-(-outs // block_o), self.clients)](
+            x, layer.weight, layer.bias, y, self.rows, width, outs,
+            BLOCK_B=self.block_b, BLOCK_O=block_o, BLOCK_K=block_k, PRECISION=self.precision, **options,
+        )  # fmt: skip
+
+    def output(self, layer: Layer, x: Tensor, dx: Tensor, offset: int, **options: int) -> None:
+        """The last layer, the slope of its mean cross-entropy, dx behind the ReLU that made x, and its move."""
+        _, classes, width = layer.weight.shape
+        table = self.table
+        kernels.output_layer[(self.clients,)](
+            x, self.labels, table.rows, table.sizes, table.counter, offset,
+            layer.weight, layer.bias, layer.velocity, layer.bias_velocity, dx,
+            self.clients, self.rows, width, classes, *self.rule,
+            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BLOCK_C=block(classes), BLOCK_K=64,
+            PRECISION=self.precision, **options,
+        )  # fmt: skip
+
+    def backward(
+        self, layer: Layer, x: Tensor, dy: Tensor, dx: Tensor, offset: int,
+        *, block_o: int, block_i: int,
+        unpool: tuple[Tensor, Tensor, Tensor, int, int] | None = None,
+        **options: int,
+    ) -> None:  # fmt: skip
+        """dx from dy behind the ReLU that made x, and the move of the layer.
+
+        With `unpool` (which, grid, parts, pooled width, pooled height) x is a max-pool of a convolution, and dx
+        goes to the places of the maxima instead, as `kernels.linear_backward` describes.
+        """
+        _, outs, width = layer.weight.shape
+        table = self.table
+        which, grid, parts, pooled_width, pooled_height = unpool or (dx, dx, dx, 1, 1)
+        pitch = 2 * pooled_width + 4
+        kernels.linear_backward[(-(-width // block_i), self.clients)](
+            x, dy, table.sizes, table.counter, offset,
+            layer.weight, layer.bias, layer.velocity, layer.bias_velocity, dx, which, grid, parts,
+            self.clients, self.rows, width, outs, *self.rule,
+            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BLOCK_O=block_o, BLOCK_I=block_i,
+            PRECISION=self.precision, UNPOOL=unpool is not None,
+            POOLED_WIDTH=pooled_width, PITCH=pitch, AREA=pitch * (2 * pooled_height + 4), **options,
+        )  # fmt: skip
+
+
+class MlpSteps(Steps):
+    """`Steps` of many MLPs.
+
+    The move of the first layer is made together with the next step's forward pass, so `finish` owes it.
+    """
+
+    def __init__(
+        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
+    ) -> None:
+        """For an `Mlp` as built; `precision` is that of the kernels' `product`."""
+        self._layout, self._data = problem.layout, problem.inputs.flatten(1)
+        self._shared = LinearSteps(table, problem.labels, settings, precision)
+        shapes = self._layout.shapes[::2]
+        clients, rows, device = self._shared.clients, self._shared.rows, self._data.device
+        self._layers = [
+            Layer.of(clients, outs, width, momentum=self._shared.momentum, device=device)
+            for outs, width in shapes
+        ]
+        self._values = [torch.zeros((clients, rows, outs), device=device) for outs, _ in shapes[:-1]]
+        self._slopes = [torch.zeros_like(values) for values in self._values]
+
+    @staticmethod
+    def fit(problem: Problem) -> bool:
+        """Whether the tiles of the kernels hold this `Mlp` as built."""
+        *hidden, (classes, width) = problem.layout.shapes[::2]
+        return bool(hidden) and width <= _LARGEST_LAST_HIDDEN and classes <= MOST_CLASSES
+
+    def load(self, starts: Tensor) -> None:
+        # One vector for all clients is expanded, and copied into every client's own layers.
+        entries = iter(stacked_views(self._layout, starts.expand(self._shared.clients, -1)).values())
+        for layer in self._layers:
+            layer.weight.copy_(next(entries))
+            layer.bias.copy_(next(entries))
+            layer.rest()
+
+    def read(self) -> Tensor:
+        pieces = [piece for layer in self._layers for piece in (layer.weight.flatten(1), layer.bias)]
+        return torch.cat(pieces, dim=1)
+
+    def enqueue(self, offset: int) -> None:
+        layers, values, slopes, shared = self._layers, self._values, self._slopes, self._shared
+        self._first(offset)
+        for depth in range(1, len(layers) - 1):
+            shared.forward(layers[depth], values[depth - 1], values[depth], block_o=32, block_k=64)
+        shared.output(layers[-1], values[-1], slopes[-1], offset)
+        for depth in range(len(layers) - 2, 0, -1):
+            shared.backward(
+                layers[depth], values[depth - 1], slopes[depth], slopes[depth - 1], offset,
+                block_o=32, block_i=16, num_warps=2,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        self._first(0)
+
+    def _first(self, offset: int) -> None:
+        """Move the first layer along the step before, where it is owed, then its outputs for this step."""
+        layer, shared, table = self._layers[0], self._shared, self._shared.table
+        _, outs, width = layer.weight.shape
+        block_o = 32
+        kernels.first_layer[(-(-outs // block_o), shared.clients)](
+            self._data, table.rows, table.sizes, table.counter, offset,
+            layer.weight, layer.bias, layer.velocity, layer.bias_velocity, self._slopes[0], self._values[0],
+            shared.clients, shared.rows, width, outs, *shared.rule,
+            MOMENTUM=shared.momentum, BLOCK_B=shared.block_b, BLOCK_O=block_o, BLOCK_K=32,
+            PRECISION=shared.precision, num_warps=2, num_stages=4,
+        )  # fmt: skip

@@ -1,0 +1,219 @@
+"""The stacked step of many clients: its batches on the device, its form in plain torch, its capture in a CUDA graph.
+
+All clients are one computation: weights [clients, ...], inputs [clients, batch, ...]. A `Steps` says how one step
+is enqueued (`PlainSteps` here, the Triton kernels in `mlp` and `cnn`); `GraphedSteps` captures some of them once
+and replays them, while the processor already draws the batches of the next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from niss.learning.cohort import BatchTable, Problem
+from niss.learning.flat import FlatLayout
+from niss.learning.local import LocalTraining
+from niss.learning.models import Mlp
+
+# Steps in one graph: launching a graph costs about as much as a small kernel.
+UNROLLED = 10
+
+# Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes].
+StackedForward = Callable[[dict[str, Tensor], Tensor], Tensor]
+
+
+class DeviceTable:
+    """The table as a captured graph reads it: fixed addresses, room for `capacity` steps, a step counter.
+
+    Steps that were never written have size 0: nobody moves in them.
+    """
+
+    def __init__(self, capacity: int, clients: int, width: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.rows = torch.zeros((capacity, clients, width), dtype=torch.int32, device=device)
+        self.sizes = torch.zeros((capacity, clients), dtype=torch.int32, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def restart(self) -> None:
+        """Back to the first step, with no step written."""
+        self.counter.zero_()
+        self.sizes.zero_()
+
+    def write(self, table: BatchTable, first: int, last: int) -> None:
+        """Steps `first` to `last` (without it) of `table`, which are complete there."""
+        self.rows[first:last].copy_(torch.from_numpy(table.rows[first:last]))
+        self.sizes[first:last].copy_(torch.from_numpy(table.sizes[first:last]))
+
+
+class Steps(Protocol):
+    """A formulation of the SGD steps of many clients, fit for capture in a CUDA graph."""
+
+    def load(self, starts: Tensor) -> None:
+        """Begin at `starts`, [clients, h] or one vector for all."""
+
+    def enqueue(self, offset: int) -> None:
+        """One step of every client, at `counter + offset`; clients whose batch is empty do not move."""
+
+    def finish(self) -> None:
+        """What is left over after the last step; nothing, unless a formulation says otherwise."""
+        return
+
+    def read(self) -> Tensor:
+        """The weights now, [clients, h], a new tensor."""
+
+
+class PlainSteps(Steps):
+    """The steps in plain torch: for float64, for machines without Triton, and for modules of the user's.
+
+    The sum of the clients' losses is differentiated, which gives each client its own gradient; one that diverges
+    does not reach the others.
+    """
+
+    def __init__(
+        self, forward: StackedForward, problem: Problem, table: DeviceTable, settings: LocalTraining
+    ) -> None:
+        layout, inputs = problem.layout, problem.inputs
+        clients = table.sizes.shape[1]
+        self._forward = forward
+        self._inputs, self._labels, self._table, self._settings = inputs, problem.labels, table, settings
+        self._weights = torch.empty((clients, layout.size), dtype=layout.dtype, device=inputs.device)
+        self._velocity = torch.zeros_like(self._weights) if settings.momentum else None
+        self._views = stacked_views(layout, self._weights)
+        self._velocities = None if self._velocity is None else stacked_views(layout, self._velocity)
+        self._trained = [name for name, flag in zip(layout.names, layout.trainable, strict=True) if flag]
+        self._places = torch.arange(table.rows.shape[2], device=inputs.device)
+
+    def load(self, starts: Tensor) -> None:
+        self._weights.copy_(starts)
+        if self._velocity is not None:
+            self._velocity.zero_()
+
+    def read(self) -> Tensor:
+        return self._weights.clone()
+
+    def enqueue(self, offset: int) -> None:
+        step = self._table.counter + offset
+        rows = self._table.rows.index_select(0, step)[0].long()
+        sizes = self._table.sizes.index_select(0, step)[0]
+        counts = self._places < sizes[:, None]
+        leaves = {name: view.detach() for name, view in self._views.items()}
+        for name in self._trained:
+            leaves[name].requires_grad_()
+        with torch.enable_grad():
+            logits = self._forward(leaves, self._inputs[rows])
+            losses = functional.cross_entropy(
+                logits.flatten(0, 1), self._labels[rows].flatten(), reduction="none"
+            ).view_as(counts)
+            scale = losses.new_ones(()) / sizes.clamp(min=1)
+            loss = (torch.where(counts, losses, 0.0) * scale[:, None]).sum()
+            gradients = torch.autograd.grad(loss, [leaves[name] for name in self._trained], allow_unused=True)
+        with torch.no_grad():
+            for name, gradient in zip(self._trained, gradients, strict=True):
+                if gradient is not None:
+                    self._move(name, gradient, sizes > 0)
+
+    def _move(self, name: str, gradient: Tensor, active: Tensor) -> None:
+        """One step of SGD for the entry `name` of the clients that are `active`, by selection: no shape depends on
+        who that is, as a graph needs it, and a non-finite value of one client stays with it."""
+        weight, settings = self._views[name], self._settings
+        active = active.view(-1, *(1,) * (weight.ndim - 1))
+        direction = gradient
+        if settings.weight_decay:
+            direction = direction.add(weight, alpha=settings.weight_decay)
+        if self._velocities is not None:
+            velocity = self._velocities[name]
+            direction = direction.add(velocity, alpha=settings.momentum)
+            velocity.copy_(torch.where(active, direction, velocity))
+        weight.copy_(torch.where(active, weight.sub(direction, alpha=settings.learning_rate), weight))
+
+
+def stacked_views(layout: FlatLayout, stack: Tensor) -> dict[str, Tensor]:
+    """Views into the vectors [clients, h] by name, each [clients, ...] in the shape of its entry."""
+    pieces = torch.split(stack, layout.sizes, dim=1)
+    return {
+        name: piece.view(len(stack), *shape)
+        for name, piece, shape in zip(layout.names, pieces, layout.shapes, strict=True)
+    }
+
+
+def stacked_mlp(module: Mlp) -> StackedForward:
+    """`Mlp` as batched matrix products: one call a layer, where vmap would make several."""
+    # In the order of the forward pass.
+    layers = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+
+    def forward(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        values = inputs.flatten(2)
+        for depth, name in enumerate(layers):
+            weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+            values = torch.baddbmm(bias.unsqueeze(1), values, weight.transpose(1, 2))
+            if depth + 1 < len(layers):
+                values = values.relu()
+        return values
+
+    return forward
+
+
+def stacked_module(module: nn.Module) -> StackedForward:
+    """Any module whose forward pass can be vmapped over its weights; convolutions become grouped ones."""
+
+    def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        logits: Tensor = functional_call(module, weights, (inputs,))
+        return logits
+
+    return vmap(one)
+
+
+class GraphedSteps:
+    """Steps captured once and replayed, `unrolled` of them a launch, counted on the device.
+
+    steps       what is captured; its tensors must keep their addresses
+    table       the batches that the graph reads, at the step that its counter says
+    bytes_held  the device memory that the steps take as long as this lives
+
+    A launch that runs over the last step of a table finds steps of size 0, in which nobody moves.
+    """
+
+    def __init__(self, steps: Steps, table: DeviceTable, unrolled: int, bytes_held: int) -> None:
+        self._steps, self._table, self._unrolled = steps, table, unrolled
+        self.bytes_held = bytes_held
+        side = torch.cuda.Stream(table.sizes.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(table.sizes.device))
+        with torch.cuda.stream(side):
+            # Every size is 0: nobody moves while kernels are compiled and handles are made.
+            steps.enqueue(0)
+            steps.finish()
+        torch.cuda.current_stream(table.sizes.device).wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for offset in range(unrolled):
+                steps.enqueue(offset)
+            table.counter.add_(unrolled)
+
+    @property
+    def capacity(self) -> int:
+        """How many steps the table has room for."""
+        return self._table.capacity - self._unrolled - 1
+
+    def run(self, table: BatchTable, starts: Tensor) -> None:
+        """All steps of `table` from `starts`; the device trains one epoch while the next is drawn."""
+        self._table.restart()
+        self._steps.load(starts)
+        written = launched = 0
+        for ready in table.fill():
+            self._table.write(table, written, ready)
+            written = ready
+            # A launch must find all its steps; the last one may run over into empty steps.
+            until = ready if ready == table.steps else ready - self._unrolled + 1
+            while launched < until:
+                self._graph.replay()
+                launched += self._unrolled
+        self._steps.finish()
+
+    def read(self) -> Tensor:
+        """The trained weights, [clients, h], a new tensor."""
+        return self._steps.read()

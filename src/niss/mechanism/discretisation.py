@@ -1,2 +1,0 @@
-# moved
-from niss.mechanism.grid import aliasing_distance, discretisation_delta  # noqa: F401

@@ -1,2 +1,0 @@
-# moved
-from niss.report.method_charts import LINE_STYLES, MARKERS  # noqa: F401

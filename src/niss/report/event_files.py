@@ -1,2 +1,0 @@
-# moved
-from niss.report.export import write_event_files  # noqa: F401

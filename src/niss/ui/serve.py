@@ -1,2 +1,0 @@
-# moved
-from niss.ui.app import serve  # noqa: F401

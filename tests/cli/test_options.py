@@ -1,0 +1,183 @@
+"""Commands from dataclasses: types, defaults, help, names, lists with commas, inheritance, and notes of other rooms."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from niss.errors import ConfigError
+
+with warnings.catch_warnings():
+    # Some releases of typer use names that click has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import click
+    import typer
+    from typer.testing import CliRunner
+
+    from niss.cli.options import argument, flag_of, from_options, lazy_group, option, register
+    from niss.cli.terminal import is_quiet
+
+
+@dataclass(frozen=True)
+class Base:
+    """What is shared.
+
+    rate    The learning rate,
+            which is explained in two lines.
+    quickly  Be quick.
+    """
+
+    rate: float = option(0.5, "--lr")
+    quickly: bool = False
+
+
+@dataclass(frozen=True)
+class Settings(Base):
+    """What this command takes.
+
+    folder  Where.
+    xs      Numbers.
+    names   Names, or none.
+    tls     Encrypt.
+    more    Anything.
+    """
+
+    folder: Path = argument(Path(), metavar="[FOLDER]")
+    xs: tuple[float, ...] = (0.0, 0.25)
+    names: tuple[str, ...] | None = option(None, choices=("one", "two"))
+    tls: bool = True
+    more: list[str] | None = option(None, "--set", key="kept")
+
+
+@dataclass(frozen=True)
+class Note:
+    text: str
+    flag: str | None = None
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An attack, say.
+
+    points   Not an option, since it has no note.
+    """
+
+    rhos: Annotated[tuple[float, ...], Note("Parts.", flag="--rho")] = (0.0, 1.0)
+    points: int = 13
+
+
+def made(*kinds: type[Any]) -> tuple[list[Any], typer.Typer]:
+    """What a command of these dataclasses was called with, and an app with that command."""
+    seen: list[Any] = []
+    app = typer.Typer()
+
+    @register(app, "work")
+    @from_options(*kinds, quiet=True)
+    def work(*values: Any) -> None:
+        """Do it.
+
+        Examples:
+        niss work
+        niss work --lr 1      faster
+
+        And a remark.
+        """
+        seen.extend([*values, is_quiet()])
+
+    return seen, app
+
+
+def called(arguments: list[str], *kinds: type[Any]) -> list[Any]:
+    seen, app = made(*kinds)
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return seen
+
+
+def test_defaults_are_those_of_the_dataclass() -> None:
+    assert called([], Settings) == [Settings(), False]
+    assert called([], Settings, Noted) == [Settings(), Noted(), False]
+
+
+def test_values_have_the_types_of_the_fields() -> None:
+    line = ["runs", "--lr", "2", "--quickly", "--xs", "1, 2,", "--names", "two,one", "--no-tls", "-q"]
+    (settings, quiet) = called([*line, "--set", "a=1", "--set", "b"], Settings)
+    assert settings == Settings(2.0, True, Path("runs"), (1.0, 2.0), ("two", "one"), False, ["a=1", "b"])
+    assert quiet
+
+
+def test_only_noted_fields_of_another_room_are_options() -> None:
+    assert called(["--rho", "0.5"], Noted) == [Noted(rhos=(0.5,)), False]
+    names = [one.name for one in typer.main.get_command(made(Noted)[1]).params]
+    assert "rhos" in names
+    assert "points" not in names
+
+
+@pytest.mark.parametrize(("kind", "flag"), [(Settings, "--xs"), (Noted, "--rho")])
+def test_a_list_of_something_else_is_refused_by_the_name_of_its_option(kind: type[Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match="expected numbers separated by commas, got '0,x'") as refused:
+        called([flag, "0,x"], kind)
+    assert refused.value.field == flag
+
+
+def test_help_comes_from_the_docstrings() -> None:
+    command = typer.main.get_command(made(Settings)[1])
+    texts = {one.name: getattr(one, "help", None) for one in command.params}
+    assert texts["rate"] == "The learning rate, which is explained in two lines."
+    assert (texts["quickly"], texts["folder"]) == ("Be quick.", "Where.")
+    assert command.help == "Do it."
+    assert (command.epilog or "").split("\n\n") == [
+        "Examples:",
+        "  niss work",
+        "  niss work --lr 1      faster",
+        "And a remark.\n",
+    ]
+
+
+def test_names_and_metadata() -> None:
+    fields = Settings.__dataclass_fields__
+    assert [flag_of(fields[name]) for name in ("rate", "quickly", "folder", "more")] == [
+        *("--lr", "--quickly", "FOLDER", "--set"),
+    ]
+    assert fields["more"].metadata["key"] == "kept"
+    options = {one.name: one for one in typer.main.get_command(made(Settings)[1]).params}
+    assert options["tls"].secondary_opts == ["--no-tls"]
+    assert options["quickly"].secondary_opts == []
+    assert [
+        one.value for one in options["names"].shell_complete(click.Context(click.Command("x")), "one,")
+    ] == ["one,two"]
+
+
+def test_a_command_can_be_called_from_python() -> None:
+    seen: list[Any] = []
+    from_options(Settings)(seen.append)(rate=1.0)
+    assert seen == [Settings(rate=1.0)]
+
+
+def test_a_lazy_group_loads_its_commands_when_one_is_asked_for() -> None:
+    loads: list[int] = []
+
+    def load() -> typer.Typer:
+        loads.append(1)
+        inner = typer.Typer()
+        inner.command("a")(lambda: typer.echo("a was called"))
+        inner.command("b")(lambda: None)
+        return inner
+
+    group = typer.Typer(cls=lazy_group(load), help="Lazy.")
+    group.callback()(lambda: None)
+    app = typer.Typer()
+    app.add_typer(group, name="group")
+    app.command("other")(lambda: None)
+    assert "Lazy." in CliRunner().invoke(app, ["--help"]).stdout
+    assert not loads
+    assert CliRunner().invoke(app, ["group", "a"]).stdout == "a was called\n"
+    assert len(loads) == 1

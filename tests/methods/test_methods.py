@@ -1,0 +1,74 @@
+"""What holds for every method: what it says of itself agrees with the noise that it adds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from niss.accounting import Plan
+from niss.errors import ConfigError
+from niss.methods import DISTORTIONS, METHODS, PlainRows, distortion_named, marginal_mu, method_named
+from niss.randomness import SimStream
+
+SIZE, COORDINATES = 6, 4_000
+
+
+def one_round(name: str, **settings: object):
+    plan = Plan(**{"method": name, "neighbours": 5, "graph": "complete", "clip": 1.0, **settings})  # type: ignore[arg-type]
+    return plan.for_round(range(SIZE), weights=1.0 / SIZE, records=1.0, beacon=b"b")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_found_by_its_name(name: str) -> None:
+    method = method_named(name)
+    assert method.name == name
+    assert Plan(method=name).kind is method
+    assert method.uses("kappa") == method.uses("tau2") == method.shares_noise
+    assert method.trusts
+    assert method.adversary(Plan(method=name))
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown") as caught:
+        method_named("fedprox")
+    assert "central-dp" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="unknown distortion"):
+        distortion_named("rotated")
+    assert distortion_named(DISTORTIONS["scalar"]) is DISTORTIONS["scalar"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("absent", [(), (1, 4)])
+def test_the_noise_is_what_was_predicted(name: str, absent: tuple[int, ...]) -> None:
+    planned = one_round(name)
+    method, stream = planned.plan.kind, SimStream(7)
+    rows = np.zeros((SIZE, COORDINATES))
+    drawn = method.add_client_noise(PlainRows(rows), planned, stream)
+    marginal = method.marginal_variance(drawn)
+    assert np.mean(rows**2, axis=1) == pytest.approx(marginal, rel=0.15)
+    total = np.delete(rows, absent, axis=0).sum(axis=0)
+    method.add_server_noise(total, drawn, stream)
+    predicted = method.left_over_variance(drawn, absent, repaired=False)
+    assert float(np.mean(total**2)) == pytest.approx(predicted, rel=0.15)
+    if not absent:
+        assert method.aggregate_variance(drawn) == predicted
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].private])
+def test_a_calibrated_method_keeps_its_target(name: str) -> None:
+    planned = one_round(name)
+    assert planned.plan.calibrated
+    assert planned.joint_mu.max() <= planned.plan.round_mu(planned.participants).max() * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_one_upload_alone_has_one_formula(relation: str) -> None:
+    planned = one_round("niss", relation=relation, tau2=0.3)
+    alone = marginal_mu(
+        planned.sensitivity,
+        unit_variance=planned.unit_variance,
+        sent=5.0,
+        received=5.0,
+        residual_variance=planned.residual_variance,
+    )
+    assert planned.marginal_mu == pytest.approx(alone, rel=1e-12)
