@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tracker.harness import Member, member, members
 
 SERVER = member(0, "server")
 RUN = b"run"
+NOW = 1_800_000_000.0
 MANY = members(6)
 
 
@@ -37,6 +37,7 @@ def tracker(tmp_path: Path) -> Iterator[Tracker]:
         Identity.generate(seeded_entropy("tracker")),
         server=SERVER.public,
         settings=Settings(address_rate=0),
+        clock=lambda: NOW,
     )
     many = members(6)
     for one in many:
@@ -58,7 +59,7 @@ def ask(tracker: Tracker, path: str, by: Member | None, **changes: Any) -> tuple
     target, _, query = path.partition("?")
     headers = {}
     if by is not None:
-        signed = {"method": "GET", "target": path, "body": b"", "time": int(time.time()), "nonce": bytes(16)}
+        signed = {"method": "GET", "target": path, "body": b"", "time": int(NOW), "nonce": bytes(16)}
         headers = sign_request(by.identity, tracker=tracker.public, **(signed | changes))
     scope = {
         "type": "http",
