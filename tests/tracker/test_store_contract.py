@@ -10,7 +10,7 @@ import pytest
 
 from niss.errors import ConfigError
 from niss.tracker.auth import Refusal
-from niss.tracker.store import KEPT_LINKS, Release, Run, SeatRequest, Stock, Store, bind_identity
+from niss.tracker.store import Release, Run, SeatRequest, Stock, Store, bind_identity
 from tracker.harness import Member, member, members
 
 RUN = b"run"
@@ -227,9 +227,9 @@ def test_old_lists_are_erased_and_commitments_kept(store: Store) -> None:
     store.start_run(RUN, BEGUN)
     store.seat(RUN, 1, asking(many), now=NOW)
     first = store.release(RUN, 1, Release(commitment("one"), None))
-    store.release(RUN, KEPT_LINKS + 1, Release(commitment("two"), None))
+    store.release(RUN, Store.KEPT_LINKS + 1, Release(commitment("two"), None))
     assert store.seating(RUN, 1) is not None
-    store.release(RUN, KEPT_LINKS + 2, Release(commitment("three"), None))
+    store.release(RUN, Store.KEPT_LINKS + 2, Release(commitment("three"), None))
     assert store.seating(RUN, 1) is None
     assert store.released(RUN, 1) == first
 

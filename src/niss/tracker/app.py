@@ -122,30 +122,30 @@ def _clients(app: FastAPI, tracker: Tracker) -> None:
 
     @app.put("/v1/clients/me", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
     def register(request: Request, body: schema.Registration) -> Response:
-        """Become live, with a batch of one-time keys; again to add some."""
+        """Become live, with a batch of one-time keys; again to add some. A key that was used never counts again."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.members.register(caller, _prekeys(body.prekeys), body.coalition))
 
     @app.post("/v1/clients/me/heartbeat", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
     def heartbeat(request: Request) -> Response:
-        """Stay live."""
+        """Stay live for another `ttl_seconds`; the answer says how many more one-time keys are wanted."""
         return answer(tracker.members.heartbeat(tracker.admit(_signed(tracker, request))))
 
     @app.delete("/v1/clients/me", status_code=204, openapi_extra=_SIGNED)
     def leave(request: Request) -> Response:
-        """Be forgotten, with all one-time keys."""
+        """Be forgotten, with all one-time keys, and be seated no more; attempts that are seated stay as they are."""
         tracker.members.leave(tracker.admit(_signed(tracker, request)))
         return Response(status_code=204)
 
     @app.put("/v1/clients/me/coalition", status_code=204, openapi_extra=_SIGNED)
     def join(request: Request, body: schema.CoalitionChoice) -> Response:
-        """Belong to a coalition, or to none."""
+        """Belong to a coalition and no other, or to none."""
         tracker.members.join(tracker.admit(_signed(tracker, request)), body.coalition)
         return Response(status_code=204)
 
     @app.post("/v1/clients/{identity}/prekeys", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
     def deposit(request: Request, identity: schema.IdentityPath, body: schema.Deposit) -> Response:
-        """The server passes on fresh prekeys of a client."""
+        """The server passes on fresh prekeys of a registered client, each of which the client must have signed."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.members.deposit(caller, bytes.fromhex(identity), _prekeys(body.prekeys)))
 
@@ -169,18 +169,21 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
 
     @app.put("/v1/runs/{run}", response_model=schema.RunAnswer, openapi_extra=_SIGNED)
     def start_run(request: Request, run: schema.RunPath, body: schema.RunStart) -> Response:
-        """The server starts a run: the holder commits to its chain."""
+        """The server starts a run: the holder commits to its chain, once. Asked again, the same anchor."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.rounds.start_run(caller, bytes.fromhex(run), body.rounds))
 
     @app.get("/v1/runs/{run}", response_model=schema.RunAnswer)
     def show_run(run: schema.RunPath) -> Response:
-        """What the holder committed to."""
+        """What the holder committed to, and the highest link let out so far."""
         return answer(tracker.rounds.run(bytes.fromhex(run)))
 
     @app.put(_ATTEMPT + "/seats", response_model=schema.ParticipantsAnswer, openapi_extra=_SIGNED)
     def seat(request: Request, attempt: schema.AttemptPath, body: schema.SeatsWanted) -> Response:
-        """The server fixes who takes part; one prekey of each is used up."""
+        """The server fixes who takes part, for good; one prekey of each is used up, or none if it is refused.
+
+        Asked again in the same way, the same list.
+        """
         caller = tracker.admit(_signed(tracker, request))
         members = None if body.members is None else tuple(bytes.fromhex(one) for one in body.members)
         wanted = SeatRequest(members, body.count or 0, body.coalition, body.at_least)
@@ -188,7 +191,10 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
 
     @app.put(_ATTEMPT + "/beacon", response_model=schema.BeaconAnswer, openapi_extra=_SIGNED)
     def beacon(request: Request, attempt: schema.AttemptPath, body: schema.CommitmentBody) -> Response:
-        """The server commits to list and terms, and gets the link of this attempt: once, for this commitment."""
+        """The server commits to list and terms, and gets the link of this attempt: once, for this commitment.
+
+        Where the attempt was seated here, the commitment must be to that list. No link is let out below another.
+        """
         caller = tracker.admit(_signed(tracker, request))
         wanted = Release(bytes.fromhex(body.commitment), body.neighbours)
         return JSONResponse(beacon_entries(tracker.rounds.beacon(caller, attempt, wanted)))
@@ -226,7 +232,7 @@ def _reading(app: FastAPI, tracker: Tracker) -> None:
 
     @app.get(_ATTEMPT + "/neighbours", response_model=schema.NeighboursAnswer, openapi_extra=_SIGNED)
     async def neighbours(request: Request, attempt: schema.AttemptPath) -> Response:
-        """The asking client's neighbours with their signed keys, once the beacon is out."""
+        """The asking client's neighbours with their signed keys, once the beacon is out; for participants only."""
         view, caller = await view_for(request, attempt)
         return _json_bytes(view.neighbours_json(caller))
 

@@ -22,21 +22,23 @@ RunPath = Annotated[
 IdentityPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="A client's public key.")]
 
 
-async def _attempt(
+async def attempt_in_path(
     run: RunPath,
     round_number: Annotated[
         int, Path(ge=0, lt=LONGEST_RUN, alias="round", description="Rounds count from 0.")
     ],
     attempt: Annotated[int, Path(ge=0, lt=LINKS_PER_ROUND, description="Attempts count from 0.")],
 ) -> Attempt:
+    """The attempt that a path names. A coroutine, since FastAPI would run a plain function in a thread."""
     return Attempt(bytes.fromhex(run), round_number, attempt)
 
 
-# A coroutine, since FastAPI runs plain functions in a thread.
-AttemptPath = Annotated[Attempt, Depends(_attempt)]
+AttemptPath = Annotated[Attempt, Depends(attempt_in_path)]
 
 
 class _Strict(BaseModel):
+    """A body as it must be sent: no conversion ("3" is not 3), and no entry that is not described."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -90,12 +92,16 @@ class CommitmentBody(_Strict):
 
 
 class ErrorDetail(BaseModel):
+    """What was wrong, in which header, path part or entry of the body, and what to do; null where there is none."""
+
     message: str
     field: str | None
     hint: str | None
 
 
 class ErrorAnswer(BaseModel):
+    """Every answer that is not 2xx."""
+
     error: ErrorDetail
 
 
@@ -138,12 +144,16 @@ class RunAnswer(BaseModel):
 
 
 class BeaconAnswer(BaseModel):
+    """A link of the run's chain; the holder's signature is under index, value and the commitment."""
+
     index: int
     value: HexKey
     signature: HexSignature
 
 
 class SeatAnswer(BaseModel):
+    """A participant, its place in the list, and the one-time key it uses up in this attempt."""
+
     seat: int
     identity: HexKey
     prekey: PrekeyBody

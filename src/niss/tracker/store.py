@@ -152,39 +152,6 @@ class Counts:
     runs: int
 
 
-def sort_batch(
-    batch: Batch, stock: Collection[bytes], highest: bytes | None, largest: int
-) -> tuple[list[bytes], Stock]:
-    """The new prekeys of a batch, packed and by rising number, and what the client's stock is with them.
-
-    batch     as the client sent it, signatures verified
-    stock     the packed prekeys that are held
-    highest   the highest number ever taken, as 8 bytes; None at first
-    largest   most prekeys in stock
-
-    A number above `highest` is new; of the others, those still in stock are known and the rest stale, since numbers
-    only rise. Refused (409): a batch of stale ones alone, whose sender has lost count, and one that does not fit.
-    """
-    last = -1 if highest is None else int.from_bytes(highest, "big")
-    new = {prekey.id: prekey.encode() for prekey in batch if prekey.id > last}
-    old = [prekey.encode() in stock for prekey in batch if prekey.id <= last]
-    known = sum(old)
-    stale = len(old) - known
-    if stale and stale == len(batch):
-        raise Refusal(
-            409,
-            "all these prekeys carry numbers that were used before",
-            field="prekeys",
-            hint="numbers only rise: go on with the key store this identity used before, or make a new identity",
-        )
-    held = len(stock) + len(new)
-    if held > largest:
-        raise Refusal(
-            409, f"a client has at most {largest} prekeys in stock", field="prekeys", hint="send fewer"
-        )
-    return [new[number] for number in sorted(new)], Stock(held, len(new), known, stale)
-
-
 def pack_participants(seats: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Identity and packed prekey of each seat, 136 bytes a seat."""
     return b"".join(part for seat in seats for part in seat)
@@ -203,12 +170,6 @@ def _prekey(packed: bytes) -> Prekey:
     return Prekey(signed.id, signed.public, signed.signature)
 
 
-KEPT_LINKS = 16 * LINKS_PER_ROUND
-"""Participant lists are kept for that many links after the last one let out; then they are erased."""
-REMEMBER_LEFT = 30 * 86_400.0
-"""Seconds for which the highest prekey number of a client that left is remembered."""
-
-
 class Store(ABC):
     """Everything a tracker must not forget; what all stores guarantee is said at the top of this module.
 
@@ -221,6 +182,11 @@ class Store(ABC):
     """
 
     trouble: tuple[type[Exception], ...] = ()
+
+    KEPT_LINKS = 16 * LINKS_PER_ROUND
+    """Participant lists are kept for that many links after the last one let out; then they are erased."""
+    REMEMBER_LEFT = 30 * 86_400.0
+    """Seconds for which the highest prekey number of a client that left is remembered."""
 
     @abstractmethod
     def bind(self, name: str, value: bytes) -> bytes:
@@ -247,7 +213,40 @@ class Store(ABC):
     def _add(
         self, identity: bytes, prekeys: Batch, expires: float, largest: int, *, newcomer: bool
     ) -> Stock | None:
-        """Write what `sort_batch` finds new; None for one who is not registered, unless it may be a newcomer."""
+        """Write what `_sort_batch` finds new; None for one who is not registered, unless it may be a newcomer."""
+
+    @staticmethod
+    def _sort_batch(
+        batch: Batch, stock: Collection[bytes], highest: bytes | None, largest: int
+    ) -> tuple[dict[bytes, bytes], Stock]:
+        """The new prekeys of a batch, packed, by number, in rising order; and what the client's stock is with them.
+
+        batch     as the client sent it, signatures verified
+        stock     the packed prekeys that are held
+        highest   the highest number ever taken, as 8 bytes; None at first
+        largest   most prekeys in stock
+
+        A number above `highest` is new; of the others, those still in stock are known and the rest stale, since
+        numbers only rise. Refused (409): a batch of stale ones alone, whose sender has lost count, and one that does
+        not fit.
+        """
+        packed = [prekey.encode() for prekey in batch]
+        new = {one[:NUMBER_BYTES]: one for one in packed if highest is None or one[:NUMBER_BYTES] > highest}
+        old = [one for one in packed if one[:NUMBER_BYTES] not in new]
+        stale = sum(one not in stock for one in old)
+        if stale and stale == len(batch):
+            raise Refusal(
+                409,
+                "all these prekeys carry numbers that were used before",
+                field="prekeys",
+                hint="numbers only rise: go on with the key store this identity used before, or make a new identity",
+            )
+        held = len(stock) + len(new)
+        if held > largest:
+            raise Refusal(
+                409, f"a client has at most {largest} prekeys in stock", field="prekeys", hint="send fewer"
+            )
+        return dict(sorted(new.items())), Stock(held, len(new), len(old) - stale, stale)
 
     @abstractmethod
     def beat(self, identity: bytes, *, expires: float) -> Stock | None:
@@ -291,6 +290,28 @@ class Store(ABC):
     @abstractmethod
     def _seat(self, run: bytes, link: int, request: SeatRequest, now: float) -> Seating:
         """The seating there is, whatever request made it, or else a new one."""
+
+    @staticmethod
+    def _too_few(able: int, request: SeatRequest) -> Refusal:
+        """The refusal of a seating for which only so many clients are able."""
+        return Refusal(
+            409,
+            f"{able} of the clients asked for are live and have a prekey left, at least {request.at_least} are needed",
+            field="at_least",
+            hint="wait until more have registered, or let those with an empty stock replenish it",
+        )
+
+    @staticmethod
+    def _over(highest: int | None) -> Refusal:
+        """The refusal of an attempt after this or a later link was let out; with None, that of an unknown run."""
+        if highest is None:
+            return unknown_run()
+        return Refusal(
+            409,
+            f"link {highest} was let out: this attempt is over",
+            field="attempt",
+            hint="open a later attempt or round",
+        )
 
     @abstractmethod
     def seating(self, run: bytes, link: int) -> Seating | None:
@@ -373,28 +394,6 @@ def bind_identity(store: Store, public: bytes) -> None:
             field="--identity",
             hint="give the key file this tracker was started with, or a new store",
         )
-
-
-def too_few(able: int, needed: int) -> Refusal:
-    """The refusal of a seating for which too few clients are live; nothing was used up."""
-    return Refusal(
-        409,
-        f"{able} of the clients asked for are live and have a prekey left, at least {needed} are needed",
-        field="at_least",
-        hint="wait until more have registered, or let those with an empty stock replenish it",
-    )
-
-
-def attempt_over(highest: int | None) -> Refusal:
-    """The refusal of an attempt after this or a later link was let out; with None, that of an unknown run."""
-    if highest is None:
-        return unknown_run()
-    return Refusal(
-        409,
-        f"link {highest} was let out: this attempt is over",
-        field="attempt",
-        hint="open a later attempt or round",
-    )
 
 
 def unknown_run() -> Refusal:

@@ -16,23 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.tracker.auth import Refusal
-from niss.tracker.store import (
-    KEPT_LINKS,
-    NUMBER_BYTES,
-    REMEMBER_LEFT,
-    Batch,
-    Counts,
-    Release,
-    Run,
-    Seating,
-    SeatRequest,
-    Stock,
-    Store,
-    attempt_over,
-    sort_batch,
-    too_few,
-)
+from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
 
 # Seat an attempt with those candidates who are live and have a prekey left, and take the first prekey of each.
 # KEYS: run, seatings, live, number of prekeys.
@@ -99,9 +83,18 @@ _SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-polic
 class RedisStore(Store):
     """A store in Redis, shared by any number of tracker processes with one identity.
 
-    Keys below one prefix: `live` (a sorted set of identities by expiry), `stock` (a list of packed prekeys a client),
-    `highest` (the highest prekey number ever taken), `coalition` and `coalition-of`, `run`, `seatings` and `releases`
-    (hashes by link), `nonce` (expiring by themselves), and the counters `prekeys` and `runs`.
+    Keys, all below one prefix:
+
+    live            a sorted set of the registered clients, by the time they expire
+    stock           a list for each client: its packed prekeys, the oldest first
+    highest         for each client: the highest prekey number ever taken
+    coalition-of    for each client: its coalition; `coalition` is the set of the clients of each
+    run             a hash for each run: its chain and the highest link let out
+    seatings        a hash for each run: by link, the hash of the request and the packed list
+    releases        a hash for each run: by link, the commitment and the number of neighbours as JSON
+    nonce           for each identity and nonce that was used; they expire by themselves
+    about           facts about the tracker, by name
+    prekeys, runs   how many there are
     """
 
     def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
@@ -161,11 +154,11 @@ class RedisStore(Store):
             if not newcomer and pipe.zscore(self._key("live"), identity) is None:
                 return None
             held = frozenset(pipe.lrange(stock_key, 0, -1))
-            new, stock = sort_batch(prekeys, held, pipe.get(highest_key), largest)
+            new, stock = self._sort_batch(prekeys, held, pipe.get(highest_key), largest)
             pipe.multi()
             if new:
-                pipe.rpush(stock_key, *new)
-                pipe.set(highest_key, new[-1][:NUMBER_BYTES])
+                pipe.rpush(stock_key, *new.values())
+                pipe.set(highest_key, max(new))
                 pipe.incrby(self._key("prekeys"), len(new))
             pipe.zadd(self._key("live"), {identity: expires})
             return stock
@@ -197,7 +190,7 @@ class RedisStore(Store):
             pipe.delete(held_key, group_key)
             pipe.decrby(self._key("prekeys"), held)
             # Kept for a while, so that used prekeys do not come back with their owner.
-            pipe.expire(self._key("highest", identity), int(REMEMBER_LEFT))
+            pipe.expire(self._key("highest", identity), int(self.REMEMBER_LEFT))
             if group is not None:
                 pipe.srem(self._key("coalition", group), identity)
             return known
@@ -245,8 +238,8 @@ class RedisStore(Store):
         if outcome == b"seated":
             return _as_seating(result)
         if outcome == b"few":
-            raise too_few(int(result), request.at_least)
-        raise _over(result)
+            raise self._too_few(int(result), request)
+        raise self._over(None if result is None else int(result))
 
     def _candidates(self, request: SeatRequest, now: float) -> list[bytes]:
         """Those named, or all that may be live, shuffled; the script checks each, for some may leave meanwhile."""
@@ -268,10 +261,10 @@ class RedisStore(Store):
     def release(self, run: bytes, link: int, wanted: Release) -> Release:
         keys = [self._key("run", run), self._key("releases", run), self._key("seatings", run)]
         record = wanted.commitment + json.dumps(wanted.neighbours).encode()
-        outcome, result = self._run_release(keys=keys, args=[link, record, link - KEPT_LINKS])
+        outcome, result = self._run_release(keys=keys, args=[link, record, link - self.KEPT_LINKS])
         if outcome == b"out":
             return _as_release(result)
-        raise _over(result)
+        raise self._over(None if result is None else int(result))
 
     def released(self, run: bytes, link: int) -> Release | None:
         record: bytes | None = self._redis.hget(self._key("releases", run), link)
@@ -299,10 +292,6 @@ class RedisStore(Store):
 
 _HASH_BYTES = 32
 _COMMITMENT_BYTES = 64
-
-
-def _over(highest: bytes | None) -> Refusal:
-    return attempt_over(None if highest is None else int(highest))
 
 
 def _as_seating(record: bytes) -> Seating:

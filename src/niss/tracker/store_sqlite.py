@@ -18,23 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.tracker.store import (
-    KEPT_LINKS,
-    NUMBER_BYTES,
-    REMEMBER_LEFT,
-    Batch,
-    Counts,
-    Release,
-    Run,
-    Seating,
-    SeatRequest,
-    Stock,
-    Store,
-    attempt_over,
-    pack_participants,
-    sort_batch,
-    too_few,
-)
+from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
 
 # Prekey numbers are blobs of 8 bytes, since SQLite's integers end at 2^63. A client that left has a negative expiry.
 _LAYOUT = """
@@ -64,8 +48,8 @@ _BUSY_SECONDS = 10.0
 class SqliteStore(Store):
     """A store in one file, which only its owner can read.
 
-    One connection, used by one thread at a time: the lock is held for a whole transaction, and is reentrant so that
-    the reading methods can be used inside one.
+    What each method guarantees is said in `Store`. One connection, used by one thread at a time: the lock is held for
+    a whole transaction, and is reentrant so that the reading methods can be used inside one.
     """
 
     trouble = (sqlite3.Error, OSError)
@@ -102,7 +86,7 @@ class SqliteStore(Store):
 
     @contextmanager
     def _changing(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it or nothing, on disk when this ends if `synced`."""
+        """One transaction: all of it or, where an exception leaves it, nothing; on disk when this ends if `synced`."""
         with self._lock:
             self._db.execute(f"PRAGMA synchronous = {self._full if synced else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
@@ -143,14 +127,11 @@ class SqliteStore(Store):
             if not newcomer and (client is None or client[0] <= 0):
                 return None
             rows = db.execute("SELECT packed FROM prekeys WHERE identity = ?", (identity,))
-            new, stock = sort_batch(prekeys, frozenset(packed for (packed,) in rows), client[1], largest)
-            db.executemany(
-                "INSERT INTO prekeys VALUES (?, ?, ?)", [(identity, one[:NUMBER_BYTES], one) for one in new]
-            )
-            highest = new[-1][:NUMBER_BYTES] if new else client[1]
-            db.execute(
-                "UPDATE clients SET expires = ?, highest = ? WHERE identity = ?", (expires, highest, identity)
-            )
+            held = frozenset(packed for (packed,) in rows)
+            new, stock = self._sort_batch(prekeys, held, client[1], largest)
+            db.executemany("INSERT INTO prekeys VALUES (?, ?, ?)", [(identity, *one) for one in new.items()])
+            values = (expires, max(new, default=client[1]), identity)
+            db.execute("UPDATE clients SET expires = ?, highest = ? WHERE identity = ?", values)
             return stock
 
     def beat(self, identity: bytes, *, expires: float) -> Stock | None:
@@ -198,8 +179,8 @@ class SqliteStore(Store):
             self._check_turn(run, link)
             chosen = self._choose(request, now)
             if len(chosen) < request.at_least:
-                raise too_few(len(chosen), request.at_least)
-            packed = pack_participants([(identity, self._take(identity)) for identity in chosen])
+                raise self._too_few(len(chosen), request)
+            packed = b"".join(identity + self._take(identity) for identity in chosen)
             db.execute("INSERT INTO seatings VALUES (?, ?, ?, ?)", (run, link, request.hash, packed))
             return Seating(request.hash, packed)
 
@@ -207,7 +188,7 @@ class SqliteStore(Store):
         """Refuse a run that has not begun, and a link that is not above all that were let out."""
         begun = self.run(run)
         if begun is None or link <= begun.highest:
-            raise attempt_over(None if begun is None else begun.highest)
+            raise self._over(None if begun is None else begun.highest)
 
     def _choose(self, request: SeatRequest, now: float) -> list[bytes]:
         """The live clients to be seated that have a prekey left: those named, in that order, or a random sample."""
@@ -245,7 +226,7 @@ class SqliteStore(Store):
                 "INSERT INTO releases VALUES (?, ?, ?, ?)", (run, link, wanted.commitment, wanted.neighbours)
             )
             db.execute("UPDATE runs SET highest = ? WHERE run = ?", (link, run))
-            db.execute("DELETE FROM seatings WHERE run = ? AND link < ?", (run, link - KEPT_LINKS))
+            db.execute("DELETE FROM seatings WHERE run = ? AND link < ?", (run, link - self.KEPT_LINKS))
             return wanted
 
     def released(self, run: bytes, link: int) -> Release | None:
@@ -263,10 +244,13 @@ class SqliteStore(Store):
         )
 
     def forget(self, *, before: float) -> int:
+        # Those who left are erased here too, once their highest prekey number need not be remembered any more.
         with self._changing() as db:
             old = "SELECT identity FROM clients WHERE expires > 0 AND expires < ?"
             db.execute(f"DELETE FROM prekeys WHERE identity IN ({old})", (before,))
-            db.execute("DELETE FROM clients WHERE expires < 0 AND -expires < ?", (before - REMEMBER_LEFT,))
+            db.execute(
+                "DELETE FROM clients WHERE expires < 0 AND -expires < ?", (before - self.REMEMBER_LEFT,)
+            )
             return db.execute("DELETE FROM clients WHERE expires > 0 AND expires < ?", (before,)).rowcount
 
     def ping(self) -> None:
