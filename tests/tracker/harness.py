@@ -114,13 +114,9 @@ class TrackerProcess:
         self.start()
 
     def start(self) -> None:
-        program = (
-            "import typer; from niss.cli.tracker import tracker_command; "
-            "app = typer.Typer(pretty_exceptions_enable=False); app.command()(tracker_command); app()"
-        )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", program, *self._flags], stdout=subprocess.PIPE, stderr=log
+                [sys.executable, "-m", "niss", "tracker", *self._flags], stdout=subprocess.PIPE, stderr=log
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

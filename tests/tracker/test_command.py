@@ -149,7 +149,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 def test_the_command_line_loads_nothing_heavy_for_it() -> None:
     program = (
-        "import sys, niss.cli.tracker; "
+        "import sys, niss.cli.services; "
         "print([m for m in ('torch', 'numpy', 'fastapi', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,14 @@ from niss.tracker.gate import HotPath
 from niss.tracker.limits import Settings
 from niss.tracker.rounds import RoundCache, RoundView, Seats
 from niss.tracker.service import Tracker
-from niss.tracker.store import pack_participants
+from niss.tracker.store import Attempt, Release, SeatRequest, pack_participants
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
 from tracker.harness import Member, member, members
 
 SERVER = member(0, "server")
 RUN = b"run"
+NOW = 1_800_000_000.0
 MANY = members(6)
 
 
@@ -37,21 +37,19 @@ def tracker(tmp_path: Path) -> Iterator[Tracker]:
         Identity.generate(seeded_entropy("tracker")),
         server=SERVER.public,
         settings=Settings(address_rate=0),
+        clock=lambda: NOW,
     )
     many = members(6)
     for one in many:
         made.members.register(one.public, one.batch(3), None)
     made.rounds.start_run(SERVER.public, RUN, 5)
-    named = [one.public for one in many[:5]]
+    named = tuple(one.public for one in many[:5])
     for number, neighbours in ((0, 2.0), (2, None), (3, None)):
-        view = made.rounds.seat(
-            SERVER.public, RUN, number, 0, members=named, count=None, coalition=None, at_least=2
-        )
+        attempt = Attempt(RUN, number, 0)
+        view = made.rounds.seat(SERVER.public, attempt, SeatRequest(named))
         if number < 3:
-            made.rounds.beacon(
-                SERVER.public, RUN, number, 0, commitment=view.seats.hash + bytes(32), neighbours=neighbours
-            )
-            made.rounds.view(RUN, number, 0)
+            made.rounds.beacon(SERVER.public, attempt, Release(view.seats.hash + bytes(32), neighbours))
+            made.rounds.view(attempt)
     yield made
     store.close()
 
@@ -61,7 +59,7 @@ def ask(tracker: Tracker, path: str, by: Member | None, **changes: Any) -> tuple
     target, _, query = path.partition("?")
     headers = {}
     if by is not None:
-        signed = {"method": "GET", "target": path, "body": b"", "time": int(time.time()), "nonce": bytes(16)}
+        signed = {"method": "GET", "target": path, "body": b"", "time": int(NOW), "nonce": bytes(16)}
         headers = sign_request(by.identity, tracker=tracker.public, **(signed | changes))
     scope = {
         "type": "http",
@@ -143,10 +141,10 @@ def test_views_are_kept_by_the_number_of_their_seats() -> None:
 
     cache = RoundCache(most_seats=5)
     first, second, large = view(2), view(3), view(6)
-    cache.keep(RUN, 1, first)
-    cache.keep(RUN, 2, second)
-    assert (cache.get(RUN, 1), cache.get(RUN, 2)) == (first, second)
-    cache.keep(RUN, 1, view(2))
-    assert cache.get(RUN, 2) is second
-    cache.keep(RUN, 3, large)
-    assert [cache.get(RUN, link) for link in (1, 2, 3)] == [None, None, large]
+    cache.keep(Attempt(RUN, 0, 1), first)
+    cache.keep(Attempt(RUN, 0, 2), second)
+    assert (cache.get(Attempt(RUN, 0, 1)), cache.get(Attempt(RUN, 0, 2))) == (first, second)
+    cache.keep(Attempt(RUN, 0, 1), view(2))
+    assert cache.get(Attempt(RUN, 0, 2)) is second
+    cache.keep(Attempt(RUN, 0, 3), large)
+    assert [cache.get(Attempt(RUN, 0, link)) for link in (1, 2, 3)] == [None, None, large]

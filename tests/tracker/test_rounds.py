@@ -16,6 +16,7 @@ from niss.protocol.messages import Beacon, RoundOpen, Terms
 from niss.tracker.auth import Refusal, check_anchor
 from niss.tracker.rounds import LIST_PURPOSE, RoundView, list_message
 from niss.tracker.service import Tracker
+from niss.tracker.store import Attempt, Release, SeatRequest
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
 from tracker.harness import Member, member, members
@@ -68,7 +69,7 @@ class Scene:
     def seat(self, many: list[Member], round_number: int = 0, attempt: int = 0) -> RoundView:
         named = [one.public for one in many]
         return self.tracker.rounds.seat(
-            SERVER.public, RUN, round_number, attempt, members=named, count=None, coalition=None, at_least=2
+            SERVER.public, Attempt(RUN, round_number, attempt), SeatRequest(tuple(named))
         )
 
     def beacon(
@@ -81,7 +82,7 @@ class Scene:
     ) -> Beacon:
         commitment = view.seats.hash + terms_hash(agreed) if commitment is None else commitment
         return self.tracker.rounds.beacon(
-            SERVER.public, RUN, agreed.round, agreed.attempt, commitment=commitment, neighbours=neighbours
+            SERVER.public, Attempt(RUN, agreed.round, agreed.attempt), Release(commitment, neighbours)
         )
 
 
@@ -178,10 +179,10 @@ def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
 
 def test_a_list_the_server_keeps_itself_is_held_to_its_first_commitment(scene: Scene) -> None:
     rounds = scene.tracker.rounds
-    first = rounds.beacon(SERVER.public, RUN, 0, 0, commitment=b"a" * 64, neighbours=None)
+    first = rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"a" * 64, None))
     check(scene, first, b"a" * 64, 0, 0)
     with pytest.raises(Refusal, match="for another commitment"):
-        rounds.beacon(SERVER.public, RUN, 0, 0, commitment=b"b" * 64, neighbours=None)
+        rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"b" * 64, None))
 
 
 @pytest.mark.parametrize("neighbours", [1.0, 2.5, 4.0, 10.0, 11.0, 30.0])
@@ -191,7 +192,7 @@ def test_neighbours_are_those_the_clients_derive(scene: Scene, neighbours: float
     view = scene.seat(many)
     beacon = scene.beacon(view, agreed, neighbours=neighbours)
     derived = agree(RoundOpen(agreed, view.seats.participants, beacon))
-    seen = scene.tracker.rounds.view(RUN, 0, 0)
+    seen = scene.tracker.rounds.view(Attempt(RUN, 0, 0))
     for seat in range(12):
         shown = json.loads(seen.neighbours_json(view.seats.participants[seat].identity))
         assert [one["seat"] for one in shown["neighbours"]] == derived.neighbours(seat)
@@ -205,7 +206,7 @@ def test_nobody_has_neighbours_before_the_beacon_or_without_a_degree(scene: Scen
         view.neighbours_json(many[0].public)
     scene.beacon(view, terms())
     with pytest.raises(Refusal, match="how many neighbours"):
-        scene.tracker.rounds.view(RUN, 0, 0).neighbours_json(many[0].public)
+        scene.tracker.rounds.view(Attempt(RUN, 0, 0)).neighbours_json(many[0].public)
 
 
 def test_only_the_server_opens_and_only_what_there_is(scene: Scene) -> None:
@@ -215,31 +216,31 @@ def test_only_the_server_opens_and_only_what_there_is(scene: Scene) -> None:
     with pytest.raises(Refusal, match="only the server"):
         rounds.start_run(stranger, b"other", 5)
     with pytest.raises(Refusal, match="only the server"):
-        rounds.beacon(stranger, RUN, 0, 0, commitment=bytes(64), neighbours=None)
+        rounds.beacon(stranger, Attempt(RUN, 0, 0), Release(bytes(64), None))
     with pytest.raises(Refusal, match="only the server"):
-        rounds.seat(stranger, RUN, 0, 0, members=None, count=2, coalition=None, at_least=2)
+        rounds.seat(stranger, Attempt(RUN, 0, 0), SeatRequest(count=2))
     for round_number, attempt, field in ((5, 0, "round"), (0, 4, "attempt")):
         with pytest.raises(Refusal) as refused:
-            rounds.beacon(SERVER.public, RUN, round_number, attempt, commitment=bytes(64), neighbours=None)
+            rounds.beacon(SERVER.public, Attempt(RUN, round_number, attempt), Release(bytes(64), None))
         assert (refused.value.status, refused.value.field) == (404, field)
     with pytest.raises(Refusal, match="has begun, with 5"):
         rounds.start_run(SERVER.public, RUN, 6)
     with pytest.raises(Refusal, match="no run"):
-        rounds.view(b"nothing", 0, 0)
+        rounds.view(Attempt(b"nothing", 0, 0))
     with pytest.raises(Refusal, match="not seated"):
-        rounds.view(RUN, 0, 0)
+        rounds.view(Attempt(RUN, 0, 0))
 
 
 def test_what_is_asked_for_must_make_sense(scene: Scene) -> None:
-    rounds, named = scene.tracker.rounds, [one.public for one in members(2)]
+    rounds, named = scene.tracker.rounds, tuple(one.public for one in members(2))
     for wanted, field in (
-        ({"members": None, "count": None, "coalition": None}, "members"),
-        ({"members": named, "count": 2, "coalition": None}, "members"),
-        ({"members": named, "count": None, "coalition": "clinics"}, "coalition"),
-        ({"members": [*named, named[0]], "count": None, "coalition": None}, "members"),
+        (SeatRequest(), "members"),
+        (SeatRequest(named, count=2), "members"),
+        (SeatRequest(named, coalition="clinics"), "coalition"),
+        (SeatRequest((*named, named[0])), "members"),
     ):
         with pytest.raises(Refusal) as refused:
-            rounds.seat(SERVER.public, RUN, 0, 0, at_least=2, **wanted)  # type: ignore[arg-type]
+            rounds.seat(SERVER.public, Attempt(RUN, 0, 0), wanted)
         assert (refused.value.status, refused.value.field) == (422, field)
 
 
@@ -273,5 +274,5 @@ def test_when_all_ask_at_once_a_round_is_made_ready_once(
     prepare = RoundView.prepare
     monkeypatch.setattr(RoundView, "prepare", lambda view: (made.append(view), prepare(view)))
     with ThreadPoolExecutor(8) as pool:
-        views = set(pool.map(lambda _: scene.tracker.rounds.view(RUN, 0, 0), range(32)))
+        views = set(pool.map(lambda _: scene.tracker.rounds.view(Attempt(RUN, 0, 0)), range(32)))
     assert len(views) == len(made) == 1

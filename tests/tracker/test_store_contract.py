@@ -10,7 +10,7 @@ import pytest
 
 from niss.errors import ConfigError
 from niss.tracker.auth import Refusal
-from niss.tracker.store import KEPT_LINKS, Release, Run, SeatRequest, Stock, Store, bind_identity
+from niss.tracker.store import Release, Run, SeatRequest, Stock, Store, bind_identity
 from tracker.harness import Member, member, members
 
 RUN = b"run"
@@ -27,8 +27,7 @@ def asking(
     wanted: Sequence[Member] | None = None, *, count: int = 0, coalition: str | None = None, at_least: int = 2
 ) -> SeatRequest:
     named = None if wanted is None else tuple(one.public for one in wanted)
-    asked = hashlib.sha256(repr((named, count, coalition, at_least)).encode()).digest()
-    return SeatRequest(asked, named, len(named or ()) or count, coalition, at_least)
+    return SeatRequest(named, count, coalition, at_least)
 
 
 def enrol(store: Store, many: Sequence[Member], prekeys: int = 3, expires: float = LATER) -> None:
@@ -228,9 +227,9 @@ def test_old_lists_are_erased_and_commitments_kept(store: Store) -> None:
     store.start_run(RUN, BEGUN)
     store.seat(RUN, 1, asking(many), now=NOW)
     first = store.release(RUN, 1, Release(commitment("one"), None))
-    store.release(RUN, KEPT_LINKS + 1, Release(commitment("two"), None))
+    store.release(RUN, Store.KEPT_LINKS + 1, Release(commitment("two"), None))
     assert store.seating(RUN, 1) is not None
-    store.release(RUN, KEPT_LINKS + 2, Release(commitment("three"), None))
+    store.release(RUN, Store.KEPT_LINKS + 2, Release(commitment("three"), None))
     assert store.seating(RUN, 1) is None
     assert store.released(RUN, 1) == first
 

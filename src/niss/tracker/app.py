@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,9 +18,9 @@ from niss.tracker import schema
 from niss.tracker.auth import PATTERNS, Refusal, Signed
 from niss.tracker.gate import BODY, CALLER, App, Gate, HotPath, extra_headers
 from niss.tracker.observability import CONTENT_TYPE, Metrics, log
-from niss.tracker.rounds import RoundView, shown_beacon
+from niss.tracker.rounds import RoundView, beacon_entries
 from niss.tracker.service import Tracker
-from niss.tracker.store import Run, Stock
+from niss.tracker.store import Attempt, Release, Run, SeatRequest, Stock
 from niss.version import __version__
 
 _DESCRIPTION = """Who is live, who sits in a round, and the beacon that fixes who shares noise with whom.
@@ -50,8 +51,15 @@ _ATTEMPT = "/v1/runs/{run}/rounds/{round}/attempts/{attempt}"
 
 
 def make_app(tracker: Tracker, metrics: Metrics | None = None) -> App:
-    """The whole application, behind its gate."""
-    counted = Metrics() if metrics is None else metrics
+    """The whole ASGI application: the gate, the fast path for neighbours, and the routes.
+
+    tracker   what answers
+    metrics   where requests are counted; one of its own by default
+
+    The route functions check the signature first where there is one, then ask the tracker. What a route's docstring
+    says is shown at /openapi.json. Functions without `async` run in threads, since the store may block.
+    """
+    metrics, settings = metrics or Metrics(), tracker.settings
     app = FastAPI(
         title="NISS tracker",
         version=__version__,
@@ -62,13 +70,12 @@ def make_app(tracker: Tracker, metrics: Metrics | None = None) -> App:
         redirect_slashes=False,
     )
     _explain_errors(app, tracker.store.trouble)
-    _about(app, tracker, counted)
+    _about(app, tracker, metrics)
     _clients(app, tracker)
     _runs(app, tracker)
     _reading(app, tracker)
-    settings = tracker.settings
     hot = HotPath(app, tracker)
-    return Gate(hot, metrics=counted, address_rate=settings.address_rate, body_bytes=settings.body_bytes)
+    return Gate(hot, metrics=metrics, address_rate=settings.address_rate, body_bytes=settings.body_bytes)
 
 
 def _about(app: FastAPI, tracker: Tracker, metrics: Metrics) -> None:
@@ -110,107 +117,87 @@ def _clients(app: FastAPI, tracker: Tracker) -> None:
     """
 
     def answer(stock: Stock) -> Response:
-        held, wanted, ttl = stock.held, tracker.members.wanted(stock), tracker.settings.ttl
-        sorted_out = {"accepted": stock.accepted, "known": stock.known, "stale": stock.stale}
-        return JSONResponse({"held": held, "wanted": wanted, **sorted_out, "ttl_seconds": ttl})
+        more = {"wanted": tracker.members.wanted(stock), "ttl_seconds": tracker.settings.ttl}
+        return JSONResponse(asdict(stock) | more)
 
     @app.put("/v1/clients/me", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
     def register(request: Request, body: schema.Registration) -> Response:
-        """Become live, with a batch of one-time keys; again to add some."""
+        """Become live, with a batch of one-time keys; again to add some. A key that was used never counts again."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.members.register(caller, _prekeys(body.prekeys), body.coalition))
 
     @app.post("/v1/clients/me/heartbeat", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
     def heartbeat(request: Request) -> Response:
-        """Stay live."""
+        """Stay live for another `ttl_seconds`; the answer says how many more one-time keys are wanted."""
         return answer(tracker.members.heartbeat(tracker.admit(_signed(tracker, request))))
 
     @app.delete("/v1/clients/me", status_code=204, openapi_extra=_SIGNED)
     def leave(request: Request) -> Response:
-        """Be forgotten, with all one-time keys."""
+        """Be forgotten, with all one-time keys, and be seated no more; attempts that are seated stay as they are."""
         tracker.members.leave(tracker.admit(_signed(tracker, request)))
         return Response(status_code=204)
 
     @app.put("/v1/clients/me/coalition", status_code=204, openapi_extra=_SIGNED)
     def join(request: Request, body: schema.CoalitionChoice) -> Response:
-        """Belong to a coalition, or to none."""
+        """Belong to a coalition and no other, or to none."""
         tracker.members.join(tracker.admit(_signed(tracker, request)), body.coalition)
         return Response(status_code=204)
 
     @app.post("/v1/clients/{identity}/prekeys", response_model=schema.StockAnswer, openapi_extra=_SIGNED)
     def deposit(request: Request, identity: schema.IdentityPath, body: schema.Deposit) -> Response:
-        """The server passes on fresh prekeys of a client."""
+        """The server passes on fresh prekeys of a registered client, each of which the client must have signed."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.members.deposit(caller, bytes.fromhex(identity), _prekeys(body.prekeys)))
 
 
 def _runs(app: FastAPI, tracker: Tracker) -> None:
-    """What the server alone may do: start a run, seat an attempt, have its link let out."""
+    """What the server alone may do: start a run, seat an attempt, have its link let out.
 
-    def answer(begun: Run) -> Response:
+    All of it may be repeated: asked in the same way, the tracker answers the same, also after a restart.
+    """
+
+    def answer(run: Run) -> Response:
         return JSONResponse(
             {
-                "rounds": begun.rounds,
-                "anchor": begun.anchor.hex(),
+                "rounds": run.rounds,
+                "anchor": run.anchor.hex(),
                 "holder": tracker.holder.public.hex(),
-                "signature": begun.signature.hex(),
-                "highest_link": begun.highest,
+                "signature": run.signature.hex(),
+                "highest_link": run.highest,
             }
         )
 
     @app.put("/v1/runs/{run}", response_model=schema.RunAnswer, openapi_extra=_SIGNED)
     def start_run(request: Request, run: schema.RunPath, body: schema.RunStart) -> Response:
-        """The server starts a run: the holder commits to its chain."""
+        """The server starts a run: the holder commits to its chain, once. Asked again, the same anchor."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.rounds.start_run(caller, bytes.fromhex(run), body.rounds))
 
     @app.get("/v1/runs/{run}", response_model=schema.RunAnswer)
     def show_run(run: schema.RunPath) -> Response:
-        """What the holder committed to."""
+        """What the holder committed to, and the highest link let out so far."""
         return answer(tracker.rounds.run(bytes.fromhex(run)))
 
     @app.put(_ATTEMPT + "/seats", response_model=schema.ParticipantsAnswer, openapi_extra=_SIGNED)
-    def seat(
-        request: Request,
-        run: schema.RunPath,
-        round_number: schema.RoundPath,
-        attempt: schema.AttemptPath,
-        body: schema.SeatsWanted,
-    ) -> Response:
-        """The server fixes who takes part; one prekey of each is used up."""
+    def seat(request: Request, attempt: schema.AttemptPath, body: schema.SeatsWanted) -> Response:
+        """The server fixes who takes part, for good; one prekey of each is used up, or none if it is refused.
+
+        Asked again in the same way, the same list.
+        """
         caller = tracker.admit(_signed(tracker, request))
-        members = None if body.members is None else [bytes.fromhex(one) for one in body.members]
-        view = tracker.rounds.seat(
-            caller,
-            bytes.fromhex(run),
-            round_number,
-            attempt,
-            members=members,
-            count=body.count,
-            coalition=body.coalition,
-            at_least=body.at_least,
-        )
-        return Response(view.list_json, media_type="application/json")
+        members = None if body.members is None else tuple(bytes.fromhex(one) for one in body.members)
+        wanted = SeatRequest(members, body.count or 0, body.coalition, body.at_least)
+        return _json_bytes(tracker.rounds.seat(caller, attempt, wanted).list_json)
 
     @app.put(_ATTEMPT + "/beacon", response_model=schema.BeaconAnswer, openapi_extra=_SIGNED)
-    def beacon(
-        request: Request,
-        run: schema.RunPath,
-        round_number: schema.RoundPath,
-        attempt: schema.AttemptPath,
-        body: schema.CommitmentBody,
-    ) -> Response:
-        """The server commits to list and terms, and gets the link of this attempt: once, for this commitment."""
+    def beacon(request: Request, attempt: schema.AttemptPath, body: schema.CommitmentBody) -> Response:
+        """The server commits to list and terms, and gets the link of this attempt: once, for this commitment.
+
+        Where the attempt was seated here, the commitment must be to that list. No link is let out below another.
+        """
         caller = tracker.admit(_signed(tracker, request))
-        released = tracker.rounds.beacon(
-            caller,
-            bytes.fromhex(run),
-            round_number,
-            attempt,
-            commitment=bytes.fromhex(body.commitment),
-            neighbours=body.neighbours,
-        )
-        return JSONResponse(shown_beacon(released))
+        wanted = Release(bytes.fromhex(body.commitment), body.neighbours)
+        return JSONResponse(beacon_entries(tracker.rounds.beacon(caller, attempt, wanted)))
 
 
 def _reading(app: FastAPI, tracker: Tracker) -> None:
@@ -221,47 +208,41 @@ def _reading(app: FastAPI, tracker: Tracker) -> None:
     """
 
     async def view_for(
-        request: Request, run: str, round_number: int, attempt: int
+        request: Request, attempt: Attempt, *, also: bytes | None = None
     ) -> tuple[RoundView, bytes]:
+        """The view of an attempt and who asks for it: someone who has a seat, or `also`; refused (403) otherwise."""
         caller = _signed(tracker, request).identity
-        where = (bytes.fromhex(run), round_number, attempt)
-        view = tracker.rounds.final_view(*where)
+        view = tracker.rounds.final_view(attempt)
         if view is None:
-            view = await run_in_threadpool(tracker.rounds.view, *where)
+            view = await run_in_threadpool(tracker.rounds.view, attempt)
+        if not view.has_seat(caller) and caller != also:
+            raise Refusal(
+                403,
+                "this identity does not sit in this attempt",
+                field="niss-identity",
+                hint="wait for a later round",
+            )
         return view, caller
 
     @app.get(_ATTEMPT + "/participants", response_model=schema.ParticipantsAnswer, openapi_extra=_SIGNED)
-    async def participants(
-        request: Request, run: schema.RunPath, round_number: schema.RoundPath, attempt: schema.AttemptPath
-    ) -> Response:
+    async def participants(request: Request, attempt: schema.AttemptPath) -> Response:
         """The whole list, for those who are on it and for the server."""
-        view, caller = await view_for(request, run, round_number, attempt)
-        if not view.has_seat(caller) and caller != tracker.server:
-            raise _not_seated()
-        return Response(view.list_json, media_type="application/json")
+        view, _ = await view_for(request, attempt, also=tracker.server)
+        return _json_bytes(view.list_json)
 
     @app.get(_ATTEMPT + "/neighbours", response_model=schema.NeighboursAnswer, openapi_extra=_SIGNED)
-    async def neighbours(
-        request: Request, run: schema.RunPath, round_number: schema.RoundPath, attempt: schema.AttemptPath
-    ) -> Response:
-        """The asking client's neighbours with their signed keys, once the beacon is out."""
-        view, caller = await view_for(request, run, round_number, attempt)
-        if not view.has_seat(caller):
-            raise _not_seated()
-        return Response(view.neighbours_json(caller), media_type="application/json")
+    async def neighbours(request: Request, attempt: schema.AttemptPath) -> Response:
+        """The asking client's neighbours with their signed keys, once the beacon is out; for participants only."""
+        view, caller = await view_for(request, attempt)
+        return _json_bytes(view.neighbours_json(caller))
 
 
-def _not_seated() -> Refusal:
-    return Refusal(
-        403,
-        "this identity does not sit in this attempt",
-        field="niss-identity",
-        hint="wait for a later round",
-    )
+def _json_bytes(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def _signed(tracker: Tracker, request: Request) -> Signed:
-    """Who signed this request."""
+    """Who signed this request, over its bytes as they came; refused (401) as `check_request` says."""
     scope = request.scope
     query: bytes = scope["query_string"]
     target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
@@ -270,9 +251,9 @@ def _signed(tracker: Tracker, request: Request) -> Signed:
     return signed
 
 
-def _prekeys(given: list[schema.PrekeyBody]) -> list[SignedPrekey]:
+def _prekeys(bodies: list[schema.PrekeyBody]) -> list[SignedPrekey]:
     return [
-        SignedPrekey(one.number, bytes.fromhex(one.public), bytes.fromhex(one.signature)) for one in given
+        SignedPrekey(one.number, bytes.fromhex(one.public), bytes.fromhex(one.signature)) for one in bodies
     ]
 
 
@@ -301,10 +282,9 @@ def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> Response:
         hint = "see /openapi.json for the paths and methods there are"
-        shown = show(Refusal(error.status_code, str(error.detail), hint=hint))
-        for name, value in (error.headers or {}).items():
-            shown.headers[name] = value
-        return shown
+        answer = show(Refusal(error.status_code, str(error.detail), hint=hint))
+        answer.headers.update(error.headers or {})
+        return answer
 
     async def out_of_order(_request: Request, error: Exception) -> Response:
         log("the store is out of order", level=logging.ERROR, kind=type(error).__name__, reason=str(error))

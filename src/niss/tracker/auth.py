@@ -45,7 +45,7 @@ class Refusal(RemoteProtocolError):
 
 
 def require_server(caller: bytes, server: bytes) -> None:
-    """Refuse whoever is not the server of this federation, whose key the tracker was started with."""
+    """Refuse (403) whoever is not the server of this federation, whose key the tracker was started with."""
     if caller != server:
         raise Refusal(
             403,
@@ -69,7 +69,7 @@ PATTERNS = {name: f"^{shape.pattern}$" for name, shape in _SHAPES.items()}
 
 @dataclass(frozen=True)
 class Signed:
-    """A request whose signature holds."""
+    """A request whose signature holds: who signed it, the time it names and its nonce."""
 
     identity: bytes
     time: int
@@ -81,7 +81,8 @@ def sign_request(
 ) -> dict[str, str]:
     """The headers that make a request this identity's own; see `check_request` for the arguments.
 
-    `nonce` are 16 fresh random bytes, `time` whole seconds since 1970.
+    time     whole seconds since 1970
+    nonce    16 random bytes that this identity has not used before
     """
     message = _message(tracker, method, target.encode(), body, time, nonce)
     return {
@@ -113,16 +114,16 @@ def check_request(
     A copy within the tolerance still passes here. `Tracker.admit` refuses it by its nonce where it would change
     anything.
     """
-    given = {name: headers.get(name, "") for name in _SHAPES}
+    values = {name: headers.get(name, "") for name in _SHAPES}
     for name, shape in _SHAPES.items():
-        if not shape.fullmatch(given[name]):
+        if not shape.fullmatch(values[name]):
             raise Refusal(
                 401,
-                "is missing or malformed" if given[name] else "is missing: this request must be signed",
+                "is malformed" if values[name] else "is missing: this request must be signed",
                 field=name,
                 hint="use niss.tracker.client, or sign as docs/guides/tracker.md describes",
             )
-    time, nonce, identity = int(given[TIME]), bytes.fromhex(given[NONCE]), bytes.fromhex(given[IDENTITY])
+    time, nonce, identity = int(values[TIME]), bytes.fromhex(values[NONCE]), bytes.fromhex(values[IDENTITY])
     if abs(now - time) > tolerance:
         raise Refusal(
             401,
@@ -132,7 +133,7 @@ def check_request(
         )
     message = _message(tracker, method, target, body, time, nonce)
     try:
-        verify(identity, PURPOSE, message, bytes.fromhex(given[SIGNATURE]))
+        verify(identity, PURPOSE, message, bytes.fromhex(values[SIGNATURE]))
     except RemoteProtocolError as error:
         raise Refusal(
             401,
@@ -144,13 +145,17 @@ def check_request(
 
 
 def _message(tracker: bytes, method: str, target: bytes, body: bytes, time: int, nonce: bytes) -> bytes:
+    """What is signed: each part with its length before it, so that no two requests have the same bytes."""
     hashed = hashlib.sha256(body).digest()
     return length_prefixed(tracker, method.encode(), target, hashed, str(time).encode(), nonce)
 
 
-def list_message(run: bytes, link: int, listed: bytes) -> bytes:
-    """What the tracker signs under a participant list."""
-    return length_prefixed(run, uint64(link), listed)
+def list_message(run: bytes, link: int, list_hash: bytes) -> bytes:
+    """What the tracker signs under a participant list: run, link and `participants_hash` of the list.
+
+    A list that was signed for one attempt cannot be passed off as that of another.
+    """
+    return length_prefixed(run, uint64(link), list_hash)
 
 
 def anchor_message(run: bytes, rounds: int, anchor: bytes) -> bytes:
@@ -159,5 +164,5 @@ def anchor_message(run: bytes, rounds: int, anchor: bytes) -> bytes:
 
 
 def check_anchor(holder: bytes, run: bytes, rounds: int, anchor: bytes, signature: bytes) -> None:
-    """Refuse an anchor that the holder did not commit to for this run."""
+    """Raises `RemoteProtocolError` for an anchor that the holder did not commit to for this run and length."""
     verify(holder, ANCHOR_PURPOSE, anchor_message(run, rounds, anchor), signature)

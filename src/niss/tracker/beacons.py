@@ -24,27 +24,37 @@ from niss.protocol.messages import Beacon
 from niss.protocol.secret import SecretBytes, length_prefixed, uint64
 from niss.tracker.auth import ANCHOR_PURPOSE, Refusal, anchor_message
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
-from niss.tracker.store import Run
+from niss.tracker.store import Attempt, Run
 
 _CHAINS_IN_MEMORY = 8
 
 
 class BeaconHolder(ABC):
-    """Who commits to a chain and lets its links out; `public` is the key its signatures verify under."""
+    """Who commits to a chain and lets its links out; `public` is the key its signatures verify under.
+
+    Both methods have the same answer for the same arguments, before and after a restart. They raise a `Refusal` where
+    the holder is elsewhere and cannot be reached (503) or will not answer (409).
+    """
 
     public: bytes
 
     @abstractmethod
     def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:
-        """The anchor of a run's chain, and the holder's signature under it."""
+        """The anchor of a chain for that many rounds, and the holder's signature under run, rounds and anchor.
+
+        `salt` are 32 random bytes, drawn once for each run; the same salt gives the same chain.
+        """
 
     @abstractmethod
-    def link(self, run: bytes, begun: Run, round_number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The signed link of an attempt. The caller has written down, durably, that it is let out for this."""
+    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:
+        """The signed link of an attempt at `run`, for this commitment.
+
+        The caller has written down before, durably, that the link is let out for it and nothing else.
+        """
 
 
 class OwnChains(BeaconHolder):
-    """Chains that follow from this tracker's identity."""
+    """Chains that follow from this tracker's identity; the last few are kept in memory, since deriving one is slow."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -56,39 +66,43 @@ class OwnChains(BeaconHolder):
 
         The signature is never sent or stored, so the seed is known only to whoever holds the identity.
         """
-        made = self._identity.sign("beacon-seed", length_prefixed(run, uint64(rounds), salt))
-        seed = SecretBytes(hashlib.sha256(b"niss.beacon-seed.v1" + made).digest())
+        signature = self._identity.sign("beacon-seed", length_prefixed(run, uint64(rounds), salt))
+        seed = SecretBytes(hashlib.sha256(b"niss.beacon-seed.v1" + signature).digest())
         return BeaconChain(rounds, holder=self._identity, entropy=lambda _count: seed)
 
     def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:
         anchor = self._chain(run, rounds, salt).anchor
         return anchor, self._identity.sign(ANCHOR_PURPOSE, anchor_message(run, rounds, anchor))
 
-    def link(self, run: bytes, begun: Run, round_number: int, attempt: int, commitment: bytes) -> Beacon:
+    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:
         # A copy: the chain's own memory of what was let out ends with the process; the store's does not.
-        fresh = copy.copy(self._chain(run, begun.rounds, begun.salt))
-        return fresh.release(round_number, attempt, commitment)
+        fresh = copy.copy(self._chain(attempt.run, run.rounds, run.salt))
+        return fresh.release(attempt.round, attempt.number, commitment)
 
 
 class ExternalChains(BeaconHolder):
     """Asks the tracker at `url` for anchors and links; it writes down what it lets out, as this one does."""
 
     def __init__(self, url: str, identity: Identity, *, ca: Path | None = None) -> None:
+        """`identity` is this tracker's, which the other one takes for its server; `ca` verifies its certificate.
+
+        Asks for its public key at once, so that a wrong address shows at the start (`TrackerUnavailable`).
+        """
         self._client = TrackerClient(url, identity, ca=ca, retries=3)
         self.public = self._client.describe().holder
 
     def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:  # noqa: ARG002
-        """The anchor and signature of the other tracker; the salt is not needed, since that one draws its own."""
+        """The other tracker's anchor and signature, verified; the salt is not needed, since that one draws its own."""
         with _passed_on():
             self._client.start_run(run, rounds)
-            told = self._client.describe(run)
-        assert told.anchor is not None
-        assert told.signature is not None
-        return told.anchor, told.signature
+            about = self._client.describe(run)
+        assert about.anchor is not None
+        assert about.signature is not None
+        return about.anchor, about.signature
 
-    def link(self, run: bytes, begun: Run, round_number: int, attempt: int, commitment: bytes) -> Beacon:  # noqa: ARG002
+    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:  # noqa: ARG002
         with _passed_on():
-            return self._client.beacon(run, round_number, attempt, commitment)
+            return self._client.beacon(*attempt, commitment)
 
 
 @contextmanager

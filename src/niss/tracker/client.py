@@ -16,23 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import participants_hash
-from niss.protocol.beacon import link_of
 from niss.protocol.keys import Identity, SignedPrekey, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.tracker.auth import LIST_PURPOSE, NONCE_BYTES, check_anchor, list_message, sign_request
-from niss.tracker.store import Stock
+from niss.tracker.store import Attempt, Stock
 
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 8.0
 _LARGEST_ANSWER = 1 << 24
 _AGAIN = (429, 502, 503, 504)
+T = TypeVar("T")
 
 
 class TrackerUnavailable(RemoteProtocolError):
@@ -60,13 +60,12 @@ class Connection:
         timeout: float,
         retries: int,
         sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        """url              http or https, host and port, without a path
-        ca               a PEM file with the authority of the tracker's certificate; None: those of this machine
-        timeout          seconds for connecting and for each wait for data
-        retries          how often a request is repeated after trouble, with growing pauses up to 8 seconds
-        sleep, clock     stand-ins for tests
+        """url       http or https, host and port, without a path; anything else is a `ConfigError`
+        ca        a PEM file with the authority of the tracker's certificate; None: those of this machine
+        timeout   seconds for connecting and for each wait for data
+        retries   how often a request is repeated after trouble, with growing pauses up to 8 seconds
+        sleep     how to wait; a stand-in for tests
         """
         try:
             parts = urlsplit(url)
@@ -75,29 +74,37 @@ class Connection:
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or parts.hostname is None or parts.path.strip("/"):
             raise ConfigError(
-                f"{url!r} is no tracker's address",
+                f"{url!r} is not the address of a tracker",
                 field="tracker",
                 hint="for example https://tracker.example:8443",
             )
-        self._url = url
-        self._host, self._port, self._secure = parts.hostname, port, parts.scheme == "https"
-        self._context = self._make_context(ca) if self._secure else None
-        self._timeout, self._retries = timeout, retries
-        self._sleep, self._clock = sleep, clock
-        self._lock = threading.Lock()
+        self._connect: Callable[[], http.client.HTTPConnection]
+        if parts.scheme == "http":
+            self._connect = partial(http.client.HTTPConnection, parts.hostname, port, timeout=timeout)
+        else:
+            try:
+                context = ssl.create_default_context(cafile=ca)
+            except OSError as error:
+                raise ConfigError(f"cannot use {ca}: {error}", field="ca", hint="give a PEM file") from None
+            self._connect = partial(
+                http.client.HTTPSConnection, parts.hostname, port, timeout=timeout, context=context
+            )
+        self._url, self._retries, self._sleep = url, retries, sleep
+        self._lock = threading.RLock()
         self._open: http.client.HTTPConnection | None = None
-
-    @staticmethod
-    def _make_context(ca: Path | None) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=None if ca is None else str(ca))
-        except OSError as error:
-            raise ConfigError(f"cannot use {ca}: {error}", field="ca", hint="give a PEM file") from None
 
     def ask(
         self, method: str, target: str, body: object = None, *, signer: tuple[Identity, bytes] | None = None
     ) -> Any:
-        """The JSON of the answer. `signer` is who asks, and the public key of the tracker that is asked."""
+        """The JSON of the answer, None where it has no body.
+
+        method, target   of the request; the target is a path without a query
+        body             what is sent as JSON; None: nothing
+        signer           who asks, and the public key of the tracker that is asked; None: the request is not signed
+
+        Raises `TrackerRefused` with the tracker's own words, `TrackerUnavailable` once all retries are used up or at
+        once where the certificate does not verify, and `RemoteProtocolError` where the answer is not JSON.
+        """
         sent = b"" if body is None else json.dumps(body).encode()
         pause, left = _FIRST_PAUSE, self._retries
         while True:
@@ -115,7 +122,7 @@ class Connection:
                 trouble, wait = f"{type(error).__name__}: {error}", 0.0
             else:
                 if status not in _AGAIN:
-                    return self._answered(status, answer)
+                    return _content(status, answer)
                 trouble, wait = f"status {status}", _seconds(headers.get("retry-after", ""))
             if not left:
                 break
@@ -144,67 +151,49 @@ class Connection:
                 method=method,
                 target=target,
                 body=body,
-                time=int(self._clock()),
+                time=int(time.time()),
                 nonce=os.urandom(NONCE_BYTES),
             )
         with self._lock:
             try:
-                connection = self._connection()
-                connection.request(method, target, body=body or None, headers=headers)
-                response = connection.getresponse()
+                self._open = self._open or self._connect()
+                self._open.request(method, target, body=body or None, headers=headers)
+                response = self._open.getresponse()
                 answer = response.read(_LARGEST_ANSWER + 1)
                 if len(answer) > _LARGEST_ANSWER:
                     raise http.client.HTTPException("the answer is too large")
                 return response.status, {k.lower(): v for k, v in response.getheaders()}, answer
             except BaseException:
-                self._close()
+                self.close()
                 raise
 
-    def _connection(self) -> http.client.HTTPConnection:
-        """The open connection, or a new one where there is none."""
-        if self._open is None:
-            if self._context is not None:
-                self._open = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=self._timeout, context=self._context
-                )
-            else:
-                self._open = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
-        return self._open
-
-    @staticmethod
-    def _answered(status: int, answer: bytes) -> Any:
-        """The content of an answer, or what it means that there is none: `TrackerRefused` with the tracker's own
-        words.
-        """
-        try:
-            content = json.loads(answer) if answer else None
-        except ValueError:
-            raise RemoteProtocolError(
-                f"the tracker answered {status} and no JSON", hint="is this the address of a tracker?"
-            ) from None
-        if 200 <= status < 300:
-            return content
-        error = content.get("error") if isinstance(content, dict) else None
-        error = error if isinstance(error, dict) else {}
-        message = str(error.get("message", f"status {status}"))
-        raise TrackerRefused(status, message, field=error.get("field"), hint=error.get("hint"))
-
     def close(self) -> None:
+        """Close the connection, if one is open; the next request opens another."""
         with self._lock:
-            self._close()
+            if self._open is not None:
+                self._open.close()
+                self._open = None
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+
+def _content(status: int, answer: bytes) -> Any:
+    """The content of an answer; `TrackerRefused` with the tracker's own words where the status is not 2xx."""
+    try:
+        content = json.loads(answer) if answer else None
+    except ValueError:
+        raise RemoteProtocolError(
+            f"the tracker's answer (status {status}) is not JSON", hint="is this the address of a tracker?"
+        ) from None
+    if 200 <= status < 300:
+        return content
+    error = content.get("error") if isinstance(content, dict) else None
+    error = error if isinstance(error, dict) else {}
+    message = str(error.get("message", f"status {status}"))
+    raise TrackerRefused(status, message, field=error.get("field"), hint=error.get("hint"))
 
 
 def _seconds(text: str) -> float:
     """A Retry-After in seconds; one that is a date, or nonsense, counts for nothing."""
     return float(text) if text.isascii() and text.isdigit() else 0.0
-
-
-__all__ = ["Description", "Supply", "TrackerClient", "TrackerRefused", "TrackerUnavailable"]
 
 
 @dataclass(frozen=True)
@@ -229,14 +218,24 @@ class Description:
 
 @dataclass(frozen=True)
 class Supply(Stock):
-    """The stock of this client's prekeys; `wanted` says how many more to send, 0 if there are enough."""
+    """The stock of a client's prekeys at the tracker.
+
+    wanted        how many more to send, 0 if there are enough
+    ttl_seconds   how long the client stays live without a heartbeat
+    """
 
     wanted: int = 0
     ttl_seconds: float = 0.0
 
 
 class TrackerClient:
-    """One identity's line to a tracker."""
+    """What one identity asks of a tracker: as a client of a federation, or as its server.
+
+    run, round, attempt   the name of a run, 1 to 64 bytes, and a try at one of its rounds; both count from 0
+
+    Every method may raise `TrackerUnavailable`, `TrackerRefused`, or `RemoteProtocolError` where the answer is not
+    what the tracker's, the holder's or a client's key signed. A context manager; `close` ends the connection.
+    """
 
     def __init__(
         self,
@@ -248,42 +247,41 @@ class TrackerClient:
         timeout: float = 10.0,
         retries: int = 6,
     ) -> None:
-        """`ca` verifies the tracker's certificate, if no authority of this machine does; `tracker` pins its key.
-
-        With 6 retries a tracker may be away for about a quarter of a minute.
+        """url        http or https, host and port
+        identity   signs all requests
+        ca         a PEM file that verifies the tracker's certificate, if no authority of this machine does
+        tracker    the public key the tracker must have; None: whichever it names
+        timeout    seconds for connecting and for each wait for data
+        retries    with 6 of them a tracker may be away for about a quarter of a minute
         """
         self._identity, self._pinned = identity, tracker
         self._connection = Connection(url, ca=ca, timeout=timeout, retries=retries)
         self._described: Description | None = None
 
     def describe(self, run: bytes | None = None) -> Description:
-        """The tracker's keys and, for a run, the anchor its holder committed to."""
+        """The tracker's keys and, for a run, the anchor its holder committed to; the keys are asked for once."""
         if self._described is None:
-            shown = self._connection.ask("GET", "/v1/tracker")
-            tracker, holder, server = (_hex(shown, name, 32) for name in ("tracker", "holder", "server"))
-            found = Description(tracker, holder, server)
-            if self._pinned not in (None, found.tracker):
+            answer = self._connection.ask("GET", "/v1/tracker")
+            tracker, holder, server = (_hex(answer, name, 32) for name in ("tracker", "holder", "server"))
+            keys = Description(tracker, holder, server)
+            if self._pinned not in (None, keys.tracker):
                 raise RemoteProtocolError(
-                    f"this tracker is {fingerprint(found.tracker)}, not the one expected",
+                    f"this tracker is {fingerprint(keys.tracker)}, not the one expected",
                     hint="compare its key with its owner",
                 )
-            self._described = found
-        known = self._described
+            self._described = keys
         if run is None:
-            return known
-        shown = self._connection.ask("GET", f"/v1/runs/{run.hex()}")
-        anchor = self._anchor(run, shown)
-        return replace(
-            known, anchor=anchor, rounds=_whole(shown, "rounds"), signature=_hex(shown, "signature", 64)
-        )
+            return self._described
+        return self._with_run(run, self._connection.ask("GET", f"/v1/runs/{run.hex()}"))
 
     # As a client.
 
     def register(self, prekeys: Sequence[Prekey | SignedPrekey], coalition: str | None = None) -> Supply:
-        """Become live with these prekeys; again to send more. Save their private halves first."""
-        body: dict[str, object] = {"prekeys": [_shown_prekey(one) for one in prekeys]}
-        if coalition is not None:
-            body["coalition"] = coalition
+        """Become live with these prekeys; again to send more. Save their private halves first.
+
+        With a coalition, belong to it from then on.
+        """
+        body = {"prekeys": _prekey_entries(prekeys), "coalition": coalition}
         return _supply(self._ask("PUT", "/v1/clients/me", body))
 
     def heartbeat(self) -> Supply:
@@ -303,24 +301,24 @@ class TrackerClient:
         self._ask("PUT", "/v1/clients/me/coalition", {"coalition": coalition})
 
     def participants(self, run: bytes, round: int, attempt: int) -> tuple[Participant, ...]:
-        """Everyone in an attempt, in order; verified."""
-        return self._list(
-            run, round, attempt, self._ask("GET", _attempt(run, round, attempt) + "/participants")
-        )
+        """Everyone in an attempt, in order: the list and every prekey in it are verified."""
+        return self._list("GET", Attempt(run, round, attempt), "participants")
 
     def neighbours(self, run: bytes, round: int, attempt: int) -> dict[int, Participant]:
         """Those who share noise with this client, by seat; their prekeys are verified.
 
         That these are the right ones follows only from the whole list, the terms and the beacon.
         """
-        shown = self._ask("GET", _attempt(run, round, attempt) + "/neighbours")
-        return {int(one["seat"]): _participant(one) for one in _entries(shown, "neighbours")}
+        answer = self._ask("GET", _path(Attempt(run, round, attempt), "neighbours"))
+        return {_entry(one, "seat", int): _participant(one) for one in _entry(answer, "neighbours", list)}
 
     # As the server.
 
     def start_run(self, run: bytes, rounds: int) -> bytes:
-        """The anchor of a chain for that many rounds, each of which can be tried four times."""
-        return self._anchor(run, self._ask("PUT", f"/v1/runs/{run.hex()}", {"rounds": rounds}))
+        """The anchor of a chain for that many rounds, each of which can be tried four times; verified."""
+        described = self._with_run(run, self._ask("PUT", f"/v1/runs/{run.hex()}", {"rounds": rounds}))
+        assert described.anchor is not None
+        return described.anchor
 
     def seat(
         self,
@@ -338,16 +336,9 @@ class TrackerClient:
         Of `members`, those who are live and have a prekey left, in that order; or `count` live clients at random, of
         one coalition if it is named. Fewer than `at_least` are refused, and nothing is used up.
         """
-        body: dict[str, object] = {"at_least": at_least}
-        if members is not None:
-            body["members"] = [one.hex() for one in members]
-        if count is not None:
-            body["count"] = count
-        if coalition is not None:
-            body["coalition"] = coalition
-        return self._list(
-            run, round, attempt, self._ask("PUT", _attempt(run, round, attempt) + "/seats", body)
-        )
+        named = None if members is None else [one.hex() for one in members]
+        body = {"members": named, "count": count, "coalition": coalition, "at_least": at_least}
+        return self._list("PUT", Attempt(run, round, attempt), "seats", body)
 
     def beacon(
         self, run: bytes, round: int, attempt: int, commitment: bytes, *, neighbours: float | None = None
@@ -357,15 +348,18 @@ class TrackerClient:
         With `neighbours` (as in the terms) the tracker can also tell each client who its neighbours are.
         """
         body = {"commitment": commitment.hex(), "neighbours": neighbours}
-        shown = self._ask("PUT", _attempt(run, round, attempt) + "/beacon", body)
-        beacon = Beacon(_whole(shown, "index"), _hex(shown, "value", 32), _hex(shown, "signature", 64))
-        if beacon.index != link_of(round, attempt):
+        where = Attempt(run, round, attempt)
+        answer = self._ask("PUT", _path(where, "beacon"), body)
+        beacon = Beacon(
+            _entry(answer, "index", int), _hex(answer, "value", 32), _hex(answer, "signature", 64)
+        )
+        if beacon.index != where.link:
             raise RemoteProtocolError("the tracker gave the link of another attempt")
         return beacon
 
     def deposit(self, identity: bytes, prekeys: Sequence[Prekey | SignedPrekey]) -> Supply:
         """Pass on fresh prekeys that a registered client sent along with its upload."""
-        body = {"prekeys": [_shown_prekey(one) for one in prekeys]}
+        body = {"prekeys": _prekey_entries(prekeys)}
         return _supply(self._ask("POST", f"/v1/clients/{identity.hex()}/prekeys", body))
 
     # Both.
@@ -376,72 +370,72 @@ class TrackerClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _ask(self, method: str, target: str, body: object = None) -> Any:
         return self._connection.ask(method, target, body, signer=(self._identity, self.describe().tracker))
 
-    def _anchor(self, run: bytes, shown: Any) -> bytes:
-        """The anchor in an answer, once the holder's signature under it, the run and its length is verified."""
-        anchor, rounds = _hex(shown, "anchor", 32), _whole(shown, "rounds")
-        check_anchor(self.describe().holder, run, rounds, anchor, _hex(shown, "signature", 64))
-        return anchor
+    def _with_run(self, run: bytes, answer: Any) -> Description:
+        """The tracker and a run, once the holder's signature under the run, its length and its anchor is verified."""
+        described = self.describe()
+        anchor, rounds = _hex(answer, "anchor", 32), _entry(answer, "rounds", int)
+        signature = _hex(answer, "signature", 64)
+        check_anchor(described.holder, run, rounds, anchor, signature)
+        return replace(described, anchor=anchor, rounds=rounds, signature=signature)
 
-    def _list(self, run: bytes, round: int, attempt: int, shown: Any) -> tuple[Participant, ...]:
-        """The participants in an answer, once the tracker's signature under exactly this list, run and link is
-        verified.
-        """
-        found = tuple(_participant(one) for one in _entries(shown, "participants"))
-        message = list_message(run, link_of(round, attempt), participants_hash(found))
-        verify(self.describe().tracker, LIST_PURPOSE, message, _hex(shown, "signature", 64))
-        return found
-
-
-def _attempt(run: bytes, round_number: int, attempt: int) -> str:
-    return f"/v1/runs/{run.hex()}/rounds/{round_number}/attempts/{attempt}"
+    def _list(self, method: str, attempt: Attempt, what: str, body: object = None) -> tuple[Participant, ...]:
+        """The participants in an answer, once the tracker's signature under this list, run and link is verified."""
+        answer = self._ask(method, _path(attempt, what), body)
+        participants = tuple(_participant(one) for one in _entry(answer, "participants", list))
+        message = list_message(attempt.run, attempt.link, participants_hash(participants))
+        verify(self.describe().tracker, LIST_PURPOSE, message, _hex(answer, "signature", 64))
+        return participants
 
 
-def _shown_prekey(prekey: Prekey | SignedPrekey) -> dict[str, object]:
-    number = prekey.number if isinstance(prekey, Prekey) else prekey.id
-    return {"number": number, "public": prekey.public.hex(), "signature": prekey.signature.hex()}
+def _path(attempt: Attempt, what: str) -> str:
+    return f"/v1/runs/{attempt.run.hex()}/rounds/{attempt.round}/attempts/{attempt.number}/{what}"
 
 
-def _participant(shown: Any) -> Participant:
+def _prekey_entries(prekeys: Sequence[Prekey | SignedPrekey]) -> list[dict[str, object]]:
+    """Prekeys as the API takes them: `PrekeyBody` of `niss.tracker.schema`."""
+    return [
+        {
+            "number": one.number if isinstance(one, Prekey) else one.id,
+            "public": one.public.hex(),
+            "signature": one.signature.hex(),
+        }
+        for one in prekeys
+    ]
+
+
+def _participant(entry: Any) -> Participant:
     """A participant from JSON; its prekey must be signed by its identity."""
-    inner = shown.get("prekey") if isinstance(shown, dict) else None
-    prekey = Prekey(_whole(inner, "number"), _hex(inner, "public", 32), _hex(inner, "signature", 64))
-    identity = _hex(shown, "identity", 32)
+    key = _entry(entry, "prekey", dict)
+    prekey = Prekey(_entry(key, "number", int), _hex(key, "public", 32), _hex(key, "signature", 64))
+    identity = _hex(entry, "identity", 32)
     check_prekey(prekey, identity)
     return Participant(identity, prekey)
 
 
-def _supply(shown: Any) -> Supply:
-    numbers = {name: _whole(shown, name) for name in ("held", "accepted", "known", "stale", "wanted")}
-    return Supply(**numbers, ttl_seconds=float(shown.get("ttl_seconds", 0.0)))
+def _supply(answer: Any) -> Supply:
+    numbers = {name: _entry(answer, name, int) for name in ("held", "accepted", "known", "stale", "wanted")}
+    return Supply(**numbers, ttl_seconds=float(answer.get("ttl_seconds", 0.0)))
 
 
-def _entries(shown: Any, name: str) -> list[Any]:
-    found = shown.get(name) if isinstance(shown, dict) else None
-    if not isinstance(found, list):
+def _entry(answer: Any, name: str, kind: type[T]) -> T:
+    """An entry of an answer, of exactly that type; anything else in its place is an error of the tracker."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    if type(value) is not kind:
         raise _odd(name)
-    return found
+    entry: T = value
+    return entry
 
 
-def _whole(shown: Any, name: str) -> int:
-    found = shown.get(name) if isinstance(shown, dict) else None
-    if type(found) is not int:
-        raise _odd(name)
-    return found
-
-
-def _hex(shown: Any, name: str, length: int) -> bytes:
-    """Bytes of a known length from hex; anything else in their place is an error of the tracker."""
-    found = shown.get(name) if isinstance(shown, dict) else None
+def _hex(answer: Any, name: str, length: int) -> bytes:
+    """Bytes of that length, from an entry in hex."""
     try:
-        value = bytes.fromhex(found) if isinstance(found, str) else b""
+        value = bytes.fromhex(_entry(answer, name, str))
     except ValueError:
         value = b""
     if len(value) != length:

@@ -9,8 +9,11 @@ from dataclasses import dataclass, fields
 from niss.errors import ConfigError
 
 LARGEST_BATCH = 256
+"""Most prekeys in one request."""
 LARGEST_ROUND = 10_000
+"""Most seats in one attempt."""
 LONGEST_RUN = 25_000
+"""Most rounds of one run, which bounds the time to derive its chain."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class Settings:
 
 
 class Buckets:
-    """Token buckets by name: `rate` a second on average, twice that at once. Bounded in memory."""
+    """Token buckets by name: `rate` a second on average, twice that at once; a rate of 0 lets everything pass.
+
+    Bounded in memory: of very many names the one not seen for longest is forgotten, and starts anew with a full bucket.
+    """
 
     _MOST = 1 << 16
 

@@ -41,10 +41,10 @@ class Metrics:
             self._sums[route] = self._sums.get(route, 0.0) + seconds
 
     def text(self, counts: Counts) -> str:
-        """Everything, as Prometheus reads it."""
+        """Everything in the text format of Prometheus, version 0.0.4; `counts` are the gauges, from the store."""
         with self._lock:
             requests, sums = dict(self._requests), dict(self._sums)
-            buckets = {route: list(found) for route, found in self._buckets.items()}
+            buckets = {route: list(numbers) for route, numbers in self._buckets.items()}
         lines = [
             "# HELP niss_tracker_requests_total Requests answered.",
             "# TYPE niss_tracker_requests_total counter",
@@ -54,9 +54,9 @@ class Metrics:
             lines.append(f"niss_tracker_requests_total{{{labels}}} {count}")
         name = "niss_tracker_request_seconds"
         lines += [f"# HELP {name} Time to answer.", f"# TYPE {name} histogram"]
-        for route, found in sorted(buckets.items()):
+        for route, numbers in sorted(buckets.items()):
             below = 0
-            for bound, count in zip((*map(str, _BOUNDS), "+Inf"), found, strict=True):
+            for bound, count in zip((*map(str, _BOUNDS), "+Inf"), numbers, strict=True):
                 below += count
                 lines.append(f'{name}_bucket{{route="{_label(route)}",le="{bound}"}} {below}')
             lines.append(f'{name}_sum{{route="{_label(route)}"}} {sums[route]:.6f}')
@@ -99,7 +99,7 @@ class _JsonLines(logging.Formatter):
 
 
 def start_logging(level: str) -> None:
-    """Send the tracker's log and uvicorn's own to stderr."""
+    """Send the tracker's log and uvicorn's own to stderr, from that level on ("debug", "info", ...)."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     for name in (_LOGGER, "uvicorn"):
@@ -111,5 +111,10 @@ def start_logging(level: str) -> None:
 def log(
     event: str, *, level: int = logging.INFO, error: BaseException | None = None, **facts: object
 ) -> None:
-    """Log an event with its facts."""
+    """Log an event with its facts.
+
+    event   what happened, always in the same words, so that it can be searched for
+    error   its traceback is logged, without the values of variables
+    facts   entries of the JSON object; strings pass `redact`
+    """
     logging.getLogger(_LOGGER).log(level, event, extra={"facts": facts}, exc_info=error)

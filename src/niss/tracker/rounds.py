@@ -10,23 +10,23 @@ for garbage.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 from niss.graph import ShareGraph
 from niss.protocol.agreement import draw_graph, participants_hash
-from niss.protocol.beacon import LINKS_PER_ROUND, link_of
+from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon, Participant
-from niss.protocol.secret import Entropy, draw, length_prefixed, uint64
+from niss.protocol.secret import Entropy, draw
 from niss.tracker.auth import LIST_PURPOSE, Refusal, list_message, require_server
 from niss.tracker.beacons import BeaconHolder
 from niss.tracker.limits import LONGEST_RUN
-from niss.tracker.store import Release, Run, SeatRequest, Store, unknown_run, unpack_participants
+from niss.tracker.store import Attempt, Release, Run, SeatRequest, Store, unknown_run, unpack_participants
 
 
 class Seats:
@@ -35,18 +35,18 @@ class Seats:
     size, hash   how many they are, and the hash of the list that the server commits to
     signature    the tracker's, under run, link and hash
     numbers      the seat of each identity
-    shown        the JSON of each seat, in order
+    json         the JSON of each seat, in order
     """
 
     def __init__(self, packed: bytes, sign: Callable[[bytes], bytes]) -> None:
-        """`sign` is given the hash of the list."""
+        """`packed` is the list as the store has it; `sign` makes the signature from the hash of the list."""
         participants = unpack_participants(packed)
         self._packed = packed
         self.size = len(participants)
         self.hash = participants_hash(participants)
         self.signature = sign(self.hash)
         self.numbers = {one.identity: seat for seat, one in enumerate(participants)}
-        self.shown = [_json(_shown_participant(seat, one)) for seat, one in enumerate(participants)]
+        self.json = [_json(_seat_entries(seat, one)) for seat, one in enumerate(participants)]
 
     @property
     def participants(self) -> tuple[Participant, ...]:
@@ -54,7 +54,10 @@ class Seats:
 
 
 class RoundView:
-    """One attempt: its seats and, once its link is let out, the graph."""
+    """One attempt as its participants may see it: its seats and, once its link is let out, the graph.
+
+    release and beacon are None until then; a view with them never changes, and is made once.
+    """
 
     def __init__(self, seats: Seats, release: Release | None, beacon: Beacon | None) -> None:
         self.seats, self.release, self.beacon = seats, release, beacon
@@ -65,29 +68,32 @@ class RoundView:
     @cached_property
     def list_json(self) -> bytes:
         """The whole list, signed by the tracker, and the beacon if it is out."""
-        return b'%s,"participants":[%s]}' % (self._head, b",".join(self.seats.shown))
+        return b'%s,"participants":[%s]}' % (self._head, b",".join(self.seats.json))
 
     def neighbours_json(self, identity: bytes) -> bytes:
-        """The neighbours of one participant with their signed keys."""
-        seat, shown = self.seats.numbers[identity], self.seats.shown
-        found = b",".join([shown[other] for other in self.graph.neighbours(seat).tolist()])
-        return b'%s,"seat":%d,"neighbours":[%s]}' % (self._head, seat, found)
+        """The neighbours of a participant with their signed keys; refused (409) as long as there is no `graph`."""
+        seat, seats = self.seats.numbers[identity], self.seats.json
+        neighbours = b",".join([seats[other] for other in self.graph.neighbours(seat).tolist()])
+        return b'%s,"seat":%d,"neighbours":[%s]}' % (self._head, seat, neighbours)
 
     @cached_property
     def _head(self) -> bytes:
         """What both answers begin with; the closing brace is for them to set."""
-        shown = {
+        entries = {
             "size": self.seats.size,
             "participants_hash": self.seats.hash.hex(),
             "signature": self.seats.signature.hex(),
             "commitment": None if self.release is None else self.release.commitment.hex(),
-            "beacon": None if self.beacon is None else shown_beacon(self.beacon),
+            "beacon": None if self.beacon is None else beacon_entries(self.beacon),
         }
-        return _json(shown)[:-1]
+        return _json(entries)[:-1]
 
     @cached_property
     def graph(self) -> ShareGraph:
-        """The graph that every client derives in `niss.protocol.agreement`; a test holds the two together."""
+        """The graph that every client derives in `niss.protocol.agreement`; a test holds the two together.
+
+        Refused (409) before the beacon is out, and where the server did not tell the number of neighbours.
+        """
         if self.release is None or self.beacon is None:
             raise Refusal(
                 409,
@@ -112,43 +118,40 @@ class RoundView:
 
 
 class RoundCache:
-    """The views made last, as many as fit; rounds go by, so the oldest is the first to go."""
+    """The views made last, as many as fit; rounds go by, so the oldest is the first to go.
+
+    `most_seats` bounds the seats of all views together; the newest view stays in any case.
+    """
 
     def __init__(self, most_seats: int = 200_000) -> None:
         self._most_seats, self._seats = most_seats, 0
-        self._views: OrderedDict[tuple[bytes, int], RoundView] = OrderedDict()
+        self._views: OrderedDict[Attempt, RoundView] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, run: bytes, link: int) -> RoundView | None:
-        return self._views.get((run, link))
+    def get(self, attempt: Attempt) -> RoundView | None:
+        """The view of an attempt if it is in memory; takes no lock, so that it can be called on the event loop."""
+        return self._views.get(attempt)
 
-    def keep(self, run: bytes, link: int, view: RoundView) -> None:
+    def keep(self, attempt: Attempt, view: RoundView) -> None:
         """Put a view in the place of an earlier one of the same attempt."""
         with self._lock:
-            before = self._views.pop((run, link), None)
-            self._views[run, link] = view
+            before = self._views.pop(attempt, None)
+            self._views[attempt] = view
             self._seats += view.seats.size - (0 if before is None else before.seats.size)
             while self._seats > self._most_seats and len(self._views) > 1:
                 self._seats -= self._views.popitem(last=False)[1].seats.size
 
 
-def shown_beacon(beacon: Beacon) -> dict[str, object]:
+def beacon_entries(beacon: Beacon) -> dict[str, object]:
     """A beacon as the API shows it: `BeaconAnswer` of `niss.tracker.schema`."""
     return {"index": beacon.index, "value": beacon.value.hex(), "signature": beacon.signature.hex()}
 
 
-def _shown_participant(seat: int, one: Participant) -> dict[str, object]:
+def _seat_entries(seat: int, participant: Participant) -> dict[str, object]:
     """A seat as the API shows it: `SeatAnswer` of `niss.tracker.schema`."""
-    prekey = one.prekey
-    return {
-        "seat": seat,
-        "identity": one.identity.hex(),
-        "prekey": {
-            "number": prekey.number,
-            "public": prekey.public.hex(),
-            "signature": prekey.signature.hex(),
-        },
-    }
+    prekey = participant.prekey
+    key = {"number": prekey.number, "public": prekey.public.hex(), "signature": prekey.signature.hex()}
+    return {"seat": seat, "identity": participant.identity.hex(), "prekey": key}
 
 
 def _json(value: object) -> bytes:
@@ -159,8 +162,9 @@ _SALT_BYTES = 32
 _HASH_BYTES = 32
 
 
-class Openings:
-    """The runs of a tracker; only the server changes anything here.
+@dataclass(eq=False)
+class Rounds:
+    """The runs and rounds of a tracker; only the server changes anything here. What is wrong is a `Refusal`.
 
     store     where runs, seatings and releases are written before they are answered
     identity  the tracker's, which signs participant lists
@@ -170,158 +174,124 @@ class Openings:
     entropy   a source of random bytes, for the salt of each chain
     """
 
-    def __init__(
-        self,
-        store: Store,
-        identity: Identity,
-        holder: BeaconHolder,
-        *,
-        server: bytes,
-        clock: Callable[[], float],
-        entropy: Entropy,
-    ) -> None:
-        self._store, self._identity, self._holder, self._server = store, identity, holder, server
-        self._clock, self._entropy = clock, entropy
-        self._rounds, self._making = RoundCache(), threading.Lock()
+    store: Store
+    identity: Identity
+    holder: BeaconHolder
+    server: bytes
+    clock: Callable[[], float]
+    entropy: Entropy
+
+    def __post_init__(self) -> None:
+        self._cache, self._making = RoundCache(), threading.Lock()
 
     def start_run(self, caller: bytes, run: bytes, rounds: int) -> Run:
-        """Commit to a chain for a run; asked again for as many rounds, the same one."""
-        require_server(caller, self._server)
+        """Commit to a chain for a run of that many rounds; asked again for as many, the same chain.
+
+        Refused: a caller that is not the server (403), too many rounds (422), a run that has begun with others (409).
+        """
+        require_server(caller, self.server)
         if not 1 <= rounds <= LONGEST_RUN:
             raise Refusal(
                 422, f"a run has 1 to {LONGEST_RUN} rounds", field="rounds", hint="split it into several runs"
             )
-        begun = self._store.run(run)
-        if begun is None:
-            salt = bytes(draw(self._entropy, _SALT_BYTES))
-            anchor, signature = self._holder.commit(run, rounds, salt)
-            begun = self._store.start_run(run, Run(rounds, salt, anchor, signature))
-        if begun.rounds != rounds:
+        started = self.store.run(run)
+        if started is None:
+            salt = bytes(draw(self.entropy, _SALT_BYTES))
+            anchor, signature = self.holder.commit(run, rounds, salt)
+            started = self.store.start_run(run, Run(rounds, salt, anchor, signature))
+        if started.rounds != rounds:
             raise Refusal(
                 409,
-                f"this run has begun, with {begun.rounds} rounds",
+                f"this run has begun, with {started.rounds} rounds",
                 field="rounds",
-                hint="name the new run otherwise",
+                hint="choose another name for the new run",
             )
-        return begun
+        return started
 
     def run(self, run: bytes) -> Run:
-        """A run that was started; `Refusal` 404 where it was not."""
-        begun = self._store.run(run)
-        if begun is None:
+        """A run that was started; refused (404) where it was not."""
+        started = self.store.run(run)
+        if started is None:
             raise unknown_run()
-        return begun
+        return started
 
-    def link(self, run: bytes, round_number: int, attempt: int) -> int:
-        """The link of an attempt of this run."""
-        begun = self.run(run)
-        if not 0 <= attempt < LINKS_PER_ROUND:
+    def _run_of(self, attempt: Attempt) -> Run:
+        """The run of an attempt; refused (404) where it was not started, or has no such round or attempt."""
+        run = self.run(attempt.run)
+        if not 0 <= attempt.number < LINKS_PER_ROUND:
             raise Refusal(
                 404,
                 f"a round can be tried {LINKS_PER_ROUND} times",
                 field="attempt",
                 hint="go on with the next round",
             )
-        if not 0 <= round_number < begun.rounds:
+        if not 0 <= attempt.round < run.rounds:
             raise Refusal(
                 404,
-                f"this run has rounds 0 to {begun.rounds - 1}",
+                f"this run has rounds 0 to {run.rounds - 1}",
                 field="round",
                 hint="start a new run for more rounds",
             )
-        return link_of(round_number, attempt)
+        return run
 
-    def seat(
-        self,
-        caller: bytes,
-        run: bytes,
-        round_number: int,
-        attempt: int,
-        *,
-        members: Sequence[bytes] | None,
-        count: int | None,
-        coalition: str | None,
-        at_least: int,
-    ) -> RoundView:
-        """Fix who takes part in an attempt, and take one prekey of each."""
-        require_server(caller, self._server)
-        _check_wish(members, count, coalition)
-        wanted = members if members is not None else ()
-        asked = length_prefixed(
-            uint64(0 if count is None else count),
-            (coalition or "").encode(),
-            uint64(at_least),
-            *wanted,
-        )
-        request = SeatRequest(
-            hashlib.sha256(asked).digest(),
-            None if members is None else tuple(members),
-            len(wanted) if count is None else count,
-            coalition,
-            at_least,
-        )
-        self._store.seat(run, self.link(run, round_number, attempt), request, now=self._clock())
-        return self.view(run, round_number, attempt)
+    def seat(self, caller: bytes, attempt: Attempt, request: SeatRequest) -> RoundView:
+        """Fix who takes part in an attempt, and take one prekey of each; asked again in the same way, the same list.
 
-    def beacon(
-        self,
-        caller: bytes,
-        run: bytes,
-        round_number: int,
-        attempt: int,
-        *,
-        commitment: bytes,
-        neighbours: float | None,
-    ) -> Beacon:
+        Refused: a caller that is not the server (403), a request that contradicts itself (422), an attempt that does
+        not exist (404), and what `Store.seat` refuses.
+        """
+        require_server(caller, self.server)
+        request.check()
+        self._run_of(attempt)
+        self.store.seat(attempt.run, attempt.link, request, now=self.clock())
+        return self.view(attempt)
+
+    def beacon(self, caller: bytes, attempt: Attempt, wanted: Release) -> Beacon:
         """Let out the link of an attempt for this commitment; asked again for the same, the same beacon.
 
         Where the tracker seated the attempt, the commitment must be to that list. Where the server keeps the list
-        itself, the tracker holds it to its first commitment.
+        itself, the tracker holds it to its first commitment. Any other commitment is refused (409).
         """
-        require_server(caller, self._server)
-        link, begun = self.link(run, round_number, attempt), self.run(run)
-        seated = self._store.seating(run, link)
-        if seated is not None and commitment[:_HASH_BYTES] != participants_hash(seated.participants()):
+        require_server(caller, self.server)
+        run, committed = self._run_of(attempt), wanted.commitment[:_HASH_BYTES]
+        seating = self.store.seating(attempt.run, attempt.link)
+        if seating is not None and committed != participants_hash(seating.participants()):
             raise Refusal(
                 409,
                 "this commitment is to other participants than were seated",
                 field="commitment",
                 hint="open the round with the list that seating it returned, in its order",
             )
-        wanted = Release(commitment, neighbours)
-        released = self._store.release(run, link, wanted)
-        if released != wanted:
+        if self.store.release(attempt.run, attempt.link, wanted) != wanted:
             raise Refusal(
                 409,
                 "the link of this attempt was let out for another commitment",
                 field="commitment",
                 hint="open a later attempt or round",
             )
-        return self._holder.link(run, begun, round_number, attempt, commitment)
+        return self.holder.link(attempt, run, wanted.commitment)
 
-    def view(self, run: bytes, round_number: int, attempt: int) -> RoundView:
-        """An attempt that was seated here, with its beacon if it is out."""
-        link = link_of(round_number, attempt)
+    def view(self, attempt: Attempt) -> RoundView:
+        """An attempt that was seated here, with its beacon if it is out; refused (404) where it was not seated."""
         # One at a time: when a round opens all its clients ask at once, and the first makes it ready for the others.
         with self._making:
-            kept = self._rounds.get(run, link)
-            if kept is not None and kept.beacon is not None:
-                return kept
-            begun, released = self.run(run), self._store.released(run, link)
-            if kept is not None and released is None:
-                return kept
-            beacon = None
-            if released is not None:
-                beacon = self._holder.link(run, begun, round_number, attempt, released.commitment)
-            view = RoundView(self._seats(run, link) if kept is None else kept.seats, released, beacon)
+            cached = self._cache.get(attempt)
+            if cached is not None and cached.beacon is not None:
+                return cached
+            run, release = self.run(attempt.run), self.store.released(attempt.run, attempt.link)
+            if cached is not None and release is None:
+                return cached
+            beacon = None if release is None else self.holder.link(attempt, run, release.commitment)
+            view = RoundView(self._seats(attempt) if cached is None else cached.seats, release, beacon)
             view.prepare()
-            self._rounds.keep(run, link, view)
+            self._cache.keep(attempt, view)
             return view
 
-    def _seats(self, run: bytes, link: int) -> Seats:
+    def _seats(self, attempt: Attempt) -> Seats:
         """The list of an attempt from the store, signed."""
-        seated = self._store.seating(run, link)
-        if seated is None:
+        run, link = attempt.run, attempt.link
+        seating = self.store.seating(run, link)
+        if seating is None:
             raise Refusal(
                 404,
                 "this attempt was not seated here, or so long ago that its list is erased",
@@ -329,25 +299,11 @@ class Openings:
                 hint="the server seats it first",
             )
         return Seats(
-            seated.packed, lambda listed: self._identity.sign(LIST_PURPOSE, list_message(run, link, listed))
+            seating.packed,
+            lambda list_hash: self.identity.sign(LIST_PURPOSE, list_message(run, link, list_hash)),
         )
 
-    def final_view(self, run: bytes, round_number: int, attempt: int) -> RoundView | None:
+    def final_view(self, attempt: Attempt) -> RoundView | None:
         """The view if it is in memory with its beacon: no store is asked, so this does not block."""
-        kept = self._rounds.get(run, link_of(round_number, attempt))
-        return None if kept is None or kept.beacon is None else kept
-
-
-def _check_wish(members: Sequence[bytes] | None, count: int | None, coalition: str | None) -> None:
-    """Refuse a request for seats that contradicts itself."""
-    if (members is None) == (count is None):
-        raise Refusal(422, "give either members or a count", field="members", hint="leave one of them out")
-    if members is not None and coalition is not None:
-        raise Refusal(
-            422,
-            "applies to a count only, not to members",
-            field="coalition",
-            hint="name its members, or give a count",
-        )
-    if members is not None and len(set(members)) != len(members):
-        raise Refusal(422, "names a client twice", field="members", hint="name each client once")
+        view = self._cache.get(attempt)
+        return None if view is None or view.beacon is None else view

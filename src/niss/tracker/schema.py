@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Depends, Path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.protocol.secret import LARGEST_UINT64
 from niss.tracker.limits import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN
+from niss.tracker.store import Attempt
 
 HexKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 HexSignature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
@@ -18,12 +19,26 @@ CoalitionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 RunPath = Annotated[
     str, Path(pattern=r"^([0-9a-f]{2}){1,64}$", description="The run's name, 1 to 64 bytes in hex.")
 ]
-RoundPath = Annotated[int, Path(ge=0, lt=LONGEST_RUN, alias="round", description="Rounds count from 0.")]
-AttemptPath = Annotated[int, Path(ge=0, lt=LINKS_PER_ROUND, description="Attempts count from 0.")]
 IdentityPath = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="A client's public key.")]
 
 
+async def attempt_in_path(
+    run: RunPath,
+    round_number: Annotated[
+        int, Path(ge=0, lt=LONGEST_RUN, alias="round", description="Rounds count from 0.")
+    ],
+    attempt: Annotated[int, Path(ge=0, lt=LINKS_PER_ROUND, description="Attempts count from 0.")],
+) -> Attempt:
+    """The attempt that a path names. A coroutine, since FastAPI would run a plain function in a thread."""
+    return Attempt(bytes.fromhex(run), round_number, attempt)
+
+
+AttemptPath = Annotated[Attempt, Depends(attempt_in_path)]
+
+
 class _Strict(BaseModel):
+    """A body as it must be sent: no conversion ("3" is not 3), and no entry that is not described."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -77,12 +92,16 @@ class CommitmentBody(_Strict):
 
 
 class ErrorDetail(BaseModel):
+    """What was wrong, in which header, path part or entry of the body, and what to do; null where there is none."""
+
     message: str
     field: str | None
     hint: str | None
 
 
 class ErrorAnswer(BaseModel):
+    """Every answer that is not 2xx."""
+
     error: ErrorDetail
 
 
@@ -125,12 +144,16 @@ class RunAnswer(BaseModel):
 
 
 class BeaconAnswer(BaseModel):
+    """A link of the run's chain; the holder's signature is under index, value and the commitment."""
+
     index: int
     value: HexKey
     signature: HexSignature
 
 
 class SeatAnswer(BaseModel):
+    """A participant, its place in the list, and the one-time key it uses up in this attempt."""
+
     seat: int
     identity: HexKey
     prekey: PrekeyBody

@@ -21,11 +21,11 @@ from niss.protocol.coalition_file import load_coalition
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.beacons import BeaconHolder, ExternalChains
+from niss.tracker.beacons import ExternalChains
 from niss.tracker.limits import Settings
 from niss.tracker.observability import log, start_logging
 from niss.tracker.service import Tracker
-from niss.tracker.store import Store, open_store, sqlite_path
+from niss.tracker.store import open_store, sqlite_path
 
 _GRACE_SECONDS = 10
 _SWEEP_SECONDS = 3600.0
@@ -35,7 +35,19 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Options:
-    """How a tracker is to be run, as given on the command line."""
+    """How a tracker is to be run, as given on the command line.
+
+    host, port        where it listens; port 0 takes a free one
+    store             sqlite:///FILE or redis://HOST:PORT/0
+    server            the public key of the server that may open rounds
+    identity          the tracker's key file; None: the one beside the SQLite file
+    tls_cert          with `tls_key`, PEM files to serve TLS with; None: plain HTTP
+    external_beacon   the address of the tracker that holds the chains, `external_ca` its authority; None: this one
+    admit             a coalition file: only its members may register
+    coalitions        coalition files by name: only their members may join
+    settings          rates, sizes and times
+    log_level         as in `logging`, in lower case
+    """
 
     host: str
     port: int
@@ -53,16 +65,28 @@ class Options:
 
 
 def serve(options: Options) -> None:
-    """Run until SIGTERM or SIGINT; requests under way are answered first.
+    """Run until SIGTERM or SIGINT; requests under way are answered first, for at most ten seconds.
 
-    Once connections are accepted, one line of JSON on stdout tells the address and the keys.
+    Once connections are accepted, one line of JSON on stdout tells the address and the keys. What cannot work (a store,
+    a key file, a certificate, a taken port) is a `NissError` before that.
     """
     _check_tls(options)
     start_logging(options.log_level)
     identity = find_identity(options)
     store = open_store(options.store)
     try:
-        tracker = make_tracker(options, store, identity)
+        holder = None
+        if options.external_beacon is not None:
+            holder = ExternalChains(options.external_beacon, identity, ca=options.external_ca)
+        tracker = Tracker(
+            store,
+            identity,
+            server=options.server,
+            settings=options.settings,
+            holder=holder,
+            admitted=None if options.admit is None else load_coalition(options.admit),
+            coalitions={name: load_coalition(path) for name, path in options.coalitions.items()},
+        )
         config = _config(options, tracker)
         listening = _listen(options)
         # What is there now stays; the collector need not look through it again and again.
@@ -76,51 +100,34 @@ def serve(options: Options) -> None:
     log("stopped")
 
 
-def make_tracker(options: Options, store: Store, identity: Identity) -> Tracker:
-    """The tracker these options describe."""
-    admitted = None if options.admit is None else load_coalition(options.admit)
-    return Tracker(
-        store,
-        identity,
-        server=options.server,
-        settings=options.settings,
-        holder=_external(options, identity),
-        admitted=admitted,
-        coalitions={name: load_coalition(path) for name, path in options.coalitions.items()},
-    )
-
-
 def find_identity(options: Options) -> Identity:
-    """The identity given, or that in the file beside the SQLite store, which is made at the first start."""
+    """The identity given, or that in the file beside the SQLite store, which is made at the first start.
+
+    Raises `ConfigError` for a Redis store without one, since there is no file beside it.
+    """
     if options.identity is not None:
         return load_identity(options.identity)
-    beside = sqlite_path(options.store)
-    if beside is None:
+    database = sqlite_path(options.store)
+    if database is None:
         raise ConfigError(
             "is needed with Redis: all trackers on it must have the same identity",
             field="--identity",
             hint="make one with `niss keys new --out tracker.key` and give that file to each of them",
         )
-    path = Path(beside).with_suffix(".key")
+    path = Path(database).with_suffix(".key")
     if path.exists():
         return load_identity(path)
     return create_keyfile(path, Identity.generate(os.urandom)).identity
 
 
-def _external(options: Options, identity: Identity) -> BeaconHolder | None:
-    if options.external_beacon is None:
-        return None
-    return ExternalChains(options.external_beacon, identity, ca=options.external_ca)
-
-
 def _check_tls(options: Options) -> None:
-    """Certificate and key come together, and both are files."""
+    """`ConfigError` unless certificate and key are given together, and both are files, or neither is given."""
     if (options.tls_cert is None) != (options.tls_key is None):
         missing = "--tls-cert" if options.tls_cert is None else "--tls-key"
         raise ConfigError("is missing", field=missing, hint="TLS needs a certificate and its key")
     for name, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):
         if path is not None and not path.is_file():
-            raise ConfigError(f"there is no file {path}", field=name, hint="give a file in PEM format")
+            raise ConfigError(f"the file {path} does not exist", field=name, hint="give a file in PEM format")
 
 
 def _listen(options: Options) -> socket.socket:
@@ -178,13 +185,14 @@ class _Server(uvicorn.Server):
         if not self.started:
             return
         self._sweeping = asyncio.create_task(self._sweep())
-        host, port = self._address()
+        name: Any = self.servers[0].sockets[0].getsockname()
+        host, port = str(name[0]), int(name[1])
         secure = self._options.tls_cert is not None
         url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         if not secure and host not in _LOOPBACK:
             log(
                 "listening without TLS beyond this machine",
-                hint="give --tls-cert and --tls-key, or a proxy does TLS",
+                hint="give --tls-cert and --tls-key, or let a proxy do TLS",
             )
         keys = {"tracker": self._tracker.public.hex(), "holder": self._tracker.holder.public.hex()}
         log("ready", url=url)
@@ -192,15 +200,12 @@ class _Server(uvicorn.Server):
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop sweeping, then answer the requests under way; the store is closed only after that."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeping
         await super().shutdown(sockets)
-
-    def _address(self) -> tuple[str, int]:
-        name: Any = self.servers[0].sockets[0].getsockname()
-        return str(name[0]), int(name[1])
 
     async def _sweep(self) -> None:
         """Erase clients that are long gone, once an hour; a failure is logged and tried again the next hour."""

@@ -7,49 +7,53 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 from niss.errors import RemoteProtocolError
 from niss.protocol.coalition_file import Coalition
-from niss.protocol.keys import Identity, SignedPrekey, fingerprint
+from niss.protocol.keys import Identity, fingerprint
 from niss.protocol.secret import Entropy
 from niss.tracker.auth import Refusal, Signed, check_request, require_server
 from niss.tracker.beacons import BeaconHolder, OwnChains
 from niss.tracker.limits import Buckets, Settings
-from niss.tracker.rounds import Openings
-from niss.tracker.store import Stock, Store, bind_identity
+from niss.tracker.rounds import Rounds
+from niss.tracker.store import Batch, Stock, Store, bind_identity
 
 _SECONDS_BETWEEN_COUNTS = 5.0
+T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Membership:
-    """The clients of a tracker. Every `caller` has signed its request.
+    """The clients of a tracker. Every `caller` has signed its request; what is wrong is a `Refusal`.
 
+    store        where clients and their prekeys are
+    settings     how long a client stays live, and how many clients and prekeys there may be
+    server       the public key of the one identity that may deposit prekeys for others
     admitted     the closed list of those who may register; None: anyone
     coalitions   closed lists by name; a coalition without one is open to all
     clock        wall time in seconds: who is live
     monotonic    seconds that never go back: how long a count stays valid
     """
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        *,
-        server: bytes,
-        admitted: Coalition | None,
-        coalitions: Mapping[str, Coalition],
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._store, self._settings, self._server = store, settings, server
-        self._admitted, self._coalitions = admitted, dict(coalitions)
-        self._clock, self._monotonic = clock, monotonic
-        self._room_until = float("-inf")
+    store: Store
+    settings: Settings
+    server: bytes
+    admitted: Coalition | None
+    coalitions: Mapping[str, Coalition]
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    _room_until: float = float("-inf")
 
-    def register(self, caller: bytes, prekeys: Sequence[SignedPrekey], coalition: str | None) -> Stock:
-        """Make a client live with these one-time keys, each of which it must have signed."""
-        if self._admitted is not None and caller not in self._admitted:
+    def register(self, caller: bytes, prekeys: Batch, coalition: str | None) -> Stock:
+        """Make a client live with these one-time keys; returns what became of them.
+
+        Refused: an identity that is not on the closed lists (403), a prekey that the caller did not sign (422), a
+        tracker that is full (503), and what `Store.register` refuses.
+        """
+        if self.admitted is not None and caller not in self.admitted:
             raise Refusal(
                 403,
                 f"identity {fingerprint(caller)} is not admitted here",
@@ -60,54 +64,55 @@ class Membership:
         self._check_batch(caller, prekeys)
         if coalition is not None:
             self._check_coalition(caller, coalition)
-        stock = self._store.register(caller, prekeys, expires=self._expiry(), largest=self._settings.stock)
+        stock = self.store.register(caller, prekeys, expires=self._expiry(), largest=self.settings.stock)
         if coalition is not None:
-            self._store.set_coalition(caller, coalition)
+            self.store.set_coalition(caller, coalition)
         return stock
 
-    def deposit(self, caller: bytes, identity: bytes, prekeys: Sequence[SignedPrekey]) -> Stock:
-        """The server passes on fresh prekeys that a client sent along with its upload."""
-        require_server(caller, self._server)
+    def deposit(self, caller: bytes, identity: bytes, prekeys: Batch) -> Stock:
+        """Take fresh prekeys of a client from the server, which got them along with an upload.
+
+        Refused: a caller that is not the server (403), a client that is not registered (404), and as in `register`.
+        """
+        require_server(caller, self.server)
         self._check_batch(identity, prekeys)
-        stock = self._store.deposit(identity, prekeys, expires=self._expiry(), largest=self._settings.stock)
-        return _registered(stock, "identity")
+        stock = self.store.deposit(identity, prekeys, expires=self._expiry(), largest=self.settings.stock)
+        return _known(stock, "identity")
 
     def heartbeat(self, caller: bytes) -> Stock:
-        """Stay live for another `ttl` seconds; the answer says how many prekeys are left."""
-        return _registered(self._store.beat(caller, expires=self._expiry()), "niss-identity")
+        """Stay live for another `ttl` seconds; returns how many prekeys are left, 404 where it is not registered."""
+        return _known(self.store.beat(caller, expires=self._expiry()))
 
     def leave(self, caller: bytes) -> None:
         """Forget the caller and its prekeys; 404 where it was not registered."""
-        if not self._store.leave(caller, now=self._clock()):
-            raise _not_registered("niss-identity")
+        _known(self.store.leave(caller, now=self.clock()))
 
     def join(self, caller: bytes, coalition: str | None) -> None:
-        """Belong to this coalition and no other, or to none."""
+        """Put the caller into this coalition and no other, or into none; refused as `register` says, or 404."""
         if coalition is not None:
             self._check_coalition(caller, coalition)
-        if not self._store.set_coalition(caller, coalition):
-            raise _not_registered("niss-identity")
+        _known(self.store.set_coalition(caller, coalition))
 
     def wanted(self, stock: Stock) -> int:
         """How many prekeys a client should send, which is none until it runs low."""
-        return self._settings.wanted - stock.held if stock.held < self._settings.low else 0
+        return self.settings.wanted - stock.held if stock.held < self.settings.low else 0
 
     def _expiry(self) -> float:
-        return self._clock() + self._settings.ttl
+        return self.clock() + self.settings.ttl
 
     def _check_room(self) -> None:
         """Refuse newcomers once `max_clients` are registered; counted every few seconds."""
         # Counting is slow where there are many; a few too many do no harm.
-        if self._monotonic() < self._room_until:
+        if self.monotonic() < self._room_until:
             return
-        if self._store.counts(now=self._clock()).registered >= self._settings.max_clients:
+        if self.store.counts(now=self.clock()).registered >= self.settings.max_clients:
             raise Refusal(
                 503, "no more clients can be registered", hint="raise --max-clients", retry_after=60.0
             )
-        self._room_until = self._monotonic() + _SECONDS_BETWEEN_COUNTS
+        self._room_until = self.monotonic() + _SECONDS_BETWEEN_COUNTS
 
     @staticmethod
-    def _check_batch(identity: bytes, prekeys: Sequence[SignedPrekey]) -> None:
+    def _check_batch(identity: bytes, prekeys: Batch) -> None:
         """Refuse a batch with a prekey that its owner did not sign; the field names which."""
         for place, prekey in enumerate(prekeys):
             try:
@@ -122,7 +127,7 @@ class Membership:
 
     def _check_coalition(self, caller: bytes, name: str) -> None:
         """Refuse whoever is not on the closed list of a coalition, where it has one."""
-        closed = self._coalitions.get(name)
+        closed = self.coalitions.get(name)
         if closed is not None and caller not in closed:
             raise Refusal(
                 403,
@@ -132,18 +137,18 @@ class Membership:
             )
 
 
-def _registered(stock: Stock | None, field: str) -> Stock:
-    if stock is None:
-        raise _not_registered(field)
-    return stock
-
-
-def _not_registered(field: str) -> Refusal:
-    return Refusal(404, "no client with this identity is registered", field=field, hint="register first")
+def _known(outcome: T | None, field: str = "niss-identity") -> T:
+    """What a store answered about a client; refused (404) where that is None or False: it is not registered."""
+    if outcome is None or outcome is False:
+        raise Refusal(404, "no client with this identity is registered", field=field, hint="register first")
+    return outcome
 
 
 class Tracker:
-    """One tracker process; several may share a store and an identity."""
+    """One tracker process; several may share a store and an identity.
+
+    `members` answers for clients, `rounds` for runs and rounds; who asks is established by `check` and `admit`.
+    """
 
     def __init__(
         self,
@@ -159,21 +164,21 @@ class Tracker:
         monotonic: Callable[[], float] = time.monotonic,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`admitted` and `coalitions` are closed lists: of those who may register, and of those who may join."""
+        """store        what must not be forgotten; `ConfigError` where it belongs to another identity
+        identity     signs participant lists; requests are signed for its public key
+        server       the public key of the one identity that may open rounds
+        settings     what the person who runs the tracker decides
+        holder       who commits to chains and lets links out; None: this tracker
+        admitted     the closed list of those who may register; None: anyone
+        coalitions   closed lists of those who may join a coalition, by its name
+        clock        wall time in seconds; `monotonic`: seconds that never go back
+        entropy      a source of random bytes
+        """
         bind_identity(store, identity.public)
         self.store, self.server, self.public = store, server, identity.public
-        self.settings = Settings() if settings is None else settings
-        self.holder = OwnChains(identity) if holder is None else holder
-        self.members = Membership(
-            store,
-            self.settings,
-            server=server,
-            admitted=admitted,
-            coalitions=coalitions or {},
-            clock=clock,
-            monotonic=monotonic,
-        )
-        self.rounds = Openings(store, identity, self.holder, server=server, clock=clock, entropy=entropy)
+        self.settings, self.holder = settings or Settings(), holder or OwnChains(identity)
+        self.members = Membership(store, self.settings, server, admitted, coalitions or {}, clock, monotonic)
+        self.rounds = Rounds(store, identity, self.holder, server, clock, entropy)
         self._clock, self._monotonic = clock, monotonic
         self._buckets = Buckets(self.settings.identity_rate)
 
@@ -181,7 +186,7 @@ class Tracker:
         return self._clock()
 
     def check(self, headers: Mapping[str, str], *, method: str, target: bytes, body: bytes) -> Signed:
-        """Whose request this is, for reading."""
+        """Whose request this is: enough for reading. Refused (401) as `check_request` says."""
         return check_request(
             headers,
             tracker=self.public,
@@ -193,7 +198,10 @@ class Tracker:
         )
 
     def admit(self, signed: Signed) -> bytes:
-        """Who may change something with this request: whoever signed it, once and not too often."""
+        """Who may change something with this request: whoever signed it, once and not too often.
+
+        Refused: a copy of an earlier request (401), and an identity that asks too often (429).
+        """
         if signed.identity != self.server:
             wait = self._buckets.take(signed.identity, self._monotonic())
             if wait:
@@ -212,5 +220,5 @@ class Tracker:
         return signed.identity
 
     def sweep(self) -> int:
-        """Erase clients that have been away for long; how many."""
+        """Erase clients that have been away for `forget_after` seconds; returns how many."""
         return self.store.forget(before=self._clock() - self.settings.forget_after)

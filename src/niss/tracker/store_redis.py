@@ -1,9 +1,10 @@
 """The shared store: one Redis server, for several tracker processes.
 
-Seatings and releases are single Lua scripts, which Redis runs in one piece between other requests; stocks are changed
-in watched transactions. So two processes cannot hand out one prekey or let out one link for two commitments. Redis
-must write its log before it answers (`appendfsync always`) and must not evict; `connect` refuses one that does
-otherwise.
+Seatings, releases and the start of a run are single Lua scripts, which Redis runs in one piece between other requests.
+Stocks and coalitions are changed in optimistic transactions (WATCH, MULTI, EXEC): where another process touched the
+same keys in between, nothing is written and the change is computed anew. So two processes cannot hand out one prekey
+or let out one link for two commitments. Redis must write its log before it answers (`appendfsync always`) and must not
+evict; `connect` refuses one that does otherwise.
 """
 
 from __future__ import annotations
@@ -11,39 +12,21 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.protocol.keys import SignedPrekey
-from niss.tracker.store import (
-    KEPT_LINKS,
-    NUMBER_BYTES,
-    REMEMBER_LEFT,
-    Counts,
-    Release,
-    Run,
-    Seating,
-    SeatRequest,
-    Stock,
-    Store,
-    check_stale,
-    let_out_before,
-    seated_otherwise,
-    sort_batch,
-    stock_full,
-    too_few,
-    unknown_run,
-)
+from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
 
+# Seat an attempt with those candidates who are live and have a prekey left, and take the first prekey of each.
 # KEYS: run, seatings, live, number of prekeys.
-# ARGV: link, asked, now, at least, at most, prefix of stocks, candidates...
-SEAT = """
+# ARGV: link, hash of the request, now, at least, at most, prefix of stocks, candidates...
+# Answers 'seated' and the record, 'few' and how many there are, or 'over' and the highest link (none: no such run).
+_SEAT = """
 local before = redis.call('HGET', KEYS[2], ARGV[1])
 if before then return {'seated', before} end
 local highest = redis.call('HGET', KEYS[1], 'highest')
-if not highest then return {'unknown'} end
-if tonumber(ARGV[1]) <= tonumber(highest) then return {'late', highest} end
+if not highest or tonumber(ARGV[1]) <= tonumber(highest) then return {'over', highest} end
 local chosen = {}
 for place = 7, #ARGV do
     if #chosen >= tonumber(ARGV[5]) then break end
@@ -65,13 +48,14 @@ redis.call('HSET', KEYS[2], ARGV[1], record)
 return {'seated', record}
 """
 
+# Let out a link and erase the seatings that are too old to be kept.
 # KEYS: run, releases, seatings. ARGV: link, record, oldest seating that is kept.
-RELEASE = """
+# Answers 'out' and the record under which the link is out, or 'over' as above.
+_RELEASE = """
 local before = redis.call('HGET', KEYS[2], ARGV[1])
 if before then return {'out', before} end
 local highest = redis.call('HGET', KEYS[1], 'highest')
-if not highest then return {'unknown'} end
-if tonumber(ARGV[1]) <= tonumber(highest) then return {'late', highest} end
+if not highest or tonumber(ARGV[1]) <= tonumber(highest) then return {'over', highest} end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'highest', ARGV[1])
 for _, link in ipairs(redis.call('HKEYS', KEYS[3])) do
@@ -80,8 +64,8 @@ end
 return {'out', ARGV[2]}
 """
 
-# KEYS: run, number of runs. ARGV: rounds, salt, anchor, signature.
-START = """
+# Begin a run, unless it has begun. KEYS: run, number of runs. ARGV: rounds, salt, anchor, signature.
+_START = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
     redis.call('HSET', KEYS[1], 'rounds', ARGV[1], 'salt', ARGV[2], 'anchor', ARGV[3],
                'signature', ARGV[4], 'highest', '0')
@@ -90,31 +74,44 @@ end
 return 1
 """
 
-
 # One hash tag: all keys of a tracker lie in one slot, so that scripts and transactions may touch several.
 _PREFIX = b"niss:{tracker}:"
 _TIMEOUT_SECONDS = 5.0
-_WANTED_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+_SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 
 
 class RedisStore(Store):
     """A store in Redis, shared by any number of tracker processes with one identity.
 
-    Keys below one prefix: `live` (a sorted set of identities by expiry), `stock` (a list of packed prekeys a client),
-    `highest` (the highest prekey number ever taken), `coalition` and `coalition-of`, `run`, `seatings` and `releases`
-    (hashes by link), `nonce` (expiring by themselves), and the counters `prekeys` and `runs`.
+    Keys, all below one prefix:
+
+    live            a sorted set of the registered clients, by the time they expire
+    stock           a list for each client: its packed prekeys, the oldest first
+    highest         for each client: the highest prekey number ever taken
+    coalition-of    for each client: its coalition; `coalition` is the set of the clients of each
+    run             a hash for each run: its chain and the highest link let out
+    seatings        a hash for each run: by link, the hash of the request and the packed list
+    releases        a hash for each run: by link, the commitment and the number of neighbours as JSON
+    nonce           for each identity and nonce that was used; they expire by themselves
+    about           facts about the tracker, by name
+    prekeys, runs   how many there are
     """
 
     def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
+        """`redis` is a connected `redis.Redis`; `prefix` keeps several stores on one server apart."""
         self._redis, self.trouble = redis, trouble
         self._prefix = prefix
-        self._seat, self._release, self._start = (
-            redis.register_script(script) for script in (SEAT, RELEASE, START)
+        self._run_seat, self._run_release, self._run_start = (
+            redis.register_script(script) for script in (_SEAT, _RELEASE, _START)
         )
 
     @classmethod
     def connect(cls, url: str) -> RedisStore:
-        """From a URL; refuses a Redis that may forget what it answered."""
+        """The store behind redis://HOST:PORT/NUMBER, or rediss:// with TLS.
+
+        Raises `ConfigError` where the package redis is missing, nothing answers at the address, or the server's
+        settings allow it to forget what it answered.
+        """
         try:
             import redis
         except ImportError:
@@ -132,7 +129,7 @@ class RedisStore(Store):
             ) from None
         # A hosted Redis may not tell its settings; the guide says what they must be.
         with contextlib.suppress(redis.ResponseError):
-            _check_settings(dict(client.config_get(*_WANTED_SETTINGS)))
+            _check_settings(client.config_get(*_SAFE_SETTINGS))
         return cls(client, trouble=(redis.RedisError, OSError))
 
     def _key(self, kind: str, name: bytes = b"") -> bytes:
@@ -148,48 +145,25 @@ class RedisStore(Store):
         left = max(1, int(1000 * (expires - now)))
         return bool(self._redis.set(self._key("nonce", identity + nonce), b"1", nx=True, px=left))
 
-    def register(
-        self, identity: bytes, prekeys: Sequence[SignedPrekey], *, expires: float, largest: int
-    ) -> Stock:
-        stock = self._put(identity, prekeys, expires, largest, must_exist=False)
-        assert stock is not None
-        return stock
-
-    def deposit(
-        self, identity: bytes, prekeys: Sequence[SignedPrekey], *, expires: float, largest: int
+    def _add(
+        self, identity: bytes, prekeys: Batch, expires: float, largest: int, *, newcomer: bool
     ) -> Stock | None:
-        return self._put(identity, prekeys, expires, largest, must_exist=True)
-
-    def _put(
-        self,
-        identity: bytes,
-        prekeys: Sequence[SignedPrekey],
-        expires: float,
-        largest: int,
-        *,
-        must_exist: bool,
-    ) -> Stock | None:
-        """Add prekeys to a client's stock and make it live; None where it must exist and does not."""
-        held_key, highest_key = self._key("stock", identity), self._key("highest", identity)
+        stock_key, highest_key = self._key("stock", identity), self._key("highest", identity)
 
         def change(pipe: Any) -> Stock | None:
-            if must_exist and pipe.zscore(self._key("live"), identity) is None:
+            if not newcomer and pipe.zscore(self._key("live"), identity) is None:
                 return None
-            stock: list[bytes] = pipe.lrange(held_key, 0, -1)
-            top: bytes | None = pipe.get(highest_key)
-            batch = sort_batch(prekeys, frozenset(stock), -1 if top is None else int.from_bytes(top, "big"))
-            check_stale(batch, len(prekeys))
-            if len(stock) + len(batch.new) > largest:
-                raise stock_full(largest)
+            held = frozenset(pipe.lrange(stock_key, 0, -1))
+            new, stock = self._sort_batch(prekeys, held, pipe.get(highest_key), largest)
             pipe.multi()
-            if batch.new:
-                pipe.rpush(held_key, *batch.new)
-                pipe.set(highest_key, batch.new[-1][:NUMBER_BYTES])
-                pipe.incrby(self._key("prekeys"), len(batch.new))
+            if new:
+                pipe.rpush(stock_key, *new.values())
+                pipe.set(highest_key, max(new))
+                pipe.incrby(self._key("prekeys"), len(new))
             pipe.zadd(self._key("live"), {identity: expires})
-            return Stock(len(stock) + len(batch.new), len(batch.new), batch.known, batch.stale)
+            return stock
 
-        stock: Stock | None = self._watched(change, held_key, highest_key)
+        stock: Stock | None = self._watched(change, stock_key, highest_key)
         return stock
 
     def _watched(self, change: Callable[[Any], Any], *keys: bytes) -> Any:
@@ -216,7 +190,7 @@ class RedisStore(Store):
             pipe.delete(held_key, group_key)
             pipe.decrby(self._key("prekeys"), held)
             # Kept for a while, so that used prekeys do not come back with their owner.
-            pipe.expire(self._key("highest", identity), int(REMEMBER_LEFT))
+            pipe.expire(self._key("highest", identity), int(self.REMEMBER_LEFT))
             if group is not None:
                 pipe.srem(self._key("coalition", group), identity)
             return known
@@ -242,34 +216,30 @@ class RedisStore(Store):
         return bool(self._watched(change, group_key))
 
     def start_run(self, run: bytes, wanted: Run) -> Run:
-        self._start(
+        self._run_start(
             keys=[self._key("run", run), self._key("runs")],
             args=[wanted.rounds, wanted.salt, wanted.anchor, wanted.signature],
         )
-        begun = self.run(run)
-        assert begun is not None
-        return begun
+        started = self.run(run)
+        assert started is not None
+        return started
 
     def run(self, run: bytes) -> Run | None:
         names = ("rounds", "salt", "anchor", "signature", "highest")
         rounds, salt, anchor, signature, highest = self._redis.hmget(self._key("run", run), names)
         return None if rounds is None else Run(int(rounds), salt, anchor, signature, int(highest))
 
-    def seat(self, run: bytes, link: int, request: SeatRequest, *, now: float) -> Seating:
-        before = self.seating(run, link)
-        candidates = [] if before is not None else self._candidates(request, now)
+    def _seat(self, run: bytes, link: int, request: SeatRequest, now: float) -> Seating:
+        candidates = [] if self.seating(run, link) is not None else self._candidates(request, now)
         keys = [self._key("run", run), self._key("seatings", run), self._key("live"), self._key("prekeys")]
         most = len(candidates) if request.members is not None else request.count
-        settings = [link, request.asked, repr(now), request.at_least, most, self._key("stock")]
-        outcome, *rest = self._seat(keys=keys, args=[*settings, *candidates])
+        settings = [link, request.hash, repr(now), request.at_least, most, self._key("stock")]
+        outcome, result = self._run_seat(keys=keys, args=[*settings, *candidates])
         if outcome == b"seated":
-            seated = _as_seating(rest[0])
-            if seated.asked != request.asked:
-                raise seated_otherwise()
-            return seated
+            return _as_seating(result)
         if outcome == b"few":
-            raise too_few(int(rest[0]), request.at_least)
-        raise unknown_run() if outcome == b"unknown" else let_out_before(int(rest[0]))
+            raise self._too_few(int(result), request)
+        raise self._over(None if result is None else int(result))
 
     def _candidates(self, request: SeatRequest, now: float) -> list[bytes]:
         """Those named, or all that may be live, shuffled; the script checks each, for some may leave meanwhile."""
@@ -291,10 +261,10 @@ class RedisStore(Store):
     def release(self, run: bytes, link: int, wanted: Release) -> Release:
         keys = [self._key("run", run), self._key("releases", run), self._key("seatings", run)]
         record = wanted.commitment + json.dumps(wanted.neighbours).encode()
-        outcome, *rest = self._release(keys=keys, args=[link, record, link - KEPT_LINKS])
+        outcome, result = self._run_release(keys=keys, args=[link, record, link - self.KEPT_LINKS])
         if outcome == b"out":
-            return _as_release(rest[0])
-        raise unknown_run() if outcome == b"unknown" else let_out_before(int(rest[0]))
+            return _as_release(result)
+        raise self._over(None if result is None else int(result))
 
     def released(self, run: bytes, link: int) -> Release | None:
         record: bytes | None = self._redis.hget(self._key("releases", run), link)
@@ -320,24 +290,26 @@ class RedisStore(Store):
         self._redis.close()
 
 
-_ASKED_BYTES = 32
+_HASH_BYTES = 32
 _COMMITMENT_BYTES = 64
 
 
 def _as_seating(record: bytes) -> Seating:
-    return Seating(record[:_ASKED_BYTES], record[_ASKED_BYTES:])
+    """From the hash of the request and the packed list."""
+    return Seating(record[:_HASH_BYTES], record[_HASH_BYTES:])
 
 
 def _as_release(record: bytes) -> Release:
+    """From the commitment and the number of neighbours as JSON."""
     return Release(record[:_COMMITMENT_BYTES], json.loads(record[_COMMITMENT_BYTES:]))
 
 
-def _check_settings(found: dict[str | None, str | None]) -> None:
-    """Refuse settings under which Redis could lose an answer it gave; one it does not tell passes."""
-    for name, wanted in _WANTED_SETTINGS.items():
-        if found.get(name) not in (wanted, None):
+def _check_settings(settings: Mapping[Any, Any]) -> None:
+    """Refuse settings under which Redis could lose an answer it gave; one that it does not tell passes."""
+    for name, safe in _SAFE_SETTINGS.items():
+        if settings.get(name, safe) != safe:
             raise ConfigError(
-                f"this Redis has {name} {found[name]}: it could forget that a link was let out",
+                f"this Redis has {name} {settings[name]}: it could forget that a link was let out",
                 field="--store",
-                hint=f"redis-cli config set {name} {wanted}, and write it into redis.conf",
+                hint=f"redis-cli config set {name} {safe}, and write it into redis.conf",
             )
