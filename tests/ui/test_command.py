@@ -18,7 +18,7 @@ from ui.command import CliRunner, typer, ui_command
 RUN = """
 import sys
 import typer
-from niss.cli.ui import ui_command
+from niss.cli.services import ui_command
 app = typer.Typer()
 app.command()(ui_command)
 app()

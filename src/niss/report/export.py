@@ -143,11 +143,9 @@ def write_event_files(series: Sequence[Series], folder: Path, *, overwrite: bool
     """
     try:
         import tensorboard.summary.writer.record_writer  # noqa: F401
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         raise ConfigError(
-            f"the export needs the package {error.name}",
-            field="--tensorboard",
-            hint="pip install 'niss[tensorboard]'",
+            "this export needs tensorboard", field="--tensorboard", hint="pip install 'niss[tensorboard]'"
         ) from None
     for one in series:
         if one.label in ("", ".", "..") or Path(one.label).name != one.label:
