@@ -121,8 +121,8 @@ def gunzip_exactly(raw: bytes, size: int, *, name: str) -> bytes:
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{name} is not a whole gzip file: {error}") from error
     if len(content) != size:
-        found = "more" if len(content) > size else f"only {len(content)}"
-        raise DataError(f"{name} should hold {size} bytes when decompressed, and holds {found}")
+        number = "more" if len(content) > size else f"only {len(content)}"
+        raise DataError(f"{name} should hold {size} bytes when decompressed, and holds {number}")
     return content
 
 
