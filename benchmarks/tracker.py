@@ -125,10 +125,9 @@ def tracker_process(folder: Path, url: str, server: Identity) -> Iterator[tuple[
     """The tracker on the last core there is; its process number and its address."""
     key = folder / "tracker.key"
     create_keyfile(key, Identity.generate(os.urandom))
-    program = "import typer; from niss.cli.tracker import tracker_command; typer.run(tracker_command)"
     flags = ["--server-key", server.public.hex(), "--store", url, "--identity", str(key), "--port", "0"]
     flags += ["--address-rate", "0", "--identity-rate", "0", "--log-level", "warning"]
-    process = subprocess.Popen([sys.executable, "-c", program, *flags], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "niss", "tracker", *flags], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())

@@ -10,7 +10,7 @@ import niss
 
 def test_public_names_resolve_and_match():
     assert sorted(niss.__all__) == sorted(set(niss.__all__))
-    assert set(niss.__all__) == set(niss._HOME)
+    assert set(niss.__all__) == {"errors", *(name for names in niss._ROOMS.values() for name in names)}
     for name in niss.__all__:
         assert getattr(niss, name) is not None
     assert dir(niss) == sorted(niss.__all__)

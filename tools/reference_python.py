@@ -11,24 +11,13 @@ import niss
 
 _ROW = re.compile(r"^(?P<name>\S.*?)\s{2,}(?P<text>\S.*)$")
 # Of these classes the methods are part of the interface, of the others the fields.
-_WITH_METHODS = ("Config", "Plan", "Planned", "ShareGraph", "SimStream", "Statement")
+_WITH_METHODS = ("Config", "Plan", "ShareGraph", "Statement")
 
 GROUPS = {
     "Simulate": ("run", "compare", "resume", "RunResult", "Comparison", "write_report"),
     "Settings": ("Config", "make_config", "load_config", "preset"),
-    "Plan and account": (
-        "make_plan",
-        "Planned",
-        "Plan",
-        "ShareGraph",
-        "effective_variance",
-        "calibrate_tau2",
-        "statement",
-        "Statement",
-    ),
-    "Mechanism": ("gaussian_sigma", "gdp_mu", "gdp_epsilon", "clip_l2"),
-    "Data, models, randomness": ("load_dataset", "Dataset", "partition", "build_model", "SimStream"),
-    "Errors": ("NissError", "ConfigError", "DataError", "PrivacyError", "RunFolderError", "ProtocolError"),
+    "Plan and account": ("plan", "Plan", "ShareGraph", "effective_variance", "assess", "Statement"),
+    "Errors": ("NissError", "errors"),
 }
 
 
@@ -51,6 +40,11 @@ def python_page() -> str:
 
 def _entry(name: str) -> list[str]:
     found = getattr(niss, name)
+    if inspect.ismodule(found):
+        kinds = [one for one in vars(found).values() if inspect.isclass(one) and issubclass(one, Exception)]
+        rows = [f"| `{one.__name__}` | {one.exit_code} | {_lines(one.__doc__)} |" for one in kinds]
+        head = ["| Error | Exit code | Meaning |", "| --- | ---: | --- |"]
+        return [f"### niss.{name}", markdown(found.__doc__), "\n".join([*head, *rows])]
     if not inspect.isclass(found):
         return [f"### niss.{name}", _signature(name, found), markdown(found.__doc__)]
     parts = [f"### niss.{name}"]
@@ -71,7 +65,7 @@ def _entry(name: str) -> list[str]:
 def _class_signature(name: str, found: type) -> str:
     if name == "Config":
         return "Its keys are on the page of [settings](settings.md)."
-    if dataclasses.is_dataclass(found) and name not in ("Plan", "SimStream"):
+    if dataclasses.is_dataclass(found) and name != "Plan":
         return ""
     return _signature(name, found)
 
@@ -87,7 +81,7 @@ def _members(name: str, found: type) -> list[str]:
         elif inspect.isfunction(value) or isinstance(value, classmethod):
             parts.append(_signature(f"{name}.{member}", getattr(found, member)))
             parts.append(markdown(doc))
-    if name in ("Planned", "Statement"):
+    if name == "Statement":
         fields = [f"`{one.name}`" for one in dataclasses.fields(found)]
         parts.insert(0, "Fields: " + ", ".join(fields) + ".")
     return parts

@@ -35,7 +35,7 @@ from experiments.reproduce.design import (
 )
 from experiments.reproduce.results import Result, read_result, result_path, select
 from experiments.reproduce.runner import Watch, run_cells
-from niss.accounting import Plan, make_plan
+from niss.accounting import Plan, forecast
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
@@ -111,7 +111,7 @@ def _share_noise(
 @cache
 def _planned(participants: int, participations: int, variant: Variant, kappa: float | None) -> Plan:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
-    return make_plan(
+    return forecast(
         participants=participants,
         delta=DELTA,
         participations=participations,

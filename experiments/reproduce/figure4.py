@@ -64,7 +64,9 @@ def load_victim(image: str) -> Pictures:
     """A training picture of a dataset; files are refused, since nobody else could run them again."""
     if Path(image).exists() or ":" not in image:
         raise ConfigError(
-            f"{image!r} is no DATASET:INDEX", field="--image", hint="for example mnist:0,cifar10:7,cifar100:4"
+            f"expected DATASET:INDEX, got {image!r}",
+            field="--image",
+            hint="for example mnist:0,cifar10:7,cifar100:4",
         )
     return load_pictures(image)
 

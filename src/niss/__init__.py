@@ -1,7 +1,15 @@
 """niss: federated learning with noise that cancels, accounted in the joint view.
 
-The names below are the public interface. They are imported on first use, so that `import niss` is quick
-and accounting never pulls in torch.
+    import niss
+
+    config = niss.make_config({"rounds": 5, "training": {"participants": 50}, "privacy": {"epsilon": 8.0}})
+    result = niss.run(config, out="runs/mine")
+    print(result.accuracy, result.statement.words)
+
+The names below are the public interface: nouns are classes, verbs are functions. Each is imported on first use, so that
+`import niss` is quick and planning and accounting never pull in torch. What is more special is imported from its room:
+`niss.accounting`, `niss.views`, `niss.mechanism`, `niss.data`, `niss.learning`, `niss.protocol`, `niss.flower`,
+`niss.attacks`.
 """
 
 from __future__ import annotations
@@ -10,21 +18,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss.accounting import (
-        Plan,
-        Planned,
-        Statement,
-        calibrate_tau2,
-        effective_variance,
-        make_plan,
-        statement,
-    )
-    from niss.data import Dataset, load_dataset, partition
-    from niss.errors import ConfigError, DataError, NissError, PrivacyError, ProtocolError, RunFolderError
+    from niss import errors
+    from niss.accounting import Plan, Statement, assess, plan
+    from niss.errors import NissError
     from niss.graph import ShareGraph
-    from niss.learning import build_model
-    from niss.mechanism import clip_l2, gaussian_sigma, gdp_epsilon, gdp_mu
-    from niss.randomness import SimStream
     from niss.report import write_report
     from niss.simulation import (
         Comparison,
@@ -38,88 +35,52 @@ if TYPE_CHECKING:
         run,
     )
     from niss.version import __version__
+    from niss.views import effective_variance
 
-_HOME = {
-    "Comparison": "niss.simulation",
-    "Config": "niss.simulation",
-    "ConfigError": "niss.errors",
-    "DataError": "niss.errors",
-    "Dataset": "niss.data",
-    "NissError": "niss.errors",
-    "Plan": "niss.accounting",
-    "Planned": "niss.accounting",
-    "PrivacyError": "niss.errors",
-    "ProtocolError": "niss.errors",
-    "RunFolderError": "niss.errors",
-    "RunResult": "niss.simulation",
-    "ShareGraph": "niss.graph",
-    "SimStream": "niss.randomness",
-    "Statement": "niss.accounting",
-    "__version__": "niss.version",
-    "build_model": "niss.learning",
-    "calibrate_tau2": "niss.accounting",
-    "clip_l2": "niss.mechanism",
-    "compare": "niss.simulation",
-    "effective_variance": "niss.accounting",
-    "gaussian_sigma": "niss.mechanism",
-    "gdp_epsilon": "niss.mechanism",
-    "gdp_mu": "niss.mechanism",
-    "load_config": "niss.simulation",
-    "load_dataset": "niss.data",
-    "make_config": "niss.simulation",
-    "make_plan": "niss.accounting",
-    "partition": "niss.data",
-    "preset": "niss.simulation",
-    "resume": "niss.simulation",
-    "run": "niss.simulation",
-    "statement": "niss.accounting",
-    "write_report": "niss.report",
-}
+_ROOMS = {
+    "accounting": ("Plan", "Statement", "assess", "plan"),
+    "errors": ("NissError",),
+    "graph": ("ShareGraph",),
+    "report": ("write_report",),
+    "simulation": (
+        "Comparison", "Config", "RunResult", "compare", "load_config", "make_config", "preset", "resume", "run",
+    ),
+    "version": ("__version__",),
+    "views": ("effective_variance",),
+}  # fmt: skip
 
 __all__ = [
     "Comparison",
     "Config",
-    "ConfigError",
-    "DataError",
-    "Dataset",
     "NissError",
     "Plan",
-    "Planned",
-    "PrivacyError",
-    "ProtocolError",
-    "RunFolderError",
     "RunResult",
     "ShareGraph",
-    "SimStream",
     "Statement",
     "__version__",
-    "build_model",
-    "calibrate_tau2",
-    "clip_l2",
+    "assess",
     "compare",
     "effective_variance",
-    "gaussian_sigma",
-    "gdp_epsilon",
-    "gdp_mu",
+    "errors",
     "load_config",
-    "load_dataset",
     "make_config",
-    "make_plan",
-    "partition",
+    "plan",
     "preset",
     "resume",
     "run",
-    "statement",
     "write_report",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'niss' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    if name == "errors":
+        return import_module("niss.errors")
+    for room, names in _ROOMS.items():
+        if name in names:
+            value = getattr(import_module(f"niss.{room}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'niss' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import niss
+from niss.mechanism import gdp_epsilon
 
 GRAPH = niss.ShareGraph.regular(12, degree=4, beacon=b"statement")
 
@@ -20,7 +21,7 @@ def make(**changes: object) -> niss.Statement:
         "sensitivity": 0.5,
         "delta": 1e-5,
     }
-    return niss.statement(GRAPH, **{**settings, **changes})  # type: ignore[arg-type]
+    return niss.assess(GRAPH, **{**settings, **changes})  # type: ignore[arg-type]
 
 
 def test_numbers_follow_from_the_effective_variance() -> None:
@@ -28,7 +29,7 @@ def test_numbers_follow_from_the_effective_variance() -> None:
     variance = niss.effective_variance(GRAPH, unit_variance=0.25, residual_variance=0.2)
     for client, value in zip(made.clients, variance, strict=True):
         assert client.mu_joint == pytest.approx(2 * 0.5 / math.sqrt(value))
-        assert client.epsilon_joint == pytest.approx(niss.gdp_epsilon(client.mu_joint, 1e-5))
+        assert client.epsilon_joint == pytest.approx(gdp_epsilon(client.mu_joint, 1e-5))
         assert client.mu_marginal == pytest.approx(2 * 0.5 / math.sqrt(0.25 * 8 + 0.2))
     assert made.epsilon_joint == max(client.epsilon_joint for client in made.clients)
     assert json.loads(json.dumps(made.to_json()))["epsilon_joint"] == made.epsilon_joint
@@ -59,9 +60,9 @@ def test_colluders_drops_and_reveals_are_told_apart() -> None:
 def test_sensitivities_may_differ_and_are_checked() -> None:
     made = make(sensitivity=np.linspace(0.1, 0.5, 12))
     assert made.clients[0].epsilon_joint < made.clients[11].epsilon_joint
-    with pytest.raises(niss.ConfigError, match="sensitivity"):
+    with pytest.raises(niss.errors.ConfigError, match="sensitivity"):
         make(sensitivity=[0.1, 0.2])
-    with pytest.raises(niss.ConfigError, match="participations"):
+    with pytest.raises(niss.errors.ConfigError, match="participations"):
         make(participations=0)
 
 

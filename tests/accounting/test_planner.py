@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import niss
-from niss.accounting import Group, Planned, make_plan, plan_coalitions
+from niss.accounting import Group, PlanForecast, forecast, plan_coalitions
+from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.simulation import make_config
 
 
-def planned(**changes: object) -> Planned:
-    return make_plan(**{"participants": 30, "neighbours": 29, **changes})  # type: ignore[arg-type]
+def planned(**changes: object) -> PlanForecast:
+    return forecast(**{"participants": 30, "neighbours": 29, **changes})  # type: ignore[arg-type]
 
 
 def test_the_papers_setting_needs_a_tau2_of_two_over_m() -> None:
@@ -76,7 +77,7 @@ def test_the_plan_on_the_command_line_of_the_docs() -> None:
 
 def test_sigma_is_the_noise_a_client_would_need_alone() -> None:
     plan = planned(clip=3.0, epsilon=8.0, participations=30)
-    assert plan.sigma == pytest.approx(3.0 / 30 / (niss.gdp_mu(8.0, 1e-5) / np.sqrt(30)))
+    assert plan.sigma == pytest.approx(3.0 / 30 / (gdp_mu(8.0, 1e-5) / np.sqrt(30)))
 
 
 def test_the_chosen_kappa_is_the_cheapest() -> None:
@@ -110,7 +111,7 @@ def test_more_trouble_never_costs_less(field: str) -> None:
 
 def test_fewer_neighbours_never_cost_less() -> None:
     costs = [
-        make_plan(participants=40, neighbours=v, collusion=0.1, kappa=4.0).aggregate_variance_ratio_to_central
+        forecast(participants=40, neighbours=v, collusion=0.1, kappa=4.0).aggregate_variance_ratio_to_central
         for v in (39.0, 12.0, 6.0)
     ]
     assert costs == sorted(costs)
@@ -128,30 +129,30 @@ def test_asked_what_a_tau2_promises() -> None:
 
 
 def test_the_simulator_takes_the_plan_as_it_is() -> None:
-    plan = make_plan(
+    plan = forecast(
         participants=20, neighbours=6, clip=1.0, epsilon=5.0, participations=4, collusion=0.1
     ).plan
     config = make_config({"data": {"clients": 40}, "training": {"participants": 20}}).with_plan(plan)
     assert config.plan(config.methods[0]) == plan
     drawn = config.plan(config.methods[0]).for_round(range(20), weights=0.05, records=1, beacon=b"round")
     mu = float(drawn.joint_mu.max()) * 2.0
-    assert niss.gdp_epsilon(mu, plan.gaussian_delta) <= 5.0 * (1 + 1e-6)
+    assert gdp_epsilon(mu, plan.gaussian_delta) <= 5.0 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"participants": 1}, niss.ConfigError, "participants"),
-        ({"epsilon": 0.0}, niss.ConfigError, "epsilon"),
-        ({"collusion": 1.0}, niss.ConfigError, "collusion"),
-        ({"dropout": -0.1}, niss.ConfigError, "dropout"),
-        ({"mode": "pray"}, niss.ConfigError, "tolerate, repair"),
-        ({"kappa": 0.0}, niss.ConfigError, "kappa"),
-        ({"delta": 0.0}, niss.ConfigError, "delta"),
-        ({"participations": 0}, niss.ConfigError, "participations"),
-        ({"neighbours": 0.5}, niss.ConfigError, "neighbours"),
-        ({"collusion": 0.97}, niss.PrivacyError, "infeasible: 30 colluders"),
-        ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, niss.PrivacyError, "revealed edges"),
+        ({"participants": 1}, niss.errors.ConfigError, "participants"),
+        ({"epsilon": 0.0}, niss.errors.ConfigError, "epsilon"),
+        ({"collusion": 1.0}, niss.errors.ConfigError, "collusion"),
+        ({"dropout": -0.1}, niss.errors.ConfigError, "dropout"),
+        ({"mode": "pray"}, niss.errors.ConfigError, "tolerate, repair"),
+        ({"kappa": 0.0}, niss.errors.ConfigError, "kappa"),
+        ({"delta": 0.0}, niss.errors.ConfigError, "delta"),
+        ({"participations": 0}, niss.errors.ConfigError, "participations"),
+        ({"neighbours": 0.5}, niss.errors.ConfigError, "neighbours"),
+        ({"collusion": 0.97}, niss.errors.PrivacyError, "infeasible: 30 colluders"),
+        ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, niss.errors.PrivacyError, "revealed edges"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
@@ -184,5 +185,5 @@ def test_each_group_answers_for_its_own_colluders() -> None:
     trusted, mixed = plan.groups
     assert (trusted.plan.colluders, mixed.plan.colluders) == (0, 6)
     assert mixed.aggregate_variance_ratio_to_central > trusted.aggregate_variance_ratio_to_central
-    with pytest.raises(niss.ConfigError, match="group 0 has 1"):
+    with pytest.raises(niss.errors.ConfigError, match="group 0 has 1"):
         plan_coalitions([Group(1), Group(20)], flat_collusion=0.0)

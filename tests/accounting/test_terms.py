@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import Plan, make_plan
+from niss.accounting import Plan, forecast
 from niss.accounting.protocol_rounds import Assessor, make_terms
 from niss.errors import ConfigError
 from niss.protocol.agreement import agree
@@ -34,7 +34,7 @@ def test_clients_accept_what_the_plan_promised(
     name: str, size: int, settings: dict[str, Any], mode: str
 ) -> None:
     dropout = 0.02 if mode == "repair" else 0.0
-    plan = make_plan(participants=size, mode=mode, dropout=dropout, clip=1.0, **settings).plan
+    plan = forecast(participants=size, mode=mode, dropout=dropout, clip=1.0, **settings).plan
     terms = make_terms(plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)
     wanted = wanted_mu(plan)
     for draw in range(2):
@@ -53,7 +53,7 @@ def test_clients_accept_what_the_plan_promised(
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_relation_is_the_plans(relation: str) -> None:
-    plan = replace(make_plan(participants=10, mode="repair", dropout=0.05).plan, relation=relation)
+    plan = replace(forecast(participants=10, mode="repair", dropout=0.05).plan, relation=relation)
     terms = make_terms(plan, participants=10, coordinates=3, run=b"run", number=1, mode="repair")
     federation = Federation(10, "relation")
     mu = Assessor(relation=relation)(agree(federation.open(terms)), 0)
@@ -62,7 +62,7 @@ def test_the_relation_is_the_plans(relation: str) -> None:
 
 
 def test_residual_and_self_mask_reach_the_target_alone() -> None:
-    planned = make_plan(participants=20, mode="repair", dropout=0.05, collusion=0.1)
+    planned = forecast(participants=20, mode="repair", dropout=0.05, collusion=0.1)
     terms = make_terms(planned.plan, participants=20, coordinates=3, run=b"run", number=1, mode="repair")
     assert terms.residual_variance + terms.self_variance >= planned.sigma**2
     assert (terms.revealed, terms.dropped) == (planned.plan.revealed, planned.plan.dropped)
@@ -126,7 +126,7 @@ def test_many_drawn_graphs_keep_the_promise(
 ) -> None:
     """The margin over a few graphs covers twenty others."""
     dropout = 0.01 if mode == "repair" else 0.0
-    planned = make_plan(
+    planned = forecast(
         participants=size, neighbours=neighbours, collusion=collusion, mode=mode, dropout=dropout
     )
     terms = make_terms(planned.plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)

@@ -134,7 +134,7 @@ def test_a_ledger_being_written_is_shown_as_far_as_it_is_whole(copied: Path) -> 
 def test_damage_is_refused_by_line(copied: Path) -> None:
     copied.write_bytes(copied.read_bytes().replace(b'"round":2', b'"round":7'))
     error = account(copied.parent).exception
-    assert isinstance(error, niss.PrivacyError)
+    assert isinstance(error, niss.errors.PrivacyError)
     assert "line 3" in error.message
     assert error.hint is not None
 
@@ -142,10 +142,10 @@ def test_damage_is_refused_by_line(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "match"),
     [
-        (("nowhere",), niss.RunFolderError, "does not exist"),
-        ((".",), niss.RunFolderError, r"does not contain ledger\.jsonl"),
-        (("ledger.jsonl", "--client", "99"), niss.ConfigError, "'99' is not in"),
-        (("ledger.jsonl", "--plot", "x.pdf"), niss.ConfigError, "neither .png nor .svg"),
+        (("nowhere",), niss.errors.RunFolderError, "does not exist"),
+        ((".",), niss.errors.RunFolderError, r"does not contain ledger\.jsonl"),
+        (("ledger.jsonl", "--client", "99"), niss.errors.ConfigError, "'99' is not in"),
+        (("ledger.jsonl", "--plot", "x.pdf"), niss.errors.ConfigError, "neither .png nor .svg"),
     ],
 )
 def test_errors_come_with_a_hint(

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from niss import ShareGraph, SimStream, effective_variance
+from niss import ShareGraph, effective_variance
 from niss.mechanism import add_shares, aggregate_variance
+from niss.randomness import SimStream
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_round.py"
 FALSE_ALARM = 1e-6  # of each Monte Carlo test below, all its comparisons together

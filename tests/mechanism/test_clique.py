@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from niss import ShareGraph, SimStream
+from niss import ShareGraph
 from niss.mechanism import add_shares
 from niss.mechanism.clique import add_clique_shares, find_clique
+from niss.randomness import SimStream
 from niss.simulation.uploads import HostUploads
 
 COORDINATES = 60_000

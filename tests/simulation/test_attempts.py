@@ -15,6 +15,7 @@ import niss
 from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.protocol_rounds import make_terms
 from niss.protocol.beacon import LINKS_PER_ROUND, link_of
+from niss.randomness import SimStream
 from niss.simulation import records
 from niss.simulation import round as round_module
 from niss.simulation.exchange import Exchanged, ProtocolExchange
@@ -35,7 +36,7 @@ class Killed(BaseException):
 
 
 def entropy(seed: int) -> Callable[[int], bytes]:
-    return niss.SimStream(seed).generator().bytes
+    return SimStream(seed).generator().bytes
 
 
 def play(
@@ -79,7 +80,9 @@ def test_a_graph_that_happens_to_be_bad_is_drawn_again() -> None:
 @pytest.mark.usefixtures("unlucky")
 def test_when_all_attempts_are_refused_nothing_is_charged_and_the_error_says_what_to_do() -> None:
     charges: list[tuple[float, float, int]] = []
-    with pytest.raises(niss.PrivacyError, match="round 1: none of 1 graphs keeps the promise") as caught:
+    with pytest.raises(
+        niss.errors.PrivacyError, match="round 1: none of 1 graphs keeps the promise"
+    ) as caught:
         play(replace(PLAN, attempts=1), charges)
     assert caught.value.hint is not None
     assert "more neighbours" in caught.value.hint
@@ -95,7 +98,7 @@ def test_a_graph_on_which_no_repair_is_possible_is_drawn_again() -> None:
     assert played.outcome.exact
     assert charges[-1][:2] == (played.mu, played.marginal_mu)
     charges.clear()
-    with pytest.raises(niss.PrivacyError, match=r"none of 4 graphs .* single neighbour"):
+    with pytest.raises(niss.errors.PrivacyError, match=r"none of 4 graphs .* single neighbour"):
         play(plan, charges, size=2, mode="repair")
     assert charges == []
 
@@ -109,7 +112,7 @@ def test_the_same_entropy_plays_the_same_attempts() -> None:
 
 
 def test_no_more_attempts_than_links() -> None:
-    with pytest.raises(niss.ConfigError, match=r"plan\.attempts"):
+    with pytest.raises(niss.errors.ConfigError, match=r"plan\.attempts"):
         ProtocolExchange(replace(PLAN, attempts=LINKS_PER_ROUND + 1), rounds=1, coordinates=4)
 
 
@@ -202,6 +205,6 @@ def test_a_run_whose_attempts_are_used_up_ends_with_its_ledger_untouched(
 ) -> None:
     protocol_run(SEED, monkeypatch)
     monkeypatch.setattr("niss.simulation.config.LINKS_PER_ROUND", 1)
-    with pytest.raises(niss.PrivacyError, match="more neighbours"):
+    with pytest.raises(niss.errors.PrivacyError, match="more neighbours"):
         niss.run(twelve(), out=tmp_path / "a", model=linear, clients=datasets, test=held_out)
     assert not LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries

@@ -100,13 +100,13 @@ def test_the_users_model_is_not_touched(datasets, held_out, linear):
 )
 def test_wrong_data_is_refused_before_any_work(datasets, held_out, linear, changes, match):
     given = {"model": linear, "clients": datasets, "test": held_out, **changes}
-    with pytest.raises(niss.ConfigError, match=match):
+    with pytest.raises(niss.errors.ConfigError, match=match):
         niss.run(small_config(), **given)
 
 
 def test_several_methods_need_compare(datasets, held_out, linear):
     config = small_config(methods=[{"name": "fedavg"}, {"name": "niss"}])
-    with pytest.raises(niss.ConfigError, match="compare"):
+    with pytest.raises(niss.errors.ConfigError, match="compare"):
         niss.run(config, model=linear, clients=datasets, test=held_out)
 
 

@@ -107,7 +107,7 @@ def test_the_demo_takes_part_six_times():
     ],
 )
 def test_a_fault_is_named_with_its_fix(values, message):
-    with pytest.raises(niss.ConfigError) as caught:
+    with pytest.raises(niss.errors.ConfigError) as caught:
         make_config(values)
     assert message in str(caught.value)
 
@@ -132,7 +132,7 @@ def test_a_fault_is_named_with_its_fix(values, message):
 )
 def test_what_the_protocol_would_ignore_is_refused(values, message):
     make_config(values)
-    with pytest.raises(niss.ConfigError, match=message):
+    with pytest.raises(niss.errors.ConfigError, match=message):
         make_config({**values, "exchange": "protocol"})
 
 
@@ -170,19 +170,19 @@ def test_a_plan_and_the_settings_made_of_it_say_the_same():
 def test_overrides_reach_nested_settings_and_are_checked():
     config = with_overrides(Config(), {"privacy.epsilon": 8, "rounds": 2})
     assert (config.privacy.epsilon, config.rounds) == (8.0, 2)
-    with pytest.raises(niss.ConfigError, match="did you mean 'epsilon'"):
+    with pytest.raises(niss.errors.ConfigError, match="did you mean 'epsilon'"):
         with_overrides(Config(), {"privacy.epsilonn": 8})
-    with pytest.raises(niss.ConfigError, match="methods is a list"):
+    with pytest.raises(niss.errors.ConfigError, match="methods is a list"):
         with_overrides(Config(), {"methods.0.tau2": 8})
-    with pytest.raises(niss.ConfigError, match="rounds: is not a section"):
+    with pytest.raises(niss.errors.ConfigError, match="rounds: is not a section"):
         with_overrides(Config(), {"rounds.first.last": 8})
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(niss.ConfigError, match=r"nowhere\.toml"):
+    with pytest.raises(niss.errors.ConfigError, match=r"nowhere\.toml"):
         load_config(tmp_path / "nowhere.toml")
     (tmp_path / "broken.toml").write_text("rounds = = 3")
-    with pytest.raises(niss.ConfigError, match="not valid TOML"):
+    with pytest.raises(niss.errors.ConfigError, match="not valid TOML"):
         load_config(tmp_path / "broken.toml")
     (tmp_path / "good.toml").write_text("rounds = 3\n[privacy]\nepsilon = 2\n")
     assert load_config(tmp_path / "good.toml").privacy.epsilon == 2.0

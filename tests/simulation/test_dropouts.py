@@ -9,6 +9,7 @@ import pytest
 
 import niss
 from niss.accounting import RoundPlan
+from niss.randomness import SimStream
 from niss.simulation.round import absent_seats, repair
 from niss.simulation.uploads import HostUploads
 from support.federation import small_config
@@ -26,7 +27,7 @@ def a_round(size: int = 12, **changes: object) -> RoundPlan:
 
 def uploads_of(plan: RoundPlan, coordinates: int, edges=None) -> np.ndarray:
     rows = HostUploads(np.zeros((plan.participants.size, coordinates)))
-    plan.plan.kind.add_client_noise(rows, plan, niss.SimStream(5), edges)
+    plan.plan.kind.add_client_noise(rows, plan, SimStream(5), edges)
     return rows.rows()
 
 
@@ -86,8 +87,8 @@ def test_a_repair_is_never_charged_less_than_its_self_mask():
 
 
 def test_someone_always_stays():
-    assert absent_seats(3, 1.0, niss.SimStream(1)) == [1, 2]
-    assert absent_seats(50, 0.0, niss.SimStream(1)) == []
+    assert absent_seats(3, 1.0, SimStream(1)) == [1, 2]
+    assert absent_seats(50, 0.0, SimStream(1)) == []
 
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
@@ -131,6 +132,6 @@ def test_without_distortion_a_repaired_round_is_the_survivors_mean(datasets, hel
 
 def test_multiplied_shares_cannot_be_taken_out_again():
     multiplied = [{"name": "niss", "neighbours": 3, "distortion": "scalar", "tau2": 0.1}]
-    with pytest.raises(niss.ConfigError, match=r"methods\.distortion.*additive"):
+    with pytest.raises(niss.errors.ConfigError, match=r"methods\.distortion.*additive"):
         small_config(protocol={"mode": "repair", "dropout": 0.1}, methods=multiplied)
     small_config(protocol={"mode": "tolerate", "dropout": 0.1}, methods=multiplied)

@@ -110,6 +110,6 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(tmp_path) -> None
     if torch.cuda.is_available():
         pytest.skip("a CUDA device is available")
     given = federation("mlp", SIZES["even"])
-    with pytest.raises(niss.ConfigError, match="CUDA"):
+    with pytest.raises(niss.errors.ConfigError, match="CUDA"):
         niss.run(with_engine("cohort", training={"device": "cuda"}), out=tmp_path / "never", **given)
     assert not (tmp_path / "never").exists()

@@ -10,8 +10,9 @@ from scipy import stats
 from torch import nn
 
 import niss
-from niss.accounting import make_plan
+from niss.accounting import forecast
 from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.randomness import SimStream
 from niss.simulation.exchange import ProtocolExchange
 from support.federation import small_config
 
@@ -33,7 +34,7 @@ def test_protocol_noise_has_the_simulated_distribution() -> None:
 
     The simulated path is held to the same law by the statistical tests of `add_shares`.
     """
-    plan = redrawn(make_plan(participants=8, neighbours=3, clip=1.0, epsilon=3.0, kappa=2.0).plan)
+    plan = redrawn(forecast(participants=8, neighbours=3, clip=1.0, epsilon=3.0, kappa=2.0).plan)
     noise = noise_of(ProtocolExchange(plan, rounds=1, coordinates=20_000), 8, 20_000)
     assert stats.kstest(noise, "norm").pvalue > 1e-6
     # 6 standard deviations of a sample variance of 20,000.
@@ -44,7 +45,7 @@ def test_protocol_noise_has_the_simulated_distribution() -> None:
 def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, tau2=0.0, revealed=4, dropped=2, participations=1)
     exchange = ProtocolExchange(plan, rounds=2, coordinates=50, mode=mode)
-    updates = niss.SimStream(2).generator().standard_normal((9, 50)) * 0.05
+    updates = SimStream(2).generator().standard_normal((9, 50)) * 0.05
     absent = [] if mode == "tolerate" else [3]
     played = exchange.play(0, np.arange(9), lambda seat: updates[seat], charge=lambda *_: None, absent=absent)
     kept = [seat for seat in range(9) if seat not in absent]
@@ -53,7 +54,7 @@ def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> Non
 
 
 def test_clients_answer_round_after_round_with_fresh_prekeys() -> None:
-    plan = redrawn(make_plan(participants=5, neighbours=3, clip=1.0, epsilon=3.0, kappa=1.0).plan)
+    plan = redrawn(forecast(participants=5, neighbours=3, clip=1.0, epsilon=3.0, kappa=1.0).plan)
     exchange = ProtocolExchange(plan, rounds=6, coordinates=300)
     noises = [noise_of(exchange, 5, 300, number) for number in range(6)]
     # Independent normal vectors of 300: correlations stay below 6 / sqrt(300).
@@ -169,5 +170,5 @@ def test_dropouts_are_survived_and_told(datasets, held_out, linear, mode: str) -
 
 def test_a_coarse_grid_is_refused(datasets, held_out) -> None:
     config = small_config(exchange="protocol", protocol={"grid_bits": 2})
-    with pytest.raises(niss.ConfigError, match="grid_bits"):
+    with pytest.raises(niss.errors.ConfigError, match="grid_bits"):
         niss.run(config, model=nn.Linear(5, 3), clients=datasets, test=held_out)

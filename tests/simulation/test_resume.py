@@ -141,7 +141,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, materials):
 
 def test_a_run_is_never_overwritten_unasked(tmp_path, materials):
     niss.run(small_config(), out=tmp_path / "a", **materials)
-    with pytest.raises(niss.RunFolderError, match="already holds a run"):
+    with pytest.raises(niss.errors.RunFolderError, match="already holds a run"):
         niss.run(small_config(), out=tmp_path / "a", **materials)
     niss.run(small_config(seed=9), out=tmp_path / "a", overwrite=True, **materials)
     assert json.loads((tmp_path / "a" / "manifest.json").read_text())["seed"] == 9
@@ -149,7 +149,7 @@ def test_a_run_is_never_overwritten_unasked(tmp_path, materials):
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path, materials):
     (tmp_path / "thesis.tex").write_text("ten years of work")
-    with pytest.raises(niss.RunFolderError, match="does not hold a run"):
+    with pytest.raises(niss.errors.RunFolderError, match="does not hold a run"):
         niss.run(small_config(), out=tmp_path, overwrite=True, **materials)
     assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
 
@@ -157,13 +157,13 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path, materials):
 def test_resuming_with_other_data_or_a_damaged_folder_is_refused(tmp_path, materials):
     niss.run(small_config(), out=tmp_path / "a", **materials)
     fewer = [(inputs[:-1], labels[:-1]) for inputs, labels in materials["clients"]]
-    with pytest.raises(niss.RunFolderError, match="other data"):
+    with pytest.raises(niss.errors.RunFolderError, match="other data"):
         niss.resume(tmp_path / "a", **{**materials, "clients": fewer})
     (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
-    with pytest.raises(niss.RunFolderError, match="damaged"):
+    with pytest.raises(niss.errors.RunFolderError, match="damaged"):
         niss.resume(tmp_path / "a", **materials)
     (tmp_path / "a" / "manifest.json").write_text("{}")
-    with pytest.raises(niss.RunFolderError, match="not the manifest of a run"):
+    with pytest.raises(niss.errors.RunFolderError, match="not the manifest of a run"):
         niss.resume(tmp_path / "a", **materials)
 
 
@@ -206,10 +206,12 @@ def test_a_ledger_without_its_rounds_is_not_resumed(tmp_path, monkeypatch, mater
     path = tmp_path / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2]))
-    with pytest.raises(niss.RunFolderError, match="has 1 rounds, but the checkpoint was made after round 2"):
+    with pytest.raises(
+        niss.errors.RunFolderError, match="has 1 rounds, but the checkpoint was made after round 2"
+    ):
         niss.resume(tmp_path, **materials)
     path.write_bytes(b"".join([lines[0], lines[2], lines[1]]))
-    with pytest.raises(niss.PrivacyError, match="line 2"):
+    with pytest.raises(niss.errors.PrivacyError, match="line 2"):
         niss.resume(tmp_path, **materials)
 
 

@@ -11,7 +11,8 @@ from scipy import stats
 from torch import nn
 
 import niss
-from niss.mechanism import gdp_mu
+from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.randomness import SimStream
 from support.federation import small_config
 
 
@@ -56,7 +57,7 @@ def test_fedavg_equals_a_hand_written_average(datasets, held_out, linear):
 def test_measured_noise_agrees_with_the_prediction(method):
     """Chi-square interval over all coordinates of one round; false-alarm rate 1e-6."""
     model = nn.Linear(400, 50)
-    generator = niss.SimStream(1).generator()
+    generator = SimStream(1).generator()
     data = [(generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(8)]
     config = small_config(
         rounds=1,
@@ -167,7 +168,7 @@ def test_a_spent_budget_keeps_clients_out(datasets, held_out, linear):
     statement = play(config, datasets, held_out, linear).statement
     assert max(client.participations for client in statement.clients) <= 2
     longer = small_config(**{**config.model_dump(mode="json", exclude_none=True), "rounds": 9})
-    with pytest.raises(niss.PrivacyError, match="budget left"):
+    with pytest.raises(niss.errors.PrivacyError, match="budget left"):
         play(longer, datasets, held_out, linear)
 
 
@@ -181,7 +182,7 @@ def test_a_target_per_round_is_no_budget_for_the_training(datasets, held_out, li
     statement = play(config, datasets, held_out, linear).statement
     assert {client.participations for client in statement.clients} == {3}
     assert statement.budget_epsilon is None
-    three = niss.gdp_epsilon(math.sqrt(3) * gdp_mu(5.0, 1e-5), 1e-5)
+    three = gdp_epsilon(math.sqrt(3) * gdp_mu(5.0, 1e-5), 1e-5)
     assert statement.epsilon_joint == pytest.approx(three, rel=0.02)
     assert statement.epsilon_joint <= three * (1 + 1e-9)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss import load_dataset, partition
+from niss.data import load_dataset, partition
 from niss.randomness import SimStream
 
 

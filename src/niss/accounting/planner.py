@@ -19,6 +19,7 @@ population would have to assume many more colluders.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -113,15 +114,6 @@ class PlanForecast:
         return values
 
 
-def plan(*, participants: int, **target: Any) -> Plan:
-    """The cheapest plan for a target; takes the arguments of `forecast`, which also tells what it costs.
-
-    >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
-    'complete'
-    """
-    return forecast(participants=participants, **target).plan
-
-
 def forecast(
     *,
     participants: int,
@@ -206,6 +198,22 @@ def forecast(
             graph, draft.corruption, unit_variance=chosen.kappa / sent, target_variance=1.0
         )
     return _forecast(chosen, participants, needed, worst, dropout, mode, curve)
+
+
+def plan(*, participants: int, **target: Any) -> Plan:
+    """The cheapest plan for a target. `forecast` also tells what it costs, and says what the arguments mean.
+
+    participants  of a round
+    target        epsilon, delta, participations, collusion, dropout and the other arguments of `forecast`
+
+    >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
+    'complete'
+    """
+    return forecast(participants=participants, **target).plan
+
+
+# Whoever asks for help sees the arguments themselves.
+plan.__signature__ = inspect.signature(forecast).replace(return_annotation=Plan)  # type: ignore[attr-defined]
 
 
 def _forecast(

@@ -23,7 +23,7 @@ inherited from, and `option` or `argument` say what else there is to say:
     metavar, min, max, envvar     as in typer; any other key is for the command itself
 
 A room that does not know the command line writes the same as `Annotated[type, note]`, where the note has `text`,
-`flag`, `choices` and `metavar`, as `niss.attacks.experiment.Help` has; fields without a note are no options then.
+`flag`, `choices` and `metavar`, as `niss.attacks.experiment.Help` has; fields without a note are not options then.
 
 Types are those of typer. Beyond them, `tuple[str, ...]`, `tuple[int, ...]` and `tuple[float, ...]` are one option with
 commas, while `list[str]` may be given several times. A `bool` that is False by default has no `--no-...`.

@@ -15,7 +15,7 @@ from niss.cli.terminal import print_aligned, print_json, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.accounting import CoalitionPlan, Planned
+    from niss.accounting import CoalitionPlan, PlanForecast
 
 _TARGET = ("clip", "epsilon", "delta", "dropout", "mode", "kappa", "tau2", "relation", "neighbours")
 """The options that the planner takes under the same name."""
@@ -71,7 +71,7 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
     niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
     """
-    from niss.accounting import Group, make_plan, plan_coalitions
+    from niss.accounting import Group, forecast, plan_coalitions
 
     rounds, participations = options.rounds, options.participations
     if rounds is not None and participations is not None and participations > rounds:
@@ -89,7 +89,7 @@ def plan_command(options: PlanOptions) -> None:
     if options.participants is None:
         raise ConfigError("is missing", field="--participants", hint="for example --participants 200")
     with working("planning") as progress:
-        planned = make_plan(
+        planned = forecast(
             participants=options.participants, collusion=options.collusion, progress=progress, **target
         )
     if options.plot is not None:
@@ -108,7 +108,7 @@ def _group(text: str) -> tuple[int, float]:
         ) from None
 
 
-def _print_plan(planned: Planned) -> None:
+def _print_plan(planned: PlanForecast) -> None:
     """Print a plan: what is promised in either view, what to set, and what it costs.
 
     The cost is the variance of the noise left in the sum, in units of what a trusted server would add, of what
@@ -171,7 +171,7 @@ def _print_plan(planned: Planned) -> None:
         _print_curve(planned)
 
 
-def _adversary(planned: Planned) -> str:
+def _adversary(planned: PlanForecast) -> str:
     """Against whom the promise of the joint view holds, in words."""
     colluders = planned.plan.colluders
     if not colluders:
@@ -181,12 +181,12 @@ def _adversary(planned: Planned) -> str:
     )
 
 
-def _origin(planned: Planned) -> str:
+def _origin(planned: PlanForecast) -> str:
     """Where tau^2 comes from: the user, or the calibration, which each round's graph repeats."""
     return "as given" if planned.plan.tau2 is not None else "calibrated anew for each round's graph"
 
 
-def _print_curve(planned: Planned) -> None:
+def _print_curve(planned: PlanForecast) -> None:
     """One bar per kappa, on a log scale; the light part is the share of it that dropouts leave."""
     points = planned.curve[::4]
     span = math.log(max(point.total for point in points) / 0.9)
@@ -230,7 +230,7 @@ def _print_coalitions(coalitions: CoalitionPlan) -> None:
     print_aligned(rows)
 
 
-def _plot(planned: Planned, path: Path) -> None:
+def _plot(planned: PlanForecast, path: Path) -> None:
     """Draw the noise in the sum over kappa. `ConfigError` where tau^2 was given, since then nothing is traded off."""
     from niss.report import plan_figure
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from niss.accounting import make_plan
+from niss.accounting import forecast
 from niss.errors import ConfigError
 
 # Beyond this a plan takes minutes, which is no longer "at once".
@@ -23,7 +23,7 @@ class PlanQuestion(BaseModel):
     participations  the rounds that one client takes part in, over which its epsilon is composed
     collusion       share of the participants that may tell the server all they know
     dropout         share of the participants that may drop out of a round
-    mode            what happens then; see `niss.accounting.make_plan`
+    mode            what happens then; see `niss.accounting.forecast`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,7 +42,7 @@ class PlanQuestion(BaseModel):
     relation: str = "zero-out"
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `make_plan` that ask this question."""
+        """The keyword arguments of `forecast` that ask this question."""
         values = self.model_dump(exclude={"rounds", "participations"})
         return {**values, "participations": self.participations or self.rounds or 1}
 
@@ -67,7 +67,7 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
             field="participations",
             hint="raise the rounds or lower the participations",
         )
-    planned = make_plan(**question.arguments())
+    planned = forecast(**question.arguments())
     return {
         "plan": {**planned.to_json(), "rounds": rounds},
         "command": command(question),
@@ -89,7 +89,9 @@ def python_lines(question: PlanQuestion) -> str:
     if arguments.get("participations") == 1:
         del arguments["participations"]
     lines = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
-    return f"from niss import make_plan\n\nplanned = make_plan(\n{lines})\nprint(planned.to_json())\n"
+    return (
+        f"from niss.accounting import forecast\n\nplanned = forecast(\n{lines})\nprint(planned.to_json())\n"
+    )
 
 
 def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
