@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from niss.errors import ConfigError, DataError
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -30,26 +28,29 @@ class Digest:
         return hashlib.new(self.algorithm, raw, usedforsecurity=False).hexdigest()
 
     def of_file(self, path: Path) -> str:
-        """The checksum of a file under this algorithm, read in pieces."""
-        running = hashlib.new(self.algorithm, usedforsecurity=False)
+        """The checksum of a file under this algorithm; the file is read in pieces, and may be larger than memory."""
         with path.open("rb") as file:
-            while piece := file.read(_CHUNK):
-                running.update(piece)
-        return running.hexdigest()
+            return hashlib.file_digest(
+                file, lambda: hashlib.new(self.algorithm, usedforsecurity=False)
+            ).hexdigest()
+
+    def check(self, name: object, checksum: str, *, fix: str) -> None:
+        """Raise `DataError` unless `checksum`, from one of the methods above, is the published one.
+
+        name   of the file, for the message
+        fix    the hint of the error: how to get the right file
+        """
+        if checksum != self.hexdigest:
+            raise DataError(
+                f"{name} is damaged or is another file: its {self.algorithm} should be {self.hexdigest} "
+                f"and is {checksum}",
+                hint=fix,
+            )
 
 
 def sha256(raw: bytes) -> str:
     """The SHA-256 of `raw` in hexadecimal."""
     return hashlib.sha256(raw).hexdigest()
-
-
-def mismatch(path: Path, expected: Digest, found: str, *, fix: str) -> DataError:
-    """The error for a file that is there but is not the published one."""
-    return DataError(
-        f"{path} is damaged or is another file: its {expected.algorithm} should be "
-        f"{expected.hexdigest} and is {found}",
-        hint=fix,
-    )
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,14 @@ class EmbeddedLayout:
 class DatasetSpec:
     """Everything known about a dataset before any of its files is read.
 
-    `file_sets` are alternatives, each complete in itself: the first one found on disk is read, and the
-    last one is the one that is downloaded. An embedded dataset has none.
+    name                    as users write it, and the name of its folder
+    image_shape             channels, height, width
+    train_size, test_size   how many images there are
+    mean, std               per channel, of training pixels scaled to [0, 1]
+    licence, source         as the authors state them
+    layout                  how its files are read
+    file_sets               alternatives, each complete in itself: the first one found on disk is read, and the last
+                            one is the one that is downloaded; an embedded dataset has none
     """
 
     name: str
@@ -143,10 +150,6 @@ def _md5(hexdigest: str) -> Digest:
 _MNIST_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://yann.lecun.com/exdb/mnist/")
 _FASHION_MIRRORS = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
 _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
-_MNIST_LICENCE = "CC BY-SA 3.0"
-_MNIST_SOURCE = "Yann LeCun, Corinna Cortes, Christopher J.C. Burges: yann.lecun.com/exdb/mnist"
-_CIFAR_LICENCE = "none stated by the authors; cite Krizhevsky (2009)"
-_CIFAR_SOURCE = "Alex Krizhevsky, Vinod Nair, Geoffrey Hinton: cs.toronto.edu/~kriz/cifar.html"
 
 
 def _idx_files(mirrors: tuple[str, ...], md5s: tuple[str, str, str, str]) -> tuple[SourceFile, ...]:
@@ -176,8 +179,8 @@ MNIST = DatasetSpec(
     test_size=10_000,
     mean=(0.1307,),
     std=(0.3081,),
-    licence=_MNIST_LICENCE,
-    source=_MNIST_SOURCE,
+    licence="CC BY-SA 3.0",
+    source="Yann LeCun, Corinna Cortes, Christopher J.C. Burges: yann.lecun.com/exdb/mnist",
     layout=IdxLayout(),
     file_sets=(
         _idx_files(
@@ -192,35 +195,28 @@ MNIST = DatasetSpec(
     ),
 )
 
-MNIST_MINI = DatasetSpec(
+MINI_LAYOUT = EmbeddedLayout(
+    file="mnist-mini.npz",
+    digest=_sha256("40d4d19c56125e0c86c2f6a95771a771f349e23948d09b94575c64c9f6e9d208"),
+)
+MNIST_MINI = replace(
+    MNIST,
     name="mnist-mini",
     description="a stratified cut of MNIST, shipped with niss",
-    image_shape=MNIST.image_shape,
-    classes=MNIST.classes,
     train_size=10_000,
     test_size=2_000,
-    mean=MNIST.mean,
-    std=MNIST.std,
-    licence=_MNIST_LICENCE,
-    source=_MNIST_SOURCE,
-    layout=EmbeddedLayout(
-        file="mnist-mini.npz",
-        digest=_sha256("40d4d19c56125e0c86c2f6a95771a771f349e23948d09b94575c64c9f6e9d208"),
-    ),
+    layout=MINI_LAYOUT,
+    file_sets=(),
 )
 
-FASHION_MNIST = DatasetSpec(
+FASHION_MNIST = replace(
+    MNIST,
     name="fashion-mnist",
     description="articles of clothing, grey",
-    image_shape=(1, 28, 28),
-    classes=10,
-    train_size=60_000,
-    test_size=10_000,
     mean=(0.2860,),
     std=(0.3530,),
     licence="MIT",
     source="Han Xiao, Kashif Rasul, Roland Vollgraf (Zalando): github.com/zalandoresearch/fashion-mnist",
-    layout=IdxLayout(),
     file_sets=(
         _idx_files(
             _FASHION_MIRRORS,
@@ -243,8 +239,8 @@ CIFAR10 = DatasetSpec(
     test_size=10_000,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    licence=_CIFAR_LICENCE,
-    source=_CIFAR_SOURCE,
+    licence="none stated by the authors; cite Krizhevsky (2009)",
+    source="Alex Krizhevsky, Vinod Nair, Geoffrey Hinton: cs.toronto.edu/~kriz/cifar.html",
     layout=CifarLayout(
         archive="cifar-10-binary.tar.gz",
         folder_in_archive="cifar-10-batches-bin",
@@ -259,17 +255,13 @@ CIFAR10 = DatasetSpec(
     ),
 )
 
-CIFAR100 = DatasetSpec(
+CIFAR100 = replace(
+    CIFAR10,
     name="cifar100",
     description="photographs in a hundred fine classes, colour",
-    image_shape=(3, 32, 32),
     classes=100,
-    train_size=50_000,
-    test_size=10_000,
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
-    licence=_CIFAR_LICENCE,
-    source=_CIFAR_SOURCE,
     layout=CifarLayout(
         archive="cifar-100-binary.tar.gz",
         folder_in_archive="cifar-100-binary",
@@ -287,12 +279,15 @@ CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)
 
 def spec_named(name: str) -> DatasetSpec:
     """The catalog entry of that name; `ConfigError` with the nearest name where there is none."""
-    for spec in CATALOG:
-        if spec.name == name:
-            return spec
-    names = [spec.name for spec in CATALOG]
+    specs = {spec.name: spec for spec in CATALOG}
+    if name not in specs:
+        raise unknown_name("dataset", name, tuple(specs))
+    return specs[name]
+
+
+def unknown_name(field: str, name: object, names: Sequence[str]) -> ConfigError:
+    """The error for a setting whose value is not one of `names`; the hint has the nearest of them and all."""
     nearest = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
     guess = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise ConfigError(
-        f"there is no dataset {name!r}", field="dataset", hint=f"{guess}The datasets are: {', '.join(names)}"
-    )
+    hint = f"{guess}The {field}s are: {', '.join(names)}"
+    return ConfigError(f"there is no {field} {name!r}", field=field, hint=hint)

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from niss.data.catalog import Digest, mismatch
+from niss.data.catalog import Digest
 from niss.errors import DataError
 from niss.files import locked_folder
 
@@ -56,97 +56,135 @@ def download(
 ) -> None:
     """Bring `target` into being from the first of `urls` that delivers it whole.
 
-    `progress` is called with the file name, the bytes there so far, and their final number if known.
-    `timeout` bounds the connecting and each wait for data, in seconds.
+    urls        addresses of the same file, tried in order
+    digest      what the file must hash to
+    max_bytes   more than this is never written, whatever a server sends
+    progress    called with the file name, the bytes there so far, and their final number if known
+    timeout     bounds the connecting and each wait for data, in seconds
+
+    Raises `DownloadError` where no mirror delivers, and `DataError` where the disk fails or where another process put
+    a wrong file in its place meanwhile.
     """
-    part = target.with_name(target.name + ".part")
     with _disk_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
     # Two processes must not write one `.part`. Where folders cannot be locked the checksum throws out what they made.
     with locked_folder(target.parent):
         if target.is_file():  # another process was quicker
-            _verify_rival(target, digest)
+            with _disk_errors(target):
+                checksum = digest.of_file(target)
+            digest.check(target, checksum, fix="delete it and fetch again")
             return
-        failures: list[str] = []
-        if part.is_file() and _take_if_right(part, target, digest, part.name, failures, keep_wrong=True):
+        _Download(target, digest, max_bytes, progress, timeout).run(urls)
+
+
+class _Download:
+    """One file on its way; `download` explains the arguments, and has locked the folder.
+
+    part       what has arrived
+    failures   what went wrong so far, for the message if no mirror delivers
+    """
+
+    def __init__(
+        self, target: Path, digest: Digest, max_bytes: int, progress: Progress | None, timeout: float
+    ) -> None:
+        self._target, self._digest, self._max_bytes = target, digest, max_bytes
+        self._progress, self._timeout = progress, timeout
+        self._part = target.with_name(target.name + ".part")
+        self._failures: list[str] = []
+
+    def run(self, urls: Sequence[str]) -> None:
+        """Take the file from the first mirror that delivers it, or raise `DownloadError`."""
+        if self._part.is_file() and self._take_if_right(self._part.name, keep_wrong=True):
             return
         for url in urls:
             try:
-                _from_mirror(url, part, target, digest, max_bytes, progress, timeout, failures)
+                self._from_mirror(url)
                 return
             except _MirrorFailed as reason:
-                failures.append(f"{url}: {reason}")
-    raise DownloadError(f"cannot download {target.name}: " + "; ".join(failures))
+                self._failures.append(f"{url}: {reason}")
+        raise DownloadError(f"cannot download {self._target.name}: " + "; ".join(self._failures))
 
+    def _from_mirror(self, url: str) -> None:
+        """Get the file from one mirror, picking up where an earlier transfer ended, or raise `_MirrorFailed`.
 
-def _from_mirror(
-    url: str,
-    part: Path,
-    target: Path,
-    digest: Digest,
-    max_bytes: int,
-    progress: Progress | None,
-    timeout: float,
-    failures: list[str],
-) -> None:
-    """Get the file from one mirror, picking up where an earlier transfer ended, or raise `_MirrorFailed`.
-
-    A mirror gets five tries as long as each brings new bytes. A wrong checksum after a resumed transfer may be the old
-    beginning's fault, so it is fetched once more from nothing; a wrong checksum of a whole transfer ends it.
-    `failures` collects what went wrong, for the message if no mirror delivers.
-    """
-    reason = ""
-    for _ in range(_TRIES_PER_MIRROR):
-        before = _size(part)
-        try:
-            _transfer(url, part, target.name, max_bytes, progress, timeout)
-        except _PartDoesNotFit as error:
-            reason = str(error)
-            _discard(part, f"{url}: {reason}", failures)
-            continue
-        except _Interrupted as error:
-            reason = str(error)
-            if _size(part) <= before:
-                break
-            continue
-        if _take_if_right(part, target, digest, url, failures):
-            return
-        reason = "gave up on it after a wrong checksum"
-        if before == 0:  # otherwise an old beginning may be to blame: once more, from nothing
-            break
-    raise _MirrorFailed(reason)
-
-
-def _transfer(
-    url: str, part: Path, name: str, max_bytes: int, progress: Progress | None, timeout: float
-) -> None:
-    """Fetch what `part` lacks, or all of it where the server does not do ranges."""
-    start = _size(part)
-    headers = {"User-Agent": "niss"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    with _opened(Request(url, headers=headers), timeout) as response:
-        if response.status == _PARTIAL_CONTENT:
-            if _first_byte(response.headers.get("Content-Range")) != start:
-                raise _PartDoesNotFit("the server answered with another range than the one asked for")
-        else:
-            start = 0
-        length = response.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdigit() else None
-        done = start
-        with _disk_errors(part), part.open("ab" if start else "wb") as sink:
-            while chunk := _read(response):
-                done += len(chunk)
-                if done > max_bytes:
+        A mirror gets five tries as long as each brings new bytes. A wrong checksum after a resumed transfer may be the
+        old beginning's fault, so it is fetched once more from nothing; a wrong checksum of a whole transfer ends it.
+        """
+        reason = ""
+        for _ in range(_TRIES_PER_MIRROR):
+            before = self._size()
+            try:
+                self._transfer(url)
+            except _PartDoesNotFit as error:
+                reason = str(error)
+                self._discard(f"{url}: {reason}")
+                continue
+            except _Interrupted as error:
+                reason = str(error)
+                if self._size() <= before:
                     break
-                sink.write(chunk)
-                if progress is not None:
-                    progress(name, done, total)
-    if done > max_bytes:
-        part.unlink()
-        raise _MirrorFailed(f"sends more than the {max_bytes} bytes this file can have")
-    if total is not None and done < total:
-        raise _Interrupted(f"the connection ended after {done} of {total} bytes")
+                continue
+            if self._take_if_right(url):
+                return
+            reason = "gave up on it after a wrong checksum"
+            if before == 0:  # otherwise an old beginning may be to blame: once more, from nothing
+                break
+        raise _MirrorFailed(reason)
+
+    def _transfer(self, url: str) -> None:
+        """Fetch what `part` lacks, or all of it where the server does not do ranges.
+
+        Raises `_PartDoesNotFit` where the server's range does not continue it, `_Interrupted` where the connection
+        ends early, and `_MirrorFailed` where more than `max_bytes` come.
+        """
+        start = self._size()
+        headers = {"User-Agent": "niss"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        with _opened(Request(url, headers=headers), self._timeout) as response:
+            if response.status == _PARTIAL_CONTENT:
+                if _first_byte(response.headers.get("Content-Range")) != start:
+                    raise _PartDoesNotFit("the server answered with another range than the one asked for")
+            else:
+                start = 0
+            length = response.headers.get("Content-Length", "")
+            total = start + int(length) if length.isdigit() else None
+            done = start
+            with _disk_errors(self._part), self._part.open("ab" if start else "wb") as sink:
+                while chunk := _read(response):
+                    done += len(chunk)
+                    if done > self._max_bytes:
+                        break
+                    sink.write(chunk)
+                    if self._progress is not None:
+                        self._progress(self._target.name, done, total)
+        if done > self._max_bytes:
+            self._part.unlink()
+            raise _MirrorFailed(f"sends more than the {self._max_bytes} bytes this file can have")
+        if total is not None and done < total:
+            raise _Interrupted(f"the connection ended after {done} of {total} bytes")
+
+    def _take_if_right(self, origin: str, *, keep_wrong: bool = False) -> bool:
+        """Give a complete `part` its real name; one that is complete and wrong is thrown away and reported."""
+        with _disk_errors(self._part):
+            checksum = self._digest.of_file(self._part)
+            if checksum == self._digest.hexdigest:
+                self._part.replace(self._target)
+                return True
+        if not keep_wrong:
+            wrong = f"{self._digest.algorithm} is {checksum} instead of {self._digest.hexdigest}; discarded"
+            self._discard(f"{origin}: {wrong}")
+        return False
+
+    def _discard(self, report: str) -> None:
+        """Throw away a `part` that cannot become the file, and say so in the log and in `failures`."""
+        _log.warning("%s", report)
+        self._failures.append(report)
+        with _disk_errors(self._part):
+            self._part.unlink(missing_ok=True)
+
+    def _size(self) -> int:
+        return self._part.stat().st_size if self._part.is_file() else 0
 
 
 @contextlib.contextmanager
@@ -172,41 +210,6 @@ def _read(response: HTTPResponse) -> bytes:
         return response.read(_CHUNK)
     except (OSError, HTTPException) as error:
         raise _Interrupted(f"the connection broke: {error}") from error
-
-
-def _take_if_right(
-    part: Path, target: Path, digest: Digest, origin: str, failures: list[str], *, keep_wrong: bool = False
-) -> bool:
-    """Give a complete `part` its real name; one that is complete and wrong is thrown away and reported."""
-    with _disk_errors(part):
-        found = digest.of_file(part)
-        if found == digest.hexdigest:
-            part.replace(target)
-            return True
-    if not keep_wrong:
-        report = f"{digest.algorithm} is {found} instead of {digest.hexdigest}; discarded"
-        _discard(part, f"{origin}: {report}", failures)
-    return False
-
-
-def _discard(part: Path, report: str, failures: list[str]) -> None:
-    """Throw away a `.part` that cannot become the file, and say so in the log and in `failures`."""
-    _log.warning("%s", report)
-    failures.append(report)
-    with _disk_errors(part):
-        part.unlink(missing_ok=True)
-
-
-def _verify_rival(target: Path, digest: Digest) -> None:
-    """Check a file that another process finished while this one waited for the lock."""
-    with _disk_errors(target):
-        found = digest.of_file(target)
-    if found != digest.hexdigest:
-        raise mismatch(target, digest, found, fix="delete it and fetch again")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _first_byte(content_range: str | None) -> int | None:

@@ -14,6 +14,7 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,21 +82,11 @@ def _from_records(spec: DatasetSpec, layout: CifarLayout, contents: Mapping[str,
     if layout.archive in contents:
         contents = _unpacked(spec, layout, contents[layout.archive], counts)
 
+    parse = partial(parse_records, label_bytes=layout.label_bytes, image_shape=spec.image_shape)
+
     def joined(names: tuple[str, ...]) -> tuple[Images, Labels]:
-        images, labels = zip(
-            *(
-                parse_records(
-                    contents[name],
-                    counts[name],
-                    label_bytes=layout.label_bytes,
-                    image_shape=spec.image_shape,
-                    name=name,
-                )
-                for name in names
-            ),
-            strict=True,
-        )
-        return np.concatenate(images), np.concatenate(labels)
+        parts = [parse(contents[name], counts[name], name=name) for name in names]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     return Arrays(*joined(layout.train), *joined(layout.test))
 
@@ -109,13 +100,8 @@ def _unpacked(
     members = read_tar_members(archive, sizes, name=layout.archive)
     files = {name: members[f"{layout.folder_in_archive}/{name}"] for name in counts}
     for name, digest in layout.digests.items():
-        found = digest.of_bytes(files[name])
-        if found != digest.hexdigest:
-            raise DataError(
-                f"{name} in {layout.archive} is not the published file: its {digest.algorithm} should be "
-                f"{digest.hexdigest} and is {found}",
-                hint=f"delete {layout.archive} and run `niss data fetch {spec.name}`",
-            )
+        fix = f"delete {layout.archive} and run `niss data fetch {spec.name}`"
+        digest.check(f"{name} in {layout.archive}", digest.of_bytes(files[name]), fix=fix)
     return files
 
 
@@ -125,15 +111,18 @@ _TAR_SLACK = 1 << 20
 
 
 def gunzip_exactly(raw: bytes, size: int, *, name: str) -> bytes:
-    """Decompress `raw`, which must hold exactly `size` bytes; stops as soon as there are more."""
+    """Decompress `raw`, which must hold exactly `size` bytes; stops as soon as there are more.
+
+    A file that is cut off, is not gzip, or holds any other number of bytes is a `DataError` that calls it `name`.
+    """
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             content = file.read(size + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{name} is not a whole gzip file: {error}") from error
     if len(content) != size:
-        found = "more" if len(content) > size else f"only {len(content)}"
-        raise DataError(f"{name} should hold {size} bytes when decompressed, and holds {found}")
+        number = "more" if len(content) > size else f"only {len(content)}"
+        raise DataError(f"{name} should hold {size} bytes when decompressed, and holds {number}")
     return content
 
 
@@ -165,7 +154,11 @@ def parse_idx(raw: bytes, shape: tuple[int, ...], *, name: str) -> npt.NDArray[n
 def parse_records(
     raw: bytes, records: int, *, label_bytes: int, image_shape: tuple[int, int, int], name: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images and labels of a file of exactly `records` CIFAR records; the last label byte is the label."""
+    """Images and labels of a file of exactly `records` CIFAR records.
+
+    A record is `label_bytes` labels, the last of which is used, then the pixels, channel by channel and row by row.
+    `name` is the file's, for the message of the `DataError` where the length is another.
+    """
     length = label_bytes + math.prod(image_shape)
     if len(raw) != records * length:
         raise DataError(f"{name} has {len(raw)} bytes, but {records} records need {records * length}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from niss.data.catalog import MNIST_MINI, EmbeddedLayout, mismatch
+from niss.data.catalog import MINI_LAYOUT, MNIST_MINI, sha256
 from niss.data.formats import Arrays
 from niss.data.partition import largest_remainder, random_order
 from niss.errors import DataError
@@ -29,7 +29,12 @@ _REINSTALL = "reinstall niss: this file is part of the package"
 
 
 def stratified_cut(labels: npt.NDArray[Any], size: int, stream: SimStream) -> npt.NDArray[np.int64]:
-    """Ascending indices of `size` items whose class counts follow those of `labels` within one item."""
+    """Ascending indices of `size` items whose class counts follow those of `labels` within one item.
+
+    labels   one class number for each item
+    size     how many items are drawn
+    stream   fixes which items of a class are drawn
+    """
     classes, counts = np.unique(labels, return_counts=True)
     shares = largest_remainder(size, counts.astype(np.float64))
     drawn = []
@@ -53,7 +58,10 @@ def cut_mini(mnist: Arrays) -> dict[str, npt.NDArray[np.uint8]]:
 
 
 def pack_npz(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """An npz file with no trace of when or where it was made: same arrays and zlib, same bytes."""
+    """An npz file with no trace of when or where it was made: same arrays and zlib, same bytes.
+
+    `arrays` by name, in the order in which they are written.
+    """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, array in arrays.items():
@@ -66,37 +74,31 @@ def pack_npz(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     return packed.getvalue()
 
 
+def _resource() -> Traversable:
+    return files("niss.data") / "files" / MINI_LAYOUT.file
+
+
 def mini_path() -> Path:
     """Where the embedded file lies."""
     return Path(str(_resource()))
 
 
 def read_mini() -> tuple[Arrays, str]:
-    """The embedded arrays and the SHA-256 of the file, which has been checked against the catalog."""
+    """The embedded arrays and the SHA-256 of the file, which has been checked against the catalog.
+
+    Raises `DataError` where the file is missing or damaged, with the hint to install the package anew.
+    """
     resource = _resource()
-    digest = _layout().digest
     try:
         raw = resource.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {resource}: {error.strerror}", hint=_REINSTALL) from error
-    found = digest.of_bytes(raw)
-    if found != digest.hexdigest:
-        raise mismatch(Path(str(resource)), digest, found, fix=_REINSTALL)
+    checksum = sha256(raw)
+    MINI_LAYOUT.digest.check(resource, checksum, fix=_REINSTALL)
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
         return Arrays(
             train_images=arrays["train_images"][:, np.newaxis],
             train_labels=arrays["train_labels"].astype(np.int64),
             test_images=arrays["test_images"][:, np.newaxis],
             test_labels=arrays["test_labels"].astype(np.int64),
-        ), found
-
-
-def _layout() -> EmbeddedLayout:
-    """Where the catalog says the embedded file is, and what it hashes to."""
-    layout = MNIST_MINI.layout
-    assert isinstance(layout, EmbeddedLayout)
-    return layout
-
-
-def _resource() -> Traversable:
-    return files("niss.data") / "files" / _layout().file
+        ), checksum

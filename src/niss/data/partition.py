@@ -7,7 +7,6 @@ stream, and the small tools at the end keep them so: a reproducible random order
 
 from __future__ import annotations
 
-import difflib
 import heapq
 import math
 import operator
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from niss.data.catalog import unknown_name
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
@@ -35,8 +35,14 @@ def partition(
 ) -> list[Indices]:
     """The indices each client holds: non-empty, disjoint, ascending, and fixed by labels and stream.
 
-    Without `samples_per_client` every sample goes to exactly one client; with it, every client gets
-    exactly that many (`iid` and `shards` only), drawn uniformly from all.
+    labels               one class number for each sample
+    clients              how many there are
+    split                one of `SPLITS`, see below
+    stream               the source of all randomness
+    samples_per_client   None: every sample goes to exactly one client. A number: every client gets exactly that many,
+                         drawn uniformly from all (`iid` and `shards` only)
+    shards_per_client    for `shards`
+    alpha                the concentration, for `dirichlet`
 
     - `iid`: a random deal; sizes differ by at most one.
     - `shards`: each client gets `shards_per_client` random runs of the samples sorted by label; the sizes
@@ -44,16 +50,15 @@ def partition(
     - `dirichlet`: each class is shared out in proportions drawn from Dir(alpha): a small alpha gives a
       class to few clients, a large one to all alike. A client left with nothing is given one sample of
       the then largest client.
+
+    Raises `ConfigError`, which names the argument, for values that cannot be used or that need more samples than
+    there are.
     """
     labels = _checked_labels(labels)
     clients = _positive(clients, "clients")
     shards_per_client = _positive(shards_per_client, "shards_per_client")
     if split not in SPLITS:
-        nearest = difflib.get_close_matches(str(split).lower(), SPLITS, n=1, cutoff=0.5)
-        guess = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ConfigError(
-            f"there is no split {split!r}", field="split", hint=f"{guess}The splits are: {', '.join(SPLITS)}"
-        )
+        raise unknown_name("split", split, SPLITS)
     alpha = _checked_alpha(alpha)
     wanted = _wanted(len(labels), clients, split, samples_per_client)
     if split == "dirichlet":

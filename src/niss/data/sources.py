@@ -15,7 +15,7 @@ import numpy as np
 from niss.data import mini, store
 from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, spec_named
 from niss.data.download import Progress
-from niss.data.formats import Arrays, Images, Labels, decode
+from niss.data.formats import Images, Labels, decode
 from niss.errors import DataError
 
 
@@ -67,23 +67,20 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class DatasetInfo:
-    """A line of the list of datasets.
+class DatasetInfo(DatasetSpec):
+    """A line of the list of datasets: its catalog entry, and where its files are on this machine.
 
-    `available` means that its files exist in `location`, not that they are right: nothing is read or hashed for the
-    list.
+    location   the folder of its files, or the embedded file; None where they are not all there
+
+    Nothing is read or hashed for the list: that the files exist does not mean that they are right.
     """
 
-    name: str
-    description: str
-    image_shape: tuple[int, int, int]
-    classes: int
-    train_size: int
-    test_size: int
-    licence: str
-    source: str
-    available: bool
-    location: Path | None
+    location: Path | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether all of its files exist."""
+        return self.location is not None
 
 
 def load_dataset(
@@ -105,15 +102,22 @@ def load_dataset(
 def fetch_dataset(name: str, *, root: Path | None = None, progress: Progress | None = None) -> Path:
     """Make the dataset available offline and verify it; returns the folder of its files.
 
-    What is already there is only verified. For the embedded `mnist-mini` there is nothing to fetch, and
-    the path is that of its file.
+    Arguments and errors are those of `load_dataset`. What is already there is only verified. For the embedded
+    `mnist-mini` there is nothing to fetch, and the path is that of its file.
     """
     return fetch_spec(spec_named(name), root=root, progress=progress)
 
 
 def list_datasets() -> list[DatasetInfo]:
     """All datasets, and whether and where the files of each one are on this machine. Reads none of them."""
-    return [_info(spec) for spec in CATALOG]
+    return [DatasetInfo(**vars(spec), location=_location(spec)) for spec in CATALOG]
+
+
+def _location(spec: DatasetSpec) -> Path | None:
+    if isinstance(spec.layout, EmbeddedLayout):
+        return mini.mini_path()
+    local = store.find(spec, store.search_roots(None))
+    return None if local is None else local.folder
 
 
 def load_spec(
@@ -122,15 +126,17 @@ def load_spec(
     """`load_dataset` for a catalog entry, which may be one that is not in the catalog."""
     if isinstance(spec.layout, EmbeddedLayout):
         arrays, checksum = mini.read_mini()
-        return _dataset(spec, arrays, {spec.layout.file: checksum})
-    roots = store.search_roots(root)
-    found = store.find(spec, roots)
-    if found is None:
-        if not download:
-            raise store.not_here(spec, roots)
-        found = store.fetch(spec, root, progress)
-    contents, checksums = store.read_verified(found)
-    return _dataset(spec, decode(spec, contents), checksums)
+        checksums = {spec.layout.file: checksum}
+    else:
+        roots = store.search_roots(root)
+        local = store.find(spec, roots)
+        if local is None:
+            if not download:
+                raise store.not_here(spec, roots)
+            local = store.fetch(spec, root, progress)
+        contents, checksums = store.read_verified(local)
+        arrays = decode(spec, contents)
+    return Dataset(spec.name, *arrays, spec.classes, spec.mean, spec.std, checksums)
 
 
 def fetch_spec(spec: DatasetSpec, *, root: Path | None = None, progress: Progress | None = None) -> Path:
@@ -139,38 +145,3 @@ def fetch_spec(spec: DatasetSpec, *, root: Path | None = None, progress: Progres
         mini.read_mini()
         return mini.mini_path()
     return store.fetch(spec, root, progress).folder
-
-
-def _info(spec: DatasetSpec) -> DatasetInfo:
-    """What the list says of one dataset."""
-    if isinstance(spec.layout, EmbeddedLayout):
-        location: Path | None = mini.mini_path()
-    else:
-        found = store.find(spec, store.search_roots(None))
-        location = None if found is None else found.folder
-    return DatasetInfo(
-        name=spec.name,
-        description=spec.description,
-        image_shape=spec.image_shape,
-        classes=spec.classes,
-        train_size=spec.train_size,
-        test_size=spec.test_size,
-        licence=spec.licence,
-        source=spec.source,
-        available=location is not None,
-        location=location,
-    )
-
-
-def _dataset(spec: DatasetSpec, arrays: Arrays, checksums: Mapping[str, str]) -> Dataset:
-    return Dataset(
-        name=spec.name,
-        train_images=arrays.train_images,
-        train_labels=arrays.train_labels,
-        test_images=arrays.test_images,
-        test_labels=arrays.test_labels,
-        classes=spec.classes,
-        mean=spec.mean,
-        std=spec.std,
-        checksums=checksums,
-    )

@@ -8,14 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from niss.data.catalog import DatasetSpec, SourceFile, mismatch, sha256
+from niss.data.catalog import DatasetSpec, SourceFile, sha256
 from niss.data.download import DownloadError, Progress, download
 from niss.errors import DataError
 
 
 @dataclass(frozen=True)
 class Found:
-    """A complete set of files of a dataset, in `folder`. Present, not yet verified."""
+    """A complete set of files of a dataset on this machine: present, not yet verified.
+
+    spec     the catalog entry
+    folder   where they are
+    files    one of the spec's file sets
+    """
 
     spec: DatasetSpec
     folder: Path
@@ -44,7 +49,7 @@ def search_roots(root: Path | None) -> list[Path]:
 
 
 def find(spec: DatasetSpec, roots: Sequence[Path]) -> Found | None:
-    """The first complete set of files, by existence alone."""
+    """The first complete set of files below one of `roots`, by existence alone; None where none is complete."""
     for root in roots:
         folder = root / spec.name
         for files in spec.file_sets:
@@ -56,34 +61,36 @@ def find(spec: DatasetSpec, roots: Sequence[Path]) -> Found | None:
 def fetch(spec: DatasetSpec, root: Path | None, progress: Progress | None = None) -> Found:
     """A complete and verified set of files: what is there is checked, what is missing is downloaded.
 
-    Downloads go to the last of `search_roots(root)`: the given root, or else the user cache.
+    Downloads go to the last of `search_roots(root)`: the given root, or else the user cache. Raises `DataError` for a
+    file whose checksum is wrong, which stays where it is, and where no mirror delivers.
     """
     roots = search_roots(root)
-    found = find(spec, roots)
-    if found is None:
-        found = Found(spec, roots[-1] / spec.name, spec.file_sets[-1])
-    for file in found.files:
-        path = found.folder / file.name
+    local = find(spec, roots) or Found(spec, roots[-1] / spec.name, spec.file_sets[-1])
+    for file in local.files:
+        path = local.folder / file.name
         if path.is_file():
             with _read_errors(path):
                 checksum = file.digest.of_file(path)
-            _refuse_wrong(spec, path, file, checksum)
+            file.digest.check(path, checksum, fix=_how_to_replace(spec, path))
             continue
         try:
             download(file.urls, path, digest=file.digest, max_bytes=file.max_bytes, progress=progress)
         except DownloadError as error:
-            raise DataError(error.message, hint=_how_to_provide(spec, found.folder)) from error
-    return found
+            raise DataError(error.message, hint=_how_to_provide(spec, local.folder)) from error
+    return local
 
 
-def read_verified(found: Found) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The contents of the files and their SHA-256, both by name; the very bytes that were verified."""
+def read_verified(local: Found) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The contents of the files and their SHA-256, both by name; the very bytes that were verified.
+
+    Raises `DataError` for a file that cannot be read, or whose checksum is not the published one.
+    """
     contents: dict[str, bytes] = {}
-    for file in found.files:
-        path = found.folder / file.name
+    for file in local.files:
+        path = local.folder / file.name
         with _read_errors(path):
             raw = path.read_bytes()
-        _refuse_wrong(found.spec, path, file, file.digest.of_bytes(raw))
+        file.digest.check(path, file.digest.of_bytes(raw), fix=_how_to_replace(local.spec, path))
         contents[file.name] = raw
     return contents, {name: sha256(raw) for name, raw in contents.items()}
 
@@ -107,11 +114,8 @@ def _how_to_provide(spec: DatasetSpec, folder: Path) -> str:
     )
 
 
-def _refuse_wrong(spec: DatasetSpec, path: Path, file: SourceFile, found: str) -> None:
-    """Refuse a file whose checksum is not the published one."""
-    if found != file.digest.hexdigest:
-        fix = f"delete {path}, then run `niss data fetch {spec.name}` to fetch it again"
-        raise mismatch(path, file.digest, found, fix=fix)
+def _how_to_replace(spec: DatasetSpec, path: Path) -> str:
+    return f"delete {path}, then run `niss data fetch {spec.name}` to fetch it again"
 
 
 @contextlib.contextmanager

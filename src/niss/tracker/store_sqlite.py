@@ -185,10 +185,10 @@ class SqliteStore(Store):
             return Seating(request.hash, packed)
 
     def _check_turn(self, run: bytes, link: int) -> None:
-        """Refuse a run that has not begun, and a link that is not above all that were let out."""
-        begun = self.run(run)
-        if begun is None or link <= begun.highest:
-            raise self._over(None if begun is None else begun.highest)
+        """Refuse a run that has not started, and a link that is not above all that were let out."""
+        started = self.run(run)
+        if started is None or link <= started.highest:
+            raise self._over(None if started is None else started.highest)
 
     def _choose(self, request: SeatRequest, now: float) -> list[bytes]:
         """The live clients to be seated that have a prekey left: those named, in that order, or a random sample."""
