@@ -31,8 +31,7 @@ from harness import machine, one_line, write_json
 from threadpoolctl import threadpool_limits
 
 from niss.accounting.protocol_rounds import Assessor
-from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
-from niss.protocol.beacon import BeaconChain
+from niss.protocol.agreement import Agreed, BeaconChain, agree, participants_hash, survivors_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity, PrekeyStore, published
 from niss.protocol.messages import (

@@ -9,7 +9,7 @@ import sys
 from enum import Enum
 from pathlib import Path
 
-from niss.protocol.table import CLIENT_TABLE, SERVER_TABLE
+from niss.protocol.states import CLIENT_TABLE, SERVER_TABLE
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "protocol-states.md"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from docs_pictures import BLUE, MUTED, ORANGE, PALE, bare, canvas, save
 from matplotlib.axes import Axes
 
-from niss.protocol.table import CLIENT_TABLE, SERVER_TABLE
+from niss.protocol.states import CLIENT_TABLE, SERVER_TABLE
 
 ROOT = Path(__file__).parents[1]
 _GAP = 1.25

@@ -35,7 +35,7 @@ from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, SurvivorClaim, Upload, Verdict
 from niss.protocol.server import Server
-from niss.protocol.table import ServerState
+from niss.protocol.states import ServerState
 from niss.protocol.wire import decode, encode, signed_part
 from support.protocol_round import Federation
 
@@ -125,8 +125,7 @@ class World:
 
     def _with_beacon(self, opened: RoundOpen) -> RoundOpen:
         """The holder signs whatever terms and list it is shown, with the link of this round."""
-        from niss.protocol.agreement import participants_hash, terms_hash
-        from niss.protocol.beacon import _signed
+        from niss.protocol.agreement import _signed, participants_hash, terms_hash
 
         commitment = participants_hash(opened.participants) + terms_hash(opened.terms)
         beacon = self.opened.beacon

@@ -7,7 +7,7 @@ import pytest
 
 from niss import ShareGraph
 from niss.mechanism import add_shares
-from niss.mechanism.clique import add_clique_shares, find_clique
+from niss.mechanism.shares import add_clique_shares, find_clique
 from niss.randomness import SimStream
 from niss.simulation.uploads import HostUploads
 

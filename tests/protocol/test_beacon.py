@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import participants_hash, terms_hash
-from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain, link_of, verify_beacon
+from niss.protocol.agreement import (
+    LINKS_PER_ROUND,
+    BeaconChain,
+    link_of,
+    participants_hash,
+    terms_hash,
+    verify_beacon,
+)
 from niss.protocol.keys import Identity
 from support.protocol_round import Federation, carried, resigned
 

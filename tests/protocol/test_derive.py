@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import RoundContext
-from niss.protocol.keys import x25519_public
-from niss.protocol.secret import SecretBytes, length_prefixed
+from niss.protocol.keys import SecretBytes, length_prefixed, x25519_public
 from niss.protocol.shares import derive_seed, expand, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 

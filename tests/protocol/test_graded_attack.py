@@ -23,7 +23,7 @@ from niss.protocol.client import Client
 from niss.protocol.messages import RevealRequest, SealedPiece, SurvivorClaim, Verdict
 from niss.protocol.server import rebuild
 from niss.protocol.shamir import Piece
-from niss.protocol.table import ClientState
+from niss.protocol.states import ClientState
 from niss.protocol.wire import signed_part
 from support.protocol_round import Federation, carried, opened_pieces, resigned
 

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.keys import Identity, PrekeyStore, SignedPrekey, check_public, fingerprint, verify
-from niss.protocol.secret import length_prefixed
+from niss.protocol.keys import (
+    Identity,
+    PrekeyStore,
+    SignedPrekey,
+    check_public,
+    fingerprint,
+    length_prefixed,
+    verify,
+)
 from support.fixed_entropy import FixedEntropy
 
 # RFC 8032, section 7.1, test 1.

@@ -19,8 +19,8 @@ from niss.errors import LocalProtocolError, NissError
 from niss.protocol import client as client_module
 from niss.protocol import shares as shares_module
 from niss.protocol.client import Client
-from niss.protocol.memory import dump, restore
 from niss.protocol.messages import SealedPiece
+from niss.protocol.states import dump, restore
 from support.protocol_round import Federation, carried, resigned
 
 ABSENT = 5

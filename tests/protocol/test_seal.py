@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.secret import SecretBytes
+from niss.protocol.keys import SecretBytes
 from niss.protocol.shares import LONGEST_PLAINTEXT, OVERHEAD_BYTES, open_sealed, seal
 from support.fixed_entropy import FixedEntropy, context
 

@@ -18,8 +18,7 @@ import pytest
 
 from niss.errors import NissError
 from niss.protocol.keyfile import create_keyfile, load_keyfile
-from niss.protocol.keys import Identity, PrekeyStore, x25519_public
-from niss.protocol.secret import Secret, SecretBytes
+from niss.protocol.keys import Identity, PrekeyStore, Secret, SecretBytes, x25519_public
 from niss.protocol.shamir import Piece, combine, commit, split
 from niss.protocol.shares import derive_seed, open_sealed, pair_secret, seal
 from support.fixed_entropy import FixedEntropy, context

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.secret import SecretBytes, length_prefixed
+from niss.protocol.keys import SecretBytes, length_prefixed
 from niss.protocol.shamir import PRIME, Piece, check_commitment, combine, commit, split
 from support.fixed_entropy import FixedEntropy
 

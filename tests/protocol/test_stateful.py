@@ -21,7 +21,7 @@ from niss.mechanism import clip_l2
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.messages import RevealRequest, RoundOpen, SealedPiece, SurvivorClaim, Upload, Verdict
 from niss.protocol.server import Outcome
-from niss.protocol.table import ServerState
+from niss.protocol.states import ServerState
 from support.protocol_round import Federation, carried, resigned
 
 INTENDED = (ProtocolError, PrivacyError, ConfigError)

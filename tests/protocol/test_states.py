@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.table import (
+from niss.protocol.states import (
     CLIENT_TABLE,
     SERVER_TABLE,
     ClientState,

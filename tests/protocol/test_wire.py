@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.messages import Message, RevealedEdge, Upload
-from niss.protocol.packing import pack
-from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, signed_part
+from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, pack, signed_part
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")

@@ -14,7 +14,7 @@ import pytest
 import niss
 from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.protocol_rounds import make_terms
-from niss.protocol.beacon import LINKS_PER_ROUND, link_of
+from niss.protocol.agreement import LINKS_PER_ROUND, link_of
 from niss.randomness import SimStream
 from niss.simulation import records
 from niss.simulation import round as round_module

@@ -11,7 +11,7 @@ from torch import nn
 
 import niss
 from niss.accounting import forecast
-from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.simulation.exchange import ProtocolExchange
 from support.federation import small_config

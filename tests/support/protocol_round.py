@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 
 from niss.mechanism import clip_l2
-from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.beacon import BeaconChain, _signed, link_of
+from niss.protocol.agreement import (
+    Agreed,
+    BeaconChain,
+    _signed,
+    agree,
+    link_of,
+    participants_hash,
+    terms_hash,
+)
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.protocol.agreement import participants_hash
-from niss.protocol.beacon import link_of, verify_beacon
+from niss.protocol.agreement import link_of, participants_hash, verify_beacon
 from niss.protocol.keyfile import create_keyfile
 from niss.tracker.client import TrackerClient, TrackerRefused
 from tracker.harness import member, members, tracker_process

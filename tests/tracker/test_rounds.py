@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.protocol.agreement import agree, participants_hash, terms_hash
-from niss.protocol.beacon import link_of, verify_beacon
+from niss.protocol.agreement import agree, link_of, participants_hash, terms_hash, verify_beacon
 from niss.protocol.keys import Identity, verify
 from niss.protocol.messages import Beacon, RoundOpen, Terms
 from niss.tracker.auth import Refusal, check_anchor

@@ -9,10 +9,9 @@ up to the method (`niss.methods`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +29,6 @@ RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 # The part of delta that pays for the bound on colluding neighbours.
 FAILURE_SHARE = 0.1
 # How a configuration writes that tau2 is to be calibrated.
-CALIBRATED = "calibrated"
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -128,31 +126,6 @@ class Plan:
                 field="groups",
                 hint="for example groups = [[0, 1, 2], [3, 4, 5]]",
             )
-
-    @classmethod
-    def from_sections(cls, *sections: Mapping[str, Any], **values: Any) -> Plan:
-        """A plan from the sections of a configuration, which name their settings as a plan does.
-
-        Of each section the settings that a plan has are taken, and others ignored; later ones and `values` override
-        earlier ones. `tau2 = "calibrated"` stands for None.
-
-        >>> Plan.from_sections({"clip": 2.0, "scope": "round"}, {"tau2": "calibrated"}, method="niss").clip
-        2.0
-        """
-        names = {field.name for field in fields(cls)}
-        chosen = {name: value for section in sections for name, value in section.items() if name in names}
-        chosen |= values
-        if chosen.get("tau2") == CALIBRATED:
-            chosen["tau2"] = None
-        return cls(**chosen)
-
-    def section(self, names: Iterable[str]) -> dict[str, Any]:
-        """The other way round: those of these settings that a plan has, as a configuration writes them."""
-        known = {field.name for field in fields(self)}
-        values = {name: getattr(self, name) for name in names if name in known}
-        return {
-            name: CALIBRATED if name == "tau2" and value is None else value for name, value in values.items()
-        }
 
     @property
     def kind(self) -> Method:

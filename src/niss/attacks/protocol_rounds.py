@@ -24,14 +24,11 @@ from niss.attacks.observation import FloatArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred
 from niss.protocol import messages
-from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.beacon import BeaconChain
+from niss.protocol.agreement import Agreed, BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
-from niss.protocol.keys import Identity
-from niss.protocol.packing import unpack
-from niss.protocol.secret import SecretBytes
+from niss.protocol.keys import Identity, SecretBytes
 from niss.protocol.shamir import Piece, check_commitment, combine
-from niss.protocol.wire import decode, encode, signed_part
+from niss.protocol.wire import decode, encode, signed_part, unpack
 from niss.randomness import SecretStream, SimStream
 
 Survivors = tuple[int, ...]

@@ -10,6 +10,15 @@ and `in_k` the total weight of the edges into `k`. Each distortion (`DISTORTIONS
 two it is. All of them leave the aggregate variance `sum_k tau_k^2 sigma^2 in_k` (the paper's Lemma 1 and Theorem 2).
 Where the paper's Algorithm 2 draws shares of variance `sigma_k^2`, its text and proofs need the unit
 variance `sigma^2`: the unit variance is used here.
+
+`add_shares` draws every share and is the reference. Where everyone shares with everyone, `Clique` has the same law from
+one draw a client; that is for simulations, where nobody holds a single share. With a share of variance `s^2` from
+each of k clients to each other one, client `a` adds
+
+    S_a = sum_{b != a} (n_ab - n_ba),    Cov(S_a, S_a') = 2 s^2 (k [a = a'] - 1),
+
+and so does `S_a = sqrt(2 k) s (g_a - mean(g))` with one standard normal `g_a` a client: the same law from k draws
+instead of k (k - 1).
 """
 
 from __future__ import annotations
@@ -227,3 +236,41 @@ def _per_client(values: ArrayLike, clients: int, field: str) -> FloatArray:
     if not np.all(np.isfinite(array)) or array.min() < 0.0:
         raise ConfigError("must be finite and not negative", field=field)
     return array
+
+
+@dataclass(frozen=True)
+class Clique:
+    """Clients of whom each sends `weight` unit shares to each other one."""
+
+    seats: NDArray[np.int64]
+    weight: float
+
+
+def find_clique(edges: Edges) -> Clique | None:
+    """The clique that all edges make up; None where they are something else, or none."""
+    seats = np.unique(edges.senders)
+    if seats.size < 2 or edges.senders.size != seats.size * (seats.size - 1):
+        return None
+    # No edge is there twice or leads back to its sender, so that many between these seats are all there are.
+    within = np.isin(edges.receivers, seats).all()
+    if not within or edges.weights.min() != edges.weights.max():
+        return None
+    return Clique(seats, float(edges.weights[0]))
+
+
+def add_clique_shares(
+    uploads: NDArray[np.floating[Any]], clique: Clique, *, unit_variance: float, stream: SimStream
+) -> None:
+    """Add simulated shares of a clique to its rows of `uploads`, in place, undistorted. Their sum is zero."""
+    dtype, size = uploads.dtype, clique.seats.size
+    deviation = dtype.type(math.sqrt(2.0 * size * clique.weight * unit_variance))
+    sources = [
+        normal_blocks(stream.child("clique", int(seat)), uploads.shape[1], dtype) for seat in clique.seats
+    ]
+    for parts in zip(*sources, strict=True):
+        place = parts[0][0]
+        drawn = np.stack([normals for _, normals in parts])
+        drawn -= drawn.mean(axis=0, dtype=np.float64).astype(dtype)
+        drawn *= deviation
+        for seat, shares in zip(clique.seats, drawn, strict=True):
+            uploads[seat, place] += shares

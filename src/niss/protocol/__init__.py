@@ -2,13 +2,13 @@
 
 A round of `Client` and `Server` machines, joined by whatever carries bytes. Top to bottom, what rests on what:
 
-    client, server          the two machines; `table` has all their states and steps, `memory` what a client keeps
+    client, server          the two machines; `states` has the table of their steps, and what a client remembers
     shares                  seeds that both ends of an edge derive, sealed pieces, the noise of an upload
-    agreement, beacon       the graph and the context that follow from an opened round; who releases its randomness
-    wire, packing           messages and vectors as bytes; `wire_fields` has the kinds of fields
+    agreement               beacon, graph and context that follow from an opened round
+    wire, wire_fields       messages and vectors as bytes; the kinds of fields
     messages                what is said: RoundOpen, Upload, SurvivorClaim, Verdict, RevealRequest, Reveal, Refusal
     keyfile, coalition_file a client's keys and the identities it trusts, on disk
-    keys, shamir, secret    identities and prekeys, split secrets, bytes that do not show themselves
+    keys, shamir            identities, prekeys and bytes that do not show themselves; split secrets
 
 No sockets, no clock, no hidden randomness: entropy comes in as an argument, and of these files only `keyfile` and
 `coalition_file` touch the disk.
@@ -23,14 +23,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from niss.protocol.agreement import LINKS_PER_ROUND as LINKS_PER_ROUND
     from niss.protocol.agreement import Agreed as Agreed
+    from niss.protocol.agreement import BeaconChain as BeaconChain
     from niss.protocol.agreement import agree as agree
     from niss.protocol.agreement import draw_graph as draw_graph
+    from niss.protocol.agreement import link_of as link_of
     from niss.protocol.agreement import participants_hash as participants_hash
     from niss.protocol.agreement import terms_hash as terms_hash
-    from niss.protocol.beacon import LINKS_PER_ROUND as LINKS_PER_ROUND
-    from niss.protocol.beacon import BeaconChain as BeaconChain
-    from niss.protocol.beacon import link_of as link_of
     from niss.protocol.client import Client as Client
     from niss.protocol.client import Policy as Policy
     from niss.protocol.coalition_file import Coalition as Coalition
@@ -38,14 +38,20 @@ if TYPE_CHECKING:
     from niss.protocol.keyfile import create_keyfile as create_keyfile
     from niss.protocol.keyfile import default_keyfile as default_keyfile
     from niss.protocol.keyfile import load_identity as load_identity
+    from niss.protocol.keys import LARGEST_UINT64 as LARGEST_UINT64
     from niss.protocol.keys import PUBLIC_BYTES as PUBLIC_BYTES
     from niss.protocol.keys import SIGNATURE_BYTES as SIGNATURE_BYTES
+    from niss.protocol.keys import Entropy as Entropy
     from niss.protocol.keys import Identity as Identity
     from niss.protocol.keys import PrekeyStore as PrekeyStore
+    from niss.protocol.keys import SecretBytes as SecretBytes
     from niss.protocol.keys import SignedPrekey as SignedPrekey
     from niss.protocol.keys import check_prekey as check_prekey
     from niss.protocol.keys import check_public as check_public
+    from niss.protocol.keys import draw as draw
     from niss.protocol.keys import fingerprint as fingerprint
+    from niss.protocol.keys import length_prefixed as length_prefixed
+    from niss.protocol.keys import uint64 as uint64
     from niss.protocol.keys import verify as verify
     from niss.protocol.messages import MODES as MODES
     from niss.protocol.messages import Beacon as Beacon
@@ -61,13 +67,6 @@ if TYPE_CHECKING:
     from niss.protocol.messages import Terms as Terms
     from niss.protocol.messages import Upload as Upload
     from niss.protocol.messages import Verdict as Verdict
-    from niss.protocol.packing import unpack as unpack
-    from niss.protocol.secret import LARGEST_UINT64 as LARGEST_UINT64
-    from niss.protocol.secret import Entropy as Entropy
-    from niss.protocol.secret import SecretBytes as SecretBytes
-    from niss.protocol.secret import draw as draw
-    from niss.protocol.secret import length_prefixed as length_prefixed
-    from niss.protocol.secret import uint64 as uint64
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
     from niss.protocol.shamir import Piece as Piece
@@ -76,23 +75,21 @@ if TYPE_CHECKING:
     from niss.protocol.wire import decode as decode
     from niss.protocol.wire import encode as encode
     from niss.protocol.wire import signed_part as signed_part
+    from niss.protocol.wire import unpack as unpack
     from niss.protocol.wire_fields import Limits as Limits
 
 _NAMES = {
-    "agreement": "Agreed agree draw_graph participants_hash terms_hash",
-    "beacon": "LINKS_PER_ROUND BeaconChain link_of",
+    "agreement": "LINKS_PER_ROUND Agreed BeaconChain agree draw_graph link_of participants_hash terms_hash",
     "client": "Client Policy",
     "coalition_file": "Coalition load_coalition",
     "keyfile": "create_keyfile default_keyfile load_identity",
-    "keys": "PUBLIC_BYTES SIGNATURE_BYTES Identity PrekeyStore SignedPrekey check_prekey "
-    "check_public fingerprint verify",
+    "keys": "LARGEST_UINT64 PUBLIC_BYTES SIGNATURE_BYTES Entropy Identity PrekeyStore SecretBytes SignedPrekey "
+    "check_prekey check_public draw fingerprint length_prefixed uint64 verify",
     "messages": "MODES Beacon Message Participant Prekey Refusal Reveal "
     "RevealRequest RoundOpen SealedPiece SurvivorClaim Terms Upload Verdict",
-    "packing": "unpack",
-    "secret": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",
     "server": "Outcome Server",
     "shamir": "Piece check_commitment combine",
-    "wire": "decode encode signed_part",
+    "wire": "decode encode signed_part unpack",
     "wire_fields": "Limits",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -19,10 +19,16 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
-from niss.protocol.agreement import Agreed, agree, participants_hash, survivors_hash, terms_hash
-from niss.protocol.beacon import link_of, verify_beacon
-from niss.protocol.keys import Identity, PrekeyStore, check_prekey, published, verify
-from niss.protocol.memory import CurrentRound, Memory, dump, restore
+from niss.protocol.agreement import (
+    Agreed,
+    agree,
+    link_of,
+    participants_hash,
+    survivors_hash,
+    terms_hash,
+    verify_beacon,
+)
+from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
 from niss.protocol.messages import (
     MODES,
     Prekey,
@@ -36,11 +42,9 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.packing import pack
-from niss.protocol.secret import Entropy, SecretBytes
 from niss.protocol.shares import PairSecrets, masked_upload, open_piece, round_update, self_mask_pieces
-from niss.protocol.table import client_step
-from niss.protocol.wire import decode, encode, signed_part
+from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
+from niss.protocol.wire import decode, encode, pack, signed_part
 
 Answer = TypeVar("Answer", Upload, Verdict, Reveal)
 

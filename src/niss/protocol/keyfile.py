@@ -15,8 +15,7 @@ from pathlib import Path
 
 from niss.errors import ConfigError, LocalProtocolError
 from niss.files import locked_folder, read_private, write_atomically, write_new
-from niss.protocol.keys import SECRET_BYTES, Identity, PrekeyStore
-from niss.protocol.secret import Secret, SecretBytes
+from niss.protocol.keys import SECRET_BYTES, Identity, PrekeyStore, Secret, SecretBytes
 
 _TAG = b"niss-keyfile/1\n"
 _CHECK_BYTES = 32

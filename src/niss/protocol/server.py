@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred, residues
 from niss.protocol.agreement import Agreed, agree, survivors_hash
-from niss.protocol.keys import Identity, check_prekey, verify
+from niss.protocol.keys import Identity, SecretBytes, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
     Participant,
@@ -29,11 +29,9 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.packing import check_packed, sum_packed
-from niss.protocol.secret import SecretBytes
 from niss.protocol.shamir import Piece, check_commitment, combine
-from niss.protocol.table import ServerState, server_step
-from niss.protocol.wire import signed_part
+from niss.protocol.states import ServerState, server_step
+from niss.protocol.wire import check_packed, signed_part, sum_packed
 from niss.randomness import SecretStream
 
 

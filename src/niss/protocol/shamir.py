@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.secret import Entropy, Secret, SecretBytes, draw, length_prefixed
+from niss.protocol.keys import Entropy, Secret, SecretBytes, draw, length_prefixed
 
 PRIME = 2**256 + 297
 SECRET_BYTES = 32

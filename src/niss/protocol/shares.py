@@ -32,9 +32,17 @@ from numpy.typing import NDArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.rounding import round_randomly
 from niss.protocol.agreement import Agreed, RoundContext
-from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES
+from niss.protocol.keys import (
+    PUBLIC_BYTES,
+    SECRET_BYTES,
+    Entropy,
+    Secret,
+    SecretBytes,
+    draw,
+    length_prefixed,
+    purpose_bytes,
+)
 from niss.protocol.messages import SealedPiece
-from niss.protocol.secret import Entropy, Secret, SecretBytes, draw, length_prefixed, purpose_bytes
 from niss.protocol.shamir import Piece, commit, split
 from niss.randomness import SecretStream
 

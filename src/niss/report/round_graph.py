@@ -21,8 +21,8 @@ from niss.accounting import Plan
 from niss.errors import NissError
 from niss.graph import ShareGraph
 from niss.methods import draw_graph
+from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
-from niss.protocol.beacon import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.report.ledger import read_ledger
 from niss.report.run_folder import MethodResult, ReportInput, RoundMetrics

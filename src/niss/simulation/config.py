@@ -22,7 +22,7 @@ from niss.errors import ConfigError
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.methods import DISTORTIONS, METHODS, Distortion, Method
-from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.simulation.config_checks import check_consistency
 
 PRESETS = ("demo", "paper")

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from niss.accounting import Assessor, Plan, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
-from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.beacon import LINKS_PER_ROUND, BeaconChain
+from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Message, Participant, Prekey, RoundOpen, Terms

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import PrivacyError
 from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, distortion_named, require_finite
-from niss.mechanism.clique import add_clique_shares, find_clique
-from niss.mechanism.shares import Distortion, Edges, SomeEdges
+from niss.mechanism.shares import Distortion, Edges, SomeEdges, add_clique_shares, find_clique
 from niss.methods import UploadRows
 from niss.randomness import SimStream
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from niss.protocol.beacon import LINKS_PER_ROUND
+from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.protocol.keys import SignedPrekey
 from niss.tracker import schema
 from niss.tracker.auth import PATTERNS, Refusal, Signed

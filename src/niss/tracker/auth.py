@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.keys import Identity, fingerprint, verify
-from niss.protocol.secret import length_prefixed, uint64
+from niss.protocol.keys import Identity, fingerprint, length_prefixed, uint64, verify
 
 
 class Refusal(RemoteProtocolError):

@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from niss.protocol.beacon import BeaconChain
-from niss.protocol.keys import Identity
+from niss.protocol.agreement import BeaconChain
+from niss.protocol.keys import Identity, SecretBytes, length_prefixed, uint64
 from niss.protocol.messages import Beacon
-from niss.protocol.secret import SecretBytes, length_prefixed, uint64
 from niss.tracker.auth import ANCHOR_PURPOSE, Refusal, anchor_message
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.store import Attempt, Run

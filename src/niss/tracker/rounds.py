@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from niss.graph import ShareGraph
-from niss.protocol.agreement import draw_graph, participants_hash
-from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.keys import Identity
+from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, participants_hash
+from niss.protocol.keys import Entropy, Identity, draw
 from niss.protocol.messages import Beacon, Participant
-from niss.protocol.secret import Entropy, draw
 from niss.tracker.auth import LIST_PURPOSE, Refusal, list_message, require_server
 from niss.tracker.beacons import BeaconHolder
 from niss.tracker.limits import LONGEST_RUN

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Depends, Path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from niss.protocol.beacon import LINKS_PER_ROUND
-from niss.protocol.secret import LARGEST_UINT64
+from niss.protocol.agreement import LINKS_PER_ROUND
+from niss.protocol.keys import LARGEST_UINT64
 from niss.tracker.limits import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN
 from niss.tracker.store import Attempt
 

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from niss.errors import RemoteProtocolError
 from niss.protocol.coalition_file import Coalition
-from niss.protocol.keys import Identity, fingerprint
-from niss.protocol.secret import Entropy
+from niss.protocol.keys import Entropy, Identity, fingerprint
 from niss.tracker.auth import Refusal, Signed, check_request, require_server
 from niss.tracker.beacons import BeaconHolder, OwnChains
 from niss.tracker.limits import Buckets, Settings

@@ -18,10 +18,16 @@ from functools import cached_property
 from typing import NamedTuple
 
 from niss.errors import ConfigError
-from niss.protocol.beacon import LINKS_PER_ROUND, link_of
-from niss.protocol.keys import PUBLIC_BYTES, SIGNATURE_BYTES, SignedPrekey, fingerprint
+from niss.protocol.agreement import LINKS_PER_ROUND, link_of
+from niss.protocol.keys import (
+    PUBLIC_BYTES,
+    SIGNATURE_BYTES,
+    SignedPrekey,
+    fingerprint,
+    length_prefixed,
+    uint64,
+)
 from niss.protocol.messages import Participant, Prekey
-from niss.protocol.secret import length_prefixed, uint64
 from niss.tracker.auth import Refusal
 
 NUMBER_BYTES = 8
@@ -174,7 +180,7 @@ class Store(ABC):
     """Everything a tracker must not forget; what all stores guarantee is said at the top of this module.
 
     identity        a client's public key, 32 bytes
-    run, link       a run's name, and the number of an attempt in it (`niss.protocol.beacon.link_of`)
+    run, link       a run's name, and the number of an attempt in it (`niss.protocol.agreement.link_of`)
     now, expires    wall time in seconds; a client is live, and can be seated, until it expires
     trouble         the errors that any method may raise when the store is out of order
 

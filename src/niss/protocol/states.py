@@ -1,8 +1,12 @@
-"""What a client must not forget: which rounds it answered, what it agreed to, and what it gave away.
+"""The states of a round, the table of steps between them, and what a client must remember of them.
 
-The driver keeps the bytes on durable storage; the machine hands them over before it lets any message go. A client
-whose memory is lost must not take part under the same identity again: it could answer a round twice, and the
-difference of two uploads with the same shares is free of them.
+`tolerate`: a client goes IDLE -> UPLOADED and waits for the next round, the server IDLE -> COLLECTING -> CLOSED.
+`repair` adds judging who survived and revealing what the dropped left behind. Whatever is not in a table is refused.
+
+A client's `Memory` says which rounds it answered, what it agreed to and what it gave away. The driver keeps its bytes
+on durable storage; the machine hands them over before it lets any message go. A client whose memory is lost must not
+take part under the same identity again: it could answer a round twice, and the difference of two uploads with the
+same shares is free of them.
 """
 
 from __future__ import annotations
@@ -10,11 +14,95 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from niss.errors import LocalProtocolError
-from niss.protocol.secret import SecretBytes
-from niss.protocol.table import ClientState
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.keys import SecretBytes
+
+
+class ClientState(Enum):
+    """Where a client stands in its current round; part of what it must not forget.
+
+    IDLE        has not answered a round yet
+    UPLOADED    has sent its noisy update; whatever comes later can only be a repair, or the next round
+    JUDGED      has signed one survivor set, and will sign no other in this round
+    REVEALED    has given edges and pieces for that set
+    """
+
+    IDLE = "idle"
+    UPLOADED = "uploaded"
+    JUDGED = "judged"
+    REVEALED = "revealed"
+
+
+class ServerState(Enum):
+    """Where the server stands in its current round.
+
+    IDLE        has not opened a round yet
+    COLLECTING  takes uploads
+    JUDGING     has claimed who survived, and takes verdicts
+    REPAIRING   has asked for reveals, and takes them
+    CLOSED      has summed; the next round may be opened
+    """
+
+    IDLE = "idle"
+    COLLECTING = "collecting"
+    JUDGING = "judging"
+    REPAIRING = "repairing"
+    CLOSED = "closed"
+
+
+# (state, what arrives) -> next state. A client answers a new round from any state: the old one is over for it.
+CLIENT_TABLE: dict[tuple[ClientState, str], ClientState] = {
+    (ClientState.IDLE, "RoundOpen"): ClientState.UPLOADED,
+    (ClientState.UPLOADED, "RoundOpen"): ClientState.UPLOADED,
+    (ClientState.JUDGED, "RoundOpen"): ClientState.UPLOADED,
+    (ClientState.REVEALED, "RoundOpen"): ClientState.UPLOADED,
+    (ClientState.UPLOADED, "SurvivorClaim"): ClientState.JUDGED,
+    (ClientState.JUDGED, "RevealRequest"): ClientState.REVEALED,
+    # Said again after a lost reply or a restart: the client repeats itself, and refuses anything else.
+    (ClientState.JUDGED, "SurvivorClaim"): ClientState.JUDGED,
+    (ClientState.REVEALED, "RevealRequest"): ClientState.REVEALED,
+}
+
+# What the driver asks for is in lower case, what arrives from clients in upper.
+SERVER_TABLE: dict[tuple[ServerState, str], ServerState] = {
+    (ServerState.IDLE, "open round"): ServerState.COLLECTING,
+    (ServerState.CLOSED, "open round"): ServerState.COLLECTING,
+    (ServerState.COLLECTING, "Upload"): ServerState.COLLECTING,
+    (ServerState.COLLECTING, "claim survivors"): ServerState.JUDGING,
+    (ServerState.JUDGING, "Verdict"): ServerState.JUDGING,
+    (ServerState.JUDGING, "request reveals"): ServerState.REPAIRING,
+    (ServerState.REPAIRING, "Reveal"): ServerState.REPAIRING,
+    (ServerState.COLLECTING, "finish"): ServerState.CLOSED,
+    (ServerState.JUDGING, "finish"): ServerState.CLOSED,
+    (ServerState.REPAIRING, "finish"): ServerState.CLOSED,
+}
+
+
+def client_step(state: ClientState, message: str) -> ClientState:
+    """The client's state after `message` (a message's class name), or `RemoteProtocolError`: it is out of turn."""
+    following = CLIENT_TABLE.get((state, message))
+    if following is None:
+        raise RemoteProtocolError(
+            f"{message} is not allowed while this client is in state {state.value!r}",
+            hint="the server is out of step; wait for the next round",
+        )
+    return following
+
+
+def server_step(state: ServerState, event: str) -> ServerState:
+    """The server's state after `event`: a message's class name, or in lower case what the driver asks for.
+
+    Out of turn, a message is a `RemoteProtocolError` and a call of the driver a `LocalProtocolError`.
+    """
+    following = SERVER_TABLE.get((state, event))
+    if following is None:
+        kind = RemoteProtocolError if event[0].isupper() else LocalProtocolError
+        raise kind(f"{event!r} is not allowed while the server is in state {state.value!r}")
+    return following
+
 
 _LOST = "enrol with a new identity; an old one without its memory could answer a round twice"
 
