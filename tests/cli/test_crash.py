@@ -22,7 +22,7 @@ CRASHING = """
 import sys
 from niss.cli import app, main
 from niss.protocol.keys import Identity
-from niss.protocol.secret import SecretBytes
+from niss.protocol.keys import SecretBytes
 from niss.randomness.secret import SecretStream
 
 SEED, KEY = bytes(range(100, 132)), bytes(range(7, 39))

@@ -79,13 +79,15 @@ def test_a_key_file_with_prekeys(earlier: Path) -> None:
 
 
 def test_the_folder_of_a_flower_node(earlier: Path) -> None:
-    keeping = pytest.importorskip("niss.flower.keeping", reason="Flower is not installed")
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from niss.flower.state import ClientState
+
     ledger = LedgerFile.read(earlier / "node" / "ledger.jsonl")
     assert ledger.spent("self") == pytest.approx(1.178061532905401, rel=1e-12)
     assert ledger.participations("self") == 2
     identity = load_identity(earlier / "node" / "identity.key")
     assert identity.public.hex() == "41ce81b4ca93fe0c9fc3cf7e1f173844500468be2dcf74dd2118a78e1c71e2e3"
-    notes = keeping.Notes.from_bytes((earlier / "node" / "notes").read_bytes())
-    assert notes.steps == {"6ab196de2eea25833291006cdabcba43": 3}
-    assert notes.memory is not None
-    assert list(notes.proposals) == ["6ab196de2eea25833291006cdabcba43"]
+    state = ClientState.from_bytes((earlier / "node" / "notes").read_bytes())
+    assert state.steps == {"6ab196de2eea25833291006cdabcba43": 3}
+    assert state.memory is not None
+    assert list(state.proposals) == ["6ab196de2eea25833291006cdabcba43"]

@@ -28,7 +28,6 @@ UNITS = ("client", "record", "nbafl")
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 # The part of delta that pays for the bound on colluding neighbours.
 FAILURE_SHARE = 0.1
-# How a configuration writes that tau2 is to be calibrated.
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -55,6 +54,10 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
+
+    >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
+    >>> plan.calibrated, plan.kind.shares_noise
+    (True, True)
     """
 
     method: str = "niss"

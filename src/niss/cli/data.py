@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,21 @@ app = typer.Typer(
 )
 
 
+# What `niss data list --json` tells of a dataset.
+_LISTED = [
+    "name",
+    "description",
+    "image_shape",
+    "classes",
+    "train_size",
+    "test_size",
+    "licence",
+    "source",
+    "available",
+    "location",
+]
+
+
 @register(app, "list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
     """Show every dataset, where it comes from and whether it is on this machine.
@@ -33,7 +48,8 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
 
     datasets = list_datasets()
     if as_json:
-        print_json([{**asdict(info), "location": info.location and str(info.location)} for info in datasets])
+        entries = [{name: getattr(info, name) for name in _LISTED} for info in datasets]
+        print_json([{**one, "location": one["location"] and str(one["location"])} for one in entries])
         return
     rows = [
         (
