@@ -54,7 +54,6 @@ __all__ = [
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
-    "Planned",
     "RoundPlan",
     "Statement",
     "assess",
@@ -64,7 +63,6 @@ __all__ = [
     "effective_variance",
     "forecast",
     "grid_delta",
-    "make_plan",
     "make_statement",
     "make_terms",
     "noise_multiplier",
@@ -72,7 +70,6 @@ __all__ = [
     "plan",
     "plan_coalitions",
     "propose_round",
-    "statement",
     "to_dp_event",
     "upload_mu",
 ]

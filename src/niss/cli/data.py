@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,19 +21,8 @@ app = typer.Typer(
 )
 
 
-# What `niss data list --json` tells of a dataset.
-_LISTED = [
-    "name",
-    "description",
-    "image_shape",
-    "classes",
-    "train_size",
-    "test_size",
-    "licence",
-    "source",
-    "available",
-    "location",
-]
+# Of a dataset's entry in the catalog, what its files are read by and no list shows.
+_INTERNAL = ("mean", "std", "layout", "file_sets")
 
 
 @register(app, "list")
@@ -48,8 +37,10 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
 
     datasets = list_datasets()
     if as_json:
-        entries = [{name: getattr(info, name) for name in _LISTED} for info in datasets]
-        print_json([{**one, "location": one["location"] and str(one["location"])} for one in entries])
+        entries = [
+            asdict(info) | {"available": info.available, "location": info.location} for info in datasets
+        ]
+        print_json([{key: value for key, value in one.items() if key not in _INTERNAL} for one in entries])
         return
     rows = [
         (

@@ -77,7 +77,7 @@ def results() -> Console:
 
 def print_json(value: Any) -> None:
     """Print a result for programs."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_table(
