@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from niss.attacks.experiment import distortion_names, method_names
 from niss.cli import completion
 from niss.cli.completion import one_of, run_folders, several_of
 
@@ -133,9 +134,9 @@ def test_the_names_are_those_of_the_settings() -> None:
         return get_args(section.model_fields[field].annotation)
 
     assert completion.PRESETS == config.PRESETS
-    assert set(literal(config.MethodConfig, "name")) == set(completion.method_names())
+    assert set(literal(config.MethodConfig, "name")) == set(method_names())
     assert literal(config.MethodConfig, "graph") == completion.GRAPHS
-    assert set(literal(config.MethodConfig, "distortion")) == set(completion.distortion_names())
+    assert set(literal(config.MethodConfig, "distortion")) == set(distortion_names())
     assert literal(config.ModelConfig, "name") == completion.MODELS
     assert literal(config.DataConfig, "split") == completion.SPLITS
     assert literal(config.TrainingConfig, "device") == completion.DEVICES
@@ -148,4 +149,4 @@ def test_the_help_names_every_method() -> None:
     from niss.cli.simulate import Method, Methods
 
     for kind in (Method, Methods):
-        assert set(re.findall(r"[a-z-]+", kind.__doc__ or "")) >= set(completion.method_names())
+        assert set(re.findall(r"[a-z-]+", kind.__doc__ or "")) >= set(method_names())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from niss import attacks
 from niss.attacks import experiment
-from niss.attacks.experiment import DISTORTIONS, VICTIM, Findings, Help, Progress, Row
+from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row, distortion_names
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class ColludeExperiment(experiment.PictureExperiment):
     hidden: experiment.Hidden = 16
     neighbours: experiment.Neighbours = 10.0
     distortions: Annotated[
-        tuple[str, ...], Help("Comma-separated: scalar, coordinate, additive.", choices=DISTORTIONS)
-    ] = DISTORTIONS
+        tuple[str, ...], Help("Comma-separated: scalar, coordinate, additive.", choices=distortion_names)
+    ] = ("scalar", "coordinate", "additive")
     rhos: Annotated[
         tuple[float, ...], Help("Comma-separated parts of the neighbours that collude.", flag="--rho")
     ] = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
@@ -64,10 +64,8 @@ class ColludeExperiment(experiment.PictureExperiment):
 
     def check(self) -> None:
         """Refuse what cannot be used."""
-        from niss.mechanism import DISTORTIONS as known
-
         super().check()
-        experiment.check_names(self.distortions, known, "--distortions")
+        experiment.check_names(self.distortions, tuple(distortion_names()), "--distortions")
         if not self.rhos or not all(0.0 <= rho <= 1.0 for rho in self.rhos):
             raise ConfigError("must be numbers from 0 to 1", field="--rho", hint="for example 0,0.5,1")
         if not self.tau2 > 0.0:

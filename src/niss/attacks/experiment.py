@@ -13,7 +13,7 @@ modules on first use.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
@@ -86,20 +86,18 @@ class Help:
 
     text       one line of help
     flag       the flag, where it is not the field's name with dashes
-    choices    values to complete; for a comma-separated option, of each part
+    choices    values to complete, or a function that finds them; for a comma-separated option, of each part
     metavar    the placeholder of the value in the help
     least      the smallest value that is accepted
     """
 
     text: str
     flag: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | Callable[[], Iterable[str]] = ()
     metavar: str | None = None
     least: int | None = None
 
 
-METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
-DISTORTIONS = ("scalar", "coordinate", "additive")
 VIEWS = ("alone", "joint")
 PRESETS = ("default", "paper")
 MODELS = ("mlp", "cnn", "lenet")
@@ -113,6 +111,20 @@ Hidden = Annotated[int, Help("Width of the hidden layer of the model.", least=1)
 Image = Annotated[
     str, Help("The private picture: a file, or one of a dataset.", metavar="PATH|DATASET:INDEX")
 ]
+
+
+def method_names() -> Iterable[str]:
+    """The methods that are registered."""
+    from niss.methods import METHODS
+
+    return METHODS
+
+
+def distortion_names() -> Iterable[str]:
+    """The distortions of shares that are registered."""
+    from niss.methods import DISTORTIONS
+
+    return DISTORTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +173,7 @@ class Experiment(ABC):
                 flag = note.flag or "--" + name.replace("_", "-")
                 if note.least is not None:
                     check_at_least(note.least, value, flag)
-                if note.choices and isinstance(value, str):
+                if isinstance(note.choices, tuple) and note.choices and isinstance(value, str):
                     check_names([value], note.choices, flag)
         self.setting()
         self.stream()

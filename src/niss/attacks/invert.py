@@ -148,13 +148,13 @@ class MethodsExperiment(SearchExperiment):
     """
 
     methods: Annotated[
-        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.METHODS)
+        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.method_names)
     ] = ("fedavg", "dp-fedavg", "niss")
     view: Annotated[
         str, Help("alone (the victim's upload) or joint (all uploads).", choices=experiment.VIEWS)
     ] = "alone"
     plan: Annotated[
-        str, Help("default, or paper: the noise of its attacks.drawing.Figure 4.", choices=experiment.PRESETS)
+        str, Help("default, or paper: the noise of its Figure 4.", choices=experiment.PRESETS)
     ] = "default"
     tau2: Annotated[float | None, Help("Distortion of received shares; default: that of the plan.")] = None
 

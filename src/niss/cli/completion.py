@@ -34,20 +34,6 @@ Names = Sequence[str] | Callable[[], Iterable[str]]
 """Names, or a function that finds them when TAB is pressed."""
 
 
-def method_names() -> Iterable[str]:
-    """The methods that are registered."""
-    from niss.methods import METHODS
-
-    return METHODS
-
-
-def distortion_names() -> Iterable[str]:
-    """The distortions of shares that are registered."""
-    from niss.methods import DISTORTIONS
-
-    return DISTORTIONS
-
-
 def one_of(names: Names) -> Completer:
     """Offers the names that begin as the word does."""
 

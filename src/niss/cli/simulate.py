@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from niss.attacks.experiment import distortion_names, method_names
 from niss.cli import completion
 from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.options import argument, flag_of, from_options, option
@@ -103,12 +104,12 @@ class Method:
     distortion  additive, scalar or coordinate.
     """
 
-    method: str | None = option(None, choices=completion.method_names)
+    method: str | None = option(None, choices=method_names)
     tau2: str | None = option(None, choices=("calibrated",))
     kappa: float | None = None
     neighbours: float | None = None
     graph: str | None = option(None, choices=completion.GRAPHS)
-    distortion: str | None = option(None, choices=completion.distortion_names)
+    distortion: str | None = option(None, choices=distortion_names)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Methods:
     methods  Comma-separated: fedavg, dp-fedavg, central-dp, niss.
     """
 
-    methods: tuple[str, ...] | None = option(None, choices=completion.method_names)
+    methods: tuple[str, ...] | None = option(None, choices=method_names)
 
 
 @from_options(Training, Method, Output, quiet=True)

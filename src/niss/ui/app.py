@@ -25,6 +25,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from niss.errors import ConfigError, NissError, RunFolderError
@@ -35,7 +36,7 @@ from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_PAGES = {"/": "planner.html", "/runs": "runs.html", "/live": "live.html"}
+_PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
 # The status of an answer that nobody reads: the browser has gone on to another question.
 _NOBODY_WAITS = 499
 
@@ -100,12 +101,12 @@ def _serve_files(app: FastAPI) -> None:
     contents = {
         entry.name: entry.read_bytes()
         for entry in (files("niss.ui") / "assets").iterdir()
-        if Path(entry.name).suffix in (*_KINDS, ".html")
+        if Path(entry.name).suffix in _KINDS
     }
-
+    pages = Environment(loader=PackageLoader("niss.ui", "assets"), autoescape=True, undefined=StrictUndefined)
     for path, name in _PAGES.items():
-        page = HTMLResponse(contents[name].replace(b"{version}", __version__.encode()))
-        app.add_route(path, _always(page))
+        page = pages.get_template(f"{name}.html").render(page=name, version=__version__)
+        app.add_route(path, _always(HTMLResponse(page)))
 
     @app.get("/assets/{name}")
     async def asset(name: str) -> Response:
