@@ -119,9 +119,9 @@ def draw(traces: dict[str, Trace], path: Path) -> None:
     from docs_pictures import BLUE, INK, LINES, MUTED, canvas, save
 
     heights = [0.9 + 0.3 * len({_room(name) for name in trace.files}) for trace in traces.values()]
-    figure, _ = canvas(width=11.0, height=sum(heights) + 0.7 * len(traces))
+    figure, _ = canvas(width=11.0, height=sum(heights))
     figure.clf()
-    grid = figure.add_gridspec(len(traces), 1, height_ratios=heights, hspace=0.45)
+    grid = figure.add_gridspec(len(traces), 1, height_ratios=heights)
     for place, (title, trace) in enumerate(traces.items()):
         axes = figure.add_subplot(grid[place])
         rooms = list(dict.fromkeys(_room(name) for name in trace.files))
@@ -146,7 +146,7 @@ def draw(traces: dict[str, Trace], path: Path) -> None:
         axes.set_yticks(list(lanes.values()), list(lanes))
         axes.set_xticks([])
         axes.set_xlim(-0.5, max(len(trace.files), 20) + 1.0)
-        axes.set_ylim(min(lanes.values()) - 0.5, 1.0)
+        axes.set_ylim(min(lanes.values()) - 0.5, 1.4)
         axes.set_title(f"{title}: {len(trace.files)} files", loc="left", fontsize=11, color=INK)
         axes.tick_params(length=0, colors=INK)
         for side in axes.spines.values():

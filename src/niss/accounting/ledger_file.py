@@ -281,7 +281,7 @@ class LedgerFile:
         """The clients' new totals, if this charge is allowed; the same checks for a new charge and one that is read."""
         for field, value in (("round", entry.round), ("attempt", entry.attempt)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise PrivacyError(f"{field}: must be a whole number, not below 0, not {value!r}")
+                raise PrivacyError(f"{field}: must be a whole number of at least 0, not {value!r}")
         if (entry.round, entry.attempt) in self._charged:
             raise PrivacyError(
                 f"round {entry.round}, attempt {entry.attempt}, was charged before",
@@ -304,7 +304,7 @@ class LedgerFile:
     def _total(self, client: str, mu: Mu) -> tuple[float, float, int]:
         self._require_known(client, new=True)
         if not (mu.joint >= 0.0 and mu.marginal >= 0.0):
-            raise PrivacyError(f"mus[{client}]: must be numbers, not below 0, not {tuple(mu)!r}")
+            raise PrivacyError(f"mus[{client}]: must be numbers of at least 0, not {tuple(mu)!r}")
         joint, marginal, count = self._squares.get(client, (0.0, 0.0, 0))
         joint += mu.joint * mu.joint
         budget = None if self.header.budgets is None else self.header.budgets[client]

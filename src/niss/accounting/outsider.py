@@ -251,5 +251,5 @@ def client_dp_event(ledger: LedgerFile, client: str) -> DpEvent:
 def _checked(mu: float | None) -> float:
     value = math.inf if mu is None else float(mu)
     if not value >= 0.0:
-        raise ConfigError(f"must be a number, not below 0, not {mu!r}", field="mus")
+        raise ConfigError(f"must be a number of at least 0, not {mu!r}", field="mus")
     return value

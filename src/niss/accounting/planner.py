@@ -416,7 +416,7 @@ def plan_coalitions(
     """
     if not groups:
         raise ConfigError(
-            "lists no groups", field="groups", hint="for example groups=[Group(10), Group(20, 0.1)]"
+            "needs at least one group", field="groups", hint="for example groups=[Group(10), Group(20, 0.1)]"
         )
     everyone = sum(group.size for group in groups)
     flat = forecast(participants=everyone, neighbours=neighbours, collusion=flat_collusion, **target)

@@ -72,7 +72,7 @@ class Corruption:
         for field in ("colluders", "revealed", "dropped"):
             value = getattr(self, field)
             if not isinstance(value, (int, np.integer)) or value < 0:
-                raise ConfigError(f"must be a whole number, not below 0, not {value!r}", field=field)
+                raise ConfigError(f"must be a whole number of at least 0, not {value!r}", field=field)
         if not 0.0 <= self.failure < 1.0:
             raise ConfigError(f"must lie in [0, 1), not {self.failure!r}", field="failure")
 
