@@ -112,7 +112,9 @@ class Plan:
             raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
         if self.unit == "record" and self.learning_rate is None:
             raise ConfigError(
-                "the record unit needs the rate of the one local step", field="learning_rate", hint="set learning_rate"
+                "the record unit needs the rate of the one local step",
+                field="learning_rate",
+                hint="set learning_rate",
             )
         for tau2 in self.tau2 if isinstance(self.tau2, tuple) else (self.tau2 or 0.0,):
             if not (math.isfinite(tau2) and tau2 >= 0.0):
