@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 from niss import attacks
 from niss.errors import ConfigError
 from niss.files import SHARED, to_json, write_json
-from niss.version import __version__
 
 if TYPE_CHECKING:
     from niss.randomness import SimStream
@@ -67,6 +66,8 @@ class Findings:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `attack.json`; numbers that JSON cannot hold become null."""
+        from niss.version import __version__
+
         values = {
             "attack": self.attack,
             "niss": __version__,
