@@ -13,6 +13,7 @@ are CPU time, with linear algebra on one thread.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import logging
 import os
@@ -49,7 +50,15 @@ from niss.protocol.messages import (
 )
 from niss.protocol.server import Server
 from niss.protocol.shamir import PIECE_BYTES, Piece, commit, split
-from niss.protocol.shares import OVERHEAD_BYTES, PairSecrets, open_piece, pair_secret, seal
+from niss.protocol.shares import (
+    OVERHEAD_BYTES,
+    PairSecrets,
+    edge_commitment,
+    open_piece,
+    pair_secret,
+    piece_commitment,
+    seal,
+)
 from niss.protocol.wire import encode, signed_part
 
 clock = time.process_time
@@ -293,16 +302,36 @@ class NissRound:
 
     def _stand_in_upload(self, seat: int, vector: bytes) -> Upload:
         one = self.stand_ins[seat - self.case.sampled]
-        commitment, pieces = b"", ()
+        commitment, pieces, edges = b"", (), ()
         if self.mode == "repair":
             seed, split_pieces = self._mask_of(seat)
             commitment = commit(seed, self.agreed.mask_context(seat))
             pieces = tuple(
-                SealedPiece(other, self._sealed(seat, other, piece))
+                SealedPiece(
+                    other,
+                    self._sealed(seat, other, piece),
+                    piece_commitment(self.agreed, seat, other, piece),
+                )
                 for other, piece in zip(self.linked[seat], split_pieces, strict=True)
             )
+            edges = tuple(
+                edge_commitment(self.agreed, seat, other, self._seeds(seat, other))
+                for other in self.linked[seat]
+            )
         fresh = published(one.store.batch(1, one.identity, os.urandom))
-        return one.signed("upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces))
+        return one.signed(
+            "upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces, edges)
+        )
+
+    def _seeds(self, seat: int, other: int) -> dict[tuple[int, int], bytes]:
+        """The true seeds of the shares with a sampled client; with another stand-in, bytes that both ends agree on."""
+        if other < self.case.sampled:
+            return dict(PairSecrets(self.agreed, seat, self._private(seat)).seeds_with(other))
+        return {
+            (sender, receiver): hashlib.sha256(b"%d %d" % (sender, receiver)).digest()
+            for sender, receiver in ((seat, other), (other, seat))
+            if self.agreed.steps_between(sender, receiver)
+        }
 
     def _mask_of(self, seat: int) -> tuple[bytes, list[Piece]]:
         return self.masks.of(len(self.linked[seat]), self.agreed.threshold(seat))
@@ -358,11 +387,7 @@ class NissRound:
         edges, pieces = [], []
         for other in self.linked[seat]:
             if other in self.dropped:
-                edges += [
-                    RevealedEdge(sender, receiver, os.urandom(32))
-                    for sender, receiver in ((seat, other), (other, seat))
-                    if self.agreed.steps_between(sender, receiver)
-                ]
+                edges += [RevealedEdge(*pair, bytes(seed)) for pair, seed in self._seeds(seat, other).items()]
             else:
                 piece = self._piece_held(seat, other)
                 pieces.append(RevealedPiece(other, piece.index, bytes(piece.value)))

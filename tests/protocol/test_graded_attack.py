@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from niss.accounting.protocol_rounds import Assessor
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.client import Client
-from niss.protocol.messages import RevealRequest, SealedPiece, SurvivorClaim, Verdict
+from niss.protocol.messages import RevealRequest, SurvivorClaim, Verdict
 from niss.protocol.server import rebuild
 from niss.protocol.shamir import Piece
 from niss.protocol.states import ClientState
@@ -116,7 +116,7 @@ class Scene:
         forgetful: bool,
     ) -> None:
         pieces = tuple(
-            SealedPiece(owner, piece.ciphertext)
+            replace(piece, seat=owner)
             for owner in sorted(self.uploads)
             for piece in self.uploads[owner].pieces
             if piece.seat == number

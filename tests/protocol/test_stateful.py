@@ -264,7 +264,7 @@ class Rounds(RuleBasedStateMachine):
         if current is None or current.agreed.digest != context:
             return {}
         return {
-            owner: SealedPiece(owner, piece.ciphertext)
+            owner: replace(piece, seat=owner)
             for owner, upload in current.uploads.items()
             for piece in upload.pieces
             if piece.seat == seat

@@ -245,7 +245,7 @@ def _ask_to_reveal(
 ) -> None:
     """Add what the client in that seat reveals, if it does."""
     pieces = tuple(
-        messages.SealedPiece(owner, piece.ciphertext)
+        replace(piece, seat=owner)
         for owner, upload in sorted(uploaded.uploads.items())
         for piece in upload.pieces
         if piece.seat == seat

@@ -42,7 +42,14 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.shares import PairSecrets, masked_upload, open_piece, round_update, self_mask_pieces
+from niss.protocol.shares import (
+    PairSecrets,
+    edge_commitments,
+    masked_upload,
+    open_piece,
+    round_update,
+    self_mask_pieces,
+)
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
 from niss.protocol.wire import decode, encode, pack, signed_part
 
@@ -161,7 +168,8 @@ class Client:
         repair = terms.mode == "repair"
         commitment, pieces, mask = self_mask_pieces(secrets, entropy) if repair else (b"", (), None)
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
-        message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces)
+        edges = edge_commitments(secrets) if repair else ()
+        message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces, edges)
         return self._signed("upload", message)
 
     def judge(self, claim: SurvivorClaim) -> Verdict:
@@ -331,15 +339,10 @@ class Client:
 
     def _edges_with(self, secrets: PairSecrets, other: int) -> list[RevealedEdge]:
         """The seeds of the shares to and from a dropped neighbour, where there is one."""
-        pairs = [(secrets.seat, other), (other, secrets.seat)]
-        return [
-            RevealedEdge(sender, receiver, bytes(secrets.edge_seed(sender, receiver)))
-            for sender, receiver in pairs
-            if secrets.agreed.steps_between(sender, receiver)
-        ]
+        return [RevealedEdge(*pair, bytes(seed)) for pair, seed in secrets.seeds_with(other).items()]
 
     def _piece_of(self, secrets: PairSecrets, sealed: SealedPiece) -> list[RevealedPiece]:
-        """The piece, or none where it does not open: a liar among the neighbours may not silence this client."""
+        """The piece, or none where it is false: a liar among the neighbours may not silence this client."""
         try:
             piece = open_piece(secrets, sealed, sealed.seat)
         except RemoteProtocolError:

@@ -103,10 +103,11 @@ class RoundOpen:
 
 @dataclass(frozen=True)
 class SealedPiece:
-    """A piece of a self-mask's seed, sealed to the neighbour in that seat."""
+    """A piece of a self-mask's seed, sealed to the neighbour in that seat; `commitment` is its owner's to the piece."""
 
     seat: int
     ciphertext: bytes
+    commitment: bytes
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class Upload:
     fresh_prekeys   to be used in later rounds
     commitment      to the seed of its self-mask; empty in mode `tolerate`
     pieces          of that seed, one sealed to each neighbour, in order of seats
+    edges           for each neighbour, in order of seats, a commitment to the seeds of the shares with it; empty in
+                    mode `tolerate`
     """
 
     context: bytes
@@ -125,6 +128,7 @@ class Upload:
     fresh_prekeys: tuple[Prekey, ...]
     commitment: bytes
     pieces: tuple[SealedPiece, ...]
+    edges: tuple[bytes, ...] = ()
     signature: bytes = b""
 
 

@@ -3,11 +3,25 @@
 Whatever happens, a round ends with the exact sum of the survivors' uploads or with a noisy one that says so; the
 server never waits for anyone, the driver decides when a stage is over. A message that is forged, malformed or out of
 turn is a `RemoteProtocolError` and changes nothing; a lie that only shows later is noted in `Outcome.problems`.
+
+**Liars in a repair.** Uploads commit to the pieces of self-masks and to the seeds of shares, before anyone knows who
+drops out. What is revealed counts only if it fits; each piece and each edge is checked alone, so the work grows with
+their number, whoever lies. Named in `Outcome.liars`, and an honest client never, is whoever revealed
+
+- a piece other than the one its owner committed to (an honest holder checks that before it passes the piece on);
+- for a dropped neighbour other seeds than its own upload committed to, or only some of them;
+- anything it was not asked for;
+
+and whoever committed to pieces that do not give the self-mask it committed to. Not named, since either of two may
+have lied, but left in the sum as noise and counted: a piece that is withheld, and shares to whose seeds two survivors
+committed differently. *Not detected* is a client that was false from the start and consistently: another update than
+it should send, another self-mask than it committed to, or a false seed, committed to and revealed, for a neighbour
+that happens to drop out. Each of these is a false update, which no server that may not look into uploads can see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +44,7 @@ from niss.protocol.messages import (
     Verdict,
 )
 from niss.protocol.shamir import Piece, check_commitment, combine
+from niss.protocol.shares import edge_commitment, piece_commitment
 from niss.protocol.states import ServerState, server_step
 from niss.protocol.wire import check_packed, signed_part, sum_packed
 from niss.randomness import SecretStream
@@ -42,10 +57,12 @@ class Outcome:
     total           sum of the survivors' parts `p_k x_k` and residual noises, as floats
     survivors       seats whose uploads are in it
     dropped         all other seats
-    uncancelled     shares, sent to or by dropped clients, that were not taken out
+    uncancelled     shares, sent to or by dropped clients, that were not taken out, and shares between survivors
+                    who did not commit to the same seeds
     masked          survivors whose self-masks could not be rebuilt, and are still in it
     extra_variance  what the last two leave in each coordinate beyond the intended noise
     problems        in words, what went wrong and with whom
+    liars           seats that are proven to have lied in the repair; what they said falsely was left out
     """
 
     total: NDArray[np.float64]
@@ -55,6 +72,7 @@ class Outcome:
     masked: tuple[int, ...]
     extra_variance: float
     problems: tuple[str, ...]
+    liars: tuple[int, ...]
 
     @property
     def exact(self) -> bool:
@@ -71,11 +89,17 @@ class _Round:
     survivors: tuple[int, ...] = ()
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     reveals: dict[int, Reveal] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, None] = field(default_factory=dict)
+    liars: set[int] = field(default_factory=set)
 
     def note(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+        """Once, however often it is said."""
+        self.problems[problem] = None
+
+    def lie(self, seat: int, what: str) -> None:
+        """Note what only a liar does. `what` is one of a few texts: a liar cannot make this list long."""
+        self.liars.add(seat)
+        self.note(f"seat {seat} {what}; left out")
 
 
 class Server:
@@ -115,7 +139,8 @@ class Server:
         """Keep a client's upload; of two different ones from one seat the first counts.
 
         Refused are vectors of the wrong length, prekeys not signed by the sender and, in mode `repair`, anything but a
-        commitment and one piece for each neighbour, in order of seats. Whether the pieces are true shows only later.
+        commitment, and one piece and one more commitment for each neighbour, in order of seats. Whether they are true
+        shows only later.
         """
         current, following = self._receive(upload, "upload")
         agreed, terms = current.agreed, current.agreed.terms
@@ -131,6 +156,8 @@ class Server:
             raise RemoteProtocolError(f"seat {upload.seat} did not send one piece for each neighbour")
         if bool(upload.commitment) != bool(neighbours):
             raise RemoteProtocolError(f"seat {upload.seat} did not commit to its self-mask")
+        if len(upload.edges) != len(neighbours):
+            raise RemoteProtocolError(f"seat {upload.seat} did not commit to its shares with each neighbour")
         current.uploads[upload.seat] = upload
         self.state = following
 
@@ -163,7 +190,7 @@ class Server:
         for owner in sorted(current.uploads):
             for piece in current.uploads[owner].pieces:
                 if piece.seat in sealed:
-                    sealed[piece.seat].append(SealedPiece(owner, piece.ciphertext))
+                    sealed[piece.seat].append(replace(piece, seat=owner))
         requests = {}
         for seat in current.verdicts:
             verdicts = tuple(current.verdicts[one] for one in _signers_for(agreed, seat, current.verdicts))
@@ -207,6 +234,7 @@ class Server:
             masked,
             extra,
             tuple(current.problems),
+            tuple(sorted(current.liars)),
         )
 
     def _step(self, event: str) -> tuple[_Round, ServerState]:
@@ -246,98 +274,140 @@ def _signers_for(agreed: Agreed, seat: int, verdicts: Collection[int]) -> list[i
 def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[int]) -> tuple[int, float]:
     """Subtract the revealed shares of dropped clients; count those that stay, and their variance.
 
-    A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it. Only
-    seeds revealed by one end of their edge count; a false one adds noise of the same strength, and no more.
+    A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it.
+    Shares between survivors who disagree on their seeds count as staying, both ends' noise of them.
     """
     agreed, graph = current.agreed, current.agreed.graph
     seeds = {
-        (edge.sender, edge.receiver): edge.seed
+        pair: seed
         for seat in sorted(current.reveals)
-        for edge in current.reveals[seat].edges
-        if seat in (edge.sender, edge.receiver)
+        for pair, seed in _true_seeds(current, seat, survivors).items()
     }
+    disputed = _disputed(current, survivors)
     uncancelled, extra = 0, 0.0
     edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
     for sender, receiver, weight in edges:
-        if (sender in survivors) == (receiver in survivors):
-            continue
-        seed = seeds.get((sender, receiver))
-        if seed is None:
+        pair, variance = (sender, receiver), weight * agreed.terms.unit_variance
+        ends = (sender in survivors) + (receiver in survivors)
+        if ends == 1 and pair in seeds:
+            sign = -1 if sender in survivors else 1
+            SecretStream(seeds[pair]).add_gaussian(total, agreed.grid.deviation_steps(variance), sign=sign)
+        elif ends == 1 or (ends == 2 and (min(pair), max(pair)) in disputed):
             uncancelled += 1
-            extra += weight * agreed.terms.unit_variance
-            continue
-        sign = -1 if sender in survivors else 1
-        SecretStream(seed).add_gaussian(total, agreed.steps_between(sender, receiver), sign=sign)
+            extra += ends * variance
     return uncancelled, extra
+
+
+def _true_seeds(current: _Round, seat: int, survivors: set[int]) -> dict[tuple[int, int], bytes]:
+    """The seeds revealed by `seat`, as far as they are those of a dropped neighbour that its upload committed to."""
+    agreed = current.agreed
+    promised = dict(zip(agreed.neighbours(seat), current.uploads[seat].edges, strict=True))
+    shares: dict[int, set[tuple[int, int]]] = {}
+    for sender, receiver, _ in agreed.edges_of(seat):
+        shares.setdefault(receiver if sender == seat else sender, set()).add((sender, receiver))
+    given: dict[int, dict[tuple[int, int], bytes]] = {}
+    for edge in current.reveals[seat].edges:
+        other = edge.receiver if edge.sender == seat else edge.sender
+        given.setdefault(other, {})[edge.sender, edge.receiver] = edge.seed
+    true: dict[tuple[int, int], bytes] = {}
+    for other, seeds in given.items():
+        if other in survivors or seeds.keys() != shares.get(other):
+            current.lie(seat, "revealed seeds of shares that it was not asked for, or only some of them")
+        elif edge_commitment(agreed, seat, other, seeds) != promised[other]:
+            current.lie(seat, "revealed seeds that are not those it committed to")
+        else:
+            true |= seeds
+    return true
+
+
+def _disputed(current: _Round, survivors: set[int]) -> set[tuple[int, int]]:
+    """Pairs of survivors, lower seat first, that did not commit to the same seeds; one of each pair lies."""
+    if current.agreed.terms.mode != "repair":
+        return set()
+    promised = {
+        seat: dict(zip(current.agreed.neighbours(seat), current.uploads[seat].edges, strict=True))
+        for seat in sorted(survivors)
+    }
+    pairs = set()
+    for seat, edges in promised.items():
+        against = [
+            other
+            for other, commitment in edges.items()
+            if other > seat and other in promised and promised[other][seat] != commitment
+        ]
+        pairs.update((seat, other) for other in against)
+        if against:
+            current.note(f"seat {seat} did not commit to the same shares as {_named(against)}; one end lies")
+    return pairs
 
 
 def _take_out_masks(
     current: _Round, total: NDArray[np.uint64], survivors: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Rebuild and subtract the self-masks of the survivors; returns those that could not be rebuilt."""
+    """Rebuild and subtract the self-masks of the survivors; returns those that could not be rebuilt.
+
+    One rebuilding for each, of pieces that fit their owner's commitments: if those fail, the owner lied.
+    """
     agreed = current.agreed
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
-    pieces = _pieces_by_giver(current)
-    left = []
+    pieces = _true_pieces(current, survivors)
+    left, short = [], []
     for seat in survivors:
-        seed = rebuild(
-            _pieces_of(current, seat, pieces),
-            agreed.threshold(seat),
-            current.uploads[seat].commitment,
-            agreed.mask_context(seat),
-        )
+        threshold = agreed.threshold(seat)
+        if len(pieces[seat]) < threshold:
+            short.append(seat)
+            left.append(seat)
+            continue
+        seed = rebuild(pieces[seat], threshold, current.uploads[seat].commitment, agreed.mask_context(seat))
         if seed is None:
+            current.lie(seat, "made pieces that do not give its self-mask")
             left.append(seat)
         else:
             SecretStream(seed).add_gaussian(total, steps, sign=-1)
+    if short:
+        current.note(f"too few true pieces to take out the self-mask of {_named(short)}")
     return tuple(left)
 
 
-def _pieces_by_giver(current: _Round) -> dict[int, dict[int, Piece]]:
-    """The well-formed pieces that each client revealed, by the seat whose self-mask they are of."""
-    pieces: dict[int, dict[int, Piece]] = {giver: {} for giver in current.reveals}
-    for giver, reveal in current.reveals.items():
-        for piece in reveal.pieces:
+def _true_pieces(current: _Round, survivors: tuple[int, ...]) -> dict[int, list[Piece]]:
+    """By the survivor whose self-mask they are of, the pieces that are what that survivor committed to."""
+    true: dict[int, list[Piece]] = {seat: [] for seat in survivors}
+    promised = {
+        (seat, sealed.seat): sealed.commitment
+        for seat in survivors
+        for sealed in current.uploads[seat].pieces
+    }
+    for giver in sorted(current.reveals):
+        for revealed in current.reveals[giver].pieces:
             try:
-                pieces[giver][piece.seat] = Piece(piece.index, SecretBytes(piece.value))
+                piece = Piece(revealed.index, SecretBytes(revealed.value))
             except RemoteProtocolError:
-                current.note(f"seat {giver} revealed a malformed piece")
-    return pieces
-
-
-def _pieces_of(current: _Round, seat: int, pieces: Mapping[int, Mapping[int, Piece]]) -> list[Piece]:
-    """The pieces of a survivor's self-mask, each from the neighbour it was made for."""
-    own = []
-    for index, giver in enumerate(current.agreed.neighbours(seat), start=1):
-        piece = pieces.get(giver, {}).get(seat)
-        if piece is None:
-            continue
-        if piece.index != index:
-            current.note(f"seat {giver} revealed a piece that was not made for it")
-        else:
-            own.append(piece)
-    return own
+                current.lie(giver, "revealed a malformed piece")
+                continue
+            commitment = promised.get((revealed.seat, giver))
+            if commitment is None:
+                current.lie(giver, "revealed a piece that it was not asked for")
+            elif piece_commitment(current.agreed, revealed.seat, giver, piece) != commitment:
+                current.lie(giver, "revealed a piece that is not the one its owner committed to")
+            else:
+                true[revealed.seat].append(piece)
+    return true
 
 
 def rebuild(pieces: list[Piece], threshold: int, commitment: bytes, context: bytes) -> SecretBytes | None:
-    """The seed that fits its commitment, from the first `threshold` pieces or, if some lie, from others.
-
-    Only a few choices are tried, so that liars cannot make the server work: None where they all fail.
-    """
-    for choice in _choices(pieces, threshold):
-        try:
-            seed = combine(choice, threshold)
-            check_commitment(commitment, seed, context)
-        except RemoteProtocolError:
-            continue
-        return seed
-    return None
+    """The seed that the first `threshold` pieces give; None if it does not fit its commitment or they are too few."""
+    if len(pieces) < threshold:
+        return None
+    try:
+        seed = combine(pieces[:threshold], threshold)
+        check_commitment(commitment, seed, context)
+    except RemoteProtocolError:
+        return None
+    return seed
 
 
-def _choices(pieces: list[Piece], threshold: int) -> Iterator[list[Piece]]:
-    """Runs of neighbouring pieces, then the first ones with any one of them left out: a few, not all."""
-    spare = len(pieces) - threshold
-    for start in range(spare + 1):
-        yield pieces[start : start + threshold]
-    for left_out in range(1, threshold if spare > 0 else 0):
-        yield pieces[:left_out] + pieces[left_out + 1 : threshold + 1]
+def _named(seats: list[int]) -> str:
+    """The first ten of them in words."""
+    listed = ", ".join(str(seat) for seat in seats[:10])
+    more = f" and {len(seats) - 10} more" if len(seats) > 10 else ""
+    return f"seat{'s' if len(seats) > 1 else ''} {listed}{more}"

@@ -14,11 +14,17 @@ that crashed, restarted, and seals another piece in the same round.
 **Noise.** A client adds to its rounded update the shares of its edges, fresh residual noise and, in mode `repair`, its
 self-mask (Bonawitz et al., 2017, mask twice for the same reason: a late upload must not be bared by a repair). All of
 it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit.
+
+**Commitments.** In mode `repair` an upload commits to every piece and, for each neighbour, to the seeds of the shares
+with it, before anyone knows who drops out; the server checks each reveal against them (`server`). They are hashes
+of at least 256 unpredictable bits, which hide them, cut to 16 bytes. That is enough: the true value is fixed by its
+owner or by both ends' keys, so to pass another one off for it takes a second preimage (2^128 hashes), not a collision.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -51,6 +57,7 @@ SALT_BYTES = 32
 TAG_BYTES = 16
 OVERHEAD_BYTES = SALT_BYTES + TAG_BYTES
 LONGEST_PLAINTEXT = 2**16
+SHORT_BYTES = 16
 _PAIR_TAG = b"niss.pair.v1"
 _SEED_TAG = b"niss.seed.v1"
 _SEAL_TAG = b"niss.seal.v1"
@@ -170,11 +177,12 @@ class PairSecrets(Secret):
     private         the private half of the prekey it is listed with
     """
 
-    __slots__ = ("_private", "_secrets", "agreed", "seat")
+    __slots__ = ("_private", "_secrets", "_shares", "agreed", "seat")
 
     def __init__(self, agreed: Agreed, seat: int, private: SecretBytes) -> None:
         self.agreed, self.seat, self._private = agreed, seat, private
         self._secrets: dict[int, SecretBytes] = {}
+        self._shares = {(sender, receiver) for sender, receiver, _ in agreed.edges_of(seat)}
 
     def secret(self, other: int) -> SecretBytes:
         """The `pair_secret` with the client in that seat; refuses a prekey with which none can be shared."""
@@ -191,6 +199,11 @@ class PairSecrets(Secret):
         """The seed of the share from `sender` to `receiver`, this client being one of the two."""
         shared = self.secret(receiver if self.seat == sender else sender)
         return derive_seed(shared, self.agreed.context, *self.ends(sender, receiver), "share")
+
+    def seeds_with(self, other: int) -> dict[tuple[int, int], SecretBytes]:
+        """By sender and receiver, the seeds of the shares with a neighbour: of the one sent, of the one received."""
+        pairs = (self.seat, other), (other, self.seat)
+        return {pair: self.edge_seed(*pair) for pair in pairs if pair in self._shares}
 
     def ends(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
         """The identities in two seats."""
@@ -223,14 +236,48 @@ def self_mask_pieces(
     ):
         shared, ends = secrets.secret(other), secrets.ends(seat, other)
         text = seal(shared, agreed.context, *ends, "piece", piece.encode(), entropy=entropy)
-        sealed.append(SealedPiece(other, text))
+        sealed.append(SealedPiece(other, text, piece_commitment(agreed, seat, other, piece)))
     return commit(mask, agreed.mask_context(seat)), tuple(sealed), mask
 
 
 def open_piece(secrets: PairSecrets, sealed: SealedPiece, owner: int) -> Piece:
-    """The piece of the self-mask of `owner` that was sealed to this client; else `RemoteProtocolError`."""
-    shared, ends = secrets.secret(owner), secrets.ends(owner, secrets.seat)
-    return Piece.decode(open_sealed(shared, secrets.agreed.context, *ends, "piece", sealed.ciphertext))
+    """The piece of the self-mask of `owner` that was sealed to this client; else `RemoteProtocolError`.
+
+    Refused too is one that its owner did not commit to: whoever passed that on would look like a liar.
+    """
+    agreed, seat = secrets.agreed, secrets.seat
+    shared, ends = secrets.secret(owner), secrets.ends(owner, seat)
+    piece = Piece.decode(open_sealed(shared, agreed.context, *ends, "piece", sealed.ciphertext))
+    if piece_commitment(agreed, owner, seat, piece) != sealed.commitment:
+        raise RemoteProtocolError("the sealed piece is not the one that its owner committed to")
+    return piece
+
+
+def piece_commitment(agreed: Agreed, owner: int, holder: int, piece: Piece) -> bytes:
+    """16 bytes that bind the owner of a self-mask to the piece that `holder` is given."""
+    people = agreed.participants
+    context = b"piece" + agreed.digest + people[owner].identity + people[holder].identity
+    return commit(piece.encode(), context)[:SHORT_BYTES]
+
+
+def edge_commitment(agreed: Agreed, one: int, other: int, seeds: Mapping[tuple[int, int], bytes]) -> bytes:
+    """16 bytes that bind to the seeds of all shares between two seats; the same at both ends.
+
+    `seeds` holds them by sender and receiver: of both directions, or of the only one that the graph has.
+    """
+    low, high = sorted((one, other))
+    people = agreed.participants
+    context = b"edge" + agreed.digest + people[low].identity + people[high].identity
+    whole = SecretBytes(b"".join(seeds[pair] for pair in ((low, high), (high, low)) if pair in seeds))
+    return commit(whole, context)[:SHORT_BYTES]
+
+
+def edge_commitments(secrets: PairSecrets) -> tuple[bytes, ...]:
+    """For each neighbour, in order of seats, the commitment to the seeds of the shares with it."""
+    agreed, seat = secrets.agreed, secrets.seat
+    return tuple(
+        edge_commitment(agreed, seat, other, secrets.seeds_with(other)) for other in agreed.neighbours(seat)
+    )
 
 
 def masked_upload(
