@@ -283,6 +283,26 @@ def test_what_no_commitment_can_show() -> None:
     np.testing.assert_array_equal(settle(uploads={2: shifts}).outcome.total, settled.outcome.total)
 
 
+@pytest.mark.parametrize("pairs", [[(2, 0), (0, 2)], [(2, 5)]], ids=["a survivor's edge", "half of an edge"])
+def test_a_commitment_does_not_excuse_what_nobody_asked_for(pairs: list[tuple[int, int]]) -> None:
+    agreed, other = settle().agreed, pairs[0][1]
+    place, false = agreed.neighbours(2).index(other), dict.fromkeys(pairs, bytes(32))
+
+    def commits(upload: Upload) -> Upload:
+        edges = list(upload.edges)
+        edges[place] = edge_commitment(agreed, 2, other, false)
+        return replace(upload, edges=tuple(edges))
+
+    def reveals(reveal: Reveal) -> Reveal:
+        kept = [edge for edge in reveal.edges if other not in (edge.sender, edge.receiver)]
+        told = [RevealedEdge(*pair, seed) for pair, seed in false.items()]
+        return replace(reveal, edges=(*told, *kept))
+
+    settled = settle(uploads={2: commits}, reveals={2: reveals})
+    assert not settled.outcome.exact
+    assert settled.outcome.liars == (2,)
+
+
 @pytest.mark.parametrize("size", [0, 5, 7])
 def test_an_upload_without_one_commitment_for_each_neighbour_is_refused(size: int) -> None:
     with pytest.raises(RemoteProtocolError, match="seat 1 did not commit"):

@@ -328,7 +328,7 @@ def _disputed(current: _Round, survivors: set[int]) -> set[tuple[int, int]]:
         seat: dict(zip(current.agreed.neighbours(seat), current.uploads[seat].edges, strict=True))
         for seat in sorted(survivors)
     }
-    pairs = set()
+    pairs: set[tuple[int, int]] = set()
     for seat, edges in promised.items():
         against = [
             other
