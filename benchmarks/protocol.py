@@ -302,26 +302,21 @@ class NissRound:
 
     def _stand_in_upload(self, seat: int, vector: bytes) -> Upload:
         one = self.stand_ins[seat - self.case.sampled]
-        commitment, pieces, edges = b"", (), ()
+        commitment, pieces = b"", ()
         if self.mode == "repair":
             seed, split_pieces = self._mask_of(seat)
             commitment = commit(seed, self.agreed.mask_context(seat))
             pieces = tuple(
                 SealedPiece(
                     other,
-                    self._sealed(seat, other, piece),
-                    piece_commitment(self.agreed, seat, other, piece),
+                    self._sealed(seat, other, piece)
+                    + piece_commitment(self.agreed, seat, other, piece)
+                    + edge_commitment(self.agreed, seat, other, self._seeds(seat, other)),
                 )
                 for other, piece in zip(self.linked[seat], split_pieces, strict=True)
             )
-            edges = tuple(
-                edge_commitment(self.agreed, seat, other, self._seeds(seat, other))
-                for other in self.linked[seat]
-            )
         fresh = published(one.store.batch(1, one.identity, os.urandom))
-        return one.signed(
-            "upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces, edges)
-        )
+        return one.signed("upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces))
 
     def _seeds(self, seat: int, other: int) -> dict[tuple[int, int], bytes]:
         """The true seeds of the shares with a sampled client; with another stand-in, bytes that both ends agree on."""

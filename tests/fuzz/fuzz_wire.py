@@ -66,9 +66,7 @@ def random_message(rng: random.Random) -> Message:
     name, message = rng.choice(sorted(examples().items()))
     seats = sorted(rng.sample(range(rng.choice([8, 300, 9_000])), rng.randrange(6)))
     changes: dict[str, Any] = {"signature": rng.choice([b"", rng.randbytes(64)])}
-    sealed = tuple(
-        SealedPiece(seat, rng.randbytes(rng.randrange(1, 60)), rng.randbytes(16)) for seat in seats
-    )
+    sealed = tuple(SealedPiece(seat, rng.randbytes(rng.randrange(1, 60))) for seat in seats)
     if name == "RoundOpen":
         changes["participants"] = tuple(
             Participant(rng.randbytes(32), example_prekey(seat**4)) for seat in seats
@@ -78,7 +76,6 @@ def random_message(rng: random.Random) -> Message:
         changes |= {"vector": rng.randbytes(rng.randrange(200)), "pieces": sealed}
         changes["fresh_prekeys"] = tuple(example_prekey(seat**4) for seat in seats)
         changes["commitment"] = rng.choice([b"", rng.randbytes(32)])
-        changes["edges"] = tuple(rng.randbytes(16) for _ in seats)
     elif name == "SurvivorClaim":
         changes["survivors"] = tuple(seats)
     elif name == "RevealRequest":

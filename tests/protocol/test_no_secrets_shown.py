@@ -201,7 +201,7 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(story: Story) -> None:
 
 
 def test_a_piece_that_does_not_open_shows_nothing_of_the_key(story: Story) -> None:
-    sealed = SealedPiece(1, bytes(85), bytes(16))
+    sealed = SealedPiece(1, bytes(85))
     agreed, current = story.seat.client._current(story.claim.context)
     private = story.seat.client._prekeys.private(current.prekey)
     with pytest.raises(NissError) as caught:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -250,25 +248,3 @@ def test_prekeys_are_erased_when_the_round_is_over() -> None:
     assert number in client._prekeys
     client.close_round()
     assert number not in client._prekeys
-
-
-def test_memory_of_a_round_in_an_earlier_wire_version_is_read_and_that_round_is_over() -> None:
-    """Restarted with a later release in the middle of a round: the client forgets nothing, and answers the next one."""
-    federation = Federation(4)
-    opened = federation.open(federation.terms(mode="repair"))
-    federation.upload(opened, federation.updates())
-    claim = federation.server.claim_survivors()
-    seat = federation.seats[0]
-    whole = json.loads(seat.kept[-1])
-    current = whole["memory"]["current"]
-    earlier = bytearray(base64.b64decode(current["opened"]))
-    earlier[4] = 1
-    current["opened"] = base64.b64encode(earlier).decode()
-    client = seat.start(json.dumps(whole).encode())
-    with pytest.raises(RemoteProtocolError, match="wire version 1"):
-        client.judge(claim)
-    with pytest.raises(RemoteProtocolError, match="answered before"):
-        client.upload(opened, federation.updates()[0], federation.entropy)
-    federation.server.finish()
-    later = federation.open(federation.terms(round=2))
-    assert client.upload(later, federation.updates()[0], federation.entropy).seat == 0

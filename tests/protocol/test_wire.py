@@ -19,7 +19,7 @@ from support.protocol_messages import example_prekey, examples, filler, messages
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 NAMES = sorted(examples())
 CONTEXT = filler("context", 32)
-HEAD = b"NISS\x02"
+HEAD = b"NISS\x01"
 
 
 def refused(data: bytes, match: str, limits: Limits | None = None) -> None:
@@ -85,8 +85,7 @@ def test_nothing_may_follow(name: str) -> None:
 
 def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
     data = encode(examples()["Verdict"])
-    refused(data[:4] + b"\x03" + data[5:], "wire version 3, this side speaks version 2")
-    refused(data[:4] + b"\x01" + data[5:], "wire version 1, this side speaks version 2")
+    refused(data[:4] + b"\x02" + data[5:], "wire version 2, this side speaks version 1")
     refused(data[:4] + b"\x00" + data[5:], "wire version 0")
     for tag in (0, 8, 255):
         refused(data[:5] + bytes([tag]) + data[6:], f"no message of type {tag}")
@@ -174,10 +173,10 @@ def test_an_upload_costs_hardly_more_than_its_floats() -> None:
     """200,000 parameters and 4 prekeys: at most 1.01 times what plain float32 would take."""
     steps = np.arange(200_000, dtype=np.int64) * 7_919 - 10**9
     prekeys = tuple(example_prekey(number) for number in range(1_000, 1_004))
-    upload = Upload(CONTEXT, 999, pack(steps, 32), prekeys, b"", (), (), bytes(64))
+    upload = Upload(CONTEXT, 999, pack(steps, 32), prekeys, b"", (), bytes(64))
     size = len(encode(upload))
     assert size <= 1.01 * 4 * 200_000
-    vector, prekeys, pieces, signature, rest = 800_003, 1 + 4 * (2 + 32 + 65), 2, 65, 6 + 32 + 2 + 1
+    vector, prekeys, pieces, signature, rest = 800_003, 1 + 4 * (2 + 32 + 65), 1, 65, 6 + 32 + 2 + 1
     assert size == vector + prekeys + pieces + signature + rest
 
 

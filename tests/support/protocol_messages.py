@@ -68,9 +68,7 @@ def examples() -> dict[str, Message]:
     )
     everyone = tuple(Participant(filler(f"identity {seat}", 32), example_prekey(seat)) for seat in range(3))
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
-    sealed = tuple(
-        SealedPiece(seat, filler(f"sealed {seat}", 49), filler(f"piece of {seat}", 16)) for seat in (0, 2)
-    )
+    sealed = (SealedPiece(0, filler("sealed 0", 49)), SealedPiece(2, filler("sealed 2", 49)))
     return {
         "RoundOpen": RoundOpen(example_terms(), everyone, beacon, signature),
         "Upload": Upload(
@@ -80,7 +78,6 @@ def examples() -> dict[str, Message]:
             (example_prekey(5),),
             filler("commitment", 32),
             sealed,
-            (filler("edges 0", 16), filler("edges 2", 16)),
             signature,
         ),
         "SurvivorClaim": SurvivorClaim(context, (0, 2, 129, 300), signature),
@@ -99,16 +96,13 @@ def examples() -> dict[str, Message]:
 
 _seats = st.integers(0, 400)
 _hashes = st.binary(min_size=32, max_size=32)
-_short_hashes = st.binary(min_size=16, max_size=16)
 _signatures = st.just(b"") | st.binary(min_size=64, max_size=64)
 _uint32 = st.integers(0, 2**32 - 1)
 _reals = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False).map(abs)
 _prekeys = st.builds(Prekey, number=st.integers(0, 2**64 - 1), public=_hashes, signature=_signatures)
 _participants = st.builds(Participant, identity=_hashes, prekey=_prekeys)
 _survivors = st.lists(_seats, unique=True, max_size=12).map(lambda seats: tuple(sorted(seats)))
-_sealed = st.builds(
-    SealedPiece, seat=_seats, ciphertext=st.binary(min_size=1, max_size=80), commitment=_short_hashes
-)
+_sealed = st.builds(SealedPiece, seat=_seats, ciphertext=st.binary(min_size=1, max_size=80))
 _verdicts = st.builds(Verdict, context=_hashes, seat=_seats, survivors_hash=_hashes, signature=_signatures)
 
 
@@ -160,7 +154,6 @@ def uploads() -> st.SearchStrategy[Upload]:
         fresh_prekeys=_rising(_prekeys, lambda prekey: prekey.number),
         commitment=st.just(b"") | _hashes,
         pieces=_rising(_sealed, lambda piece: piece.seat),
-        edges=st.lists(_short_hashes, max_size=4).map(tuple),
         signature=_signatures,
     )
 

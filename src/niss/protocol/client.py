@@ -44,7 +44,6 @@ from niss.protocol.messages import (
 )
 from niss.protocol.shares import (
     PairSecrets,
-    edge_commitments,
     masked_upload,
     open_piece,
     round_update,
@@ -168,8 +167,7 @@ class Client:
         repair = terms.mode == "repair"
         commitment, pieces, mask = self_mask_pieces(secrets, entropy) if repair else (b"", (), None)
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
-        edges = edge_commitments(secrets) if repair else ()
-        message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces, edges)
+        message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces)
         return self._signed("upload", message)
 
     def judge(self, claim: SurvivorClaim) -> Verdict:

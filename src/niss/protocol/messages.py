@@ -22,6 +22,10 @@ from dataclasses import dataclass
 MODES = ("tolerate", "repair")
 
 
+SHORT_BYTES = 16
+"""Length of the hashes with which uploads commit to pieces and seeds; see `niss.protocol.shares`."""
+
+
 @dataclass(frozen=True)
 class Prekey:
     """A one-time X25519 key, signed by the identity it belongs to."""
@@ -103,11 +107,30 @@ class RoundOpen:
 
 @dataclass(frozen=True)
 class SealedPiece:
-    """A piece of a self-mask's seed, sealed to the neighbour in that seat; `commitment` is its owner's to the piece."""
+    """A piece of a self-mask's seed for the neighbour in that seat.
+
+    `ciphertext` is the piece, sealed to the neighbour, and behind it two hashes of 16 bytes with which the owner
+    commits itself: to the piece, and to the seeds of its shares with that neighbour. They travel with the sealed bytes,
+    so that a message is laid out as it was before there were any.
+    """
 
     seat: int
     ciphertext: bytes
-    commitment: bytes
+
+    @property
+    def sealed(self) -> bytes:
+        """What only the neighbour can open."""
+        return self.ciphertext[: -2 * SHORT_BYTES]
+
+    @property
+    def commitment(self) -> bytes:
+        """To the piece."""
+        return self.ciphertext[-2 * SHORT_BYTES : -SHORT_BYTES]
+
+    @property
+    def edges(self) -> bytes:
+        """To the seeds of the shares with the neighbour, both directions."""
+        return self.ciphertext[-SHORT_BYTES:]
 
 
 @dataclass(frozen=True)
@@ -118,8 +141,6 @@ class Upload:
     fresh_prekeys   to be used in later rounds
     commitment      to the seed of its self-mask; empty in mode `tolerate`
     pieces          of that seed, one sealed to each neighbour, in order of seats
-    edges           for each neighbour, in order of seats, a commitment to the seeds of the shares with it; empty in
-                    mode `tolerate`
     """
 
     context: bytes
@@ -128,7 +149,6 @@ class Upload:
     fresh_prekeys: tuple[Prekey, ...]
     commitment: bytes
     pieces: tuple[SealedPiece, ...]
-    edges: tuple[bytes, ...] = ()
     signature: bytes = b""
 
 

@@ -32,6 +32,7 @@ from niss.mechanism.grid import centred, residues
 from niss.protocol.agreement import Agreed, agree, survivors_hash
 from niss.protocol.keys import Identity, SecretBytes, check_prekey, verify
 from niss.protocol.messages import (
+    SHORT_BYTES,
     Beacon,
     Participant,
     Reveal,
@@ -139,7 +140,7 @@ class Server:
         """Keep a client's upload; of two different ones from one seat the first counts.
 
         Refused are vectors of the wrong length, prekeys not signed by the sender and, in mode `repair`, anything but a
-        commitment, and one piece and one more commitment for each neighbour, in order of seats. Whether they are true
+        commitment, and one piece with its commitments for each neighbour, in order of seats. Whether they are true
         shows only later.
         """
         current, following = self._receive(upload, "upload")
@@ -156,8 +157,11 @@ class Server:
             raise RemoteProtocolError(f"seat {upload.seat} did not send one piece for each neighbour")
         if bool(upload.commitment) != bool(neighbours):
             raise RemoteProtocolError(f"seat {upload.seat} did not commit to its self-mask")
-        if len(upload.edges) != len(neighbours):
-            raise RemoteProtocolError(f"seat {upload.seat} did not commit to its shares with each neighbour")
+        if any(len(piece.ciphertext) <= 2 * SHORT_BYTES for piece in upload.pieces):
+            raise RemoteProtocolError(
+                f"seat {upload.seat} did not commit to its pieces and shares",
+                hint="run the same release of niss on both sides",
+            )
         current.uploads[upload.seat] = upload
         self.state = following
 
@@ -301,7 +305,7 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
 def _true_seeds(current: _Round, seat: int, survivors: set[int]) -> dict[tuple[int, int], bytes]:
     """The seeds revealed by `seat`, as far as they are those of a dropped neighbour that its upload committed to."""
     agreed = current.agreed
-    promised = dict(zip(agreed.neighbours(seat), current.uploads[seat].edges, strict=True))
+    promised = {piece.seat: piece.edges for piece in current.uploads[seat].pieces}
     shares: dict[int, set[tuple[int, int]]] = {}
     for sender, receiver, _ in agreed.edges_of(seat):
         shares.setdefault(receiver if sender == seat else sender, set()).add((sender, receiver))
@@ -325,7 +329,7 @@ def _disputed(current: _Round, survivors: set[int]) -> set[tuple[int, int]]:
     if current.agreed.terms.mode != "repair":
         return set()
     promised = {
-        seat: dict(zip(current.agreed.neighbours(seat), current.uploads[seat].edges, strict=True))
+        seat: {piece.seat: piece.edges for piece in current.uploads[seat].pieces}
         for seat in sorted(survivors)
     }
     pairs: set[tuple[int, int]] = set()

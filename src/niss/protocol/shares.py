@@ -48,7 +48,7 @@ from niss.protocol.keys import (
     length_prefixed,
     purpose_bytes,
 )
-from niss.protocol.messages import SealedPiece
+from niss.protocol.messages import SHORT_BYTES, SealedPiece
 from niss.protocol.shamir import Piece, commit, split
 from niss.randomness import SecretStream
 
@@ -57,7 +57,6 @@ SALT_BYTES = 32
 TAG_BYTES = 16
 OVERHEAD_BYTES = SALT_BYTES + TAG_BYTES
 LONGEST_PLAINTEXT = 2**16
-SHORT_BYTES = 16
 _PAIR_TAG = b"niss.pair.v1"
 _SEED_TAG = b"niss.seed.v1"
 _SEAL_TAG = b"niss.seal.v1"
@@ -236,7 +235,9 @@ def self_mask_pieces(
     ):
         shared, ends = secrets.secret(other), secrets.ends(seat, other)
         text = seal(shared, agreed.context, *ends, "piece", piece.encode(), entropy=entropy)
-        sealed.append(SealedPiece(other, text, piece_commitment(agreed, seat, other, piece)))
+        promised = piece_commitment(agreed, seat, other, piece)
+        promised += edge_commitment(agreed, seat, other, secrets.seeds_with(other))
+        sealed.append(SealedPiece(other, text + promised))
     return commit(mask, agreed.mask_context(seat)), tuple(sealed), mask
 
 
@@ -247,7 +248,7 @@ def open_piece(secrets: PairSecrets, sealed: SealedPiece, owner: int) -> Piece:
     """
     agreed, seat = secrets.agreed, secrets.seat
     shared, ends = secrets.secret(owner), secrets.ends(owner, seat)
-    piece = Piece.decode(open_sealed(shared, agreed.context, *ends, "piece", sealed.ciphertext))
+    piece = Piece.decode(open_sealed(shared, agreed.context, *ends, "piece", sealed.sealed))
     if piece_commitment(agreed, owner, seat, piece) != sealed.commitment:
         raise RemoteProtocolError("the sealed piece is not the one that its owner committed to")
     return piece
@@ -270,14 +271,6 @@ def edge_commitment(agreed: Agreed, one: int, other: int, seeds: Mapping[tuple[i
     context = b"edge" + agreed.digest + people[low].identity + people[high].identity
     whole = SecretBytes(b"".join(seeds[pair] for pair in ((low, high), (high, low)) if pair in seeds))
     return commit(whole, context)[:SHORT_BYTES]
-
-
-def edge_commitments(secrets: PairSecrets) -> tuple[bytes, ...]:
-    """For each neighbour, in order of seats, the commitment to the seeds of the shares with it."""
-    agreed, seat = secrets.agreed, secrets.seat
-    return tuple(
-        edge_commitment(agreed, seat, other, secrets.seeds_with(other)) for other in agreed.neighbours(seat)
-    )
 
 
 def masked_upload(

@@ -4,10 +4,10 @@
 
     tag  message         bytes, with its signature, for seats below 128
     1    RoundOpen       about 250, and 130 for each participant
-    2    Upload          109, the vector, 98 for each fresh prekey; in `repair` 32 more, and 119 for each neighbour
+    2    Upload          108, the vector, 98 for each fresh prekey; in `repair` 32 more, and 87 for each neighbour
     3    SurvivorClaim   104, and 1 for each survivor
     4    Verdict         136
-    5    RevealRequest   106, 1 for each survivor, 130 for each verdict, 103 for each piece
+    5    RevealRequest   106, 1 for each survivor, 130 for each verdict, 87 for each piece
     6    Reveal          106, 34 for each edge, 36 for each piece
     7    Refusal         104, and its text
 
@@ -130,8 +130,7 @@ def _plain(data: bytes, modulus_bits: int) -> NDArray[Any]:
 
 
 MAGIC = b"NISS"
-# 1: until 0.1; 2: uploads and requests carry commitments to pieces and edge seeds.
-VERSION = 2
+VERSION = 1
 HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
 RUN_BYTES = 64
@@ -161,7 +160,6 @@ def _edge_order(reveal: messages.Reveal) -> str | None:
 
 # Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
 KEY = HASH = SEED = Exact(32)
-SHORT_HASH = Exact(16)
 SIGNATURE = Maybe(64)
 SEAT = Uint(lambda limits: limits.max_participants - 1)
 HEADCOUNT = Uint(_participants)
@@ -190,9 +188,7 @@ TERMS = Record(
     threshold_share=Real(),
 )
 BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
-SEALED_PIECE = Record(
-    messages.SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1), commitment=SHORT_HASH
-)
+SEALED_PIECE = Record(messages.SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1))
 SEALED_PIECES = Sequence(SEALED_PIECE, _pieces, rising=attrgetter("seat"))
 EDGE = Record(messages.RevealedEdge, rule=_own_edge, sender=SEAT, receiver=SEAT, seed=SEED)
 REVEALED_PIECE = Record(messages.RevealedPiece, seat=SEAT, index=COUNT32, value=Blob(_piece_bytes, low=1))
@@ -216,7 +212,6 @@ MESSAGES: dict[int, Record] = {
         fresh_prekeys=Sequence(PREKEY, lambda limits: limits.max_prekeys, rising=attrgetter("number")),
         commitment=Maybe(32),
         pieces=SEALED_PIECES,
-        edges=Sequence(SHORT_HASH, _pieces),
         signature=SIGNATURE,
     ),
     3: Record(messages.SurvivorClaim, context=HASH, survivors=SURVIVORS, signature=SIGNATURE),
