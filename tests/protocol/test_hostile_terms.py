@@ -140,3 +140,16 @@ def test_what_the_wire_cannot_carry_is_refused_behind_it_too(name: str, value: f
     opened = federation.open(honest_terms("repair"))
     with pytest.raises(NissError):
         agree(replace(opened, terms=replace(opened.terms, **{name: value})))
+
+
+@pytest.mark.parametrize(
+    ("factor", "accepted"), [(1.0, True), (0.99, False), (1.01, False), (1e-6, False), (4.0, False)]
+)
+def test_shares_of_another_strength_than_planned_are_refused(factor: float, accepted: bool) -> None:
+    """Kappa is the plan's, not the server's: neither weaker shares nor stronger ones."""
+    base = honest_terms("tolerate")
+    strength = base.neighbours * base.unit_variance * (SIZE / base.clip) ** 2
+    federation = assessing(SIZE, "strength", colluders=COLLUDERS, strength=strength)
+    opened = opened_with(federation, replace(base, unit_variance=factor * base.unit_variance))
+    assert opened is not None
+    assert (answered(federation, opened) is not None) == accepted
