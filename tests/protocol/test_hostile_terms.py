@@ -153,3 +153,11 @@ def test_shares_of_another_strength_than_planned_are_refused(factor: float, acce
     opened = opened_with(federation, replace(base, unit_variance=factor * base.unit_variance))
     assert opened is not None
     assert (answered(federation, opened) is not None) == accepted
+
+
+def test_a_round_without_shares_is_refused_though_its_charge_would_do() -> None:
+    federation = assessing(SIZE, "no shares", colluders=COLLUDERS, mu=10.0)
+    opened = opened_with(federation, replace(honest_terms("tolerate"), unit_variance=0.0))
+    assert opened is not None
+    with pytest.raises(NissError, match="no noise shares"):
+        federation.clients[0].upload(opened, np.ones(COORDINATES), federation.entropy)
