@@ -12,9 +12,10 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from niss.errors import ConfigError, DataError
-from niss.randomness import SecretStream, SimStream, normal_table, sampler_distance
+from niss.randomness import SecretStream, SimStream, normal_table, sampler_distance, sampler_factor
 from niss.randomness.distance import DEVIATE_ERROR
 from niss.randomness.secret import _Work
 
@@ -172,6 +173,41 @@ def test_the_distance_of_one_draw_and_of_many() -> None:
     for bad in ((-1.0, 1), (math.nan, 1), (1.0, -1), ([1.0, 2.0], [1, 2, 3])):
         with pytest.raises(ConfigError):
             sampler_distance(*bad)
+
+
+@pytest.mark.parametrize("steps", [4.0, 256.0, 5000.0])
+@pytest.mark.parametrize("draws", [1e4, 1e9])
+def test_errors_as_large_as_allowed_stay_within_the_factor(steps: float, draws: float) -> None:
+    """Every border off by as much as the sampler may be, in turns up and down: the worst for each cell."""
+    cells = np.arange(-int(7 * steps), int(7 * steps) + 1)
+    probability = stats.norm.pdf(cells / steps) / steps
+    borders = (np.arange(cells.size + 1) + cells[0] - 0.5) / steps
+    moved = 2.0**-64 + 2.0**-51 * (1.0 + np.abs(borders)) * stats.norm.pdf(borders)
+    moved[::2] *= -1.0
+    moved[np.abs(borders) > 4.77] *= 0.0  # the refined tail is a case of its own
+    moved[[0, -1]] = 0.0
+    x = np.diff(moved) / probability
+    # Too little for the plain distance of all draws to be within it.
+    factor = sampler_factor(steps, draws, rest=1e-19 * draws)
+    assert 0.0 < factor < 1e-2
+    log_probability = [
+        draws * np.log1p(np.sum(probability * np.expm1((1.0 + order) * np.log1p(x)))) - order * factor
+        for order in 2.0 ** np.arange(4.0, 50.0)
+        if order * np.abs(x).max() < 1.0
+    ]
+    # Chernoff's bound on a larger factor, from the exact moments.
+    assert min(log_probability) < -70.0 * math.log(2.0)
+
+
+def test_the_factor_grows_with_deviation_and_draws_and_ends() -> None:
+    found = [sampler_factor(steps, 1e6, rest=1e-8) for steps in (4.0, 256.0, 1e4, 1e5)]
+    assert found == sorted(found)
+    assert found[0] < 1e-9
+    assert found[-1] < 1e-4
+    assert sampler_factor(256.0, 1e4, rest=1e-8) < sampler_factor(256.0, 1e10, rest=1e-8) < 1e-5
+    assert sampler_factor(256.0, 1e12, rest=1e-20) == math.inf
+    assert sampler_factor(2.0**40, 1e4, rest=1e-8) == math.inf
+    assert sampler_factor(5e-324, 1e4, rest=1e-8) < 1e-12
 
 
 @pytest.mark.parametrize("steps", [0.5, 1.0, 3.0])

@@ -148,3 +148,31 @@ def test_the_grid_is_fine_enough_for_noise_and_update(epsilon: float, coordinate
     assert entry >= step
     # One bit less would not do.
     assert min(math.sqrt(terms.residual_variance) / 256, entry) < 2 * step
+
+
+LARGE = [
+    (size, neighbours, epsilon, participations, mode)
+    for size, neighbours in ((10, 9.0), (100, 30.0))
+    for epsilon, participations in ((1.0, 1), (8.0, 1), (3.0, 100), (1.0, 1000))
+    for mode in ("tolerate", "repair")
+]
+
+
+@pytest.mark.parametrize("kappa", [0.25, 100.0])
+@pytest.mark.parametrize("coordinates", [10, 10_000_000])
+def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -> None:
+    """Also of the largest models and the widest shares, where the grid used to be finest."""
+    for size, neighbours, epsilon, participations, mode in LARGE:
+        plan = Plan(
+            clip=1.0,
+            epsilon=epsilon,
+            participations=participations,
+            kappa=kappa,
+            neighbours=neighbours,
+            graph="complete" if neighbours == size - 1 else "regular",
+        )
+        terms = make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, mode=mode)
+        federation = Federation(size, "large")
+        mu = Assessor(delta=plan.delta)(agree(federation.open(terms)), 0)
+        assert mu <= wanted_mu(plan)
+        assert math.sqrt(terms.residual_variance) * 2.0**terms.grid_bits >= 16.0

@@ -22,16 +22,25 @@ from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
-from niss.mechanism.grid import Grid, discretisation_delta
+from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
+from niss.randomness import sampler_factor
 from niss.views import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
 
 Participants = tuple[Participant, ...]
 
 # Narrower noise, in grid steps, is not counted.
 LEAST_STEPS = 4.0
+# Of a round's mu: the most that the sampler's distance from the Gaussian may be worth, as a factor on probabilities.
+SAMPLER_SHARE = 0.01
+# Of a client's delta, in one round: the most of that distance, and of rounding, that is no such factor.
+REST_SHARE = 1e-3
+# The grid of `make_terms` stays this far within both.
+_WELL_WITHIN = 0.5
+# The residual noise is at least this wide where wider noise would come too close to those limits.
+_LEAST_LOG_STEPS = 4.0
 # The residual noise covers the worst of this many graphs, and this much more.
 _GRAPHS, _MARGIN = 3, 1.03
 # A hair more than the promise needs, so that no client refuses for the last bit of a float.
@@ -59,7 +68,8 @@ def make_terms(
 
     The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
     privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer: an
-    entry of an update as long as the clip has to be a step long, or rounding would shorten the update.
+    entry of an update as long as the clip has to be a step long, or rounding would shorten the update; but never so
+    fine that clients would refuse (`Assessor`).
 
     participants  how many take part
     coordinates   entries of an update
@@ -79,15 +89,16 @@ def make_terms(
     residual = _residual(plan, participants, unit, own)
     linked = min(participants - 1, 2 * math.ceil(plan.neighbours))
     repairing = mode == "repair"
-    if grid_bits is None:
-        grid_bits = _bits(residual, plan.clip / (participants * math.sqrt(coordinates)))
-    return Terms(
+    chosen = grid_bits
+    if chosen is None:
+        chosen = _bits(residual, plan.clip / (participants * math.sqrt(coordinates)))
+    terms = Terms(
         run=run,
         round=number,
         attempt=attempt,
         mode=mode,
         coordinates=coordinates,
-        grid_bits=grid_bits,
+        grid_bits=chosen,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
         neighbours=float(plan.neighbours),
@@ -101,6 +112,17 @@ def make_terms(
         dropped=plan.dropped if repairing else 0,
         threshold_share=0.5,
     )
+    if grid_bits is None and residual > 0.0:
+        weight = max(1.0, plan.neighbours / (participants - 1))
+        drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
+        mu = float(plan.round_mu(_FIRST)[0])
+        while (
+            _sampler_cost(terms, participants, *drawn, _WELL_WITHIN * REST_SHARE * plan.delta)
+            > (_WELL_WITHIN * SAMPLER_SHARE * mu)
+            and Grid(terms.grid_bits - 1).deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS
+        ):
+            terms = replace(terms, grid_bits=terms.grid_bits - 1)
+    return terms
 
 
 def _bits(residual: float, entry: float) -> int:
@@ -239,14 +261,21 @@ class Assessor:
 
     relation  neighbouring updates, as in `Plan`
     failure   the probability with which the bound on colluding neighbours may fail, charged to delta elsewhere
+    delta     of the promise to the client
+
+    mu is that of ideal Gaussians. What a real sampler on a grid of the server's choice costs on top is bounded, and
+    terms are refused (`RemoteProtocolError`) under which it is more than a small part of mu or of delta
+    (`SAMPLER_SHARE`, `REST_SHARE`): on too fine a grid noise would fall on a lattice coarser than the update.
     """
 
-    def __init__(self, *, relation: str = "zero-out", failure: float = 0.0) -> None:
+    def __init__(self, *, relation: str = "zero-out", failure: float = 0.0, delta: float = 1e-5) -> None:
         if relation not in RELATIONS:
             raise ConfigError(
                 f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
             )
-        self._relation, self._failure = relation, failure
+        if not 0.0 < delta < 1.0:
+            raise ConfigError(f"must lie in (0, 1), not {delta!r}", field="delta")
+        self._relation, self._failure, self._delta = relation, failure, delta
         self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
 
     def __call__(self, agreed: Agreed, colluders: int) -> float:
@@ -260,7 +289,9 @@ class Assessor:
         key = agreed.digest, colluders
         if key not in self._known:
             self._known.clear()
-            self._known[key] = _worst_mu(agreed, colluders, self._relation, self._failure)
+            found = _worst_mu(agreed, colluders, self._relation, self._failure)
+            _check_discretisation(agreed, found[0], self._delta)
+            self._known[key] = found
         return self._known[key]
 
 
@@ -291,6 +322,43 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         variance = min(variance, terms.residual_variance + mask)
     moved = RELATIONS[relation] * terms.clip / size
     return moved / math.sqrt(variance) if variance > 0.0 else math.inf, worst
+
+
+def _check_discretisation(agreed: Agreed, mu: float, delta: float) -> None:
+    """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for.
+
+    All draws of all participants count: an opponent sees the joint view.
+    """
+    if mu == math.inf:
+        return  # Nothing is claimed, so nothing can fall short of it.
+    kinds, counts = np.unique(agreed.graph.weights, return_counts=True)
+    cost = _sampler_cost(agreed.terms, len(agreed.participants), kinds, counts, REST_SHARE * delta)
+    if not cost <= SAMPLER_SHARE * mu:
+        raise RemoteProtocolError(
+            f"on this grid the noise is too far from a Gaussian: a factor e^{cost:.2g} on probabilities, "
+            f"next to mu = {mu:.2g}",
+            hint="use fewer grid bits",
+        )
+
+
+def _sampler_cost(terms: Terms, size: int, weights: np.ndarray, counts: np.ndarray, rest: float) -> float:
+    """`h` of `sampler_factor` for all draws of one round, `counts` shares of each of these `weights`.
+
+    Infinite where rounding every share on its own costs more than `rest`. Shares, or a self-mask, too narrow to get
+    credit (`_is_wide_enough`) are not held against it.
+    """
+    grid = Grid(terms.grid_bits)
+    residual = grid.deviation_steps(terms.residual_variance)
+    shares = np.array([grid.deviation_steps(float(weight) * terms.unit_variance) for weight in weights])
+    mask = grid.deviation_steps(terms.self_variance) if terms.mode == "repair" else 0.0
+    aliasing = 0.0
+    for steps, count in [*zip(shares, counts, strict=True), (mask, size)]:
+        if min(steps, residual) >= LEAST_STEPS:
+            aliasing += float(count) * terms.coordinates * aliasing_distance(residual, steps)
+    if aliasing > rest / 2.0:
+        return math.inf
+    draws = terms.coordinates * np.array([size, size, *counts], dtype=np.float64)
+    return sampler_factor(np.array([residual, mask, *shares]), draws, rest=rest / 2.0)
 
 
 def _is_wide_enough(agreed: Agreed, variance: float) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from niss.accounting import RELATIONS
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
@@ -143,6 +145,7 @@ class Limits:
     def policy(self, proposal: Proposal) -> Policy:
         """What the protocol's client enforces in each round of the run; checks the proposal first."""
         self.check(proposal)
+        plan = proposal.plan
         trusted = None
         if self.coalition is not None:
             trusted = frozenset(load_coalition(self.coalition).members.values())
@@ -157,6 +160,8 @@ class Limits:
             attempts=proposal.plan.attempts,
             modes=(proposal.mode,),
             trusted=trusted,
+            strength=plan.kappa
+            * (RELATIONS[plan.relation] / float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])) ** 2,
         )
 
     def budget(self, proposal: Proposal) -> Budget:

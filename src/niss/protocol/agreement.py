@@ -29,6 +29,17 @@ from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
 
 HASH_BYTES = 32
+_AMOUNTS = ("clip", "neighbours", "unit_variance", "residual_variance", "self_variance", "threshold_share")
+_COUNTS = (
+    "round",
+    "attempt",
+    "coordinates",
+    "grid_bits",
+    "modulus_bits",
+    "colluding_neighbours",
+    "revealed",
+    "dropped",
+)
 LONGEST_FIELD = 255
 
 
@@ -171,6 +182,7 @@ def agree(opened: RoundOpen) -> Agreed:
     too fine, noise too strong for it, a repair with single neighbours) are a `RemoteProtocolError`.
     """
     terms = opened.terms
+    _check_numbers(terms)
     listed, agreed_terms = participants_hash(opened.participants), terms_hash(terms)
     graph = draw_graph(len(opened.participants), terms.neighbours, opened.beacon.value, listed + agreed_terms)
     _check_terms(terms, graph)
@@ -197,6 +209,16 @@ def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -
         return ShareGraph.complete(size, weight=neighbours / (size - 1))
     seed = hashlib.sha256(b"niss.round-beacon.v1" + beacon + commitment).digest()
     return ShareGraph.regular(size, degree=neighbours, beacon=seed)
+
+
+def _check_numbers(terms: Terms) -> None:
+    """Refuse numbers that mean nothing, so that no comparison further on can be passed by one that is no number."""
+    for name in _AMOUNTS:
+        if not 0.0 <= getattr(terms, name) < math.inf:
+            raise RemoteProtocolError(f"{name} must be finite and not negative")
+    for name in _COUNTS:
+        if getattr(terms, name) < 0:
+            raise RemoteProtocolError(f"{name} must not be negative")
 
 
 def _check_terms(terms: Terms, graph: ShareGraph) -> None:

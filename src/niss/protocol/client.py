@@ -10,6 +10,7 @@ Whatever server, tracker or another client got wrong is a `RemoteProtocolError`,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ from niss.protocol.messages import (
     RoundOpen,
     SealedPiece,
     SurvivorClaim,
+    Terms,
     Upload,
     Verdict,
 )
@@ -52,6 +54,9 @@ from niss.protocol.shares import (
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
 from niss.protocol.wire import decode, encode, pack, signed_part
 
+# Numbers that differ by less differ by rounding alone.
+_SAME = 1e-6
+
 Answer = TypeVar("Answer", Upload, Verdict, Reveal)
 
 
@@ -64,6 +69,8 @@ class Policy:
     attempts        how often a round may be tried
     mu              most it spends on one round
     clip            largest clip it accepts
+    strength        what the shares of a client must amount to, `neighbours * unit_variance * (participants / clip)^2`,
+                    where a plan fixes it (its kappa, in units of the update); None: any, for the charge says what
     modes           how dropouts may be handled
     server, holder  identities of the server and of the beacon's holder
     anchor          the end of the beacon chain
@@ -80,6 +87,7 @@ class Policy:
     attempts: int = 1
     modes: tuple[str, ...] = MODES
     trusted: frozenset[bytes] | None = None
+    strength: float | None = None
 
 
 class Client:
@@ -240,11 +248,12 @@ class Client:
             )
         if terms.mode not in policy.modes:
             raise RemoteProtocolError(f"mode {terms.mode!r} is not accepted by this client")
-        if terms.clip > policy.clip:
+        if not 0.0 < terms.clip <= policy.clip:
             raise RemoteProtocolError(
-                f"the clip of {terms.clip:g} exceeds the {policy.clip:g} this client accepts"
+                f"the clip of {terms.clip:g} is not above 0, or exceeds the {policy.clip:g} this client accepts"
             )
         size = len(opened.participants)
+        self._check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
                 f"the round has {size} participants; this client requires at least {policy.participants} "
@@ -267,6 +276,20 @@ class Client:
                 f"the sum would not fit the grid: {error.message}", hint=error.hint
             ) from None
         return agreed, seat
+
+    def _check_shares(self, terms: Terms, size: int) -> None:
+        """Refuse a round without shares, which is not this protocol, and shares other than those of the plan."""
+        if not terms.unit_variance > 0.0:
+            raise RemoteProtocolError("the terms have no noise shares", hint="set unit_variance above 0")
+        wanted = self.policy.strength
+        if wanted is None:
+            return
+        # The square root first, so that no terms overflow.
+        found = math.sqrt(terms.unit_variance) * size / terms.clip * math.sqrt(terms.neighbours)
+        if not math.isclose(found, math.sqrt(wanted), rel_tol=_SAME):
+            raise RemoteProtocolError(
+                "the noise shares are not as strong as the plan says", hint="use the kappa of the plan"
+            )
 
     def _find_seat(self, opened: RoundOpen) -> int:
         """Where this client sits, in a list without strangers and with a prekey of its own that is still unused."""

@@ -39,8 +39,9 @@ from niss.randomness.normal_table import FIRST_ROW, LOWEST_EXPONENT, PLACE_BITS,
 
 SEED_BYTES = 32
 BLOCK = 16384
-# In grid steps: what the sampler can reach, 10.2 deviations, stays below 2^62.
-LARGEST_DEVIATION = 2.0**58
+# In grid steps. A float64 then still tells 2^19 values in each step apart, out to the last deviate; at 2^53 steps and
+# beyond the noise would fall on multiples of a power of two, and leave what is added to it in the lowest bits.
+LARGEST_DEVIATION = 2.0**30
 
 _DOMAIN = b"niss.secret-stream.v1"
 _TAIL_EXPONENT = 44
@@ -219,7 +220,7 @@ def _whole(value: int, field: str, *, least: int) -> int:
 def _require_deviation(steps: float) -> None:
     if not 0.0 <= steps <= LARGEST_DEVIATION:  # refuses NaN as well
         raise ConfigError(
-            f"must be between 0 and 2^58 grid steps, not {steps!r}",
+            f"must be between 0 and 2^30 grid steps, not {steps!r}",
             field="deviation_steps",
             hint="use fewer grid bits",
         )
