@@ -105,9 +105,9 @@ def test_a_client_that_declined_once_is_asked_again() -> None:
 
     def damage(message: Message) -> Message:
         record = message.content["niss"]
-        if message.metadata.dst_node_id == ODD and record["stage"] == "round":
-            if message.content["config"]["server-round"] == 1:
-                record["body"] = record["body"][:-1] + bytes([record["body"][-1] ^ 1])
+        first = record["stage"] == "round" and message.content["config"]["server-round"] == 1
+        if message.metadata.dst_node_id == ODD and first:
+            record["body"] = record["body"][:-1] + bytes([record["body"][-1] ^ 1])
         return message
 
     grid.tamper = damage

@@ -390,7 +390,7 @@ class Session:
                 self._coordinator.replenish(member.identity, message.fresh_prekeys)
 
     def _take_refusal(self, member: Member, refusal: Refusal, problems: dict[int, str]) -> None:
-        """Note that a client declined, under its signature; what follows from it is decided for all of them together."""
+        """Note that a client declined, under its signature; what follows is decided for all of them together."""
         check_refusal(refusal, member.identity)
         reason = problems[member.node] = printable(f"declined: {refusal.reason}")
         if problems is self._current.lost:

@@ -389,16 +389,10 @@ def _alike(replies: Iterable[Message]) -> list[Message]:
 
 
 def _layout(reply: Message) -> tuple[object, ...]:
-    """Which records of metrics a reply has, and of each entry its name, whether it is a list, and its length."""
-    content = reply.content
+    """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
+    records = sorted(reply.content.metric_records.items())
     return tuple(
-        (
-            key,
-            tuple(
-                sorted(
-                    (name, len(value) if isinstance(value, list) else -1) for name, value in record.items()
-                )
-            ),
-        )
-        for key, record in sorted(content.metric_records.items())
-    ) + (len(content.array_records), len(content.config_records))
+        (key, name, len(value) if isinstance(value, list) else -1)
+        for key, record in records
+        for name, value in sorted(record.items())
+    )
