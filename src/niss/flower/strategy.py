@@ -182,7 +182,9 @@ class NissStrategy(Strategy):
         except (ProtocolError, PrivacyError) as error:
             # Too few, unlucky graphs, or a tracker that is away: the next round may do better.
             spent = len(seatable) - len(nodes)
-            why = error.message + (f"; {spent} have spent what the plan allows" if spent else "")
+            why = getattr(error, "detail", error.message) + (
+                f"; {spent} have spent what the plan allows" if spent else ""
+            )
             LOG.warning("niss: round %d is skipped: %s", server_round, why)
             self.account.rounds.append(RoundReport.skip(number, why))
             return []
