@@ -29,10 +29,11 @@ docs: .venv/.installed-dev
 	$(BIN)/mkdocs build --clean
 	$(BIN)/python tools/check_site.py build/site
 
-# A million damaged messages each against the wire format and the protocol's machines.
+# A million damaged messages each against the wire format, the protocol's machines and what reads Flower's replies.
 fuzz: .venv/.installed-dev
 	$(BIN)/python tests/fuzz/fuzz_wire.py --count 1000000 --seed 1
 	$(BIN)/python tests/fuzz/fuzz_machines.py --count 1000000 --seed 1
+	$(BIN)/python tests/fuzz/fuzz_flower.py --count 1000000 --seed 1
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

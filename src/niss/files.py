@@ -50,6 +50,9 @@ REPORT = "report.html"
 
 JsonObject = dict[str, Any]
 
+# What niss writes is a few levels deep. Deeper files are damaged, or made to exhaust whoever walks through them.
+_DEEPEST = 64
+
 PRIVATE, SHARED = 0o600, 0o644
 """Modes of a file: for its owner alone, or for everyone to read."""
 
@@ -198,13 +201,33 @@ def json_line(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(to_json(value), ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def parse_json(text: str) -> Any:
+    """The value in a text of JSON; raises ValueError for anything else, and for one that is nested too deeply."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    suspicious = text.count("[") + text.count("{") > _DEEPEST
+    level = [value] if suspicious and isinstance(value, dict | list) else []
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
 def read_json(path: Path) -> JsonObject:
     """The JSON object in a file, or an error that names the file."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8", errors="replace"))
+        value = parse_json(path.read_bytes().decode("utf-8", errors="replace"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not exist", hint="give the folder of an earlier run") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunFolderError(
             f"cannot read {path}: {error}", hint="the file is damaged; restore it from a copy or run again"
         ) from None
@@ -235,8 +258,8 @@ def read_json_lines(path: Path) -> tuple[list[JsonObject], bool]:
     objects: list[JsonObject] = []
     for number, line in lines:
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = parse_json(line)
+        except ValueError:
             value = None
         if isinstance(value, dict):
             objects.append(value)

@@ -1,7 +1,7 @@
 """What a log may say of an error: all of it, less everything that could be key material or a password.
 
 That is byte strings, long runs of digits, hex or base64, long lists of numbers, and the password in an address. A
-traceback names files, lines and functions, never the values of variables.
+traceback names files, lines and functions, never the values of variables. What a peer says passes `printable`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import traceback
 
 REDACTED = "[redacted]"
+_LONGEST_REASON = 500
 # A message longer than this is data, not words.
 _MOST_SIGNS = 4000
 _FRAME = re.compile(r"\s+File \"")
@@ -33,6 +34,16 @@ def redact(text: str) -> str:
     for pattern in (_PASSWORD, _BYTES, _NUMBERS, _HEX):
         text = pattern.sub(REDACTED, text)
     return _BASE64.sub(_unless_a_path, text)
+
+
+def printable(text: str) -> str:
+    """What somebody else said, fit for a log or a terminal: on one line, not too long, each sign one that is seen.
+
+    Escape codes, line breaks, marks that turn the direction of writing and lone surrogates become question marks, so
+    that no peer can colour, move, erase or forge lines of a log.
+    """
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST_REASON])
+    return shown if len(text) <= _LONGEST_REASON else shown + " ..."
 
 
 def _unless_a_path(found: re.Match[str]) -> str:

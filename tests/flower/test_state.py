@@ -38,10 +38,11 @@ def test_a_spent_budget_holds_in_the_next_run_too(tmp_path):
     start(grid, rounds=4)
     again = FakeGrid(NODES)
     again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
-    strategy = start(again, rounds=2)
-    assert [one.survivors for one in strategy.rounds] == [NODES - 1, NODES - 1]
+    strategy = start(again, rounds=3)
+    assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 3
     assert "would overspend its privacy budget" in strategy.rounds[0].lost[str(ODD)]
-    assert [one.participants for one in strategy.rounds] == [NODES, NODES - 1]
+    # Whoever declined once is asked again, and after the second time no more.
+    assert [one.participants for one in strategy.rounds] == [NODES, NODES, NODES - 1]
 
 
 def test_the_server_spares_clients_a_round_their_plan_does_not_cover():

@@ -112,7 +112,7 @@ def test_a_refusal_is_not_asked_again(stub: Stub, line: TrackerClient) -> None:
     stub.script = [(404, {})]
     with pytest.raises(TrackerRefused, match="niss-identity: no") as refused:
         line.heartbeat()
-    assert (refused.value.status, refused.value.hint) == (404, "register first")
+    assert (refused.value.status, refused.value.advice) == (404, "register first")
     assert sum(path == BEAT for _, path, _ in stub.asked) == 1
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
+from niss.flower.declines import Declines
 from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
 from niss.protocol import (
@@ -49,7 +50,8 @@ from niss.protocol import (
     encode,
     fingerprint,
 )
-from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
+from niss.redaction import printable
+from niss.tracker.client import TrackerClient
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
@@ -144,7 +146,7 @@ class Tracked:
     def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
         try:
             self._client.deposit(identity, prekeys)
-        except (TrackerRefused, TrackerUnavailable):
+        except RemoteProtocolError:
             return  # It has others; when they are used up it is asked to register anew.
         self.enrolled(identity, prekeys)
 
@@ -193,7 +195,7 @@ class Round:
     nodes           Flower's ids of the participants, by seat
     lost            by node: why its upload is missing
     unhelpful       by node: why its part in the repair is missing
-    refused         nodes that declined under their signature, and so uploaded nothing
+    refused         by node that declined under its signature, and so uploaded nothing: why
     bytes_uploaded  size of all uploads that were accepted
     """
 
@@ -202,7 +204,7 @@ class Round:
     nodes: tuple[int, ...]
     lost: dict[int, str] = field(default_factory=dict)
     unhelpful: dict[int, str] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
+    refused: dict[int, str] = field(default_factory=dict)
     bytes_uploaded: int = 0
 
 
@@ -255,11 +257,20 @@ class Session:
         self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
         self.left_out: dict[int, str] = {}
+        self._declines = Declines()
+        self._declined_before: set[int] = set()
+        self._to_ask_again: set[int] = set()
         self.round: Round | None = None
         self._terms: dict[tuple[int, int], Terms] = {}
 
     def enrolment_requests(self, nodes: Iterable[int]) -> dict[int, Request]:
-        """Requests to enrol, for those of these nodes that have yet to join or have no key left."""
+        """Requests to enrol, for those of these nodes that have yet to join or have no key left.
+
+        Whoever declined once, since this was last called, is asked again from here on.
+        """
+        for node in self._to_ask_again:
+            self.left_out.pop(node, None)
+        self._to_ask_again.clear()
         return {
             node: self._request(node, Stage.ENROL, self._proposed)
             for node in nodes
@@ -267,11 +278,12 @@ class Session:
         }
 
     def admit(self, node: int, reply: Reply) -> None:
-        """Take an enrolment; a node that declines, or whose keys are not in order, is left out of the run."""
+        """Take an enrolment; a node whose keys are not in order, or that declines twice, is left out of the run."""
         try:
             message = None if reply.body.startswith(ENROLMENT_TAG) else decode(reply.body)
             if isinstance(message, Refusal):
-                raise RemoteProtocolError(f"declined: {message.reason}")
+                self._declined(node, f"declined: {message.reason}")
+                return
             enrolment = Enrolment.from_bytes(reply.body)
             enrolment.check(self.proposal)
             if self._coalition is not None:
@@ -283,8 +295,9 @@ class Session:
                 raise RemoteProtocolError(
                     f"identity {fingerprint(enrolment.identity)} has already joined as another node"
                 )
-        except NissError as error:
-            self.leave_out(node, error.message)
+        except Exception as error:
+            # Whatever a node sends may end its own part in the run, never the run.
+            self.leave_out(node, _in_words(error))
             return
         if member is None:
             member = Member(node, len(self.members), enrolment.identity, enrolment.pinned)
@@ -294,11 +307,21 @@ class Session:
 
     def leave_out(self, node: int, reason: str) -> None:
         """Go on without a node; the first reason stands."""
-        self.left_out.setdefault(node, reason)
+        self.left_out.setdefault(node, printable(reason))
+
+    def _declined(self, node: int, reason: str) -> None:
+        """A node declined to join or to repair: the first time it is left out only until the next round begins."""
+        if node not in self._declined_before:
+            self._to_ask_again.add(node)
+        self._declined_before.add(node)
+        self.leave_out(node, reason)
 
     def seatable(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes that can take part now."""
-        return [node for node in nodes if node not in self.left_out and self._is_ready(node)]
+        aside = self._declines.set_aside
+        return [
+            node for node in nodes if node not in self.left_out and node not in aside and self._is_ready(node)
+        ]
 
     def open(self, number: int, nodes: list[int], coordinates: int) -> dict[int, Request]:
         """Open a round on updates of so many coordinates; one request for each participant.
@@ -328,8 +351,21 @@ class Session:
         return {node: self._request(node, Stage.ROUND, body) for node in nodes_by_seat}
 
     def take_uploads(self, replies: Replies) -> None:
-        """The replies of a round. What is forged, damaged, declined or missing counts as lost, with the reason."""
-        self._take(replies, self._current.lost)
+        """The replies of a round. What is forged, damaged, declined or missing counts as lost, with the reason.
+
+        Those who declined are asked again in a later round, without the one that most of them sat beside.
+        """
+        current = self._current
+        self._take(replies, current.lost)
+        seat_of = {node: seat for seat, node in enumerate(current.nodes)}
+        blamed = self._declines.judge(
+            current.refused,
+            (node for node in current.nodes if node not in current.lost),
+            lambda node: [current.nodes[seat] for seat in current.agreed.neighbours(seat_of[node])],
+        )
+        for node, reason in (current.refused | blamed).items():
+            self.leave_out(node, reason)
+        self._to_ask_again |= current.refused.keys() - blamed.keys()
 
     def take_repairs(self, replies: Replies) -> None:
         """The replies in a stage of the repair."""
@@ -345,8 +381,8 @@ class Session:
                     self._take_refusal(member, message, problems)
                     continue
                 self._hand_over(message)
-            except RemoteProtocolError as error:
-                problems[node] = error.message
+            except Exception as error:
+                problems[node] = _in_words(error)
                 continue
             member.step = max(member.step, reply.step)
             if isinstance(message, Upload):
@@ -354,12 +390,13 @@ class Session:
                 self._coordinator.replenish(member.identity, message.fresh_prekeys)
 
     def _take_refusal(self, member: Member, refusal: Refusal, problems: dict[int, str]) -> None:
-        """A client that declines once would decline again: the run goes on without it."""
+        """Note that a client declined, under its signature; what follows is decided for all of them together."""
         check_refusal(refusal, member.identity)
-        reason = problems[member.node] = f"declined: {refusal.reason}"
+        reason = problems[member.node] = printable(f"declined: {refusal.reason}")
         if problems is self._current.lost:
-            self._current.refused.add(member.node)
-        self.leave_out(member.node, reason)
+            self._current.refused[member.node] = reason
+        else:
+            self._declined(member.node, reason)
 
     def _hand_over(self, message: Message) -> None:
         """Give a client's message to the protocol's server, which checks it."""
@@ -423,6 +460,13 @@ class Session:
             )
             self._terms[key] = terms if _fits(terms, people) else replace(terms, modulus_bits=64)
         return self._terms[key]
+
+
+def _in_words(error: Exception) -> str:
+    """What is wrong with a reply, for the report and the log."""
+    if isinstance(error, NissError):
+        return printable(error.message)
+    return f"the reply cannot be read ({type(error).__name__})"
 
 
 def _fits(terms: Terms, people: tuple[Participant, ...]) -> bool:

@@ -20,11 +20,13 @@ import json
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -36,6 +38,7 @@ from niss.flower.proposal import plan_values
 from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
 from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, shared_model, sort_replies
 from niss.protocol import LINKS_PER_ROUND, MODES, Identity, Outcome, load_coalition, load_identity
+from niss.redaction import printable
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
@@ -179,7 +182,9 @@ class NissStrategy(Strategy):
         except (ProtocolError, PrivacyError) as error:
             # Too few, unlucky graphs, or a tracker that is away: the next round may do better.
             spent = len(seatable) - len(nodes)
-            why = error.message + (f"; {spent} have spent what the plan allows" if spent else "")
+            why = getattr(error, "detail", error.message) + (
+                f"; {spent} have spent what the plan allows" if spent else ""
+            )
             LOG.warning("niss: round %d is skipped: %s", server_round, why)
             self.account.rounds.append(RoundReport.skip(number, why))
             return []
@@ -212,7 +217,7 @@ class NissStrategy(Strategy):
         mu = self._assess(current.agreed, self.plan.colluders)
         report = self.account.enter(current, outcome, self.session.members, mu)
         self._log(report)
-        results = [reply for reply in replies if reply.has_error()]
+        results = [_shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
         results.insert(0, self._mean_as_reply(current, outcome, uploads))
@@ -230,8 +235,15 @@ class NissStrategy(Strategy):
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy does."""
-        return self.inner.aggregate_evaluate(server_round, replies)
+        """As the wrapped strategy does, with the replies that are made like most of them.
+
+        Where it fails on their values, the round has no metrics: what a node sends does not end the run.
+        """
+        try:
+            return self.inner.aggregate_evaluate(server_round, _alike(replies))
+        except Exception as error:
+            LOG.warning("niss: no metrics of `evaluate` in round %d: %s", server_round, type(error).__name__)
+            return None
 
     def summary(self) -> None:
         """Log the settings of both strategies, as Flower does before the first round."""
@@ -350,7 +362,39 @@ def _mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
     means: dict[str, int | float | list[int] | list[float]] = {}
     for name in sent[0] if len(sent) == len(records) else ():
         values = [record.get(name) for record in sent]
-        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        numbers = [value for value in values if isinstance(value, int | float)]
         if len(numbers) == len(values):
-            means[name] = math.fsum(numbers) / len(numbers)
+            # Opposite infinities, or numbers beyond a float: such a metric has no mean.
+            with suppress(OverflowError, ValueError):
+                means[name] = math.fsum(numbers) / len(numbers)
     return MetricRecord(means)
+
+
+def _shown(reply: Message) -> Message:
+    """A reply that is an error, with a reason that Flower can print."""
+    reply.error = Error(reply.error.code, printable(reply.error.reason or ""))
+    return reply
+
+
+def _alike(replies: Iterable[Message]) -> list[Message]:
+    """The errors, and the replies whose metrics have the names and kinds that most replies have."""
+    errors, made = [], []
+    for reply in replies:
+        if reply.has_error():
+            errors.append(_shown(reply))
+        else:
+            made.append((reply, _layout(reply)))
+    if not made:
+        return errors
+    usual, _ = Counter(layout for _, layout in made).most_common(1)[0]
+    return [reply for reply, layout in made if layout == usual] + errors
+
+
+def _layout(reply: Message) -> tuple[object, ...]:
+    """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
+    records = sorted(reply.content.metric_records.items())
+    return tuple(
+        (key, name, len(value) if isinstance(value, list) else -1)
+        for key, record in records
+        for name, value in sorted(record.items())
+    )

@@ -18,6 +18,7 @@ whole clip; they stay as the server sent them.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -30,12 +31,20 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol import Identity, Limits, Refusal, signed_part, verify
+from niss.redaction import printable
 
 RECORD = "niss"
 UPLOAD = "niss-upload"
 METRICS = "metrics"
 NO_REPLY = "no answer in time"
 _REFUSAL = "refusal"
+_LARGEST_STEP = 2**63 - 1
+# A string of bytes as numpy saves it, and nothing else that numpy could read: the header is text that it evaluates.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(?P<size>..)"
+    rb"(?P<header>\{'descr': '\|u1', 'fortran_order': False, 'shape': \((?P<length>[0-9]{1,15}),\), \} {0,200}\n)",
+    re.DOTALL,
+)
 
 FloatArray = NDArray[np.float64]
 Value = TypeVar("Value")
@@ -136,14 +145,25 @@ def read_reply(message: Message) -> Reply:
             "the reply was made without NISS",
             hint="does the ClientApp have `mods=[niss_mod]`, and is it the first mod?",
         )
-    try:
-        body = content.array_records[UPLOAD]["body"].numpy()
-    except (KeyError, ValueError, TypeError, EOFError) as error:
-        raise RemoteProtocolError(f"the reply cannot be read ({type(error).__name__})") from None
-    if body.dtype != np.uint8 or body.ndim != 1:
-        raise RemoteProtocolError("the body of the reply is not a string of bytes")
     step = _field(content.config_records[RECORD], "step", int)
-    return Reply(body.tobytes(), step, content.metric_records.get(METRICS))
+    if not 0 <= step <= _LARGEST_STEP:
+        raise RemoteProtocolError("the step of the reply is out of range")
+    return Reply(_body(content.array_records[UPLOAD].get("body")), step, content.metric_records.get(METRICS))
+
+
+def _body(array: Array | None) -> bytes:
+    """The bytes in an array of a reply; raises `RemoteProtocolError` unless it is exactly what `to_content` makes.
+
+    Type, shape and length are compared before anything is made of them: a header can name a shape of 2^80 or nest
+    brackets as deep as it likes.
+    """
+    found = None if array is None or array.stype != "numpy.ndarray" else _NPY.match(array.data)
+    if array is None or found is None:
+        raise RemoteProtocolError("the body of the reply is not a string of bytes")
+    body = array.data[found.end() :]
+    if int.from_bytes(found["size"], "little") != len(found["header"]) or int(found["length"]) != len(body):
+        raise RemoteProtocolError("the body of the reply is not as long as it says")
+    return body
 
 
 def _field(record: ConfigRecord, name: str, kind: type[Value]) -> Value:
@@ -178,12 +198,15 @@ def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> Replies
         if node not in node_of.values() or node in sorted_replies.received:
             continue
         if reply.has_error():
-            sorted_replies.failures[node] = reply.error.reason or f"error {reply.error.code}"
+            sorted_replies.failures[node] = printable(reply.error.reason or f"error {reply.error.code}")
             continue
         try:
             sorted_replies.received[node] = read_reply(reply)
         except RemoteProtocolError as error:
             sorted_replies.failures[node] = error.message
+        except Exception as error:
+            # Whatever a node sends is at most that node's failure.
+            sorted_replies.failures[node] = f"the reply cannot be read ({type(error).__name__})"
     for node in node_of.values():
         if node not in sorted_replies.received:
             sorted_replies.failures.setdefault(node, NO_REPLY)

@@ -172,6 +172,18 @@ _SMALL_ORDER = frozenset(
 )
 
 
+# The u of the points of X25519 whose order divides 8: with such a key everyone agrees on zero, and so on nothing.
+_AGREES_ON_ZERO = frozenset(
+    {
+        0,
+        1,
+        _FIELD - 1,
+        0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+        0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+    }
+)
+
+
 class Identity(Secret):
     """Who a client is: a long-lived Ed25519 key. It shows the fingerprint of its public half only.
 
@@ -242,6 +254,20 @@ def check_public(public: bytes) -> None:
         )
 
 
+def check_agreeable(public: bytes) -> None:
+    """Refuses the public half of a prekey with which no secret can be agreed on: a point of small order, however spelt.
+
+    Whoever sits beside such a key could not hide an update behind it and would have to decline the round; so it is
+    refused wherever prekeys are taken in.
+    """
+    # As X25519 reads it: without the highest bit, modulo the field's prime.
+    if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _AGREES_ON_ZERO:
+        raise RemoteProtocolError(
+            "this prekey is a degenerate key, with which no secret can be agreed on",
+            hint="its owner must make another",
+        )
+
+
 def fingerprint(public: bytes) -> str:
     """128 bits of a hash of a public key, in groups, for people to compare."""
     digest = hashlib.sha256(length_prefixed(_FINGERPRINT_TAG, public)).hexdigest()[:32]
@@ -273,7 +299,8 @@ class SignedPrekey:
             raise RemoteProtocolError(f"a prekey's signature has {SIGNATURE_BYTES} bytes")
 
     def verify(self, identity_public: bytes) -> None:
-        """Raises `RemoteProtocolError` unless that identity made this prekey."""
+        """Raises `RemoteProtocolError` unless that identity made this prekey, and it is not degenerate."""
+        check_agreeable(self.public)
         statement = _prekey_statement(identity_public, self.id, self.public)
         verify(identity_public, _PREKEY_PURPOSE, statement, self.signature)
 
@@ -298,7 +325,7 @@ def published(prekeys: tuple[SignedPrekey, ...]) -> tuple[Prekey, ...]:
 
 
 def check_prekey(prekey: Prekey, identity: bytes) -> None:
-    """Refuse (`RemoteProtocolError`) a prekey from a message that this identity did not sign."""
+    """Refuse (`RemoteProtocolError`) a prekey in a message that is degenerate or that this identity did not sign."""
     SignedPrekey(prekey.number, prekey.public, prekey.signature).verify(identity)
 
 

@@ -390,7 +390,15 @@ def number_at(entry: Mapping[str, Any], key: str, where: Path) -> float | None:
     value = entry.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise _wrong_type(where, key, "number", value)
-    return None if value is None or not math.isfinite(value) else float(value)
+    return None if value is None or not _is_finite(value) else float(value)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether it is a number that fits a float; JSON may hold whole numbers that do not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def text_at(entry: Mapping[str, Any], key: str, where: Path) -> str | None:
@@ -420,7 +428,7 @@ def _candidates(settings: Sequence[JsonObject], key: str) -> list[Any]:
 
 def _find_number(settings: Sequence[JsonObject], key: str) -> float | None:
     numbers = (value for value in _candidates(settings, key) if type(value) in (int, float))
-    return next((float(value) for value in numbers if math.isfinite(value)), None)
+    return next((float(value) for value in numbers if _is_finite(value)), None)
 
 
 def _find_whole(settings: Sequence[JsonObject], key: str) -> int | None:

@@ -90,7 +90,7 @@ def _about(app: FastAPI, tracker: Tracker, metrics: Metrics) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def show_metrics() -> Response:
         """Counts and latencies, for Prometheus."""
-        text = metrics.text(tracker.store.counts(now=tracker.now()))
+        text = metrics.text(tracker.gauges())
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     @app.get("/v1/tracker", response_model=schema.TrackerAnswer)

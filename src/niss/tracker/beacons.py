@@ -111,7 +111,7 @@ def _passed_on() -> Iterator[None]:
         yield
     except TrackerUnavailable as error:
         raise Refusal(
-            503, f"the beacon's holder: {error.message}", hint=error.hint, retry_after=5.0
+            503, f"the beacon's holder: {error.detail}", hint=error.advice, retry_after=5.0
         ) from None
     except TrackerRefused as error:
-        raise Refusal(409, f"the beacon's holder: {error.message}", hint=error.hint) from None
+        raise Refusal(409, f"the beacon's holder: {error.detail}", hint=error.advice) from None

@@ -25,6 +25,7 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import Identity, SignedPrekey, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
+from niss.redaction import printable
 from niss.tracker.auth import LIST_PURPOSE, NONCE_BYTES, check_anchor, list_message, sign_request
 from niss.tracker.store import Attempt, Stock
 
@@ -35,11 +36,25 @@ _AGAIN = (429, 502, 503, 504)
 T = TypeVar("T")
 
 
-class TrackerUnavailable(RemoteProtocolError):
+class TrackerTrouble(RemoteProtocolError):
+    """The tracker was of no use. The message is always the same; `detail` says what happened, `advice` what to do.
+
+    A client declines a run with the message alone. The server chose the address, and must not learn from the reason
+    what listens there, if anything does: it could have its clients look around in their own networks.
+    """
+
+    def __init__(self, detail: str, *, hint: str | None) -> None:
+        self.detail, self.advice = printable(detail), hint
+        super().__init__(
+            "the tracker cannot be used", hint=self.detail if hint is None else f"{self.detail}; {hint}"
+        )
+
+
+class TrackerUnavailable(TrackerTrouble):
     """The tracker cannot be reached, or says that it cannot answer now."""
 
 
-class TrackerRefused(RemoteProtocolError):
+class TrackerRefused(TrackerTrouble):
     """The tracker answered that it will not do this; `status` and `field` say more. Not worth repeating as it is."""
 
     def __init__(self, status: int, message: str, *, field: str | None, hint: str | None) -> None:
@@ -62,7 +77,8 @@ class Connection:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """url       http or https, host and port, without a path; anything else is a `ConfigError`
-        ca        a PEM file with the authority of the tracker's certificate; None: those of this machine
+        ca        a PEM file with the authority of the tracker's certificate, for https alone; None: those of this
+                  machine
         timeout   seconds for connecting and for each wait for data
         retries   how often a request is repeated after trouble, with growing pauses up to 8 seconds
         sleep     how to wait; a stand-in for tests
@@ -78,6 +94,12 @@ class Connection:
                 field="tracker",
                 hint="for example https://tracker.example:8443",
             )
+        if ca is not None and parts.scheme != "https":
+            raise ConfigError(
+                "must be an address of https, since an authority for its certificate is set",
+                field="tracker",
+                hint="without TLS nothing shows who answers; use https, or leave the authority out",
+            )
         self._connect: Callable[[], http.client.HTTPConnection]
         if parts.scheme == "http":
             self._connect = partial(http.client.HTTPConnection, parts.hostname, port, timeout=timeout)
@@ -85,7 +107,11 @@ class Connection:
             try:
                 context = ssl.create_default_context(cafile=ca)
             except OSError as error:
-                raise ConfigError(f"cannot use {ca}: {error}", field="ca", hint="give a PEM file") from None
+                raise ConfigError(
+                    "the file of the authority cannot be used",
+                    field="ca",
+                    hint=f"give a PEM file; {ca}: {error}",
+                ) from None
             self._connect = partial(
                 http.client.HTTPSConnection, parts.hostname, port, timeout=timeout, context=context
             )
@@ -103,7 +129,7 @@ class Connection:
         signer           who asks, and the public key of the tracker that is asked; None: the request is not signed
 
         Raises `TrackerRefused` with the tracker's own words, `TrackerUnavailable` once all retries are used up or at
-        once where the certificate does not verify, and `RemoteProtocolError` where the answer is not JSON.
+        once where the certificate does not verify, and `TrackerTrouble` where the answer is not JSON.
         """
         sent = b"" if body is None else json.dumps(body).encode()
         pause, left = _FIRST_PAUSE, self._retries
@@ -179,16 +205,21 @@ def _content(status: int, answer: bytes) -> Any:
     """The content of an answer; `TrackerRefused` with the tracker's own words where the status is not 2xx."""
     try:
         content = json.loads(answer) if answer else None
-    except ValueError:
-        raise RemoteProtocolError(
+    except (ValueError, RecursionError):
+        raise TrackerTrouble(
             f"the tracker's answer (status {status}) is not JSON", hint="is this the address of a tracker?"
         ) from None
     if 200 <= status < 300:
         return content
     error = content.get("error") if isinstance(content, dict) else None
     error = error if isinstance(error, dict) else {}
-    message = str(error.get("message", f"status {status}"))
-    raise TrackerRefused(status, message, field=error.get("field"), hint=error.get("hint"))
+    said = {
+        name: printable(str(error[name]))
+        for name in ("message", "field", "hint")
+        if error.get(name) is not None
+    }
+    message = said.get("message", f"status {status}")
+    raise TrackerRefused(status, message, field=said.get("field"), hint=said.get("hint"))
 
 
 def _seconds(text: str) -> float:
@@ -445,7 +476,7 @@ def _hex(answer: Any, name: str, length: int) -> bytes:
 
 def _odd(name: str) -> RemoteProtocolError:
     """The error for an answer without a valid entry of that name."""
-    return RemoteProtocolError(
+    return TrackerTrouble(
         f"the tracker's answer has no valid {name!r}",
         hint="is this the address of a tracker of this version?",
     )

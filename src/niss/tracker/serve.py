@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import sys
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ from niss.tracker.store import open_store, sqlite_path
 _GRACE_SECONDS = 10
 _SWEEP_SECONDS = 3600.0
 _BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 30
+# Without a whole request for so long, or with one that is not answered, a connection only takes a place away.
+_SILENT_SECONDS, _UNANSWERED_SECONDS, _LOOK_SECONDS = 45.0, 120.0, 5.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -158,7 +163,7 @@ def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
-        timeout_keep_alive=30,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         limit_concurrency=2000,
         backlog=_BACKLOG,
     )
@@ -172,19 +177,19 @@ def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready, and erases clients that are long gone."""
+    """A server that says when it is ready, erases clients that are long gone, and drops half-open connections."""
 
     def __init__(self, config: uvicorn.Config, tracker: Tracker, options: Options) -> None:
         super().__init__(config)
         self._tracker, self._options = tracker, options
-        self._sweeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, begin to sweep, then print the one line of JSON that says where and under which keys."""
         await super().startup(sockets)
         if not self.started:
             return
-        self._sweeping = asyncio.create_task(self._sweep())
+        self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self._drop_half_open())]
         name: Any = self.servers[0].sockets[0].getsockname()
         host, port = str(name[0]), int(name[1])
         secure = self._options.tls_cert is not None
@@ -201,10 +206,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop sweeping, then answer the requests under way; the store is closed only after that."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeping
+                await task
         await super().shutdown(sockets)
 
     async def _sweep(self) -> None:
@@ -215,3 +220,36 @@ class _Server(uvicorn.Server):
                 log("swept", erased=await asyncio.to_thread(self._tracker.sweep))
             except Exception as error:
                 log("sweep failed", error=error)
+
+    async def _drop_half_open(self) -> None:
+        """Close connections on which nothing moves: uvicorn waits for the rest of a request for ever."""
+        seen: dict[Any, tuple[Any, bool, float]] = {}
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            seen = drop_half_open(self.server_state.connections, seen, time.monotonic())
+
+
+def drop_half_open(
+    connections: Collection[Any], seen: Mapping[Any, tuple[Any, bool, float]], now: float
+) -> dict[Any, tuple[Any, bool, float]]:
+    """Close each connection that has stood still for too long; returns what `seen` is to be the next time.
+
+    connections   uvicorn's, each with the `cycle` of its latest request, if there was one
+    seen          by connection: that cycle, whether it was being answered, and since when both are so
+    now           in seconds
+
+    One that brought neither a first nor another request in 45 seconds is closed, however many parts of one it brings;
+    so is one that does not take its answer in 120.
+    """
+    standing = {}
+    for one in list(connections):
+        cycle = one.cycle
+        answering = cycle is not None and not cycle.response_complete
+        before = seen.get(one)
+        if before is None or before[0] is not cycle or before[1] != answering:
+            standing[one] = (cycle, answering, now)
+        elif now - before[2] > (_UNANSWERED_SECONDS if answering else _SILENT_SECONDS):
+            one.transport.abort()
+        else:
+            standing[one] = before
+    return standing

@@ -6,6 +6,7 @@ A client speaks for itself alone: every `caller` here has signed its request.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from niss.tracker.auth import Refusal, Signed, check_request, require_server
 from niss.tracker.beacons import BeaconHolder, OwnChains
 from niss.tracker.limits import Buckets, Settings
 from niss.tracker.rounds import Rounds
-from niss.tracker.store import Batch, Stock, Store, bind_identity
+from niss.tracker.store import Batch, Counts, Stock, Store, bind_identity
 
 _SECONDS_BETWEEN_COUNTS = 5.0
+_SECONDS_BETWEEN_GAUGES = 1.0
 T = TypeVar("T")
 
 
@@ -180,6 +182,23 @@ class Tracker:
         self.rounds = Rounds(store, identity, self.holder, server, clock, entropy)
         self._clock, self._monotonic = clock, monotonic
         self._buckets = Buckets(self.settings.identity_rate)
+        self._gauging = threading.Lock()
+        self._gauges: tuple[float, Counts] | None = None
+
+    def gauges(self) -> Counts:
+        """How many clients, prekeys and runs there are, at most a second old, or as old as a count takes.
+
+        Anyone may ask, as often as they like: one thread counts, and nobody waits for it who can have the last count.
+        """
+        last = self._gauges
+        if last is not None:
+            age = self._monotonic() - last[0]
+            if 0 <= age < _SECONDS_BETWEEN_GAUGES or self._gauging.locked():
+                return last[1]
+        with self._gauging:
+            if self._gauges is None or self._gauges is last:
+                self._gauges = (self._monotonic(), self.store.counts(now=self._clock()))
+            return self._gauges[1]
 
     def now(self) -> float:
         return self._clock()

@@ -49,7 +49,8 @@ class SqliteStore(Store):
     """A store in one file, which only its owner can read.
 
     What each method guarantees is said in `Store`. One connection, used by one thread at a time: the lock is held for
-    a whole transaction, and is reentrant so that the reading methods can be used inside one.
+    a whole transaction, and is reentrant so that the reading methods can be used inside one. Counting and `ping` have a
+    connection and a lock of their own: they may take long, or be asked often, and nothing else waits for them.
     """
 
     trouble = (sqlite3.Error, OSError)
@@ -60,12 +61,15 @@ class SqliteStore(Store):
         `durable=False` syncs nothing: for filling a store that can be thrown away.
         """
         self._full = "FULL" if durable else "OFF"
-        self._lock = threading.RLock()
+        self._lock, self._counting = threading.RLock(), threading.Lock()
         self._since_sweep = 0
         try:
             # Created by us, so that it never exists with wider rights than these.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
             self._db = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._reader = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -77,6 +81,7 @@ class SqliteStore(Store):
                 )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version = {_VERSION}; COMMIT;")
+            self._reader.execute("PRAGMA query_only = ON")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"cannot use {path} as a store: {error}",
@@ -101,6 +106,11 @@ class SqliteStore(Store):
         """The first row of the answer, or None."""
         with self._lock:
             return self._db.execute(query, values).fetchone()
+
+    def _look(self, query: str, *values: object) -> Any:
+        """The first row of the answer as it stood before any transaction that is under way."""
+        with self._counting:
+            return self._reader.execute(query, values).fetchone()
 
     def bind(self, name: str, value: bytes) -> bytes:
         with self._changing() as db:
@@ -234,8 +244,9 @@ class SqliteStore(Store):
         return None if row is None else Release(*row)
 
     def counts(self, *, now: float) -> Counts:
+        # With the write-ahead log a reader neither waits for a writer nor keeps one waiting.
         return Counts(
-            *self._row(
+            *self._look(
                 "SELECT (SELECT count(*) FROM clients WHERE expires > 0), "
                 "(SELECT count(*) FROM clients WHERE expires > ?), "
                 "(SELECT count(*) FROM prekeys), (SELECT count(*) FROM runs)",
@@ -254,8 +265,9 @@ class SqliteStore(Store):
             return db.execute("DELETE FROM clients WHERE expires > 0 AND expires < ?", (before,)).rowcount
 
     def ping(self) -> None:
-        self._row("SELECT 1 FROM about LIMIT 1")
+        self._look("SELECT 1 FROM about LIMIT 1")
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, self._counting:
+            self._reader.close()
             self._db.close()

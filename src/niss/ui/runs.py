@@ -5,6 +5,7 @@ A run is asked for by its name and found among those that were listed, so no nam
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from contextlib import suppress
@@ -79,21 +80,31 @@ class RunFolders:
 
 
 def _line(name: str, path: Path, now: float) -> dict[str, Any]:
-    """What the list shows of one run; of a comparison, the rounds that all its methods have done."""
-    changed = last_change(path)
-    line: dict[str, Any] = {"name": name, "changed": changed, "silent_seconds": max(0.0, now - changed)}
+    """What the list shows of one run; a folder that cannot be read, whatever is wrong with it, is one bad line."""
+    line: dict[str, Any] = {"name": name, "changed": 0.0, "silent_seconds": max(0.0, now)}
     try:
-        report = read_report_input(path)
-    except NissError as error:
-        return {**line, "state": "unreadable", "message": error.message, "hint": error.hint}
+        line |= {"changed": (changed := last_change(path)), "silent_seconds": max(0.0, now - changed)}
+        line |= _summary(path, line["silent_seconds"])
+        json.dumps(line, allow_nan=False)  # A line that cannot be sent would take all others with it.
+    except Exception as error:
+        message, hint = "it cannot be read", "the folder is damaged, or not one of a run"
+        if isinstance(error, NissError):
+            message, hint = error.message, error.hint or hint
+        bad = {"state": "unreadable", "message": message, "hint": hint}
+        return {key: line[key] for key in ("name", "changed", "silent_seconds")} | bad
+    return line
+
+
+def _summary(path: Path, silent: float) -> dict[str, Any]:
+    """How far a run has come; of a comparison, the rounds that all its methods have done."""
+    report = read_report_input(path)
     scored = [one for one in report.methods if one.accuracy is not None]
     best = max(scored, key=lambda one: one.accuracy or 0.0, default=None)
     done = min((one.rounds_done for one in report.methods), default=0)
     return {
-        **line,
         "title": report.title,
         "kind": "comparison" if report.is_comparison else "run",
-        "state": _state(report, line["silent_seconds"]),
+        "state": _state(report, silent),
         "created": report.created,
         "methods": len(report.methods),
         "rounds_done": done,

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fault_app import step
 from niss.flower import niss_mod
+from niss.protocol import keys
 from niss.protocol.wire import decode, encode
 
 
@@ -27,6 +29,10 @@ def fault_mod(message: Message, context: Context, call_next: Any) -> Message:
             (Path(str(folder)) / f"round-{now}-node-{mine}").touch()
     due = now and now == context.node_config.get("fault-round")
     fault = context.node_config.get("fault")
+    if fault == "degenerate":
+        # One-time keys with which everyone agrees on zero, correctly signed.
+        with patch.object(keys, "x25519_public", lambda _private: bytes(32)):
+            return call_next(message, context)
     if fault == "stale":
         return _with_stale_context(message, context, call_next, now, bool(due))
     if not due:
@@ -44,6 +50,11 @@ def fault_mod(message: Message, context: Context, call_next: Any) -> Message:
         body = reply.content["niss-upload"]["body"].numpy().copy()
         body[60] ^= 1
         reply.content["niss-upload"] = ArrayRecord({"body": Array(body)})
+    if fault == "malformed":
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (%d,), }\n" % 2**80
+        data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+        array = Array(dtype="uint8", shape=(1,), stype="numpy.ndarray", data=data)
+        reply.content["niss-upload"] = ArrayRecord({"body": array})
     return reply
 
 

@@ -1,0 +1,190 @@
+"""One client must not end the run: not with keys nobody can use, and not by making the others decline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message
+from flwr.serverapp.strategy import FedAvg
+
+from flower.grid import FIRST, FakeGrid, global_model
+from flower.test_trust import _entropy, with_folders, write_coalition
+from niss.accounting import Plan
+from niss.flower import NissStrategy
+from niss.flower.declines import SPOILED, Declines
+from niss.flower.proposal import Enrolment, Proposal, read_proposal
+from niss.protocol import keys
+from niss.protocol.messages import Prekey
+
+NODES = 8
+ODD = FIRST + 3
+PLAN = Plan(clip=0.5, epsilon=8.0, participations=6, neighbours=NODES - 1, kappa=2.0)
+ORDER_8 = 0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F
+LOW_ORDER = [0, 1, 2**255 - 20, 2**255 - 19, 2**255 - 18, 2**255, 2**255 + 1, ORDER_8, ORDER_8 + 2**255]
+
+
+def start(grid: FakeGrid, rounds: int = 4, **options) -> NissStrategy:
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), **{"plan": PLAN, **options})
+    strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+    return strategy
+
+
+def survivors(strategy: NissStrategy) -> list[int]:
+    return [one.survivors for one in strategy.rounds]
+
+
+def degenerate(identity: keys.Identity, public: int) -> Prekey:
+    """A one-time key of small order, correctly signed."""
+    point = public.to_bytes(32, "little")
+    return Prekey(0, point, identity.sign("prekey", keys._prekey_statement(identity.public, 0, point)))
+
+
+def enrol_with(grid: FakeGrid, public: int) -> None:
+    """The odd node joins with one degenerate key among its own."""
+    identity = keys.Identity.generate(_entropy(ODD))
+
+    def swap(reply: Message) -> Message:
+        if reply.metadata.src_node_id != ODD or "niss-upload" not in reply.content:
+            return reply
+        body = reply.content["niss-upload"]["body"].numpy().tobytes()
+        if body.startswith(b"niss enrolment/1"):
+            proposal: Proposal = read_proposal(grid.sent[0].content["niss"]["body"])
+            honest = Enrolment.from_bytes(body)
+            bad = replace(honest, prekeys=(degenerate(identity, public), *honest.prekeys[1:]))
+            forged = bad.signed(identity, proposal).to_bytes()
+            reply.content["niss-upload"]["body"] = Array(np.frombuffer(forged, dtype=np.uint8))
+        return reply
+
+    grid.mangle = swap
+
+
+@pytest.mark.parametrize("public", LOW_ORDER)
+def test_every_spelling_of_a_point_of_small_order_is_refused(public: int) -> None:
+    identity = keys.Identity.generate(_entropy(1))
+    with pytest.raises(keys.RemoteProtocolError, match="degenerate"):
+        keys.check_prekey(degenerate(identity, public), identity.public)
+
+
+def test_honest_keys_pass_the_check_for_small_order() -> None:
+    identity = keys.Identity.generate(_entropy(2))
+    for one in keys.published(keys.PrekeyStore().batch(20, identity, _entropy(3))):
+        keys.check_prekey(one, identity.public)
+
+
+@pytest.mark.parametrize("public", [0, ORDER_8])
+def test_a_degenerate_key_at_enrolment_costs_nobody_else_anything(tmp_path: Path, public: int) -> None:
+    """Before, every neighbour declined and was left out for good: no round of the run took place."""
+    grid = FakeGrid(NODES)
+    with_folders(grid, tmp_path)
+    enrol_with(grid, public)
+    strategy = start(grid, rounds=2)
+    assert survivors(strategy) == [NODES - 1, NODES - 1]
+    assert "degenerate" in strategy.session.left_out[ODD]
+    assert set(strategy.session.left_out) == {ODD}
+
+
+def test_whoever_all_others_decline_because_of_is_left_out_not_they(tmp_path: Path) -> None:
+    """The others do not trust the odd one, and the server does not know: all of them decline the first round."""
+    grid = FakeGrid(NODES)
+    identities = with_folders(grid, tmp_path)
+    del identities[ODD]
+    trusted = write_coalition(tmp_path / "trusted.toml", {str(node): key for node, key in identities.items()})
+    for node in identities:
+        grid.contexts[node].node_config["niss-coalition"] = str(trusted)
+    strategy = start(grid)
+    assert survivors(strategy) == [1, NODES - 1, NODES - 1, NODES - 1]
+    assert strategy.session.left_out == {ODD: SPOILED}
+
+
+def test_a_client_that_declined_once_is_asked_again() -> None:
+    grid = FakeGrid(NODES)
+
+    def damage(message: Message) -> Message:
+        record = message.content["niss"]
+        first = record["stage"] == "round" and message.content["config"]["server-round"] == 1
+        if message.metadata.dst_node_id == ODD and first:
+            record["body"] = record["body"][:-1] + bytes([record["body"][-1] ^ 1])
+        return message
+
+    grid.tamper = damage
+    strategy = start(grid, rounds=3)
+    assert survivors(strategy) == [NODES - 1, NODES, NODES]
+    assert strategy.session.left_out == {}
+
+
+def test_a_client_that_always_declines_is_left_out_alone() -> None:
+    grid = FakeGrid(NODES)
+
+    def damage(message: Message) -> Message:
+        record = message.content["niss"]
+        if message.metadata.dst_node_id == ODD and record["stage"] == "round":
+            record["body"] = record["body"][:-1] + bytes([record["body"][-1] ^ 1])
+        return message
+
+    grid.tamper = damage
+    strategy = start(grid)
+    assert survivors(strategy) == [NODES - 1] * 4
+    assert [one.participants for one in strategy.rounds] == [NODES, NODES, NODES - 1, NODES - 1]
+    assert set(strategy.session.left_out) == {ODD}
+
+
+class TestDeclines:
+    """The rule by itself, on complete graphs where nothing else is said."""
+
+    def round(self, declines: Declines, nodes: set[int], declined: set[int]) -> dict[int, str]:
+        return declines.judge(
+            dict.fromkeys(declined, "no"), nodes - declined, lambda node: sorted(nodes - {node})
+        )
+
+    def test_two_that_spoil_rounds_together_are_both_found(self) -> None:
+        declines, everyone, honest = Declines(), set(range(8)), set(range(2, 8))
+        out: dict[int, str] = {}
+        for _ in range(6):
+            seated = everyone - declines.set_aside - set(out)
+            out |= self.round(declines, seated, honest if seated - honest else set())
+        assert out == {0: SPOILED, 1: SPOILED}
+        assert not declines.set_aside
+
+    def test_most_of_a_round_that_have_reasons_of_their_own_put_nobody_else_out(self) -> None:
+        declines, everyone, spent = Declines(), set(range(8)), {3, 4, 5, 6, 7}
+        out: dict[int, str] = {}
+        for _ in range(6):
+            seated = everyone - declines.set_aside - set(out)
+            out |= self.round(declines, seated, spent & seated)
+        assert out == dict.fromkeys(spent, "no")
+        assert not declines.set_aside
+
+    def test_a_minority_cannot_frame_a_neighbour(self) -> None:
+        declines, everyone = Declines(), set(range(8))
+        assert self.round(declines, everyone, {1, 2, 3}) == {}
+        assert not declines.set_aside
+        assert self.round(declines, everyone, set()) == {}
+
+    def test_on_a_sparse_graph_the_common_neighbour_is_found(self) -> None:
+        ring = {node: [(node + step) % 12 for step in (-2, -1, 1, 2)] for node in range(12)}
+        declines = Declines()
+        declined = dict.fromkeys(ring[5], "no")
+        assert declines.judge(declined, set(range(12)) - set(declined), ring.__getitem__) == {}
+        assert declines.set_aside == {5}
+        without = set(range(12)) - {5}
+        assert declines.judge({}, without, ring.__getitem__) == {5: SPOILED}
+
+
+def test_a_name_that_cannot_be_encoded_is_that_nodes_failure() -> None:
+    grid = FakeGrid(NODES)
+
+    def swap(reply: Message) -> Message:
+        body = reply.content["niss-upload"]["body"].numpy().tobytes()
+        if body.startswith(b"niss enrolment/1") and reply.metadata.src_node_id == ODD:
+            values = json.loads(body[16:])
+            values["pinned"] = ["\ud800"]
+            forged = b"niss enrolment/1" + json.dumps(values).encode()
+            reply.content["niss-upload"]["body"] = Array(np.frombuffer(forged, dtype=np.uint8))
+        return reply
+
+    grid.mangle = swap
+    assert survivors(start(grid, rounds=2)) == [NODES - 1, NODES - 1]
