@@ -141,7 +141,7 @@ def test_a_client_whose_budget_is_spent_sits_out_the_next_run(tmp_path):
     assert [one["survivors"] for one in first["rounds"]] == [4]
     assert [one["survivors"] for one in second["rounds"]] == [3]
     (why,) = second["rounds"][0]["lost"].values()
-    assert "would overspend its privacy budget" in why
+    assert "own limits or its ledger do not allow it" in why
     assert "Uploads lost or declined: 1; rounds in which noise was left uncancelled: 1." in caveats(second)
 
 
