@@ -227,7 +227,7 @@ class _Exchange:
         if proposal.run != self._request.run:
             raise RemoteProtocolError("the proposal belongs to another run than its message says")
         client = self._client(proposal)
-        agreed_to = self._store.state.proposals.setdefault(self._run, self._request.body)
+        agreed_to = self._store.state.join(self._run, self._request.body)
         if read_proposal(agreed_to) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
         self._count_step()
@@ -264,7 +264,8 @@ class _Exchange:
         """The protocol's client, which enforces the limits and charges the ledger; refuses a run beyond them."""
         plan, store, failure = proposal.plan, self._store, proposal.plan.corruption.failure
         policy = self._limits.policy(proposal)
-        ledger = store.ledger(self._run, plan.relation, self._limits.budget(proposal), failure)
+        budget, ceiling = self._limits.budget(proposal), self._limits.ceiling_for(plan)
+        ledger = store.ledger(self._run, plan.relation, budget, failure, ceiling)
 
         def persist(memory: bytes) -> None:
             store.state.memory = memory

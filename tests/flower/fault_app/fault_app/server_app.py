@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.5)
     report = Path(str(settings["report"]))
     strategy = NissStrategy(
-        FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2),
+        FedAvg(fraction_evaluate=float(settings["evaluate"]), min_train_nodes=2, min_available_nodes=2),
         plan=plan,
         mode=str(settings["mode"]),
         key=str(settings["server-key"]) or None,
