@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         weights[server_round] = arrays["weights"].numpy().tolist()
         return None
 
-    strategy.start(
+    result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord({"weights": Array(np.zeros(SIZE))}),
         num_rounds=rounds,
@@ -60,3 +60,5 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=keep,
     )
     report.with_name("weights.json").write_text(json.dumps(weights))
+    evaluated = {number: dict(found) for number, found in result.evaluate_metrics_clientapp.items()}
+    report.with_name("evaluated.json").write_text(json.dumps(evaluated))
