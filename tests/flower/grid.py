@@ -18,6 +18,8 @@ from niss.flower import niss_mod
 SHAPES = {"dense": (3, 4), "bias": (4,)}
 FIRST = 2**63 + 11
 """Node ids are 64 bits wide: one that does not survive a float."""
+OPEN = {"niss-uncalibrated": True}
+"""Many tests compare sums, and run plans without noise."""
 
 
 def global_model() -> ArrayRecord:
@@ -68,7 +70,7 @@ class FakeGrid(Grid):
         self.app = make_app() if app is None else app
         self.apps: dict[int, ClientApp] = {}
         self.contexts = {
-            FIRST + number: Context(1, FIRST + number, dict(node_config), RecordDict(), {})
+            FIRST + number: Context(1, FIRST + number, {**OPEN, **node_config}, RecordDict(), {})
             for number in range(nodes)
         }
         self.dead: set[int] = set()

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 FAULTY = HERE / "fault_app"
 EXAMPLE = HERE.parents[1] / "examples" / "flower_app"
+WITHOUT_NOISE = {"niss-uncalibrated": True}
 
 
 def step(partition: int, server_round: int) -> np.ndarray:
@@ -78,7 +79,7 @@ def test_a_killed_node_a_restarted_tracker_and_an_unregistered_key(tmp_path):
     signs = tmp_path / "signs"
     signs.mkdir()
     odd = 1
-    options = {number: {"fault-folder": str(signs)} for number in range(6)}
+    options = {number: {"fault-folder": str(signs), **WITHOUT_NOISE} for number in range(6)}
     options[odd] |= {"fault": "killed", "fault-round": 2}
     with Deployment(tmp_path / "up", Settings(nodes=6, node_options=options)) as federation:
         strange, _ = make_node_key(tmp_path, "strange")
@@ -109,7 +110,7 @@ def test_a_stale_context_a_corrupted_reply_a_lying_relay_and_a_node_that_never_a
         number: {"fault": fault, "fault-round": due} for number, (fault, due) in faults.items()
     }
     for number in range(8):
-        options.setdefault(number, {})["niss-state"] = None
+        options[number] = {**options.get(number, {}), **WITHOUT_NOISE, "niss-state": None}
     settings = Settings(nodes=8, tls=False, tracker=False, pinned=False, node_options=options)
     with Deployment(tmp_path / "up", settings) as federation:
         run = federation.submit(FAULTY, {"rounds": 3, "timeout": 120.0})
@@ -130,6 +131,22 @@ def test_a_stale_context_a_corrupted_reply_a_lying_relay_and_a_node_that_never_a
     assert "The server holds the beacon itself" in caveats(report)
 
 
+def test_an_app_that_fails_says_nothing_and_evaluation_is_refused(tmp_path):
+    options: dict[int, dict[str, Any]] = {number: dict(WITHOUT_NOISE) for number in range(4)}
+    options[1] |= {"fault": "raises", "fault-round": 1}
+    settings = Settings(nodes=4, tls=False, tracker=False, node_options=options)
+    with Deployment(tmp_path / "up", settings) as federation:
+        run = federation.submit(FAULTY, {"rounds": 1, "timeout": 120.0, "evaluate": True})
+        report = finished(federation, run)
+    weights = json.loads((federation.folder / "weights.json").read_text())
+    expected = np.sum([step(one, 1) for one in (0, 2, 3)], axis=0) / 4
+    np.testing.assert_allclose(weights["1"], expected, rtol=0, atol=1e-5)
+    assert report["rounds"][0]["lost"] == {}
+    said = (federation.folder / "logs" / "superlink.log").read_text() + federation.report.read_text()
+    assert "index 4312" not in said, "what the app said about its data"
+    assert json.loads((federation.folder / "evaluated.json").read_text()) == {}
+
+
 def test_a_client_whose_budget_is_spent_sits_out_the_next_run(tmp_path):
     budgets = {
         number: {"niss-epsilon": 8.0 if number == 0 else 30.0, "niss-delta": 1e-5} for number in range(4)
@@ -142,7 +159,7 @@ def test_a_client_whose_budget_is_spent_sits_out_the_next_run(tmp_path):
     assert [one["survivors"] for one in first["rounds"]] == [4]
     assert [one["survivors"] for one in second["rounds"]] == [3]
     (why,) = second["rounds"][0]["lost"].values()
-    assert "would overspend its privacy budget" in why
+    assert "own limits or its ledger do not allow it" in why
     assert "Uploads lost or declined: 1; rounds in which noise was left uncancelled: 1." in caveats(second)
 
 

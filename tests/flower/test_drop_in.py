@@ -57,10 +57,18 @@ def test_one_message_a_round_and_one_enrolment_a_run():
     assert stages == ["enrol"] * 6 + ["round"] * 18
 
 
-def test_evaluation_passes_untouched():
-    result = NissStrategy(FedAvg(), plan=PRIVATE).start(FakeGrid(), global_model(), num_rounds=1, timeout=1)
+def test_evaluation_that_is_opened_passes_untouched():
+    grid = FakeGrid(app=make_app([NissMod(allow=("evaluate",))]))
+    result = NissStrategy(FedAvg(), plan=PRIVATE).start(grid, global_model(), num_rounds=1, timeout=1)
     nodes = [(FIRST + number) % 1000 for number in range(6)]
     assert result.evaluate_metrics_clientapp[1]["node"] == pytest.approx(np.mean(nodes))
+
+
+def test_evaluation_that_nobody_opened_is_refused_and_the_run_goes_on():
+    grid, strategy = FakeGrid(), NissStrategy(FedAvg(), plan=PRIVATE)
+    result = strategy.start(grid, global_model(), num_rounds=2, timeout=1)
+    assert [one.survivors for one in strategy.rounds] == [6, 6]
+    assert not result.evaluate_metrics_clientapp
 
 
 def test_no_bare_update_and_no_number_of_examples_leaves_a_client():

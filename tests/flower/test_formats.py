@@ -42,7 +42,8 @@ def test_the_folder_of_a_node(previous, tmp_path):
     assert store.state.steps[run] == 3
     assert read_proposal(store.state.proposals[run]).run.hex() == run
     store.save()
-    assert (tmp_path / "notes").read_bytes() == previous["node/notes"]
+    before, after = (json.loads(data) for data in (previous["node/notes"], (tmp_path / "notes").read_bytes()))
+    assert after == {**before, "saves": 1, "ledger": None}, "and so the previous version can read it, too"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["identity.key", "ledger.jsonl", "notes"]
     ledger = LedgerFile.read(tmp_path / "ledger.jsonl")
     assert ledger.participations("self") == 2
@@ -55,13 +56,18 @@ def test_the_context_of_a_run(previous):
     store = ContextStore(context)
     assert store.spent.participations.tolist() == [2]
     store.save()
-    assert _values(context.state[RECORD]) == before
+    after = _values(context.state[RECORD])
+    assert after.pop("failures") == 0.0
+    notes = [json.loads(values.pop("notes")) for values in (before, after)]
+    assert after == before
+    assert notes[1] == {**notes[0], "saves": 1, "ledger": None}
     assert {name: type(value) for name, value in _values(context.state[RECORD]).items()} == {
         "identity": bytes,
         "notes": bytes,
         "joint": float,
         "marginal": float,
         "charges": int,
+        "failures": float,
         "budget": list,
     }
 

@@ -144,7 +144,7 @@ class TestLies:
             record = message.content.get("niss")
             if record["stage"] == "enrol" and grid.contexts[message.metadata.dst_node_id].state:
                 proposal = read_proposal(record["body"])
-                worse = replace(proposal, plan=replace(proposal.plan, epsilon=100.0))
+                worse = replace(proposal, plan=replace(proposal.plan, epsilon=9.0))
                 record["body"] = worse.signed(identity)
             return message
 

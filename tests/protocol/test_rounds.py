@@ -248,3 +248,29 @@ def test_prekeys_are_erased_when_the_round_is_over() -> None:
     assert number in client._prekeys
     client.close_round()
     assert number not in client._prekeys
+
+
+def test_a_round_that_was_accepted_is_answered_once_and_not_after_a_restart() -> None:
+    federation = Federation(4)
+    opened, update = federation.open(), federation.updates()[0]
+    seat = federation.seats[0]
+    seat.client.accept(opened, federation.entropy)
+    with pytest.raises(LocalProtocolError, match="shape"):
+        seat.client.answer(update[1:], federation.entropy)
+    assert seat.client.answer(update, federation.entropy).seat is not None
+    with pytest.raises(LocalProtocolError, match="no round has been accepted"):
+        seat.client.answer(update, federation.entropy)
+    again = seat.restart()
+    with pytest.raises(RemoteProtocolError, match="answered before"):
+        again.accept(opened, federation.entropy)
+    with pytest.raises(LocalProtocolError, match="no round has been accepted"):
+        again.answer(update, federation.entropy)
+
+
+def test_whoever_enrols_a_client_again_and_again_does_not_fill_its_disk() -> None:
+    federation = Federation(4)
+    seat = federation.seats[0]
+    for _ in range(20):
+        newest = seat.client.enrol(64, federation.entropy)
+    assert len(seat.client._prekeys) == 256
+    assert newest[-1].number in seat.client._prekeys

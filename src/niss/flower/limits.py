@@ -3,6 +3,9 @@
 Each limit that is set is checked against the proposal of a run, and again in every round. What is not set is taken
 from the first proposal of a run and then held fixed: trust on first use. Limits never come from the run's
 configuration, which in Flower the server's side writes.
+
+Trust on first use ends where it would cost most. A node without an epsilon of its own spends `FIRST_USE` at most, over
+all runs that its state knows of, and joins no run whose plan promises nothing unless its owner agreed to that by name.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import RELATIONS
+from niss.accounting import RELATIONS, Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
@@ -39,6 +42,18 @@ class Budget:
     delta_failure: float
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """The most that all runs together may cost, whatever was promised when the ledger was begun."""
+
+    epsilon: float
+    delta: float
+
+
+FIRST_USE = Ceiling(10.0, 1e-5)
+"""The ceiling of a node that sets none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of one node; in its node configuration they are written `niss-state`, `niss-server` and so on.
@@ -49,7 +64,8 @@ class Limits:
     participants     fewest participants of a round
     colluders        how many of them are assumed, at least, to help the server
     clip             largest clip
-    epsilon, delta   most to be spent by all runs together
+    epsilon, delta   most to be spent by all runs together; `FIRST_USE` where they are not set
+    uncalibrated     whether to join runs whose plan promises nothing, if no epsilon is set
     relation         what must be hidden: `zero-out` or `replace-one`
     modes            how dropouts may be handled
     tracker_ca       certificate of the authority that signed the tracker's
@@ -69,6 +85,7 @@ class Limits:
     relation: str | None = None
     modes: tuple[str, ...] | None = None
     tracker_ca: Path | None = None
+    uncalibrated: bool = False
 
     def __post_init__(self) -> None:
         if self.relation not in (None, *RELATIONS):
@@ -110,7 +127,8 @@ class Limits:
     @property
     def pinned(self) -> tuple[str, ...]:
         """The names of the limits that are set, and so not taken on trust."""
-        return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
+        names = (field.name for field in fields(self) if field.name != "uncalibrated")
+        return tuple(name for name in names if getattr(self, name) is not None)
 
     def check(self, proposal: Proposal) -> None:
         """Raise `RemoteProtocolError` for a run that would not keep these limits."""
@@ -121,16 +139,21 @@ class Limits:
                     f"the {name} of this run is not the one this node expects",
                     hint=f"compare its key with the node's {PREFIX}{name}",
                 )
-        for name in ("clip", "epsilon", "delta"):
-            most, proposed = getattr(self, name), getattr(plan, name)
-            if most is not None and not proposed <= most:
-                raise RemoteProtocolError(
-                    f"{name} = {proposed:g} is proposed, but this node allows at most {most:g}"
-                )
         if self.epsilon is not None and not plan.calibrated:
             raise RemoteProtocolError(
                 "a plan that sets tau2 itself promises nothing, but this node requires an epsilon"
             )
+        ceiling = self.ceiling_for(plan)
+        most = {"clip": self.clip}
+        if ceiling is not None:
+            most |= {"epsilon": ceiling.epsilon, "delta": ceiling.delta}
+        for name, limit in most.items():
+            proposed = getattr(plan, name)
+            if limit is not None and not proposed <= limit:
+                raise RemoteProtocolError(
+                    f"{name} = {proposed:g} is proposed, but this node allows at most {limit:g}",
+                    hint=f"its owner may set {PREFIX}epsilon and {PREFIX}delta",
+                )
         if self.colluders is not None and plan.colluders < self.colluders:
             raise RemoteProtocolError(
                 f"the plan allows for {plan.colluders} colluders, but this node assumes {self.colluders}"
@@ -141,6 +164,22 @@ class Limits:
             )
         if self.modes is not None and proposal.mode not in self.modes:
             raise RemoteProtocolError(f"mode {proposal.mode!r} is not accepted by this node")
+
+    def ceiling_for(self, plan: Plan) -> Ceiling | None:
+        """What all runs may cost together: the owner's own target, or that of first use.
+
+        None for a plan that promises nothing where the owner agreed to such; raises `RemoteProtocolError` where not.
+        """
+        if self.epsilon is not None and self.delta is not None:
+            return Ceiling(self.epsilon, self.delta)
+        if plan.calibrated:
+            return FIRST_USE
+        if not self.uncalibrated:
+            raise RemoteProtocolError(
+                "a plan that sets tau2 itself promises nothing, and the owner of this node has not agreed to that",
+                hint=f"leave tau2 out; only to try things out, nodes may set {PREFIX}uncalibrated=true",
+            )
+        return None
 
     def policy(self, proposal: Proposal) -> Policy:
         """What the protocol's client enforces in each round of the run; checks the proposal first."""
@@ -189,6 +228,12 @@ def _public_key(value: Any) -> bytes:
     return key
 
 
+def _switch(value: Any) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("neither true nor false")
+    return str(value).lower() == "true"
+
+
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(part.strip() for part in str(value).split(","))
 
@@ -200,5 +245,6 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(("participants", "colluders"), (int, "a whole number")),
     **dict.fromkeys(("clip", "epsilon", "delta"), (float, "a number")),
     "relation": (str, "a name"),
+    "uncalibrated": (_switch, "true or false"),
     "modes": (_names, "names separated by commas"),
 }

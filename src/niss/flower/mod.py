@@ -2,11 +2,14 @@
 
     app = ClientApp(mods=[niss_mod])
 
-It must be the first mod, so that no other one sees the update on its way out. Messages of type `train` that do not
-belong to NISS are refused: an app with this mod never uploads in the clear. `evaluate` and `query` pass untouched.
+It must be the first mod, so that no other one sees the update on its way out. Whatever is not a round of NISS does not
+reach the app: `evaluate` at weights of the server's choice gives a gradient by differences, and so does any other door.
+`NissMod(allow=("evaluate",))` opens one knowingly.
 
-What happens to a round: `take_request` takes our record out of the message, the app trains, and the difference of the
-weights goes to the protocol's `Client`, which checks the round, charges the ledger, clips, adds noise and signs.
+What happens to a round: `take_request` takes our record out of the message, and the protocol's `Client` checks
+signature, run, round and budget, remembers the round and charges the ledger. Only then the app trains, and the
+difference of the weights is clipped, noised and signed. An app that fails, however it fails, uploads zeros like any
+other update: what it says about its data in an exception, an error or a NaN does not leave.
 
 What must be remembered is kept before the round is charged, and it is charged before anything is sent. A crash can
 cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its
@@ -26,7 +29,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 
 from niss.accounting import Assessor, charge_to
-from niss.errors import LocalProtocolError, NissError, RemoteProtocolError
+from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.limits import Limits
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
 from niss.flower.state import SELF, StateStore, open_store
@@ -41,39 +44,83 @@ LOG = logging.getLogger("flwr")
 REFUSED = 901
 
 
+_DOORS = ("evaluate", "query")
+"""What may be opened; `train` never is, and message types of Flower's past are not known to any app that has a mod."""
+_ONLY_ROUNDS = "this client answers NISS rounds only"
+_NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
+_OUT_OF_ORDER = "this node cannot answer; its own log says why"
+
+
 class NissMod:
-    """A mod for a ClientApp, with limits of its own and with metrics that may travel unprotected.
+    """A mod for a ClientApp, with limits of its own and with what may pass beside NISS.
 
     limits         what this client insists on; the node's own configuration takes precedence
+    allow          other messages that reach the app and are answered without any protection: `evaluate`, `query`
     clear_metrics  names of metrics of `train` that are sent as they are, without any protection; no others are sent
+
+    Raises `ConfigError` for a name that cannot be allowed.
     """
 
-    def __init__(self, limits: Limits | None = None, *, clear_metrics: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        allow: Collection[str] = (),
+        clear_metrics: Collection[str] = (),
+    ) -> None:
         self._limits = Limits() if limits is None else limits
         self._clear = frozenset(clear_metrics)
+        self._allow = frozenset((allow,) if isinstance(allow, str) else allow)
+        if unknown := self._allow - set(_DOORS):
+            raise ConfigError(
+                f"{min(unknown)!r} cannot be opened", field="allow", hint="use some of: " + ", ".join(_DOORS)
+            )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message of Flower's; `call_next` is the app, or the mod after this one."""
-        if message.metadata.message_type.partition(".")[0] != "train":
+        kind = message.metadata.message_type.partition(".")[0]
+        if kind in self._allow:
             return call_next(message, context)
+        request = None
         try:
-            request = take_request(message.content)
+            if kind == "train":
+                request = take_request(message.content)
             if request is None:
-                return _decline(message, "this client trains in NISS rounds only, and this is not one")
+                return _decline(message, _ONLY_ROUNDS)
             limits = self._limits.of_node(context.node_config)
-            update, metrics = None, None
-            if request.stage is Stage.ROUND:
-                model = Model.of(_only_arrays(message.content))
-                trained = call_next(message, context)
-                if trained.has_error():
-                    return trained
-                update, metrics = _update(model, trained.content), self._clear_metrics(trained.content)
             with open_store(context, limits.state) as store:
-                reply = _Exchange(limits, store, request).reply(update, metrics)
+                exchange = _Exchange(limits, store, request)
+                model = exchange.model(message.content)
+                reply = exchange.reply(model)
+            if reply is None:
+                assert model is not None
+                reply = exchange.upload(*self._train(model, message, context, call_next))
             return Message(reply.to_content(), reply_to=message)
-        except NissError as error:
-            # Without its own state in order a client cannot even sign that it declines.
+        except ProtocolError as error:
             return _decline(message, error.message)
+        except Exception as error:
+            # Without its own state in order a client cannot even sign that it declines. What is wrong with it, down to
+            # the names of its files, is nobody else's business.
+            LOG.warning("niss: %s", error if isinstance(error, NissError) else type(error).__name__)
+            return _decline(message, _OUT_OF_ORDER)
+
+    def _train(
+        self, model: Model, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> tuple[FloatArray, MetricRecord | None]:
+        """The app's bare update, which does not leave this process, and what may; zeros whatever goes wrong."""
+        try:
+            trained = call_next(message, context).content  # An error in place of content raises.
+            update = model.update_to(_only_arrays(trained))
+            if np.all(np.isfinite(update)):
+                return update, self._clear_metrics(trained)
+            LOG.warning("niss: the trained weights are not finite; sending an update of zeros instead")
+        except Exception as error:
+            LOG.warning(
+                "niss: the app failed (%s); sending an update of zeros instead. Flower's log has more at level DEBUG",
+                type(error).__name__,
+            )
+            LOG.debug("niss: how the app failed", exc_info=True)
+        return np.zeros(model.size), None
 
     def _clear_metrics(self, content: RecordDict) -> MetricRecord | None:
         """The metrics that may travel unprotected, if there are any."""
@@ -88,29 +135,48 @@ class _Exchange:
     def __init__(self, limits: Limits, store: StateStore, request: Request) -> None:
         self._limits, self._store, self._request = limits, store, request
         self._run = request.run.hex()
+        self._accepted: Client | None = None
 
-    def reply(self, update: FloatArray | None, metrics: MetricRecord | None) -> Reply:
-        """The reply to the request, or a signed refusal that says why.
+    def model(self, content: RecordDict) -> Model | None:
+        """The model that a round sends along, decoded before anything is charged; None in the other stages."""
+        if self._request.stage is not Stage.ROUND:
+            return None
+        try:
+            return Model.of(_only_arrays(content))
+        except NissError:
+            raise
+        except Exception:
+            # An array of somebody else's making can raise anything.
+            raise RemoteProtocolError("the arrays of the message cannot be read") from None
 
-        update   the bare update of a round; None in the other stages
-        metrics  what may travel unprotected beside it; not sent with a refusal
+    def reply(self, model: Model | None) -> Reply | None:
+        """The reply to the request, or a signed refusal that says why; None: the round is charged, and to be trained.
+
+        model  what a round sends along; None in the other stages
         """
         try:
-            body = self._answer(update)
+            body = self._answer(model)
         except NissError as error:
             LOG.warning("niss: declined: %s", error)
-            body = encode(sign_refusal(self._store.identity, self._request.digest, error.message))
-            metrics = None
+            body = encode(sign_refusal(self._store.identity, self._request.digest, _reason(error)))
             self._store.save()  # The step that the reply names.
-        return Reply(body, self._step, metrics)
+        return None if body is None else Reply(body, self._step)
+
+    def upload(self, update: FloatArray, metrics: MetricRecord | None) -> Reply:
+        """The reply to a round that was charged; `metrics` may travel unprotected beside it. Changes no state."""
+        assert self._accepted is not None
+        return Reply(encode(self._accepted.answer(update, os.urandom)), self._step, metrics)
 
     @property
     def _step(self) -> int:
         """How many requests of this run were answered, as far as this client's state knows."""
         return self._store.state.steps.get(self._run, 0)
 
-    def _answer(self, update: FloatArray | None) -> bytes:
-        """The protocol's answer, encoded; raises `NissError` where the request must be declined."""
+    def _answer(self, model: Model | None) -> bytes | None:
+        """The protocol's answer, encoded, or None for a round that was accepted and charged.
+
+        Raises `NissError` where the request must be declined.
+        """
         # Fail closed on an old state: its charges and its memory of what was answered are not all there.
         if self._step < self._request.after:
             raise LocalProtocolError(
@@ -125,17 +191,12 @@ class _Exchange:
         proposal = read_proposal(agreed_to)
         client = self._client(proposal)
         message = decode(self._request.body)
+        if isinstance(message, RoundOpen) and model is not None:
+            self._accept(client, proposal, message, model)
+            return None
         self._count_step()
         answer: ProtocolMessage
-        if isinstance(message, RoundOpen) and update is not None:
-            if message.terms.run != proposal.run:
-                raise RemoteProtocolError("the round belongs to another run than its message says")
-            answer = client.upload(message, update, os.urandom)
-            if proposal.tracker:
-                self._stay_live(proposal)
-            if proposal.mode == "tolerate":
-                client.close_round()  # Nothing will be asked about this round again.
-        elif isinstance(message, SurvivorClaim) and self._request.stage is Stage.CLAIM:
+        if isinstance(message, SurvivorClaim) and self._request.stage is Stage.CLAIM:
             answer = client.judge(message)
         elif isinstance(message, RevealRequest) and self._request.stage is Stage.REQUEST:
             answer = client.reveal(message)
@@ -144,13 +205,29 @@ class _Exchange:
             raise RemoteProtocolError(f"unexpected {type(message).__name__} in stage {self._request.stage}")
         return encode(answer)
 
+    def _accept(self, client: Client, proposal: Proposal, opened: RoundOpen, model: Model) -> None:
+        """Check the round, remember it and charge it; what is left to do needs the update and nothing on disk."""
+        if opened.terms.run != proposal.run:
+            raise RemoteProtocolError("the round belongs to another run than its message says")
+        if opened.terms.coordinates != model.size:
+            raise RemoteProtocolError(
+                "the round has another number of coordinates than the model sent with it"
+            )
+        self._count_step()
+        client.accept(opened, os.urandom)
+        self._accepted = client
+        if proposal.mode == "tolerate":
+            client.close_round()  # Nothing will be asked about this round again.
+        if proposal.tracker:
+            self._stay_live(proposal)
+
     def _enrol(self) -> bytes:
         """Join a run, or hand over more keys in a run that was joined before under the same proposal."""
         proposal, identity = read_proposal(self._request.body), self._store.identity
         if proposal.run != self._request.run:
             raise RemoteProtocolError("the proposal belongs to another run than its message says")
         client = self._client(proposal)
-        agreed_to = self._store.state.proposals.setdefault(self._run, self._request.body)
+        agreed_to = self._store.state.join(self._run, self._request.body)
         if read_proposal(agreed_to) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
         self._count_step()
@@ -187,7 +264,8 @@ class _Exchange:
         """The protocol's client, which enforces the limits and charges the ledger; refuses a run beyond them."""
         plan, store, failure = proposal.plan, self._store, proposal.plan.corruption.failure
         policy = self._limits.policy(proposal)
-        ledger = store.ledger(self._run, plan.relation, self._limits.budget(proposal), failure)
+        budget, ceiling = self._limits.budget(proposal), self._limits.ceiling_for(plan)
+        ledger = store.ledger(self._run, plan.relation, budget, failure, ceiling)
 
         def persist(memory: bytes) -> None:
             store.state.memory = memory
@@ -209,21 +287,17 @@ def _assessor(relation: str, failure: float) -> Callable[[Agreed, int], float]:
     return Assessor(relation=relation, failure=failure)
 
 
-def _update(model: Model, trained: RecordDict) -> FloatArray:
-    """The bare update, which does not leave this process; all zeros where training diverged."""
-    update = model.update_to(_only_arrays(trained))
-    if np.all(np.isfinite(update)):
-        return update
-    LOG.warning("niss: the trained weights are not finite; sending an update of zeros instead")
-    return np.zeros_like(update)
-
-
 def _only_arrays(content: RecordDict) -> ArrayRecord:
     """The record of arrays in a message, which must be the model and nothing else."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise LocalProtocolError(f"expected one record of arrays, the model, but got {len(records)}")
     return records[0]
+
+
+def _reason(error: NissError) -> str:
+    """What a server is told: what it did wrong itself, but not what a node's files or books look like."""
+    return error.message if isinstance(error, ProtocolError) else _NOT_ALLOWED
 
 
 def _decline(message: Message, reason: str) -> Message:

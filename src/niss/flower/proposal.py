@@ -58,7 +58,7 @@ _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES
 # What rounding in the terms may add is not worth a refusal.
 _ROUNDING = 1.0 + 1e-9
 # What JSON of somebody else's making can raise while it is read.
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)

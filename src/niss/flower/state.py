@@ -6,10 +6,14 @@ depend on the Context. There everything is on disk before anything is sent, and 
 
     identity.key   the identity, as `niss keys new` makes it; made at first use where there is none
     notes          the `ClientState`: protocol memory with its one-time keys, and what was agreed to; mode 0600
-    ledger.jsonl   what was spent, in every run, against one budget
+    ledger.jsonl   what was spent, in every run, against one budget; mode 0600
+
+The folder has mode 0700. Notes and ledger name each other: the notes say what the head of the ledger was, each charge
+how often the notes had been written. A ledger that is gone or was cut, and notes that were put back to before a charge,
+are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
 
 A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
-marginal view, and the number of charges.
+marginal view, the number of charges, and the sum of their failure probabilities.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import base64
 import json
 import math
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -30,14 +35,20 @@ from flwr.app import ConfigRecord, Context
 
 from niss.accounting import ChargeableLedger, Ledger, LedgerFile
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
-from niss.files import LEDGER, locked_folder, read_private, write_atomically
-from niss.flower.limits import Budget
+from niss.files import LEDGER, PRIVATE, locked_folder, read_private, write_atomically
+from niss.flower.limits import Budget, Ceiling
+from niss.flower.proposal import read_proposal
+from niss.mechanism import gdp_mu
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 
 RECORD = "niss"
 SELF = "self"
 """The name of the client in its own ledger."""
 _IDENTITY, _STATE = "identity.key", "notes"
+_MOST_RUNS = 64
+_START_ANEW = "use a new folder with a new identity; this one could answer a round twice, or overspend"
+# What sums of a few thousand charges may differ by from the exact value.
+_ROUNDING = 1.0 + 1e-8
 
 
 @dataclass
@@ -47,21 +58,45 @@ class ClientState:
     memory     of the protocol's machine, with its one-time keys: secret
     proposals  the proposal agreed to, as the server signed it
     steps      how many requests were answered
+    saves      how often this was written
+    ledger     head of the ledger after the last charge; None before the first, and in notes of version 0.1
     """
 
     memory: bytes | None = None
     proposals: dict[str, bytes] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
+    saves: int = 0
+    ledger: str | None = None
+
+    def join(self, run: str, proposal: bytes) -> bytes:
+        """The proposal that was agreed to for a run: this one, unless it was joined before.
+
+        Of many runs those joined first are forgotten, so that nobody fills the disk with them; a run that was
+        forgotten counts as never joined, and its rounds stay answered in the protocol's memory.
+        """
+        agreed_to = self.proposals.setdefault(run, proposal)
+        for oldest in list(self.proposals)[:-_MOST_RUNS]:
+            del self.proposals[oldest]
+            self.steps.pop(oldest, None)
+        return agreed_to
+
+    def failure_of(self, run: str) -> float | None:
+        """With what probability the bound on colluders of a round of this run may fail; None if it is not known."""
+        if run not in self.proposals:
+            return None
+        return read_proposal(self.proposals[run]).plan.corruption.failure
 
     def to_bytes(self) -> SecretBytes:
-        """The state as it is kept: JSON, with bytes in base64."""
+        """The state as it is kept: JSON, with bytes in base64, and runs in the order in which they were joined."""
         values = {
-            "version": 1,
+            "ledger": self.ledger,
             "memory": None if self.memory is None else base64.b64encode(self.memory).decode(),
             "proposals": {run: base64.b64encode(data).decode() for run, data in self.proposals.items()},
+            "saves": self.saves,
             "steps": self.steps,
+            "version": 1,
         }
-        return SecretBytes(json.dumps(values, sort_keys=True).encode())
+        return SecretBytes(json.dumps(values).encode())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ClientState:
@@ -86,6 +121,8 @@ class ClientState:
                 None if values["memory"] is None else SecretBytes(base64.b64decode(values["memory"])),
                 {str(run): base64.b64decode(text) for run, text in values["proposals"].items()},
                 {str(run): int(step) for run, step in values["steps"].items()},
+                int(values.get("saves", 0)),
+                None if values.get("ledger") is None else str(values["ledger"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
@@ -102,26 +139,30 @@ class StateStore(ABC):
         """Keep `state`; durable when this returns, as far as the place allows."""
 
     @abstractmethod
-    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargeableLedger:
+    def ledger(
+        self, run: str, relation: str, budget: Budget, failure: float, ceiling: Ceiling | None = None
+    ) -> ChargeableLedger:
         """The ledger that the rounds of a run are charged to.
 
         run       id of the run, in hex
         relation  what the run hides, `zero-out` or `replace-one`
         budget    what may be spent in all, where no earlier run has fixed it
         failure   probability that a round's bound on colluding neighbours fails, which counts against delta
+        ceiling   what may be spent in all, even if an earlier run fixed more
         """
 
 
 class ContextStore(StateStore):
     """Keeps everything in the Context of a run: all there is in a simulation, and gone with the run.
 
-    spent   ledger of this one client
-    budget  what the first charge was made against; None before it
+    spent     ledger of this one client
+    budget    what the first charge was made against; None before it
+    failures  sum of the probabilities with which bounds on colluders may have failed
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.spent, self.budget = Ledger.empty(1), None
+        self.spent, self.budget, self.failures = Ledger.empty(1), None, 0.0
         record: Any = context.state.config_records.get(RECORD)
         if record is None:
             self.identity, self.state = Identity.generate(os.urandom), ClientState()
@@ -130,8 +171,15 @@ class ContextStore(StateStore):
         self.state = ClientState.from_bytes(record["notes"])
         self.spent = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
         self.budget = Budget(*record["budget"]) if record["budget"] else None
+        self.failures = self._failures_before() if "failures" not in record else float(record["failures"])
+
+    def _failures_before(self) -> float:
+        """What a Context of version 0.1, which counted charges alone, has spent of delta at most."""
+        worst = max((self.state.failure_of(run) or 0.0 for run in self.state.proposals), default=0.0)
+        return int(self.spent.participations[0]) * worst
 
     def save(self) -> None:
+        self.state.saves += 1
         self._context.state[RECORD] = ConfigRecord(
             {
                 "identity": bytes(self.identity.secret_bytes()),
@@ -139,13 +187,16 @@ class ContextStore(StateStore):
                 "joint": float(self.spent.joint_squared[0]),
                 "marginal": float(self.spent.marginal_squared[0]),
                 "charges": int(self.spent.participations[0]),
+                "failures": self.failures,
                 "budget": [] if self.budget is None else list(astuple(self.budget)),
             }
         )
 
-    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargeableLedger:
+    def ledger(
+        self, run: str, relation: str, budget: Budget, failure: float, ceiling: Ceiling | None = None
+    ) -> ChargeableLedger:
         del run, relation
-        return _ContextLedger(self, budget, failure)
+        return _ContextLedger(self, budget, failure, ceiling)
 
 
 @dataclass(frozen=True)
@@ -155,6 +206,7 @@ class _ContextLedger:
     store: ContextStore
     budget: Budget
     failure: float
+    ceiling: Ceiling | None
 
     def charge(
         self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
@@ -162,26 +214,28 @@ class _ContextLedger:
         del round, attempt, basis  # The protocol's memory knows which rounds were answered.
         store, (joint, marginal) = self.store, mus[SELF]
         # The first budget holds: a server cannot propose a second run to get a larger one.
-        budget = store.budget or self.budget
-        _check_failures(int(store.spent.participations[0]) + 1, self.failure, budget.delta_failure)
+        budget, failures = store.budget or self.budget, store.failures + self.failure
+        _check_failures(failures, budget.delta_failure)
+        _check_ceiling(self.ceiling, float(store.spent.joint_squared[0]) + joint**2, failures)
         store.spent.budget = np.array([budget.mu])
         store.spent.charge(np.zeros(1, dtype=np.int64), np.array([joint]), np.array([marginal]))
-        store.budget = budget
+        store.budget, store.failures = budget, failures
         store.save()
 
 
 class FolderStore(StateStore):
     """Keeps everything in a folder of the node; `open_store` locks it for one process at a time.
 
-    Raises `PrivacyError` for a folder in which something is missing, or that others can read: a client without
-    its memory could answer a round twice.
+    Raises `PrivacyError` for a folder in which something is missing or older than the rest, or that others can enter:
+    a client without its memory could answer a round twice, one without its ledger overspend.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._ledger = folder, folder / LEDGER
+        _require_private(folder, "700")
         key = folder / _IDENTITY
         if not key.exists():
-            if (folder / _STATE).exists() or (folder / LEDGER).exists():
+            if (folder / _STATE).exists() or self._ledger.exists():
                 raise PrivacyError(
                     f"{folder} has been used before but has no identity",
                     hint="restore its key file, or use a new folder",
@@ -193,35 +247,60 @@ class FolderStore(StateStore):
             self.state = ClientState.from_bytes(saved)
         except FileNotFoundError:
             self.state = ClientState()
-        if self.state.memory is None and (folder / LEDGER).exists():
+        if self._ledger.exists():
+            self._check_ledger()
+        elif self.state.ledger is not None:
+            raise PrivacyError(f"{folder} has lost its ledger, the file {LEDGER!r}", hint=_START_ANEW)
+
+    def _check_ledger(self) -> None:
+        """Ledger and notes must name each other."""
+        if self.state.memory is None:
             raise PrivacyError(
-                f"{folder} has a ledger but has lost its memory, the file {_STATE!r}",
-                hint="use a new folder with a new identity; this one could answer a round twice",
+                f"{self._folder} has a ledger but has lost its memory, the file {_STATE!r}", hint=_START_ANEW
+            )
+        if self.state.ledger is None and not stat.S_IMODE(self._ledger.stat().st_mode) & 0o022:
+            self._ledger.chmod(
+                PRIVATE
+            )  # Version 0.1 let others read it, in a folder that they could not enter.
+        _require_private(self._ledger, "600")
+        ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
+        if self.state.saves < max((int(entry.basis.get("notes", 0)) for entry in ledger.entries), default=0):
+            raise PrivacyError(
+                f"the file {_STATE!r} in {self._folder} is older than the last charge of its ledger",
+                hint=_START_ANEW,
             )
 
     def save(self) -> None:
+        self.state.saves += 1
         path = self._folder / _STATE
         write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{_STATE}.new")
 
-    def ledger(self, run: str, relation: str, budget: Budget, failure: float) -> ChargeableLedger:
-        return _FolderLedger(self._folder / LEDGER, run, relation, budget, failure)
+    def ledger(
+        self, run: str, relation: str, budget: Budget, failure: float, ceiling: Ceiling | None = None
+    ) -> ChargeableLedger:
+        return _FolderLedger(self, self._ledger, run, relation, budget, failure, ceiling)
 
 
 @dataclass(frozen=True)
 class _FolderLedger:
     """One ledger file for all runs: rounds are numbered as they come, and the basis says which run they were of."""
 
+    store: FolderStore
     path: Path
     run: str
     relation: str
     budget: Budget
     failure: float
+    ceiling: Ceiling | None
 
     def charge(
         self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
     ) -> None:
+        state = self.store.state
         with self._open() as ledger:
-            number, counted = len(ledger.entries), ledger.header.relation
+            counted, this = ledger.header.relation, {"run": self.run, "round": round, "attempt": attempt}
+            if any(this.items() <= entry.basis.items() for entry in ledger.entries):
+                raise PrivacyError(f"round {round}, attempt {attempt}, of this run was charged before")
             if counted == "zero-out" and self.relation != "zero-out":
                 # A round that hides more also hides this: its mu is for twice the distance.
                 basis = {**basis, "relation": self.relation}
@@ -234,14 +313,26 @@ class _FolderLedger:
                     f"{self.path} was started without a budget, so it can promise nothing",
                     hint="use a new niss-state folder, with a new identity",
                 )
-            _check_failures(number + 1, self.failure, ledger.header.delta_failure)
-            ledger.charge(number, 0, mus, {**basis, "run": self.run, "round": round, "attempt": attempt})
+            failures = sum(self._failure_of(entry.basis) for entry in ledger.entries) + self.failure
+            _check_failures(failures, ledger.header.delta_failure)
+            _check_ceiling(self.ceiling, ledger.spent(SELF) ** 2 + mus[SELF][0] ** 2, failures)
+            noted = {"failure": self.failure, "notes": state.saves}
+            ledger.charge(len(ledger.entries), 0, mus, {**basis, **this, **noted})
+            state.ledger = ledger.head
+        self.store.save()
+
+    def _failure_of(self, basis: Mapping[str, Any]) -> float:
+        """The failure probability of an earlier charge; version 0.1 did not write it down, but kept the proposal."""
+        if "failure" in basis:
+            return float(basis["failure"])
+        known = self.store.state.failure_of(str(basis.get("run")))
+        return self.failure if known is None else known
 
     def _open(self) -> LedgerFile:
         """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
         if self.path.exists():
             return LedgerFile.open(self.path)
-        return LedgerFile.create(
+        ledger = LedgerFile.create(
             self.path,
             run="all runs of this node",
             budgets={SELF: self.budget.mu if math.isfinite(self.budget.mu) else None},
@@ -250,17 +341,40 @@ class _FolderLedger:
             relation=self.relation,
             delta_failure=self.budget.delta_failure,
         )
+        self.path.chmod(PRIVATE)  # Until now nobody else could reach it: the folder is private.
+        return ledger
 
 
-def _check_failures(charges: int, failure: float, allowed: float) -> None:
+def _check_failures(failures: float, allowed: float) -> None:
     """Refuse a charge whose bound on colluding neighbours may fail more often than delta has room for.
 
-    By the union bound, `charges` rounds fail with probability `charges * failure` at most.
+    By the union bound, all rounds together fail with the sum of their probabilities at most.
     """
-    if charges * failure > allowed * (1.0 + 1e-9):
+    if failures > allowed * _ROUNDING:
         raise PrivacyError(
-            f"{charges} uploads, each with a bound on colluders that may fail, exceed this client's delta",
+            "uploads whose bounds on colluders may fail together exceed this client's delta",
             hint="use fewer rounds, or raise the cap on participations",
+        )
+
+
+def _check_ceiling(ceiling: Ceiling | None, joint_squared: float, failures: float) -> None:
+    """Refuse a charge after which all runs together would not be within the owner's epsilon and delta."""
+    if ceiling is None:
+        return
+    left = ceiling.delta - failures
+    if not (left > 0.0 and joint_squared <= gdp_mu(ceiling.epsilon, left) ** 2 * _ROUNDING):
+        raise PrivacyError(
+            f"all runs together would cost more than its owner allows (epsilon {ceiling.epsilon:g} at delta "
+            f"{ceiling.delta:g})",
+            hint="use fewer rounds, or set a larger niss-epsilon",
+        )
+
+
+def _require_private(path: Path, wanted: str) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise PrivacyError(
+            f"others on this machine have rights to {path} (mode {mode:04o})", hint=f"chmod {wanted} {path}"
         )
 
 

@@ -44,13 +44,7 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
 )
-from niss.protocol.shares import (
-    PairSecrets,
-    masked_upload,
-    open_piece,
-    round_update,
-    self_mask_pieces,
-)
+from niss.protocol.shares import PairSecrets, Steps, masked_upload, open_piece, round_update, self_mask_pieces
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
 from niss.protocol.wire import decode, encode, pack, signed_part
 
@@ -58,6 +52,9 @@ from niss.protocol.wire import decode, encode, pack, signed_part
 _SAME = 1e-6
 
 Answer = TypeVar("Answer", Upload, Verdict, Reveal)
+
+MOST_PREKEYS = 256
+"""How many unused prekeys a client keeps: whoever asks for ever more of them does not fill its disk."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +87,14 @@ class Policy:
     strength: float | None = None
 
 
+@dataclass(frozen=True)
+class _Accepted:
+    """A round that was charged and is still to be answered: its secrets, and the key for a later one."""
+
+    secrets: PairSecrets
+    fresh: tuple[Prekey, ...]
+
+
 class Client:
     """One client of a run, over all its rounds.
 
@@ -114,6 +119,7 @@ class Client:
         self._identity, self.policy = identity, policy
         self._assess, self._charge, self._persist = assess, charge, persist
         self._memory, self._prekeys = Memory(), PrekeyStore()
+        self._accepted: _Accepted | None = None
         if kept is not None:
             kept = SecretBytes(kept)  # Not left for a traceback to show.
             self._memory, stored = restore(kept)
@@ -125,8 +131,12 @@ class Client:
         return self._identity.public
 
     def enrol(self, count: int, entropy: Entropy) -> tuple[Prekey, ...]:
-        """`count` fresh signed prekeys to hand to the tracker or the server."""
+        """`count` fresh signed prekeys to hand to the tracker or the server; of older ones the newest are kept."""
         fresh = self._prekeys.batch(count, self._identity, entropy)
+        current = self._memory.current
+        self._prekeys.keep_newest(
+            max(count, MOST_PREKEYS), besides=None if current is None else current.prekey
+        )
         self._remember()
         return published(fresh)
 
@@ -145,15 +155,34 @@ class Client:
         4. persist that this attempt is answered, with the last round's prekey erased and a fresh one made;
         5. charge; from 4 on the attempt is used up, even if this fails;
         6. add shares, residual noise and, in mode `repair`, the self-mask; sign.
+
+        Where the update depends on what the server sent beside the round, `accept` and `answer` do the same in two
+        steps, so that nothing is computed for a round that is not checked and charged.
         """
         agreed, seat = self._check_round(opened)
+        steps = _rounded(agreed, update, entropy)
+        return self._hidden(self._charged(opened, agreed, seat, entropy), steps, entropy)
+
+    def accept(self, opened: RoundOpen, entropy: Entropy) -> None:
+        """The first step of `upload`, all that needs no update: check, persist and charge; `answer` is the second.
+
+        From here on the attempt is used up. A crash before `answer` costs the round and leaves it unanswered: what
+        `answer` needs is in this process alone.
+        """
+        self._accepted = None
+        self._accepted = self._charged(opened, *self._check_round(opened), entropy)
+
+    def answer(self, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
+        """The upload of the round that was accepted last, once."""
+        if self._accepted is None:
+            raise LocalProtocolError("no round has been accepted that is still to be answered")
+        steps = _rounded(self._accepted.secrets.agreed, update, entropy)
+        accepted, self._accepted = self._accepted, None
+        return self._hidden(accepted, steps, entropy)
+
+    def _charged(self, opened: RoundOpen, agreed: Agreed, seat: int, entropy: Entropy) -> _Accepted:
+        """Assess a round that was checked, remember it as answered, and charge it."""
         terms = agreed.terms
-        if update.shape != (terms.coordinates,):
-            raise LocalProtocolError(
-                f"the update has shape {update.shape}, but the round has {terms.coordinates} coordinates"
-            )
-        clipped = clip_l2(update.astype(np.float64), terms.clip) / len(agreed.participants)
-        steps = round_update(agreed, clipped, entropy)
         mu = self._assess(agreed, self.policy.colluders)
         if not mu <= self.policy.mu:
             raise RemoteProtocolError(
@@ -172,10 +201,15 @@ class Client:
         fresh = self._prekeys.batch(1, self._identity, entropy)
         self._remember()
         self._charge(agreed, mu)
+        return _Accepted(secrets, published(fresh))
+
+    def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
+        """The upload of a round that was charged: shares, residual noise and, in mode `repair`, the self-mask."""
+        secrets, terms = accepted.secrets, accepted.secrets.agreed.terms
         repair = terms.mode == "repair"
         commitment, pieces, mask = self_mask_pieces(secrets, entropy) if repair else (b"", (), None)
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
-        message = Upload(agreed.digest, seat, vector, published(fresh), commitment, pieces)
+        message = Upload(secrets.agreed.digest, secrets.seat, vector, accepted.fresh, commitment, pieces)
         return self._signed("upload", message)
 
     def judge(self, claim: SurvivorClaim) -> Verdict:
@@ -398,3 +432,13 @@ class Client:
 
     def _signed(self, purpose: str, message: Answer) -> Answer:
         return replace(message, signature=self._identity.sign(purpose, signed_part(message)))
+
+
+def _rounded(agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
+    """The update, clipped and rounded to the round's grid."""
+    if update.shape != (agreed.terms.coordinates,):
+        raise LocalProtocolError(
+            f"the update has shape {update.shape}, but the round has {agreed.terms.coordinates} coordinates"
+        )
+    clipped = clip_l2(update.astype(np.float64), agreed.terms.clip) / len(agreed.participants)
+    return round_update(agreed, clipped, entropy)

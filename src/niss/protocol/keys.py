@@ -378,6 +378,12 @@ class PrekeyStore(Secret):
         self.private(id)
         del self._privates[id]
 
+    def keep_newest(self, most: int, *, besides: int | None = None) -> None:
+        """Forget the oldest beyond `most`, but not the one with the number `besides`."""
+        excess = len(self) - most
+        for number in [one for one in self._privates if one != besides][: max(0, excess)]:
+            self.erase(number)
+
     @property
     def fingerprints(self) -> Mapping[int, str]:
         """The fingerprint of each public half that is still here, by number."""

@@ -21,7 +21,7 @@ from niss.protocol.wire import decode, encode
 def fault_mod(message: Message, context: Context, call_next: Any) -> Message:
     """`fault` names what goes wrong, `fault-round` when; `fault-folder` is where tests look for signs."""
     now = 0
-    if message.content["niss"]["stage"] == "round":
+    if "niss" in message.content and message.content["niss"]["stage"] == "round":
         now = int(message.content["config"]["server-round"])
         folder = context.node_config.get("fault-folder")
         if folder:
@@ -75,6 +75,8 @@ app = ClientApp(mods=[fault_mod, niss_mod])
 def train(message: Message, context: Context) -> Message:
     """Add this node's step of the round."""
     now = int(message.content["config"]["server-round"])
+    if context.node_config.get("fault") == "raises" and now == context.node_config.get("fault-round"):
+        raise IndexError("index 4312 is out of bounds")
     weights = message.content["arrays"]["weights"].numpy()
     moved = weights + step(int(context.node_config["partition-id"]), now)
     content = RecordDict(
@@ -84,3 +86,10 @@ def train(message: Message, context: Context) -> Message:
         }
     )
     return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:  # noqa: ARG001
+    """What must not leave."""
+    metrics = MetricRecord({"num-examples": 1, "evaluated-in-the-clear": 4312.0})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)

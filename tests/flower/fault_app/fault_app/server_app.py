@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.5)
     report = Path(str(settings["report"]))
     strategy = NissStrategy(
-        FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2),
+        FedAvg(fraction_evaluate=float(settings["evaluate"]), min_train_nodes=2, min_available_nodes=2),
         plan=plan,
         mode=str(settings["mode"]),
         key=str(settings["server-key"]) or None,
@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
         weights[server_round] = arrays["weights"].numpy().tolist()
         return None
 
-    strategy.start(
+    result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord({"weights": Array(np.zeros(SIZE))}),
         num_rounds=rounds,
@@ -60,3 +60,5 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=keep,
     )
     report.with_name("weights.json").write_text(json.dumps(weights))
+    evaluated = {number: dict(found) for number, found in result.evaluate_metrics_clientapp.items()}
+    report.with_name("evaluated.json").write_text(json.dumps(evaluated))

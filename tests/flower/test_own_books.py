@@ -1,0 +1,277 @@
+"""A client's own books: budget over all runs, ledger and notes, whatever a server or a restored copy says."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+from flower.grid import FIRST, FakeGrid
+from flower.test_trust import NODES, ODD, PLAN, body_of, letter, start, with_folders
+from niss.accounting import LedgerFile
+from niss.errors import ConfigError, PrivacyError
+from niss.flower import Limits
+from niss.flower.limits import Budget
+from niss.flower.state import ClientState, ContextStore, FolderStore, StateStore
+from niss.protocol.messages import Upload
+from niss.protocol.wire import decode
+
+GENEROUS = Budget(100.0, 1e-5, 1e-6)
+
+
+def played(folder: Path, rounds: int = 1) -> tuple[FakeGrid, list[Message], Path]:
+    """A run, the letters of its rounds to the odd one, and that one's folder."""
+    grid, letters = FakeGrid(NODES), []
+    with_folders(grid, folder)
+
+    def keep(message: Message) -> Message:
+        if letter(message) is not None and message.metadata.dst_node_id == ODD:
+            letters.append(copy.deepcopy(message))
+        return message
+
+    grid.tamper = keep
+    start(grid, rounds=rounds)
+    return grid, letters, folder / str(ODD)
+
+
+def replay(grid: FakeGrid, message: Message) -> Message:
+    """The message again, from a server that does not say what it has seen."""
+    again = copy.deepcopy(message)
+    again.content["niss"]["after"] = 0
+    return grid.app(again, grid.contexts[ODD])
+
+
+def is_upload(reply: Message) -> bool:
+    return not reply.has_error() and isinstance(decode(body_of(reply)), Upload)
+
+
+class TestThePinCounts:
+    def test_a_pin_set_after_the_ledger_was_begun_holds(self, tmp_path):
+        grid = FakeGrid(NODES)
+        with_folders(grid, tmp_path)
+        start(grid, rounds=1, plan=replace(PLAN, participations=400))
+        for context in grid.contexts.values():
+            context.node_config.update({"niss-epsilon": 1.0, "niss-delta": 1e-5})
+        small = replace(PLAN, epsilon=0.8, participations=1)
+        survivors = [start(grid, rounds=1, plan=small).rounds[0].survivors for _ in range(3)]
+        ledger = LedgerFile.read(tmp_path / str(ODD) / "ledger.jsonl")
+        assert ledger.epsilon(ledger.spent("self")) <= 1.0
+        assert survivors == [NODES, 0, 0]
+
+    def test_in_a_context_too(self):
+        grid = FakeGrid(NODES)
+        start(grid, rounds=1, plan=replace(PLAN, participations=400))
+        for context in grid.contexts.values():
+            context.node_config.update({"niss-epsilon": 1.0, "niss-delta": 1e-5})
+        small = replace(PLAN, epsilon=0.8, participations=1)
+        assert [start(grid, rounds=1, plan=small).rounds[0].survivors for _ in range(2)] == [NODES, 0]
+
+    def test_the_whole_of_a_budget_that_is_pinned_can_be_spent(self, tmp_path):
+        grid = FakeGrid(NODES, **{"niss-epsilon": 8.0, "niss-delta": 1e-5})
+        with_folders(grid, tmp_path)
+        assert [one.survivors for one in start(grid, rounds=4).rounds] == [NODES] * 4
+
+
+class TestFirstUse:
+    @pytest.mark.parametrize(
+        ("plan", "why"),
+        [
+            (replace(PLAN, epsilon=10.5), "epsilon = 10.5 is proposed"),
+            (replace(PLAN, epsilon=1e6), "epsilon = 1e+06 is proposed"),
+            (replace(PLAN, delta=0.5), "delta = 0.5 is proposed"),
+            (replace(PLAN, tau2=0.0), "promises nothing"),
+            (replace(PLAN, tau2=1e-3), "promises nothing"),
+        ],
+    )
+    def test_a_client_without_an_epsilon_of_its_own_joins_no_such_run(self, plan, why):
+        grid = FakeGrid(NODES, **{"niss-uncalibrated": False})
+        strategy = start(grid, rounds=1, plan=plan)
+        assert strategy.rounds[0].skipped
+        assert any(why in one for one in strategy.session.left_out.values())
+
+    def test_up_to_the_ceiling_it_does(self):
+        grid = FakeGrid(NODES, **{"niss-uncalibrated": False})
+        strategy = start(grid, rounds=4, plan=replace(PLAN, epsilon=10.0))
+        assert [one.survivors for one in strategy.rounds] == [NODES] * 4
+
+    def test_an_owner_can_agree_to_a_plan_that_promises_nothing_by_name(self):
+        grid = FakeGrid(NODES, **{"niss-uncalibrated": True})
+        assert start(grid, rounds=1, plan=replace(PLAN, tau2=0.0)).rounds[0].survivors == NODES
+        assert Limits().of_node({"niss-uncalibrated": "true"}).uncalibrated
+        assert not Limits().of_node({"niss-uncalibrated": "false"}).uncalibrated
+        with pytest.raises(ConfigError, match="niss-uncalibrated"):
+            Limits().of_node({"niss-uncalibrated": "perhaps"})
+
+    def test_that_is_no_pin(self):
+        assert Limits(uncalibrated=True).pinned == ()
+
+
+class TestLedgerAndNotesNameEachOther:
+    def test_a_deleted_ledger_is_noticed(self, tmp_path):
+        _, _, home = played(tmp_path)
+        (home / "ledger.jsonl").unlink()
+        with pytest.raises(PrivacyError, match="ledger"):
+            FolderStore(home)
+
+    def test_a_ledger_rolled_back_is_noticed(self, tmp_path):
+        _, _, home = played(tmp_path, rounds=2)
+        ledger = home / "ledger.jsonl"
+        ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+        with pytest.raises(PrivacyError, match="no longer in it"):
+            FolderStore(home)
+
+    @pytest.mark.parametrize("which", ["before the first round", "before the second round"])
+    def test_notes_rolled_back_answer_no_round_again(self, tmp_path, which):
+        grid, kept = FakeGrid(NODES), []
+        with_folders(grid, tmp_path)
+        home, letters = tmp_path / str(ODD), []
+
+        def keep(message: Message) -> Message:
+            if letter(message) is not None and message.metadata.dst_node_id == ODD:
+                kept.append((home / "notes").read_bytes())
+                letters.append(copy.deepcopy(message))
+            return message
+
+        grid.tamper = keep
+        start(grid, rounds=2)
+        number = 0 if which == "before the first round" else 1
+        (home / "notes").write_bytes(kept[number])
+        assert not is_upload(replay(grid, letters[number]))
+        assert LedgerFile.read(home / "ledger.jsonl").participations("self") == 2
+
+    def test_a_round_in_the_ledger_is_not_charged_again(self, tmp_path):
+        store = a_store("folder", tmp_path)
+        ledger = store.ledger("run", "zero-out", GENEROUS, 0.0)
+        ledger.charge(3, 1, {"self": (0.1, 0.1)}, {})
+        with pytest.raises(PrivacyError, match="charged before"):
+            ledger.charge(3, 1, {"self": (0.1, 0.1)}, {})
+        ledger.charge(3, 2, {"self": (0.1, 0.1)}, {})
+        store.ledger("another", "zero-out", GENEROUS, 0.0).charge(3, 1, {"self": (0.1, 0.1)}, {})
+
+    def test_a_folder_of_the_previous_version_goes_on_and_learns_the_names(self, tmp_path):
+        home = previous_folder(tmp_path / "node")
+        (home / "ledger.jsonl").chmod(0o644)  # As it was written then.
+        store = FolderStore(home)
+        assert (home / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
+        (run,) = store.state.proposals
+        budget = Budget(1.6660305978457182, 1e-5, 0.0)
+        ledger = store.ledger(run, "zero-out", budget, 0.0)
+        with pytest.raises(PrivacyError, match="charged before"):
+            ledger.charge(1, 0, {"self": (0.1, 0.1)}, {})
+        ledger.charge(2, 0, {"self": (0.1, 0.1)}, {})
+        assert FolderStore(home).state.ledger == LedgerFile.read(home / "ledger.jsonl").head
+        (home / "ledger.jsonl").unlink()
+        with pytest.raises(PrivacyError, match="ledger"):
+            FolderStore(home)
+
+
+@pytest.mark.parametrize("kind", ["folder", "context"])
+class TestFailuresAreSummed:
+    def test_runs_that_may_fail_differently_are_added_up(self, kind, tmp_path):
+        store = a_store(kind, tmp_path)
+        spend(store, "first", 0, failure=9e-7)
+        again = a_store(kind, tmp_path, store)
+        with pytest.raises(PrivacyError, match="exceed this client's delta"):
+            spend(again, "second", 0, failure=2e-7)
+        spend(again, "second", 1, failure=1e-7)
+        with pytest.raises(PrivacyError, match="exceed this client's delta"):
+            spend(a_store(kind, tmp_path, again), "third", 0, failure=1e-9)
+
+    def test_and_count_against_the_delta_that_is_pinned(self, kind, tmp_path):
+        limits = Limits(epsilon=1.0, delta=5e-7)
+        store = a_store(kind, tmp_path)
+        spend(store, "first", 0, failure=4e-7, ceiling=limits.ceiling_for(PLAN))
+        with pytest.raises(PrivacyError, match="its owner"):
+            spend(store, "second", 0, failure=4e-7, ceiling=limits.ceiling_for(PLAN))
+
+
+class TestModes:
+    def test_a_folder_that_others_may_enter_is_refused(self, tmp_path):
+        _, _, home = played(tmp_path)
+        for mode in (0o755, 0o750, 0o701):
+            home.chmod(mode)
+            with pytest.raises(PrivacyError, match="others"):
+                FolderStore(home)
+
+    def test_the_ledger_is_for_its_owner_alone_whatever_the_umask(self, tmp_path):
+        before = os.umask(0o022)
+        try:
+            _, _, home = played(tmp_path)
+        finally:
+            os.umask(before)
+        assert (home / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
+        for mode in (0o644, 0o660, 0o602):
+            (home / "ledger.jsonl").chmod(mode)
+            with pytest.raises(PrivacyError, match="others"):
+                FolderStore(home)
+
+    def test_a_ledger_of_the_previous_version_that_others_may_change_is_refused(self, tmp_path):
+        home = previous_folder(tmp_path / "node")
+        (home / "ledger.jsonl").chmod(0o666)
+        with pytest.raises(PrivacyError, match="others"):
+            FolderStore(home)
+
+
+class TestNotesDoNotGrow:
+    def test_with_enrolments_in_the_same_run(self):
+        grid, asked = FakeGrid(NODES), []
+
+        def keep(message: Message) -> Message:
+            if message.content["niss"]["stage"] == "enrol" and message.metadata.dst_node_id == ODD:
+                asked.append(copy.deepcopy(message))
+            return message
+
+        grid.tamper = keep
+        start(grid, rounds=1)
+        sizes = []
+        for _ in range(200):
+            grid.app(copy.deepcopy(asked[0]), grid.contexts[ODD])
+            sizes.append(len(grid.contexts[ODD].state["niss"]["notes"]))
+        assert sizes[-1] <= sizes[100] + 16
+
+    def test_with_enrolments_in_ever_new_runs(self):
+        state = ClientState()
+        for number in range(200):
+            state.join(f"{number:032x}", bytes(1000))
+            state.steps[f"{number:032x}"] = 1
+        kept = ClientState.from_bytes(state.to_bytes())
+        assert list(kept.proposals) == [f"{number:032x}" for number in range(136, 200)]
+        assert set(kept.steps) == set(kept.proposals)
+
+
+def a_store(kind: str, folder: Path, before: StateStore | None = None) -> StateStore:
+    """A store that remembers something; opened again from what `before` wrote."""
+    if kind == "folder":
+        home = folder / "home"
+        home.mkdir(mode=0o700, exist_ok=True)
+        store: StateStore = FolderStore(home)
+    else:
+        context = FakeGrid(1).contexts[FIRST] if before is None else before._context
+        store = ContextStore(context)
+    if before is None:
+        store.state.memory = b"something"
+        store.save()
+    return store
+
+
+def spend(store: StateStore, run: str, round: int, **options: object) -> None:
+    failure = options.pop("failure")
+    ledger = store.ledger(run, "zero-out", GENEROUS, failure, **options)
+    ledger.charge(round, 0, {"self": (0.01, 0.01)}, {})
+
+
+def previous_folder(home: Path) -> Path:
+    values = json.loads((Path(__file__).parent / "previous_version.json").read_text())
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(mode=0o700)
+    for name in ("identity.key", "notes", "ledger.jsonl"):
+        (home / name).write_bytes(base64.b64decode(values[f"node/{name}"]))
+        (home / name).chmod(0o600)
+    return home
