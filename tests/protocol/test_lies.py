@@ -151,7 +151,9 @@ def test_one_unopenable_piece_does_not_silence_its_holders() -> None:
     for seat, client in enumerate(federation.clients):
         upload = client.upload(opened, updates[seat], federation.entropy)
         if seat == 1:
-            rubbish = tuple(replace(piece, ciphertext=bytes(85) + piece.ciphertext[-32:]) for piece in upload.pieces)
+            rubbish = tuple(
+                replace(piece, ciphertext=bytes(85) + piece.ciphertext[-32:]) for piece in upload.pieces
+            )
             upload = signed_by(federation, 1, replace(upload, pieces=rubbish), "upload")
         federation.server.take_upload(upload)
     federation.repair()
