@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 LEDGER = Path(__file__).parent / "compatibility" / "written_by_0_1" / "node" / "ledger.jsonl"
 # A Flower round of six numpy clients, on the grid in one process that the other tests use.
 FLOWER = """
+import sys
 sys.path.insert(0, sys.argv[1])
 import flower.conftest
 from flower.grid import FakeGrid
