@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from flower.test_deployment import FAULTY, caveats, check_sums, finished, nothing_is_left
+from flower.test_deployment import FAULTY, WITHOUT_NOISE, caveats, check_sums, finished, nothing_is_left
 from niss.local import Deployment, Settings
 
 pytestmark = pytest.mark.slow
 
 
 def test_degenerate_keys_and_a_malformed_reply_cost_their_nodes_alone(tmp_path):
-    options: dict[int, dict[str, Any]] = {number: {"niss-state": None} for number in range(8)}
+    options: dict[int, dict[str, Any]] = {
+        number: {"niss-state": None, **WITHOUT_NOISE} for number in range(8)
+    }
     options[1] |= {"fault": "degenerate"}
     options[2] |= {"fault": "malformed", "fault-round": 2}
     settings = Settings(nodes=8, tls=False, tracker=False, pinned=False, node_options=options)
