@@ -5,6 +5,7 @@ a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` 
 `assess` what one graph and its noise would promise.
 """
 
+from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.outsider import (
@@ -26,7 +27,6 @@ from niss.accounting.plans import RELATIONS, Balance, Plan, RoundPlan
 from niss.accounting.protocol_rounds import (
     Assessor,
     charge_to,
-    grid_delta,
     make_terms,
     propose_round,
     upload_mu,
@@ -54,6 +54,7 @@ __all__ = [
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
+    "Promise",
     "RoundPlan",
     "Statement",
     "assess",

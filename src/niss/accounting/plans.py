@@ -26,8 +26,9 @@ from niss.views import Corruption, WorstCase, effective_variance
 UNITS = ("client", "record", "nbafl")
 # Neighbouring updates of a client lie this many times the clip apart.
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
-# The part of delta that pays for the bound on colluding neighbours.
+# The parts of delta that pay for the bound on colluding neighbours, and for noise that is drawn on a grid.
 FAILURE_SHARE = 0.1
+GRID_SHARE = 0.02
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -54,6 +55,8 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
+    rounds          rounds of the whole run, among which a server could choose those of a client; None: no more than
+                    its participations, as in a simulation, which draws each graph once
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -80,6 +83,7 @@ class Plan:
     revealed: int = 0
     dropped: int = 0
     attempts: int = 1
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -100,9 +104,10 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in ("attempts", "participations"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, field)}", field=field)
+        for field in ("attempts", "participations", "rounds"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"must be at least 1, not {value}", field=field)
         if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
@@ -153,25 +158,40 @@ class Plan:
         return self.private and not self.heuristic and self.kind.calibrated(self)
 
     @property
+    def graphs(self) -> int:
+        """The most graphs among which a server could look for one that suits its colluders."""
+        return max(self.participations, self.rounds or 1) * self.attempts
+
+    @property
     def corruption(self) -> Corruption:
         """What is assumed of the other participants.
 
         On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
-        delta pays for the rounds in which it fails. Where everyone is a neighbour, or where the colluders
+        delta pays for the graphs on which it fails. Where everyone is a neighbour, or where the colluders
         may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
         where no noise is shared.
         """
         shared = self.kind.shares_noise and self.colluders > 0
         everywhere = self.graph in ("complete", "coalition") or not shared
-        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / (self.participations * self.attempts)
+        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.graphs
         return Corruption(
             colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
         )
 
     @property
+    def failing_delta(self) -> float:
+        """The part of delta that pays for graphs on which the collusion bound fails."""
+        return self.graphs * self.corruption.failure
+
+    @property
+    def grid_delta(self) -> float:
+        """The part of delta that pays for noise on a grid, from a real sampler, where a protocol can run the plan."""
+        return GRID_SHARE * self.delta if self.kind.has_protocol and self.calibrated else 0.0
+
+    @property
     def gaussian_delta(self) -> float:
-        """What is left of delta for the noise, once the failures of the collusion bound are paid for."""
-        return self.delta - self.participations * self.attempts * self.corruption.failure
+        """What is left of delta for the noise itself, once the other parts are paid for."""
+        return self.delta - self.failing_delta - self.grid_delta
 
     def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
         """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm.

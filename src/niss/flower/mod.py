@@ -28,7 +28,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from niss.accounting import Assessor, charge_to
+from niss.accounting import Assessor, Promise, charge_to
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.limits import Limits
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
@@ -274,7 +274,7 @@ class _Exchange:
         return Client(
             store.identity,
             policy,
-            assess=_assessor(plan.relation, failure),
+            assess=_assessor(plan.relation, failure, Promise.of(plan)),
             charge=charge_to(ledger, SELF, relation=plan.relation),
             persist=persist,
             kept=store.state.memory,
@@ -282,9 +282,9 @@ class _Exchange:
 
 
 @lru_cache(maxsize=8)
-def _assessor(relation: str, failure: float) -> Callable[[Agreed, int], float]:
+def _assessor(relation: str, failure: float, promise: Promise) -> Callable[[Agreed, int], float]:
     """Shared by the clients of one process: the worst case of a round is the same for all of them."""
-    return Assessor(relation=relation, failure=failure)
+    return Assessor(relation=relation, failure=failure, promise=promise)
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:

@@ -30,7 +30,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Assessor, Plan, Statement
+from niss.accounting import Assessor, Plan, Promise, Statement
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
@@ -116,7 +116,9 @@ class NissStrategy(Strategy):
         if self._report is not None and not self._report.parent.is_dir():
             raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
         self._stage_timeout = stage_timeout
-        self._assess = Assessor(relation=plan.relation, failure=self.plan.corruption.failure)
+        self._assess = Assessor(
+            relation=plan.relation, failure=self.plan.corruption.failure, promise=Promise.of(self.plan)
+        )
         self._rounds = _DEFAULT_ROUNDS
         self._sent: list[Message] = []
         self._failed_enrolments: dict[int, int] = {}

@@ -16,7 +16,14 @@ from niss.methods.central_dp import CentralDp
 from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
 from niss.methods.dp_fedavg import DpFedAvg
 from niss.methods.fedavg import FedAvg
-from niss.methods.niss import Niss, draw_graph, marginal_mu, marginal_variance
+from niss.methods.niss import (
+    Niss,
+    draw_graph,
+    enough_neighbours,
+    marginal_mu,
+    marginal_variance,
+    too_sparse,
+)
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -46,10 +53,12 @@ __all__ = [
     "UploadRows",
     "distortion_named",
     "draw_graph",
+    "enough_neighbours",
     "marginal_mu",
     "marginal_variance",
     "method_named",
     "mu_of",
     "of_participants",
     "server_adversary",
+    "too_sparse",
 ]

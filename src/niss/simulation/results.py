@@ -149,7 +149,7 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
     plan = federation.plan
     caveats = _caveats(metrics, sharing=plan.kind.shares_noise)
     if federation.exchange is not None:
-        caveats += (_grid_caveat(metrics, plan.delta),)
+        caveats += (_grid_caveat(metrics),)
     return make_statement(
         plan,
         ledger,
@@ -197,11 +197,6 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
         caveats.append(
             f"{_counted(zeroed, 'update')} {_was(zeroed)} NaN or infinite and {_was(zeroed)} replaced by zero."
         )
-    if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
-        caveats.append(
-            f"The worst case over colluders is the worst of a search (at least {min(searched)} sets a round), "
-            "not of all sets."
-        )
     if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
         least = min(balance["least_received"] for balance in unequal)
         most = max(balance["most_received"] for balance in unequal)
@@ -212,20 +207,13 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def _grid_caveat(metrics: Metrics, delta: float) -> str:
-    """What the claim of a protocol run leaves out."""
-    # Metrics of an older version do not have it.
-    added = max(line.get("grid_delta", 1.0) for line in metrics)
-    caveat = (
-        f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {added:.2g} to delta; the "
-        "claim is computational, as are the keys behind it."
+def _grid_caveat(metrics: Metrics) -> str:
+    """What the delta of a protocol run contains."""
+    spent = max(line["grid_delta"] for line in metrics)
+    return (
+        f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {spent:.2g} of delta, which "
+        "is part of it; the claim is computational, as are the keys behind it."
     )
-    if added >= delta:
-        caveat += (
-            " That is delta itself or more: at an epsilon this large the bound says nothing about the rounding, and "
-            "the claim is that of exact Gaussian noise."
-        )
-    return caveat
 
 
 def _counted(count: int, thing: str) -> str:

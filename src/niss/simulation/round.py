@@ -29,7 +29,6 @@ from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads
-from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -89,7 +88,6 @@ class RoundResult:
     joint_mu            most that the round cost a client against a server that sees everything
     marginal_mu         most that it cost a client whose upload is looked at alone
     noise_multiplier    noise in the sum over what one client can put into it: the outsider's view
-    worst_of_search     sets of colluders that were tried, where that was not all of them
     balance             how unequally shares were received, where they were
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
     grid_delta          what rounding and the sampler add to delta
@@ -109,7 +107,6 @@ class RoundResult:
     joint_mu: float
     marginal_mu: float
     noise_multiplier: float
-    worst_of_search: int | None
     balance: Balance | None = None
     attempts: int | None = None
     grid_delta: float | None = None
@@ -131,7 +128,6 @@ class RoundResult:
             "mu_joint": self.joint_mu,
             "mu_marginal": self.marginal_mu,
             "noise_multiplier": self.noise_multiplier,
-            "worst_of_search": self.worst_of_search,
             "balance": None if self.balance is None else asdict(self.balance),
         }
         # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
@@ -267,7 +263,6 @@ class OpenRound:
             joint_mu=float(joint_mu.max()),
             marginal_mu=float(plan.marginal_mu.max()),
             noise_multiplier=plan.noise_multiplier(predicted),
-            worst_of_search=_searched(plan.worst),
             balance=plan.balance(),
         )
         # Those who are left stand for all: dividing by their weight instead is post-processing.
@@ -302,7 +297,6 @@ class OpenRound:
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             noise_multiplier=noise_multiplier(predicted, plan.clip / size),
-            worst_of_search=_searched(exchanged.worst),
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,
@@ -380,7 +374,3 @@ def _clipping(plan: Plan) -> Clipping:
     if not plan.private or plan.unit == "record":
         return "none"
     return "l2" if plan.unit == "client" else "elements"
-
-
-def _searched(worst: WorstCase | None) -> int | None:
-    return None if worst is None or worst.exact else worst.examined

@@ -1,10 +1,17 @@
 """What an adversary sees and what it cannot know: pure linear algebra over one share graph.
 
-The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` adds the colluders that
-are worst for a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise that a target needs.
+The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` bounds what the worst
+colluders leave a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise a target needs.
 """
 
-from niss.views.collusion import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
+from niss.views.collusion import (
+    Corruption,
+    WorstCase,
+    calibrate_for,
+    colluding_neighbours,
+    expected_bound,
+    worst_case,
+)
 from niss.views.joint import calibrate_tau2, effective_variance
 
 __all__ = [
@@ -14,5 +21,6 @@ __all__ = [
     "calibrate_tau2",
     "colluding_neighbours",
     "effective_variance",
+    "expected_bound",
     "worst_case",
 ]
