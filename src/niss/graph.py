@@ -102,7 +102,7 @@ class ShareGraph:
         grows with v_k, from `degree` upwards, and in-weight = out-weight = v_k for every client.
         """
         neighbours = _neighbours(size, degree)
-        stream = _BeaconStream(beacon, "regular", size)
+        stream = _BeaconStream(beacon, "regular.v2", size)
         if shares is None:
             senders, receivers = _disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
