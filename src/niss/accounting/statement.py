@@ -110,7 +110,7 @@ def make_statement(
     """The statement for what `ledger` says was spent under `plan`.
 
     notes       further caveats
-    outsider    the claim against an outsider, where one was computed
+    outsider    the claim against an outsider, where one was computed; in the plan's unit and relation, or refused
     noise_from  where the noise of the run came from: a seed, the operating system's entropy in one process, or
                 clients of their own, which is no simulation
     """
@@ -135,10 +135,12 @@ def make_statement(
     if ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
     adversary = plan.kind.adversary(plan)
+    if outsider is not None:
+        _check_same_promise(outsider, plan)
     return Statement(
         method=plan.method,
         unit=plan.unit,
-        relation="replace-one" if plan.unit != "client" else plan.relation,
+        relation=stated_relation(plan),
         delta=plan.delta,
         epsilon_joint=joint,
         epsilon_marginal=marginal,
@@ -243,8 +245,25 @@ def assess(
     )
 
 
+def stated_relation(plan: Plan) -> str:
+    """The relation that every number of a plan's statement is about: records are always replaced."""
+    return plan.relation if plan.unit == "client" else "replace-one"
+
+
+def _check_same_promise(outsider: OutsiderClaim, plan: Plan) -> None:
+    """Numbers of different units, relations or deltas do not compare, and do not go into one statement."""
+    claimed, stated = (outsider.unit, outsider.relation), (plan.unit, stated_relation(plan))
+    if claimed != stated or outsider.delta > plan.delta:
+        raise ConfigError(
+            f"is about {', '.join(claimed)} at delta {outsider.delta:g}, the statement about {', '.join(stated)} at "
+            f"{plan.delta:g}",
+            field="outsider",
+            hint="compute it for the unit, relation and delta of the plan",
+        )
+
+
 def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> float | None:
-    """The joint claim holds against an outsider too: the smaller one counts."""
+    """The joint claim holds against an outsider too, in the same relation: the smaller one counts."""
     known = [value for value in (joint, outsider.epsilon if outsider else None) if value is not None]
     return min(known) if known else None
 

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan, noise_multiplier
+from niss.accounting import Balance, Ledger, Plan, RoundPlan
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
+from niss.methods import mu_of
 from niss.randomness import SimStream
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
@@ -88,7 +89,7 @@ class RoundResult:
     predicted_variance  what it should have been
     joint_mu            most that the round cost a client against a server that sees everything
     marginal_mu         most that it cost a client whose upload is looked at alone
-    noise_multiplier    noise in the sum over what one client can put into it: the outsider's view
+    outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     worst_of_search     sets of colluders that were tried, where that was not all of them
     balance             how unequally shares were received, where they were
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
@@ -108,7 +109,7 @@ class RoundResult:
     predicted_variance: float
     joint_mu: float
     marginal_mu: float
-    noise_multiplier: float
+    outsider_mu: float
     worst_of_search: int | None
     balance: Balance | None = None
     attempts: int | None = None
@@ -130,7 +131,7 @@ class RoundResult:
             "aggregate_variance_predicted": self.predicted_variance,
             "mu_joint": self.joint_mu,
             "mu_marginal": self.marginal_mu,
-            "noise_multiplier": self.noise_multiplier,
+            "mu_outsider": self.outsider_mu,
             "worst_of_search": self.worst_of_search,
             "balance": None if self.balance is None else asdict(self.balance),
         }
@@ -266,7 +267,7 @@ class OpenRound:
             predicted_variance=predicted,
             joint_mu=float(joint_mu.max()),
             marginal_mu=float(plan.marginal_mu.max()),
-            noise_multiplier=plan.noise_multiplier(predicted),
+            outsider_mu=plan.outsider_mu(predicted),
             worst_of_search=_searched(plan.worst),
             balance=plan.balance(),
         )
@@ -301,7 +302,7 @@ class OpenRound:
             predicted_variance=predicted,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
-            noise_multiplier=noise_multiplier(predicted, plan.clip / size),
+            outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
             worst_of_search=_searched(exchanged.worst),
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
