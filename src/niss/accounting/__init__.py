@@ -30,7 +30,14 @@ from niss.accounting.protocol_rounds import (
     propose_round,
     upload_mu,
 )
-from niss.accounting.statement import ClientStatement, Statement, assess, make_statement, stated_relation
+from niss.accounting.statement import (
+    ClientStatement,
+    Statement,
+    assess,
+    make_statement,
+    stated_delta,
+    stated_relation,
+)
 from niss.methods import METHODS
 from niss.views import calibrate_tau2, effective_variance
 
@@ -68,6 +75,7 @@ __all__ = [
     "plan",
     "plan_coalitions",
     "propose_round",
+    "stated_delta",
     "stated_relation",
     "to_dp_event",
     "upload_mu",

@@ -226,10 +226,6 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
             f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "
             "anything was sent, for another with more noise. Nothing was charged for that; delta pays for all attempts."
         )
-    if zeroed := sum(line["zeroed_updates"] for line in metrics):
-        caveats.append(
-            f"{_counted(zeroed, 'update')} {_was(zeroed)} NaN or infinite and {_was(zeroed)} replaced by zero."
-        )
     if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
         caveats.append(
             f"The worst case over colluders is the worst of a search (at least {min(searched)} sets a round), "

@@ -75,7 +75,7 @@ class Federation:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """What a round left behind; `to_metrics` is its line in metrics.jsonl.
+    """What a round left behind; `to_metrics` is its line in metrics.jsonl, `to_diagnostics` that in diagnostics.jsonl.
 
     number              the round, counted from 1
     weights             of the global model after the round
@@ -124,7 +124,6 @@ class RoundResult:
             "accuracy": None if evaluation is None else evaluation.accuracy,
             "loss": None if evaluation is None else evaluation.loss,
             "participants": self.participants,
-            "zeroed_updates": self.zeroed_updates,
             "dropped": self.dropped,
             "tau2": self.tau2,
             "aggregate_variance": self.noise_variance,
@@ -141,6 +140,10 @@ class RoundResult:
         if self.public is not None:
             line |= {"attempts": self.attempts, "grid_delta": self.grid_delta, "protocol": self.public}
         return line
+
+    def to_diagnostics(self) -> dict[str, Any]:
+        """What follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
+        return {"round": self.number, "zeroed_updates": self.zeroed_updates}
 
 
 def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> OpenRound:
