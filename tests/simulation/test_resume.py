@@ -175,6 +175,7 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, materials):
         "metrics.jsonl",
         "ledger.jsonl",
         "timing.jsonl",
+        "diagnostics.jsonl",
         "privacy.json",
         "model.safetensors",
         "checkpoint.safetensors",

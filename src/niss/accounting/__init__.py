@@ -11,7 +11,6 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
-    noise_multiplier,
     outsider_epsilon,
     to_dp_event,
 )
@@ -31,7 +30,14 @@ from niss.accounting.protocol_rounds import (
     propose_round,
     upload_mu,
 )
-from niss.accounting.statement import ClientStatement, Statement, assess, make_statement
+from niss.accounting.statement import (
+    ClientStatement,
+    Statement,
+    assess,
+    make_statement,
+    stated_delta,
+    stated_relation,
+)
 from niss.methods import METHODS
 from niss.views import calibrate_tau2, effective_variance
 
@@ -66,11 +72,12 @@ __all__ = [
     "grid_delta",
     "make_statement",
     "make_terms",
-    "noise_multiplier",
     "outsider_epsilon",
     "plan",
     "plan_coalitions",
     "propose_round",
+    "stated_delta",
+    "stated_relation",
     "to_dp_event",
     "upload_mu",
 ]

@@ -16,11 +16,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.outsider import noise_multiplier
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
-from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, of_participants
+from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, mu_of, of_participants
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
@@ -351,11 +350,9 @@ class RoundPlan:
         """Noise variance of one upload looked at alone: the paper's view."""
         return self.plan.kind.marginal_variance(self)
 
-    def noise_multiplier(self, variance: float) -> float:
-        """Noise of that variance in the released sum over what one client puts into it (`p_k clip`): the outsider's."""
-        plan = self.plan
-        doubling = 2.0 if plan.unit == "record" else RELATIONS[plan.relation]
-        return noise_multiplier(variance, float(self.sensitivity.max()) / doubling)
+    def outsider_mu(self, variance: float) -> float:
+        """mu of the worst-off participant against someone who sees the released sum, with noise of that variance."""
+        return float(mu_of(self.sensitivity, variance).max())
 
     @property
     def joint_mu(self) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from niss.accounting import Ledger, OutsiderClaim, Statement, make_statement, outsider_epsilon
+from niss.accounting import (
+    RELATIONS,
+    Ledger,
+    OutsiderClaim,
+    Plan,
+    Statement,
+    make_statement,
+    outsider_epsilon,
+    stated_relation,
+)
+from niss.methods import distortion_named
 from niss.simulation.config import Config, MethodConfig
 from niss.simulation.materials import Materials
 from niss.simulation.round import Federation
@@ -160,21 +171,43 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
 
 
 def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
-    """What someone learns who sees the released models and nothing else; None where no noise is proved to protect."""
+    """What someone learns who sees the released models and nothing else; None where no noise is proved to protect.
+
+    In a sum of shares that were multiplied by random factors the noise has the predicted variance but is no Gaussian.
+    """
     config, plan = federation.config, federation.plan
-    if not plan.private or plan.heuristic:
+    multiplied = plan.kind.uses("distortion") and distortion_named(plan.distortion).multiplies and plan.tau2
+    if not plan.private or plan.heuristic or multiplied:
         return None
+    relation = stated_relation(plan)
     # Without a budget nothing caps how often a client is drawn, except that cohorts are dealt out in turn.
     shuffled = config.training.sampling == "shuffled"
     capped = shuffled or (plan.calibrated and config.privacy.scope == "training")
     return outsider_epsilon(
-        noise_multipliers=[line["noise_multiplier"] for line in metrics],
+        mus=[_outsider_mu(line, relation) for line in metrics],
+        unit=plan.unit,
+        relation=relation,
         sampling=config.training.sampling,
         clients=config.data.clients,
         participants=config.training.participants,
         delta=plan.delta,
         participations=min(config.most_participations, len(metrics)) if capped else None,
+        alike=config.training.weights == "equal" and _same_noise(plan),
     )
+
+
+def _outsider_mu(line: dict[str, Any], relation: str) -> float:
+    if "mu_outsider" in line:
+        mu = line["mu_outsider"]
+        return math.inf if mu is None else float(mu)
+    # Version 0.1 wrote the deviation of the noise over what a client puts into the sum, which a replacement doubles.
+    multiplier = float(line["noise_multiplier"])
+    return RELATIONS[relation] / multiplier if multiplier else math.inf
+
+
+def _same_noise(plan: Plan) -> bool:
+    """Whether the noise of a sum does not depend on who is in it."""
+    return not (isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple) or plan.groups)
 
 
 def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
@@ -192,10 +225,6 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
         caveats.append(
             f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "
             "anything was sent, for another with more noise. Nothing was charged for that; delta pays for all attempts."
-        )
-    if zeroed := sum(line["zeroed_updates"] for line in metrics):
-        caveats.append(
-            f"{_counted(zeroed, 'update')} {_was(zeroed)} NaN or infinite and {_was(zeroed)} replaced by zero."
         )
     if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
         least = min(balance["least_received"] for balance in unequal)

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan, noise_multiplier
+from niss.accounting import Balance, Ledger, Plan, RoundPlan
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
+from niss.methods import mu_of
 from niss.randomness import SimStream
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
@@ -73,7 +74,7 @@ class Federation:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """What a round left behind; `to_metrics` is its line in metrics.jsonl.
+    """What a round left behind; `to_metrics` is its line in metrics.jsonl, `to_diagnostics` that in diagnostics.jsonl.
 
     number              the round, counted from 1
     weights             of the global model after the round
@@ -87,7 +88,7 @@ class RoundResult:
     predicted_variance  what it should have been
     joint_mu            most that the round cost a client against a server that sees everything
     marginal_mu         most that it cost a client whose upload is looked at alone
-    noise_multiplier    noise in the sum over what one client can put into it: the outsider's view
+    outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     balance             how unequally shares were received, where they were
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
     grid_delta          what rounding and the sampler add to delta
@@ -106,7 +107,7 @@ class RoundResult:
     predicted_variance: float
     joint_mu: float
     marginal_mu: float
-    noise_multiplier: float
+    outsider_mu: float
     balance: Balance | None = None
     attempts: int | None = None
     grid_delta: float | None = None
@@ -120,14 +121,13 @@ class RoundResult:
             "accuracy": None if evaluation is None else evaluation.accuracy,
             "loss": None if evaluation is None else evaluation.loss,
             "participants": self.participants,
-            "zeroed_updates": self.zeroed_updates,
             "dropped": self.dropped,
             "tau2": self.tau2,
             "aggregate_variance": self.noise_variance,
             "aggregate_variance_predicted": self.predicted_variance,
             "mu_joint": self.joint_mu,
             "mu_marginal": self.marginal_mu,
-            "noise_multiplier": self.noise_multiplier,
+            "mu_outsider": self.outsider_mu,
             "balance": None if self.balance is None else asdict(self.balance),
         }
         # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
@@ -136,6 +136,10 @@ class RoundResult:
         if self.public is not None:
             line |= {"attempts": self.attempts, "grid_delta": self.grid_delta, "protocol": self.public}
         return line
+
+    def to_diagnostics(self) -> dict[str, Any]:
+        """What follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
+        return {"round": self.number, "zeroed_updates": self.zeroed_updates}
 
 
 def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> OpenRound:
@@ -262,7 +266,7 @@ class OpenRound:
             predicted_variance=predicted,
             joint_mu=float(joint_mu.max()),
             marginal_mu=float(plan.marginal_mu.max()),
-            noise_multiplier=plan.noise_multiplier(predicted),
+            outsider_mu=plan.outsider_mu(predicted),
             balance=plan.balance(),
         )
         # Those who are left stand for all: dividing by their weight instead is post-processing.
@@ -296,7 +300,7 @@ class OpenRound:
             predicted_variance=predicted,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
-            noise_multiplier=noise_multiplier(predicted, plan.clip / size),
+            outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,
