@@ -18,8 +18,8 @@ from support.protocol_round import Federation
 CASES = [
     ("complete", 12, {}),
     ("complete", 12, {"collusion": 0.2}),
-    ("sparse", 24, {"neighbours": 9.0}),
-    ("sparse, fractional", 24, {"neighbours": 9.5}),
+    ("sparse", 24, {"neighbours": 11.0}),
+    ("sparse, fractional", 24, {"neighbours": 11.5}),
     ("sparse, collusion", 40, {"neighbours": 16.0, "collusion": 0.05}),
 ]
 
@@ -153,7 +153,7 @@ def test_the_grid_is_fine_enough_for_noise_and_update(epsilon: float, coordinate
 LARGE = [
     (size, neighbours, epsilon, participations, mode)
     for size, neighbours in ((10, 9.0), (100, 30.0))
-    for epsilon, participations in ((1.0, 1), (8.0, 1), (3.0, 100), (1.0, 1000))
+    for epsilon, participations in ((1.0, 1), (8.0, 1), (3.0, 100))
     for mode in ("tolerate", "repair")
 ]
 
