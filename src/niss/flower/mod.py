@@ -36,6 +36,7 @@ from niss.flower.state import SELF, StateStore, open_store
 from niss.flower.transport import FloatArray, Model, Reply, Request, Stage, sign_refusal, take_request
 from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
 from niss.protocol import Message as ProtocolMessage
+from niss.redaction import printable
 from niss.tracker.client import TrackerClient
 
 # Flower's own logger, so that its settings decide what is shown.
@@ -101,7 +102,7 @@ class NissMod:
         except Exception as error:
             # Without its own state in order a client cannot even sign that it declines. What is wrong with it, down to
             # the names of its files, is nobody else's business.
-            LOG.warning("niss: %s", error if isinstance(error, NissError) else type(error).__name__)
+            LOG.warning("niss: %s", _shown(error) if isinstance(error, NissError) else type(error).__name__)
             return _decline(message, _OUT_OF_ORDER)
 
     def _train(
@@ -157,7 +158,7 @@ class _Exchange:
         try:
             body = self._answer(model)
         except NissError as error:
-            LOG.warning("niss: declined: %s", error)
+            LOG.warning("niss: declined: %s", _shown(error))
             body = encode(sign_refusal(self._store.identity, self._request.digest, _reason(error)))
             self._store.save()  # The step that the reply names.
         return None if body is None else Reply(body, self._step)
@@ -254,7 +255,7 @@ class _Exchange:
                 tracker.heartbeat()
         except NissError as error:
             # The upload stands; whether this client is seated next time is the tracker's business.
-            LOG.warning("niss: %s", error)
+            LOG.warning("niss: %s", _shown(error))
 
     def _count_step(self) -> None:
         """Count this request; saved by the protocol's client together with what it does."""
@@ -295,6 +296,11 @@ def _only_arrays(content: RecordDict) -> ArrayRecord:
     return records[0]
 
 
+def _shown(error: NissError) -> str:
+    """An error as this node's own log has it; parts of it may be words of the server."""
+    return printable(error.message) + ("" if error.hint is None else f" ({printable(error.hint)})")
+
+
 def _reason(error: NissError) -> str:
     """What a server is told: what it did wrong itself, but not what a node's files or books look like."""
     return error.message if isinstance(error, ProtocolError) else _NOT_ALLOWED
@@ -302,7 +308,7 @@ def _reason(error: NissError) -> str:
 
 def _decline(message: Message, reason: str) -> Message:
     """An error in Flower's terms, unsigned: there is no identity yet to sign with, or no run to refuse."""
-    LOG.warning("niss: declined: %s", reason)
+    LOG.warning("niss: declined: %s", printable(reason))
     return Message(Error(REFUSED, f"niss: {reason}"), reply_to=message)
 
 
