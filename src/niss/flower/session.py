@@ -55,6 +55,7 @@ from niss.tracker.client import TrackerClient
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
+LIED = "what it revealed in the repair, or committed to, is proven false"
 
 
 class Relay:
@@ -194,7 +195,7 @@ class Round:
     agreed          participants, terms, beacon and the graph that follows from them
     nodes           Flower's ids of the participants, by seat
     lost            by node: why its upload is missing
-    unhelpful       by node: why its part in the repair is missing
+    unhelpful       by node: why its part in the repair is missing, or does not count
     refused         by node that declined under its signature, and so uploaded nothing: why
     bytes_uploaded  size of all uploads that were accepted
     """
@@ -424,9 +425,16 @@ class Session:
         return {node: self._request(node, Stage.REQUEST, body) for node, body in by_node.items()}
 
     def finish(self) -> tuple[Round, Outcome]:
-        """End the round under way; returns it with the sum and what is left in it."""
+        """End the round under way; returns it with the sum and what is left in it.
+
+        Whoever is proven to have lied in the repair is left out from here on.
+        """
         current, self.round = self._current, None
-        return current, self._server.finish()
+        outcome = self._server.finish()
+        for node in (current.nodes[seat] for seat in outcome.liars):
+            current.unhelpful[node] = LIED
+            self.leave_out(node, LIED)
+        return current, outcome
 
     @property
     def _current(self) -> Round:

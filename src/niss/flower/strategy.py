@@ -305,7 +305,7 @@ class NissStrategy(Strategy):
         return Message(content, reply_to=self._sent[0])
 
     def _log(self, report: RoundReport) -> None:
-        """One line for the round, and one for each upload that is not in the sum."""
+        """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
         LOG.info(
             "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
             report.survivors,
@@ -314,6 +314,8 @@ class NissStrategy(Strategy):
         )
         for node, why in report.lost.items():
             LOG.info("niss: \t> node %s: %s", node, why)
+        for problem in report.problems:
+            LOG.warning("niss: \t> %s", problem)
 
     def _conclude(self, result: Result) -> None:
         """Log the statement and write the report, unless the run failed before it began."""
