@@ -153,9 +153,7 @@ def lie_in_repair(grid: FakeGrid) -> None:
     grid.mangle = swap
 
 
-def test_a_liar_in_the_repair_is_named_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_liar_in_the_repair_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid(NODES)
     with_folders(grid, tmp_path)
     lie_in_repair(grid)

@@ -26,6 +26,7 @@ from pathlib import Path
 from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.declines import Declines
+from niss.flower.metrics import NO_METRICS, NoisyMetrics
 from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
 from niss.protocol import (
@@ -228,6 +229,7 @@ class Session:
         participants: int,
         coalition: Coalition | None,
         assess: Callable[[Agreed, int], float],
+        metrics: NoisyMetrics = NO_METRICS,
     ) -> None:
         """Start a run and sign its proposal.
 
@@ -239,6 +241,7 @@ class Session:
         participants  fewest participants of a round
         coalition     the identities that may join; None: anyone
         assess        (round, colluders) -> the worst mu of any client in it
+        metrics       what travels inside the uploads beside the updates
         """
         self._assess = assess
         self._identity, self._server, self._coordinator = identity, Server(identity), coordinator
@@ -254,6 +257,7 @@ class Session:
             participants=participants,
             prekeys=PREKEYS,
             tracker=coordinator.address,
+            metrics=metrics,
         )
         self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
@@ -325,7 +329,7 @@ class Session:
         ]
 
     def open(self, number: int, nodes: list[int], coordinates: int) -> dict[int, Request]:
-        """Open a round on updates of so many coordinates; one request for each participant.
+        """Open a round on models of so many coordinates; one request for each participant.
 
         Raises `ProtocolError` where there are too few nodes, or the tracker is away, and `PrivacyError` where no graph
         that was drawn keeps the plan's promise. Nobody has been asked anything then.
@@ -340,7 +344,7 @@ class Session:
             self.proposal.plan,
             number,
             seat=lambda attempt: coordinator.seat(number, attempt, tuple(node_of), fewest),
-            terms=lambda people: self._terms_for(people, coordinates),
+            terms=lambda people: self._terms_for(people, coordinates + len(self.proposal.metrics)),
             release=lambda attempt, commitment: coordinator.beacon(number, attempt, commitment),
             assess=self._assess,
             allowed=self._allowed,
