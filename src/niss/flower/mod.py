@@ -4,7 +4,7 @@
 
 It must be the first mod, so that no other one sees the update on its way out. Whatever is not a round of NISS does not
 reach the app: `evaluate` at weights of the server's choice gives a gradient by differences, and so does any other door.
-`NissMod(allow=("evaluate",))` opens one knowingly.
+`NissMod(allow=("evaluate",))` opens one knowingly; `NissMod(metrics=...)` sends metrics inside the upload instead.
 
 What happens to a round: `take_request` takes our record out of the message, and the protocol's `Client` checks
 signature, run, round and budget, remembers the round and charges the ledger. Only then the app trains, and the
@@ -46,6 +46,7 @@ LOG = logging.getLogger("flwr")
 REFUSED = 901
 
 Metrics = Mapping[str, object]
+"""What an app reported, by name; nothing says yet that it is a number."""
 
 _DOORS = ("evaluate", "query")
 """What may be opened; `train` never is, and message types of Flower's past are not known to any app that has a mod."""
@@ -63,7 +64,7 @@ class NissMod:
                    and charged with it (`niss.flower.metrics`); a run that wants others, or other ranges, is declined
     clear_metrics  names of metrics of `train` that are sent as they are, without any protection; no others are sent
 
-    Raises `ConfigError` for a name that cannot be allowed, or a range that is none.
+    Raises `ConfigError` for a name that cannot be allowed, and for a range that is empty or not finite.
     """
 
     def __init__(
@@ -115,8 +116,9 @@ class NissMod:
     def _train(
         self, model: Model, message: Message, context: Context, call_next: ClientAppCallable
     ) -> tuple[FloatArray, Metrics, MetricRecord | None]:
-        """The app's bare update and metrics, which do not leave this process, and what may; zeros and no metrics
-        whatever goes wrong.
+        """The app's bare update and metrics, which do not leave this process, and what may leave it in the clear.
+
+        Whatever goes wrong, zeros and no metrics.
         """
         try:
             trained = call_next(message, context).content  # An error in place of content raises.
