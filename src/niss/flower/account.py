@@ -171,6 +171,9 @@ class Account:
         caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
+        if inside := session.proposal.metrics.names:
+            names = ", ".join(inside)
+            caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
         if self.evaluations:
             caveats.append("Metrics of `evaluate` travel in the clear and are not counted here.")
         if self.clear_metrics:
