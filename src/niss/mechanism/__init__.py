@@ -4,7 +4,6 @@
 """
 
 from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_finite
-from niss.mechanism.correlated import RoundNoise, banded_root, carried_chain
 from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
 from niss.mechanism.grid import Grid, centred, discretisation_delta
 from niss.mechanism.sampled import poisson_epsilon, poisson_multiplier
@@ -25,12 +24,9 @@ __all__ = [
     "Distortion",
     "Edges",
     "Grid",
-    "RoundNoise",
     "add_gaussian",
     "add_shares",
     "aggregate_variance",
-    "banded_root",
-    "carried_chain",
     "centred",
     "clip_elements",
     "clip_l2",

@@ -31,18 +31,28 @@ FloatArray = NDArray[np.float64]
 
 
 class RoundNoise(ABC):
-    """The law of the noises of all rounds, up to their scale."""
+    """The law of the noises of all rounds, up to their scale, for clients that rest between participations.
+
+    rounds          of the whole run
+    separation      a client that takes part in round t stays out until round t + separation
+    participations  the most of one client; None: as many as there is room for
+    """
 
     rounds: int
+    separation: int
+    participations: int | None
 
     @abstractmethod
     def charge(self, number: int) -> float:
         """What a participation in round `number` (from 0) adds to `mu^2`, at sensitivity 1 and scale 1."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def per_participation(self) -> float:
         """The most that all participations of a client cost, over the number of them."""
+        most = self.participations or math.ceil(self.rounds / self.separation)
+        cohorts = range(min(self.separation, self.rounds))
+        patterns = [range(self.rounds)[first :: self.separation][:most] for first in cohorts]
+        return max(math.fsum(map(self.charge, pattern)) for pattern in patterns) / most
 
     @abstractmethod
     def round_variance(self, number: int) -> float:
@@ -71,10 +81,17 @@ class RoundNoise(ABC):
 
 @dataclass(frozen=True)
 class BandedRoot(RoundNoise):
-    """The banded square root; for participations that are at least `bands` rounds apart."""
+    """The banded square root; for participations that are at least `separation` rounds apart.
 
-    bands: int
+    bands  at most the separation
+
+    Later columns are shorter, so no pattern costs more than one that begins at once and rests no longer than it must.
+    """
+
     rounds: int
+    separation: int
+    bands: int
+    participations: int | None = None
 
     @cached_property
     def coefficients(self) -> FloatArray:
@@ -97,10 +114,6 @@ class BandedRoot(RoundNoise):
         self._known_round(number)
         return float(np.sum(self.coefficients[: self.rounds - number] ** 2))
 
-    @property
-    def per_participation(self) -> float:
-        return float(np.sum(self.coefficients**2))
-
     def round_variance(self, number: int) -> float:
         self._known_round(number)
         return float(np.sum(self.inverse[: number + 1] ** 2))
@@ -120,6 +133,7 @@ class CarriedChain(RoundNoise):
     rounds: int
     separation: int
     ratio: float
+    participations: int | None = None
 
     @cached_property
     def covariance(self) -> FloatArray:
@@ -139,12 +153,6 @@ class CarriedChain(RoundNoise):
         row = self._precision[number]
         return float(row[number] + 2.0 * row[earlier].sum())
 
-    @cached_property
-    def per_participation(self) -> float:
-        cohorts = range(min(self.separation, self.rounds))
-        totals = [self._precision[i :: self.separation, i :: self.separation].sum() for i in cohorts]
-        return float(max(totals)) / math.ceil(self.rounds / self.separation)
-
     def round_variance(self, number: int) -> float:
         self._known_round(number)
         return float(self.covariance[number, number])
@@ -157,23 +165,27 @@ class CarriedChain(RoundNoise):
 
 
 @lru_cache(maxsize=64)
-def banded_root(bands: int, rounds: int) -> BandedRoot:
-    """The banded square root, made once."""
-    return BandedRoot(bands, rounds)
+def banded_root(
+    rounds: int, separation: int, bands: int | None = None, participations: int | None = None
+) -> BandedRoot:
+    """The square root with that many bands; None: as many as the separation allows."""
+    return BandedRoot(rounds, separation, bands or separation, participations)
 
 
 @lru_cache(maxsize=64)
-def carried_chain(rounds: int, separation: int, ratio: float | None = None) -> CarriedChain:
+def carried_chain(
+    rounds: int, separation: int, ratio: float | None = None, participations: int | None = None
+) -> CarriedChain:
     """The chain with that ratio of carried to staying variance; None: the one that leaves least noise on average."""
     if ratio is not None:
-        return CarriedChain(rounds, separation, ratio)
+        return CarriedChain(rounds, separation, ratio, participations)
     if separation == 1 or rounds == 1:
-        return CarriedChain(rounds, separation, 0.0)
+        return CarriedChain(rounds, separation, 0.0, participations)
 
     def noise(log_ratio: float) -> float:
-        return CarriedChain(rounds, separation, math.exp(log_ratio)).ratio_to_independent[0]
+        chain = CarriedChain(rounds, separation, math.exp(log_ratio), participations)
+        return chain.ratio_to_independent[0]
 
-    found = minimize_scalar(
-        noise, bounds=(-4.0, 2.0 * math.log(rounds)), method="bounded", options={"xatol": 1e-4}
-    )
-    return CarriedChain(rounds, separation, math.exp(float(found.x)))
+    highest = 2.0 * math.log(rounds)
+    found = minimize_scalar(noise, bounds=(-4.0, highest), method="bounded", options={"xatol": 1e-4})
+    return CarriedChain(rounds, separation, math.exp(float(found.x)), participations)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niss.errors import ConfigError
-from niss.mechanism import RoundNoise, add_gaussian, banded_root, carried_chain
+from niss.mechanism import add_gaussian
+from niss.mechanism.correlated import BandedRoot, CarriedChain, RoundNoise, banded_root, carried_chain
 from niss.methods.base import FloatArray, IntArray, NoiseHistory
 from niss.methods.central_dp import CentralDp
 from niss.randomness import SimStream
@@ -99,8 +100,8 @@ class CentralMf(CorrelatedServer):
     """`C n = z` with the banded square root C of the matrix of prefix sums (DP-FTRL, BandMF).
 
     `n_t = z_t - sum_{j=1}^{b-1} c_j n_{t-j}`, `c_j` the coefficients of `(1 - x)^(-1/2)`: the last b - 1 noises are all
-    that is remembered. With participations at least b rounds apart, columns of C do not overlap, and k of them cost
-    `k ||c||^2`, exactly; the last of a run cost less, since the run cuts their columns short.
+    that is remembered. With participations at least b rounds apart, columns of C do not overlap, and each costs the
+    squared norm of its column, exactly; the last of a run cost less, since the run cuts their columns short.
 
     bands  b; at most the separation of the run, which is the default
 
@@ -120,13 +121,11 @@ class CentralMf(CorrelatedServer):
                 hint="use at most as many bands as rounds between two participations, or let clients rest longer",
             )
 
-    def noise(self, plan: Plan) -> RoundNoise:
-        return banded_root(plan.bands or plan.separation, plan.planned_rounds)
+    def noise(self, plan: Plan) -> BandedRoot:
+        return banded_root(plan.planned_rounds, plan.separation, plan.bands, plan.participations)
 
     def unit_noise(self, size: int, round_plan: RoundPlan, history: NoiseHistory) -> FloatArray:
-        plan, number = round_plan.plan, round_plan.number
-        c = banded_root(plan.bands or plan.separation, plan.planned_rounds).coefficients
-        kept = history.kept
+        number, kept, c = round_plan.number, history.kept, self.noise(round_plan.plan).coefficients
         if number in kept:
             return kept[number]
         start = number
@@ -156,17 +155,19 @@ class CentralCarried(CorrelatedServer):
     settings = frozenset(("carried_to_residual",))
     samplings = ("cyclic",)
 
-    def noise(self, plan: Plan) -> RoundNoise:
-        return carried_chain(plan.planned_rounds, plan.separation, plan.carried_to_residual)
+    def noise(self, plan: Plan) -> CarriedChain:
+        return carried_chain(
+            plan.planned_rounds, plan.separation, plan.carried_to_residual, plan.participations
+        )
 
     def unit_noise(self, size: int, round_plan: RoundPlan, history: NoiseHistory) -> FloatArray:
         plan, number = round_plan.plan, round_plan.number
-        ratio = carried_chain(plan.planned_rounds, plan.separation, plan.carried_to_residual).ratio
+        carried = np.sqrt(self.noise(plan).ratio)
         noise = _standard_normal(size, history.stream_of(number).child("server"))
         if number + 1 < plan.planned_rounds:
-            noise += np.sqrt(ratio) * _standard_normal(size, history.stream_of(number).child("carried"))
+            noise += carried * _standard_normal(size, history.stream_of(number).child("carried"))
         if number:
-            noise -= np.sqrt(ratio) * _standard_normal(size, history.stream_of(number - 1).child("carried"))
+            noise -= carried * _standard_normal(size, history.stream_of(number - 1).child("carried"))
         return noise
 
     def epsilon_holds_for(self, plan: Plan) -> str:
