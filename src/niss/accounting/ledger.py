@@ -43,7 +43,7 @@ class Ledger:
     marginal_squared: FloatArray
     participations: NDArray[np.int64]
     budget: FloatArray | None = None
-    history: list[NDArray[np.int64]] = field(default_factory=list)
+    history: list[NDArray[np.int64]] = field(default_factory=list, kw_only=True)
 
     @classmethod
     def empty(cls, clients: int, budget: FloatArray | None = None) -> Ledger:

@@ -144,7 +144,7 @@ class CarriedChain(RoundNoise):
 
     @cached_property
     def _precision(self) -> FloatArray:
-        return np.linalg.inv(self.covariance)
+        return np.asarray(np.linalg.inv(self.covariance), dtype=np.float64)
 
     def charge(self, number: int) -> float:
         """`1'G[P + t]1 - 1'G[P]1`, P the earlier rounds of the same cohort."""

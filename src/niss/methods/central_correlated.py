@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -52,14 +53,14 @@ class CorrelatedServer(CentralDp):
     ) -> None:
         if history is None:
             history = NoiseHistory(lambda number: stream.child("round", number))
-        total += np.sqrt(self._scale2(round_plan)) * self.unit_noise(total.size, round_plan, history)
+        total += math.sqrt(self._scale2(round_plan)) * self.unit_noise(total.size, round_plan, history)
 
     def _scale2(self, round_plan: RoundPlan) -> float:
         return float(round_plan.own_variance.max()) * self.noise(round_plan.plan).per_participation
 
     def planned_mu(self, plan: Plan, participants: IntArray, number: int) -> FloatArray:
         noise = self.noise(plan)
-        return plan.round_mu(participants) * np.sqrt(noise.charge(number) / noise.per_participation)
+        return plan.round_mu(participants) * math.sqrt(noise.charge(number) / noise.per_participation)
 
     def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
         """What independent noise of the same cost would have had; the participations before are paid for."""
@@ -162,7 +163,7 @@ class CentralCarried(CorrelatedServer):
 
     def unit_noise(self, size: int, round_plan: RoundPlan, history: NoiseHistory) -> FloatArray:
         plan, number = round_plan.plan, round_plan.number
-        carried = np.sqrt(self.noise(plan).ratio)
+        carried = math.sqrt(self.noise(plan).ratio)
         noise = _standard_normal(size, history.stream_of(number).child("server"))
         if number + 1 < plan.planned_rounds:
             noise += carried * _standard_normal(size, history.stream_of(number).child("carried"))

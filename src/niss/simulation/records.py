@@ -191,7 +191,7 @@ def recorded(
             delta_failure=plan.delta - plan.gaussian_delta,
         )
     with file:
-        yield RecordedLedger(*spent, history, file=file, rounds=rounds, basis=charge_basis(plan))
+        yield RecordedLedger(*spent, history=history, file=file, rounds=rounds, basis=charge_basis(plan))
 
 
 def charge_basis(plan: Plan) -> dict[str, Any]:
