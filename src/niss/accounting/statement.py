@@ -132,7 +132,8 @@ def make_statement(
     )
     if (whole := plan.kind.epsilon_of_run(plan, noise_multipliers)) is not None and noise_multipliers:
         notes = (*_known_participants(plan, clients), *notes)
-        clients = tuple(replace(client, mu_joint=None, epsilon_joint=whole) for client in clients)
+        known = whole if math.isfinite(whole) else None
+        clients = tuple(replace(client, mu_joint=None, epsilon_joint=known) for client in clients)
     taken = [client for client in clients if client.participations]
     joint = _worst([client.epsilon_joint for client in taken])
     marginal = _worst([client.epsilon_marginal for client in taken])

@@ -266,8 +266,9 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
         for line in result.summary.get("methods", [result.summary]):
             method = METHODS.get(line["method"])
             if method is not None and method.trusts_server:
+                secret = ", and that nobody learns who took part" if method.secret_draw else ""
                 print_sentence(
-                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update."
+                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update{secret}."
                 )
     try:
         with optional_packages():

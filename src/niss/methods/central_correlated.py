@@ -161,6 +161,12 @@ class CentralCarried(CorrelatedServer):
             plan.planned_rounds, plan.separation, plan.carried_to_residual, plan.participations
         )
 
+    def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
+        """As planned, also for a client that another makes noise for: with cross terms, a charge for what it weighs now
+        would be too small where it weighed more in a round before."""
+        noise = self.noise(round_plan.plan)
+        return round_plan.own_variance * (noise.per_participation / noise.charge(round_plan.number))
+
     def unit_noise(self, size: int, round_plan: RoundPlan, history: NoiseHistory) -> FloatArray:
         plan, number = round_plan.plan, round_plan.number
         carried = math.sqrt(self.noise(plan).ratio)

@@ -50,3 +50,6 @@ class CentralDp(Method):
 
     def adversary(self, plan: Plan) -> str:
         return "anyone who sees the released models; the server sees every bare update and is trusted"
+
+    def why_no_guarantee(self, plan: Plan) -> str:
+        return "The released sums carry no noise."

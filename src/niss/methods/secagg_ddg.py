@@ -93,6 +93,9 @@ class SecAggDdg(Method):
             helpers = f"up to {plan.colluders} participants of a round tell it all they know"
         return f"a server that sees the sum of a round's uploads and no single one; {helpers}"
 
+    def why_no_guarantee(self, plan: Plan) -> str:  # noqa: ARG002
+        return "The sums of the honest clients carry no noise."
+
     def caveats(self, plan: Plan) -> tuple[str, ...]:
         needed = "all participants upload" if plan.threshold is None else f"at least {plan.threshold} upload"
         return (

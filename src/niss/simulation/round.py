@@ -180,8 +180,9 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
     if nobody:
         participants = everyone[:1]
     elif participants.size < 2 and not plan.kind.secret_draw:
+        few = "were drawn" if sampling == "poisson" else "have budget left"
         raise PrivacyError(
-            f"round {number + 1}: only {participants.size} clients have budget left",
+            f"round {number + 1}: only {participants.size} clients {few}",
             hint="use fewer rounds, a larger epsilon or a higher privacy.participations",
         )
 
