@@ -82,7 +82,7 @@ def test_a_sum_of_discrete_gaussians_is_as_close_to_one_as_the_bound_says(
     assert 0.0 < gap <= tau
     found = discrete_mu(clients=clients, sensitivity=1.0, deviation=deviation, coordinates=4, step=1.0)
     gaussian = (1.0 + 2.0) / (math.sqrt(clients) * deviation)
-    assert found == pytest.approx(min(math.sqrt(gaussian**2 + 2 * tau), gaussian + 2 * tau), rel=1e-12)
+    assert found == pytest.approx(min(math.sqrt(gaussian**2 + 8 * tau), gaussian + 2 * tau), rel=1e-12)
 
 
 def test_a_deviation_below_half_a_step_has_no_bound() -> None:
