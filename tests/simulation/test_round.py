@@ -221,7 +221,7 @@ def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders
 
 
 def test_declared_sizes_weight_the_clients_and_are_capped():
-    from niss.simulation.round import aggregation_weights
+    from niss.simulation.sampling import aggregation_weights
 
     sizes = np.array([10, 20, 100])
     assert aggregation_weights(sizes, rule="equal", cap=None) == pytest.approx([1 / 3] * 3)
