@@ -54,6 +54,8 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
+    rounds          rounds of all beacon chains among which a server could choose; None: the participations. Each of
+                    their graphs may fail the bound, shown or not
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -80,6 +82,7 @@ class Plan:
     revealed: int = 0
     dropped: int = 0
     attempts: int = 1
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -100,9 +103,10 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in ("attempts", "participations"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, field)}", field=field)
+        for field in ("attempts", "participations", "rounds"):
+            value = getattr(self, field)
+            if value is not None and not value >= 1:
+                raise ConfigError(f"must be at least 1, not {value}", field=field)
         if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
@@ -163,7 +167,7 @@ class Plan:
         """
         shared = self.kind.shares_noise and self.colluders > 0
         everywhere = self.graph in ("complete", "coalition") or not shared
-        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / (self.participations * self.attempts)
+        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self._graphs
         return Corruption(
             colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
         )
@@ -171,7 +175,12 @@ class Plan:
     @property
     def gaussian_delta(self) -> float:
         """What is left of delta for the noise, once the failures of the collusion bound are paid for."""
-        return self.delta - self.participations * self.attempts * self.corruption.failure
+        return self.delta - self._graphs * self.corruption.failure
+
+    @property
+    def _graphs(self) -> int:
+        """How many graphs may be drawn of which a server can show a client the one it likes."""
+        return max(self.participations, self.rounds or 1) * self.attempts
 
     def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
         """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm.

@@ -364,6 +364,11 @@ class PrekeyStore(Secret):
         self._next += count
         return tuple(signed)
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next prekey to be made; all earlier ones are below it."""
+        return self._next
+
     def private(self, id: int) -> SecretBytes:
         """The private half; one erased or never made is a `LocalProtocolError`."""
         if id not in self._privates:
