@@ -48,6 +48,7 @@ class Options:
     identity          the tracker's key file; None: the one beside the SQLite file
     tls_cert          with `tls_key`, PEM files to serve TLS with; None: plain HTTP
     external_beacon   the address of the tracker that holds the chains, `external_ca` its authority; None: this one
+    holder_only       whether it only holds chains, for the tracker that `server` is the key of
     admit             a coalition file: only its members may register
     coalitions        coalition files by name: only their members may join
     settings          rates, sizes and times
@@ -63,6 +64,7 @@ class Options:
     tls_key: Path | None = None
     external_beacon: str | None = None
     external_ca: Path | None = None
+    holder_only: bool = False
     admit: Path | None = None
     coalitions: dict[str, Path] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
@@ -91,6 +93,7 @@ def serve(options: Options) -> None:
             holder=holder,
             admitted=None if options.admit is None else load_coalition(options.admit),
             coalitions={name: load_coalition(path) for name, path in options.coalitions.items()},
+            lists=not options.holder_only,
         )
         config = _config(options, tracker)
         listening = _listen(options)
