@@ -351,7 +351,7 @@ def test_a_client_that_leaves_while_its_keys_are_deposited_stays_away(
         pytest.skip("a transaction of SQLite lets nobody in")
     store, other = open_again(), open_again()
     one = member(0)
-    enrol(store, [one])
+    enrol(store, [one], prekeys=0)
     sort = store._sort_batch
 
     def interrupted(*batch: object) -> object:

@@ -1,7 +1,7 @@
 """The shared store: one Redis server, for several tracker processes.
 
 Whatever hangs together is a single Lua script, which Redis runs in one piece between other requests: seatings,
-releases, the start of a run, new prekeys, the change of a coalition. Leaving is an optimistic transaction (WATCH, MULTI,
+releases, the start of a run, new prekeys, a change of coalition. Leaving is an optimistic transaction (WATCH, MULTI,
 EXEC): where another process touched the same keys in between, nothing is written and the change is computed anew. So
 two processes cannot hand out one prekey or let out one link for two commitments. Redis must write its log before it
 answers (`appendfsync always`) and must not evict; `connect` refuses one that does otherwise.
