@@ -26,6 +26,8 @@ from niss.protocol import LINKS_PER_ROUND, MODES, Policy, load_coalition
 
 MOST_ROUNDS = 100_000
 """Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
+STRONGEST = 1_000_000
+"""Largest kappa: beside shares much stronger than that, floats no longer tell exactly how much noise is left."""
 PREFIX = "niss-"
 """What the names of limits start with in a node's configuration."""
 
@@ -148,7 +150,7 @@ class Limits:
                     hint=f"compare its key with the node's {PREFIX}{name}",
                 )
         self._check_tracker(proposal.tracker)
-        _check_counts(plan)
+        _check_ranges(plan)
         if self.epsilon is not None and not plan.calibrated:
             raise RemoteProtocolError(
                 "a plan that sets tau2 itself promises nothing, but this node requires an epsilon"
@@ -255,15 +257,18 @@ class Limits:
         return Budget(gdp_mu(self.epsilon, self.delta * (1.0 - failing)), self.delta, failing * self.delta)
 
 
-def _check_counts(plan: Plan) -> None:
-    """Refuse rounds, participations and attempts beyond what a chain of links, or anybody's patience, has room for."""
-    most = {"participations": MOST_ROUNDS, "rounds": MOST_ROUNDS, "attempts": LINKS_PER_ROUND}
+def _check_ranges(plan: Plan) -> None:
+    """Refuse rounds and attempts beyond what a chain of links has room for, and shares too strong to reckon with."""
+    most = {
+        "participations": MOST_ROUNDS,
+        "rounds": MOST_ROUNDS,
+        "attempts": LINKS_PER_ROUND,
+        "kappa": STRONGEST,
+    }
     for name, limit in most.items():
         proposed = getattr(plan, name)
         if proposed is not None and proposed > limit:
-            raise RemoteProtocolError(
-                f"{name} = {proposed:.3g} is proposed, but at most {limit} are possible"
-            )
+            raise RemoteProtocolError(f"{name} = {proposed:.3g} is proposed, but at most {limit} is possible")
 
 
 def _is_https(address: str) -> bool:
