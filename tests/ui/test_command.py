@@ -54,7 +54,7 @@ def test_a_connection_that_brings_no_whole_request_is_closed(tmp_path: Path) -> 
     try:
         assert process.stdout is not None
         place = urllib.parse.urlsplit(process.stdout.readline().strip())
-        with socket.create_connection((place.hostname, place.port), timeout=20) as half_open:
+        with socket.create_connection((place.hostname, place.port), timeout=60) as half_open:
             half_open.sendall(b"GET / HT")
             with contextlib.suppress(ConnectionResetError):
                 assert half_open.recv(4096) == b""
