@@ -56,8 +56,9 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
-    rounds          rounds of the whole run: among them a server could choose those of a client, and some methods plan
-                    their noise for all of them; None: `participations` times `separation`
+    rounds          rounds of the whole run, for which some methods plan their noise, and of all beacon chains among
+                    which a server could choose: each of their graphs may fail the bound, shown or not; None:
+                    `participations` times `separation`
     separation      a client that takes part in round t stays out until round t + separation
     sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
     threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
@@ -118,7 +119,7 @@ class Plan:
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
         for field in ("attempts", "participations", "rounds", "separation", "threshold", "bands"):
             value = getattr(self, field)
-            if value is not None and value < 1:
+            if value is not None and not value >= 1:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ConfigError(

@@ -15,10 +15,17 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from niss.accounting.discretisation import Draws, Promise, check_discretisation, is_wide_enough
+from niss.accounting.discretisation import (
+    Draws,
+    Promise,
+    check_discretisation,
+    is_wide_enough,
+    round_grid_delta,
+)
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
@@ -329,18 +336,23 @@ def upload_mu(terms: Terms, participants: int, relation: str) -> float:
     return float(mu)
 
 
-def charge_to(ledger: ChargeableLedger, client: str, *, relation: str) -> Callable[[Agreed, float], None]:
+def charge_to(
+    ledger: ChargeableLedger, client: str, *, relation: str, promise: Promise | None = None
+) -> Callable[[Agreed, float], None]:
     """A function (round, mu of the joint view) that charges one client's ledger before it uploads, or refuses.
 
     ledger    where to: a `LedgerFile`, or whatever charges like one
     client    under which name
     relation  neighbouring updates, as in the client's `Assessor`
+    promise   to the client: says what the grid costs, which goes into the basis of the charge
     """
 
     def charge(agreed: Agreed, mu: float) -> None:
         terms = agreed.terms
         marginal = upload_mu(terms, len(agreed.participants), relation)
-        basis = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
+        basis: dict[str, Any] = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
+        if promise is not None and math.isfinite(mu):
+            basis["grid_delta"] = round_grid_delta(agreed, promise)
         ledger.charge(terms.round, terms.attempt, {client: (mu, marginal)}, basis)
 
     return charge

@@ -35,7 +35,6 @@ from niss.methods.niss import (
     marginal_variance,
     too_sparse,
 )
-from niss.methods.niss import Niss, draw_graph, marginal_mu, marginal_variance
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 
 METHODS: dict[str, Method] = {

@@ -63,6 +63,7 @@ class Policy:
 
     participants    fewest participants of a round
     colluders       how many of them it assumes to help the server
+    rounds          rounds of the beacon chain: none from this number on is answered; None: as many as a chain has
     attempts        how often a round may be tried
     mu              most it spends on one round
     clip            largest clip it accepts
@@ -71,6 +72,8 @@ class Policy:
     modes           how dropouts may be handled
     server, holder  identities of the server and of the beacon's holder
     anchor          the end of the beacon chain
+    first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
+                    run: a graph drawn with one of them may have been looked at before it was asked
     trusted         identities it shares noise with; None: anyone with a valid signature
     """
 
@@ -85,6 +88,8 @@ class Policy:
     modes: tuple[str, ...] = MODES
     trusted: frozenset[bytes] | None = None
     strength: float | None = None
+    rounds: int | None = None
+    first_prekey: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,11 @@ class Client:
     def public(self) -> bytes:
         """The public half of the identity."""
         return self._identity.public
+
+    @property
+    def next_prekey(self) -> int:
+        """The number that the next prekey to be made will have."""
+        return self._prekeys.next_number
 
     def enrol(self, count: int, entropy: Entropy) -> tuple[Prekey, ...]:
         """`count` fresh signed prekeys to hand to the tracker or the server; of older ones the newest are kept."""
@@ -269,13 +279,18 @@ class Client:
     def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
         """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
 
-        Signature, replay of an attempt, too many attempts, mode, clip, number of participants, the list of them, the
-        beacon, terms that cannot be carried out, a grid on which the sum wraps.
+        Signature, replay of an attempt, too many rounds or attempts, mode, clip, number of participants, the list of
+        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps.
         """
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
         if self._memory.answered(terms.run, terms.round, terms.attempt):
             raise RemoteProtocolError(f"round {terms.round}, attempt {terms.attempt} was answered before")
+        if policy.rounds is not None and terms.round >= policy.rounds:
+            raise RemoteProtocolError(
+                f"round {terms.round} of a run that has {policy.rounds}, counted from 0",
+                hint="start a new run",
+            )
         if terms.attempt >= policy.attempts:
             raise RemoteProtocolError(
                 f"attempt {terms.attempt} of a round; this client allows only {policy.attempts}, counted from 0"
@@ -338,6 +353,10 @@ class Client:
                 raise RemoteProtocolError("a participant is not among the identities this client trusts")
         seat = identities.index(self.public)
         number, current = opened.participants[seat].prekey.number, self._memory.current
+        if number < self.policy.first_prekey:
+            raise RemoteProtocolError(
+                "this client is listed with a prekey that it made before it joined the run"
+            )
         if number not in self._prekeys or (current is not None and current.prekey == number):
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
         return seat

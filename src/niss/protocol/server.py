@@ -103,6 +103,10 @@ class _Round:
         self.note(f"seat {seat} {what}; left out")
 
 
+# Fewer uploads than that are no sum.
+_LEAST_SUMMED = 2
+
+
 class Server:
     """The server of a run, round after round; `identity` signs what it sends.
 
@@ -217,10 +221,17 @@ class Server:
 
         The sum of the survivors' vectors, modulo 2^modulus_bits, less the shares between survivors and dropped
         clients whose seeds were revealed, less the self-masks that could be rebuilt; then nearest to zero, as floats.
+
+        A single upload is not summed: its survivors are none. Its noise would protect it as before, but what is
+        promised to be a sum would be one client's update, passed on to whoever is given the model.
         """
         current, following = self._step("finish")
         agreed, terms = current.agreed, current.agreed.terms
         survivors = current.survivors or tuple(sorted(current.uploads))
+        if len(survivors) < _LEAST_SUMMED:
+            if survivors:
+                current.note(f"{_named(list(survivors))} alone uploaded; the sum would have been that upload")
+            survivors = ()
         vectors = (current.uploads[seat].vector for seat in survivors)
         total = sum_packed(vectors, terms.coordinates, terms.modulus_bits)
         dropped = tuple(sorted(set(range(len(agreed.participants))) - set(survivors)))
