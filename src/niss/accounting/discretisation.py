@@ -141,7 +141,7 @@ def grid_delta(plan: Plan, terms: Terms, participants: int) -> float:
 
 
 def round_grid_delta(agreed: Agreed, promise: Promise) -> float:
-    """What grid and sampler add to delta in this one round, on the graph that was drawn: what a client charges for it."""
+    """What grid and sampler add to delta in this one round, on the graph that was drawn: a client charges it."""
     return _draws(agreed).delta(replace(promise, rounds=1))
 
 
