@@ -140,6 +140,22 @@ def test_conjugate_gradients_bound_from_above(case):
         assert value <= bounded[client] * (1 + 1e-13) <= value * (1 + 1e-8)
 
 
+@settings(max_examples=40, deadline=None)
+@given(trainings())
+def test_a_poor_solution_is_still_bounded(case):
+    exact = run_mu2(case.run, case.known, sensitivity=case.sensitivity)
+
+    def careless(matrix: Any, move: FloatArray, **_: Any) -> tuple[FloatArray, int]:
+        return 0.8 * move / matrix.diagonal(), 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carried_view, "DENSE_VERTICES", 0)
+        patch.setattr(carried_view, "cg", careless)
+        bounded = run_mu2(case.run, case.known, sensitivity=case.sensitivity)
+    for client, value in exact.items():
+        assert value <= bounded[client] * (1 + 1e-13)
+
+
 @settings(max_examples=60, deadline=None)
 @given(trainings(), st.integers(0, 6))
 def test_more_colluders_reveals_and_uploads_never_protect(case, more):
@@ -273,6 +289,29 @@ def test_sparse_floors_are_never_below_the_truth(share, spatial):
         assert claim <= 1.25 * worst
         without = max(float(floors[-1].matrix[np.ix_(p, p)].sum()) for p in offsets)
         assert claim < 0.7 * without
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.001, 3.0), st.floats(0.1, 20.0))
+def test_unequal_carried_weights_are_never_flattered(seed, spatial, carried):
+    """Few and unequal carried edges: most clients have none, and the bound must not spread what the others have."""
+    rng = np.random.default_rng(seed)
+    size, rounds = 5, 4
+    made = []
+    for number in range(rounds):
+        onward = ()
+        if number + 1 < rounds:
+            count = int(rng.integers(1, 6))
+            ends = rng.integers(0, size, (2, count))
+            graph = CarriedGraph((size, size), ends[0], ends[1], rng.exponential(1.0, count) + 0.01)
+            onward = ((graph, carried),)
+        clients = tuple(range(number % 2 * size, number % 2 * size + size))
+        made.append(CarriedRound(clients, ShareGraph.complete(size), spatial, 0.2, onward))
+    run = CarriedRun(tuple(made))
+    floors = sparse_floors(run)
+    for client, value in run_mu2(run).items():
+        place = np.arange(client // size, rounds, 2)
+        assert min(float(floor.matrix[np.ix_(place, place)].sum()) for floor in floors) >= value * (1 - 1e-10)
 
 
 def test_colluders_anywhere_leave_the_mixing_weight():

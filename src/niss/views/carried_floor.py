@@ -30,7 +30,7 @@ from niss.views.covariance import per_client
 FloatArray = NDArray[np.float64]
 
 # How much of the carried variance is given up for the coupling of sums and deviations; the best of these is taken.
-_CONCESSIONS = (*np.geomspace(1e-9, 1e-3, 13).tolist(), *np.geomspace(2e-3, 0.9, 24).tolist())
+CONCESSIONS = (*np.geomspace(1e-9, 1e-3, 13).tolist(), *np.geomspace(2e-3, 0.9, 24).tolist())
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ def round_sums(residual: ArrayLike, carried: ArrayLike) -> FloatArray:
     lags = carried_by_lag(carried, own.size)
     gamma = np.diag(own)
     for lag, row in enumerate(lags, start=1):
-        for start in np.flatnonzero(row):
-            later = start + lag
-            gamma[start, start] += row[start]
-            gamma[later, later] += row[start]
-            gamma[start, later] -= row[start]
-            gamma[later, start] -= row[start]
+        starts = np.arange(max(own.size - lag, 0))
+        links = row[starts]
+        gamma[starts, starts] += links
+        gamma[starts + lag, starts + lag] += links
+        gamma[starts, starts + lag] -= links
+        gamma[starts + lag, starts] -= links
     return gamma
 
 
@@ -175,7 +175,7 @@ def sparse_floors(run: CarriedRun, colluders: Collection[int] = ()) -> tuple[Run
         )
     ]
     floors = []
-    for theta in _CONCESSIONS:
+    for theta in CONCESSIONS:
         gamma, deviations = bare.sums.copy(), bare.deviations.copy()
         for number, later, part in parts:
             weight = (1.0 - theta) * part.weight
@@ -226,21 +226,27 @@ def _connectivity(laplacian: FloatArray, honest: NDArray[np.bool_]) -> float:
     return max(float(np.linalg.eigvalsh(inner)[1]), 0.0)
 
 
-def mixed_carried(weight: float, second: float, participants: int, colluders: int) -> tuple[float, float]:
+def mixed_carried(
+    weight: float, second: float, participants: int, colluders: int, revealed: float = 0.0
+) -> tuple[float, float]:
     """A biregular carried graph against colluders placed anywhere: its least honest weight, and its irregularity.
 
-    `second` is the second singular value of the graph's matrix over its first. By the expander mixing lemma, with the
-    share rho of colluders in both cohorts,
+    `second` is the second singular value of the graph's matrix over its first, and `revealed` the largest share phi of
+    the graph's weight that may be given away (by both sides together). By the expander mixing lemma, with the share
+    rho of colluders,
 
-        W >= w (1 - rho) ((1 - rho) - s_2 rho),      |u|^2, |v|^2 <= (w / m)^2 s_2^2 m rho (1 - rho);
+        W >= w (1 - rho) ((1 - rho) - s_2 rho) - phi w,
+        |u|, |v| <= (w / m) (s_2 sqrt(m rho (1 - rho)) + sqrt(m phi)),
 
-    returned are that W and the bound on `2 |u|^2 / W`, the loss of the deviations at theta = 1 in each of two rounds.
+    the last since no client loses more than its `w / m` and all together at most `phi w`.
+
+    Returned are that W and the bound on `2 |u|^2 / W`, the loss of the deviations at theta = 1 in each of two rounds.
     """
-    if not 0.0 <= second <= 1.0 or not 0 <= colluders < participants or not math.isfinite(weight):
-        raise ConfigError("needs 0 <= s_2 <= 1 and an honest client", field="second")
+    if not 0.0 <= second <= 1.0 or not 0 <= colluders < participants or not 0.0 <= revealed < 1.0:
+        raise ConfigError("needs 0 <= s_2 <= 1, an honest client, and a share below 1", field="second")
     rho = colluders / participants
-    left = weight * (1.0 - rho) * max(1.0 - rho - second * rho, 0.0)
-    if left == 0.0:
+    left = weight * ((1.0 - rho) * (1.0 - rho - second * rho) - revealed)
+    if left <= 0.0:
         return 0.0, 0.0
-    spread = (weight / participants) ** 2 * second**2 * participants * rho * (1.0 - rho)
-    return left, 2.0 * spread / left
+    spread = second * math.sqrt(rho * (1.0 - rho)) + math.sqrt(revealed)
+    return left, 2.0 * weight**2 / participants * spread**2 / left
