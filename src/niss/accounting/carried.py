@@ -22,7 +22,6 @@ from niss.accounting.carried_charges import PATTERNS, CarriedCharges, WorstPatte
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import CarriedGraph, ShareGraph
 from niss.views.carried_floor import (
-    CONCESSIONS,
     RunFloor,
     carried_touching,
     complete_floor,
@@ -31,6 +30,9 @@ from niss.views.carried_floor import (
 )
 
 FloatArray = NDArray[np.float64]
+
+# Parts of the carried variance given up for the coupling of sums and deviations. A fixed list keeps claims monotone.
+_CONCESSIONS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3)
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class CarriedPlan:
         if not self.known and not self.revealed:
             spread = spread + (1.0 - second) * touching / m
         floors = [RunFloor(np.diag(fresh), spread, sizes, scales)]
-        for theta in CONCESSIONS if loss else (0.0,):
+        for theta in _CONCESSIONS if loss else (0.0,):
             deviations = spread - (loss * touching / theta if loss else 0.0)
             if np.all(deviations > 0.0):
                 floors.append(

@@ -183,6 +183,9 @@ class _Search:
             return float(self.noise(plan).mean())
         return float(plan.noise_in_model(self.dropout, repaired=self.repaired)[-1])
 
+    def objective_if_repaired(self, plan: CarriedPlan) -> float:
+        return replace(self, repaired=True).objective(plan)
+
     def fitted(self, kappa: float, ratios: tuple[float, ...]) -> CarriedPlan:
         """The least residual that keeps the promise, at these ratios and shares within a round."""
         shape = replace(self.draft, carried_to_residual=ratios, spatial=2.0 * kappa * self.alone)
@@ -291,6 +294,10 @@ def _notes(plan: CarriedPlan, search: _Search) -> list[str]:
         if search.objective(plan) > _NO_GAIN * search.objective(nothing):
             cause = "dropouts leave it in the model" if search.dropout else "the run is too short"
             notes.append(f"Carrying noise gains less than 2 %: {cause}.")
+    if not search.repaired and search.objective(plan) > 2.0 * search.objective_if_repaired(plan):
+        notes.append(
+            "Most of the noise is what dropped clients leave of their shares within a round: repair pays."
+        )
     if not plan.worst.exact:
         notes.append("The budget is a safe bound on the costliest pattern, not its exact cost.")
     if plan.horizon > BEST_ROUNDS:

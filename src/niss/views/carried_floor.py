@@ -30,7 +30,7 @@ from niss.views.covariance import per_client
 FloatArray = NDArray[np.float64]
 
 # How much of the carried variance is given up for the coupling of sums and deviations; the best of these is taken.
-CONCESSIONS = (*np.geomspace(1e-9, 1e-3, 13).tolist(), *np.geomspace(2e-3, 0.9, 24).tolist())
+_CONCESSIONS = (*np.geomspace(1e-9, 1e-3, 13).tolist(), *np.geomspace(2e-3, 0.9, 24).tolist())
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def sparse_floors(run: CarriedRun, colluders: Collection[int] = ()) -> tuple[Run
         )
     ]
     floors = []
-    for theta in CONCESSIONS:
+    for theta in _CONCESSIONS:
         gamma, deviations = bare.sums.copy(), bare.deviations.copy()
         for number, later, part in parts:
             weight = (1.0 - theta) * part.weight
