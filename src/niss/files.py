@@ -9,6 +9,7 @@ A run folder holds
     metrics.jsonl           one line a round, flushed; the same bytes on every repetition
     ledger.jsonl            what each round cost each participant; a hash chain, flushed before the round is summed
     timing.jsonl            seconds a round (kept apart: never the same twice)
+    diagnostics.jsonl       what only a simulator sees of a round, from bare updates (kept apart: no claim covers it)
     checkpoint.safetensors  weights and ledger after the last whole round, replaced atomically
     model.safetensors       the final model, by parameter name
     privacy.json            the statement
@@ -41,6 +42,7 @@ MANIFEST = "manifest.json"
 METRICS = "metrics.jsonl"
 LEDGER = "ledger.jsonl"
 TIMING = "timing.jsonl"
+DIAGNOSTICS = "diagnostics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
 PRIVACY = "privacy.json"

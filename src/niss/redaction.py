@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
+import unicodedata
 
 REDACTED = "[redacted]"
 _LONGEST_REASON = 500
@@ -36,14 +37,21 @@ def redact(text: str) -> str:
     return _BASE64.sub(_unless_a_path, text)
 
 
-def printable(text: str) -> str:
-    """What somebody else said, fit for a log or a terminal: on one line, not too long, each sign one that is seen.
+def printable(text: str, *, longest: int | None = _LONGEST_REASON, keep: str = "") -> str:
+    """What somebody else said, fit for a log, a terminal or a page: each sign one that is seen, or a space.
 
     Escape codes, line breaks, marks that turn the direction of writing and lone surrogates become question marks, so
-    that no peer can colour, move, erase or forge lines of a log.
+    that no peer can colour, move, erase or forge lines of a log, and no page carries what HTML and SVG may not.
+
+    longest  what is longer is cut there; None: nothing is
+    keep     signs that stay as they are, such as line breaks on a page
     """
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST_REASON])
-    return shown if len(text) <= _LONGEST_REASON else shown + " ..."
+    shown = "".join(sign if sign in keep or _is_seen(sign) else "?" for sign in text[:longest])
+    return shown if longest is None or len(text) <= longest else shown + " ..."
+
+
+def _is_seen(sign: str) -> bool:
+    return sign.isprintable() or unicodedata.category(sign) == "Zs"
 
 
 def _unless_a_path(found: re.Match[str]) -> str:

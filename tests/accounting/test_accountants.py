@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,13 @@ class TestDpEvents(AccountantContract):
 class OutsiderContract(AccountantContract):
     sampling = ""
     clients = participants = 100
-    # How many times the sensitivity of zero-out neighbours this claim covers.
-    doubled = 1.0
+    relation = "zero-out"
 
     def epsilon(self, mus: list[float], delta: float) -> float | None:
         return outsider_epsilon(
-            noise_multipliers=[0.0 if math.isinf(mu) else self.doubled / mu for mu in mus],
+            mus=mus,
+            unit="client",
+            relation=self.relation,
             sampling=self.sampling,
             clients=self.clients,
             participants=self.participants,
@@ -68,11 +68,11 @@ class TestPoisson(OutsiderContract):
 
 class TestUniformOfEveryone(OutsiderContract):
     sampling = "uniform"
-    doubled = 2.0
+    relation = "replace-one"
 
 
 class TestUniform(OutsiderContract):
     sampling = "uniform"
     participants = 5
-    doubled = 2.0
+    relation = "replace-one"
     above, below = 0.0, 1.0

@@ -45,9 +45,9 @@ def test_the_noise_of_the_papers_experiment() -> None:
 
 def test_targets_may_differ_per_client() -> None:
     plan = Plan(epsilon=(1.0, 2.0, 4.0), delta=1e-5)
-    expected = [gdp_mu(epsilon, 1e-5) for epsilon in (4.0, 1.0)]
+    expected = [gdp_mu(epsilon, 0.98e-5) for epsilon in (4.0, 1.0)]
     np.testing.assert_allclose(plan.round_mu(np.array([2, 0])), expected)
-    np.testing.assert_allclose(plan.budget(3), [gdp_mu(epsilon, 1e-5) for epsilon in (1.0, 2.0, 4.0)])
+    np.testing.assert_allclose(plan.budget(3), [gdp_mu(epsilon, 0.98e-5) for epsilon in (1.0, 2.0, 4.0)])
     with pytest.raises(ConfigError, match="3 values for at least 5 clients") as caught:
         plan.round_mu(np.array([1, 4]))
     assert caught.value.field == "epsilon"
@@ -56,14 +56,14 @@ def test_targets_may_differ_per_client() -> None:
 def test_the_target_is_composed_over_participations() -> None:
     plan = Plan(epsilon=2.0, delta=1e-6, participations=9)
     per_round = plan.round_mu(np.array([0]))[0]
-    assert per_round == pytest.approx(gdp_mu(2.0, 1e-6) / 3.0)
-    assert gdp_delta(2.0, per_round * 3.0) == pytest.approx(1e-6, rel=1e-9)
-    np.testing.assert_allclose(plan.budget(2), gdp_mu(2.0, 1e-6))
+    assert per_round == pytest.approx(gdp_mu(2.0, 0.98e-6) / 3.0)
+    assert gdp_delta(2.0, per_round * 3.0) + plan.grid_delta == pytest.approx(1e-6, rel=1e-9)
+    np.testing.assert_allclose(plan.budget(2), gdp_mu(2.0, 0.98e-6))
 
 
 def test_the_classical_mechanism_composes_from_its_own_noise() -> None:
     plan = Plan(epsilon=0.5, delta=1e-5, mechanism="classical", participations=4)
-    sigma = gaussian_sigma(0.5, 1e-5, 1.0, mechanism="classical")
+    sigma = gaussian_sigma(0.5, 0.98e-5, 1.0, mechanism="classical")
     assert plan.round_mu(np.array([0]))[0] == pytest.approx(1.0 / (2.0 * sigma))
     assert not plan.heuristic
     with pytest.raises(PrivacyError, match="classical"):

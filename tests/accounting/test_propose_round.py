@@ -54,7 +54,7 @@ def allowed(plan: Plan) -> float:
 
 @pytest.mark.parametrize("short_of", [1.0, 2.0])
 def test_the_beacon_is_released_for_what_is_played(short_of: float) -> None:
-    plan = Plan(clip=1.0, neighbours=3, attempts=4)
+    plan = Plan(clip=1.0, neighbours=5, attempts=4)
     server = Server(plan, short_of=short_of)
     opened, mu = server.propose(allowed(plan))
     terms = opened.terms

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import Ledger, Plan, Statement, make_statement
+from niss.accounting import Ledger, OutsiderClaim, Plan, Statement, make_statement
+from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon
 
 CLIENTS = 6
@@ -47,7 +48,7 @@ def test_clients_are_listed_with_what_they_spent() -> None:
     assert statement.epsilon_joint == max(value for value in spent if value is not None)
     for client, target in zip(statement.clients, (2.5, 3.0, 3.0, 3.0, 3.5), strict=False):
         assert client.mu_joint is not None
-        assert client.epsilon_joint == gdp_epsilon(client.mu_joint, 1e-5)
+        assert client.epsilon_joint == gdp_epsilon(client.mu_joint, 0.98e-5)
         assert client.epsilon_joint <= target + 1e-6
         assert client.mu_marginal is not None
         assert client.mu_marginal < client.mu_joint
@@ -188,3 +189,28 @@ def test_where_the_noise_came_from_is_said_truly() -> None:
     assert "one process" in drawn.caveats[0]
     assert seeded.caveats[1:] == drawn.caveats[1:]
     assert make_statement(Plan(method="fedavg"), ledger, noise_from="entropy").caveats == ()
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"relation": "zero-out"},
+        {"unit": "record"},
+        {"delta": 2e-5},
+    ],
+)
+def test_a_claim_in_another_relation_is_not_put_beside_the_joint_one(claim: dict[str, Any]) -> None:
+    plan = Plan(relation="replace-one", neighbours=3.0)
+    told = {
+        "epsilon": 1.38,
+        "delta": 1e-5,
+        "unit": "client",
+        "relation": "replace-one",
+        "accountant": "x",
+        "words": "y",
+    }
+    ledger = Ledger.empty(CLIENTS)
+    assert make_statement(plan, ledger, outsider=OutsiderClaim(**told)).epsilon_outsider == 1.38
+    with pytest.raises(ConfigError) as caught:
+        make_statement(plan, ledger, outsider=OutsiderClaim(**{**told, **claim}))
+    assert caught.value.field == "outsider"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import Plan, forecast
+from niss.accounting import Plan, Promise, forecast
 from niss.accounting.protocol_rounds import Assessor, make_terms
 from niss.errors import ConfigError
 from niss.protocol.agreement import agree
@@ -18,9 +18,9 @@ from support.protocol_round import Federation
 CASES = [
     ("complete", 12, {}),
     ("complete", 12, {"collusion": 0.2}),
-    ("sparse", 18, {"neighbours": 5.0}),
-    ("sparse, fractional", 18, {"neighbours": 4.5}),
-    ("sparse, collusion", 30, {"neighbours": 8.0, "collusion": 0.05}),
+    ("sparse", 24, {"neighbours": 11.0}),
+    ("sparse, fractional", 24, {"neighbours": 11.5}),
+    ("sparse, collusion", 40, {"neighbours": 16.0, "collusion": 0.05}),
 ]
 
 
@@ -119,7 +119,7 @@ def test_an_unknown_mode_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 @pytest.mark.parametrize(
-    ("size", "neighbours", "collusion"), [(100, 12.0, 0.1), (200, 30.0, 0.1), (100, 8.0, 0.0)]
+    ("size", "neighbours", "collusion"), [(100, 20.0, 0.1), (200, 30.0, 0.1), (100, 20.0, 0.0)]
 )
 def test_many_drawn_graphs_keep_the_promise(
     size: int, neighbours: float, collusion: float, mode: str
@@ -153,7 +153,7 @@ def test_the_grid_is_fine_enough_for_noise_and_update(epsilon: float, coordinate
 LARGE = [
     (size, neighbours, epsilon, participations, mode)
     for size, neighbours in ((10, 9.0), (100, 30.0))
-    for epsilon, participations in ((1.0, 1), (8.0, 1), (3.0, 100), (1.0, 1000))
+    for epsilon, participations in ((1.0, 1), (8.0, 1), (3.0, 100))
     for mode in ("tolerate", "repair")
 ]
 
@@ -173,6 +173,6 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
         )
         terms = make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, mode=mode)
         federation = Federation(size, "large")
-        mu = Assessor(delta=plan.delta)(agree(federation.open(terms)), 0)
+        mu = Assessor(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
         assert mu <= wanted_mu(plan)
         assert math.sqrt(terms.residual_variance) * 2.0**terms.grid_bits >= 16.0

@@ -6,6 +6,7 @@ import re
 import tomllib
 
 import pytest
+import yaml
 
 from docs.snippets import ROOT, blocks, pages
 from niss.simulation.config import make_config
@@ -44,7 +45,8 @@ def test_settings_files_are_valid(page):
 
 def test_the_comparison_has_its_numbers_from_the_demo_and_the_benchmarks():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.split("## Beside the alternatives", 1)[1].split("\n\n", 2)[1]
+    section = readme.split("## Compared with the alternatives", 1)[1].split("\n## ", 1)[0]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
     demo = readme.split("<!-- table: demo -->", 1)[1].split("<!-- end -->", 1)[0]
     benchmarks = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     sources = (demo + benchmarks).replace(" %", "%")
@@ -52,6 +54,21 @@ def test_the_comparison_has_its_numbers_from_the_demo_and_the_benchmarks():
     numbers += re.findall(r"\d\.\d+e-\d+|0\.0\d+(?= \|)", table)
     assert len(numbers) >= 9
     assert [number for number in numbers if number not in sources] == []
+
+
+def test_the_citation_names_this_version_and_the_paper_of_the_readme():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["title"], str(citation["version"])) == (project["name"], project["version"])
+    (paper,) = citation["references"]
+    cited = (ROOT / "README.md").read_text(encoding="utf-8").split("## Citing", 1)[1]
+    for part in (
+        paper["title"],
+        paper["journal"],
+        paper["url"],
+        *(one["family-names"] for one in paper["authors"]),
+    ):
+        assert part in " ".join(cited.split()), part
 
 
 def test_the_marks_of_the_tools_are_there():

@@ -24,7 +24,7 @@ def test_two_rounds_in_simulation(tmp_path):
 
     settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
     with Deployment(tmp_path, settings) as federation:
-        run = federation.submit(EXAMPLE, {"rounds": 2})
+        run = federation.submit(EXAMPLE, {"rounds": 2, "noisy-accuracy": True})
         report = _report(federation, run)
     assert [one["survivors"] for one in report["rounds"]] == [6, 6]
     assert all(one["exact"] for one in report["rounds"])
@@ -32,6 +32,12 @@ def test_two_rounds_in_simulation(tmp_path):
     assert statement["epsilon_joint"] <= 8.0
     assert statement["colluders"] == 2
     assert "The server holds the beacon itself" in "\n".join(statement["caveats"])
+    assert "inside the noisy sum, protected as the updates are: accuracy" in "\n".join(statement["caveats"])
+    reported = report["metrics"]["train"]
+    for number in ("1", "2"):
+        true = report["metrics"]["server"][str(int(number) - 1)]["accuracy"]
+        # Ten deviations, and what a fifth of the digits says about the others.
+        assert abs(reported[number]["accuracy"] - true) < 10 * reported[number]["accuracy_noise_sd"] + 0.1
     # Six clients at this epsilon learn little: what is asked is that it is above the guessing it starts from.
     accuracy = [report["metrics"]["server"][number]["accuracy"] for number in ("0", "2")]
     assert accuracy[0] < 0.2 < accuracy[1] + 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 
@@ -15,6 +16,7 @@ from niss.accounting import Plan
 from niss.errors import RemoteProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.transport import Replies, Reply, read_reply
+from niss.protocol.keys import SIGNATURE_BYTES
 from niss.redaction import printable
 
 NODES = 6
@@ -163,8 +165,35 @@ def test_escape_codes_of_a_client_are_not_printed(stage: str, caplog: pytest.Log
     assert all(text.isprintable() for text in shown)
 
 
+def test_neither_are_those_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor are its longest words: what a proposal says ends in the log of each node that declines it."""
+    grid, strategy = FakeGrid(NODES), NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
+    identity = strategy._identity
+
+    def change(message: Message) -> Message:
+        record = message.content["niss"]
+        text = json.loads(record["body"][SIGNATURE_BYTES:])
+        text["plan"]["relation"] = ESCAPES + "y" * 5000
+        data = json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
+        record["body"] = identity.sign("flower proposal", data) + data
+        return message
+
+    grid.tamper = change
+    flower = logging.getLogger("flwr")
+    flower.addHandler(caplog.handler)
+    try:
+        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    finally:
+        flower.removeHandler(caplog.handler)
+    said = [record.getMessage() for record in caplog.records if "declined" in record.getMessage()]
+    assert any("]0;owned" in text for text in said)
+    assert not any("\x1b" in text or "\x07" in text or "\r" in text or "y" * 600 in text for text in said)
+
+
 def test_what_is_printable_stays_as_it_is() -> None:
     assert printable("state is at step 1, ä€😀") == "state is at step 1, ä€😀"
+    assert printable("1\u202f000\u00a0%") == "1\u202f000\u00a0%"
+    assert printable("a\n" * 300, longest=None, keep="\n") == "a\n" * 300
     assert printable("a\x1b[31mb\nc\u202ed\ud800e\x9bf") == "a?[31mb?c?d?e?f"
     assert len(printable("x" * 10**6)) < 1000
 

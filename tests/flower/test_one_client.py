@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from niss.accounting import Plan
 from niss.flower import NissStrategy
 from niss.flower.declines import SPOILED, Declines
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
+from niss.flower.session import LIED
 from niss.protocol import keys
-from niss.protocol.messages import Prekey
+from niss.protocol.messages import Prekey, Reveal
+from niss.protocol.wire import decode, encode, signed_part
 
 NODES = 8
 ODD = FIRST + 3
@@ -130,6 +133,43 @@ def test_a_client_that_always_declines_is_left_out_alone() -> None:
     assert survivors(strategy) == [NODES - 1] * 4
     assert [one.participants for one in strategy.rounds] == [NODES, NODES, NODES - 1, NODES - 1]
     assert set(strategy.session.left_out) == {ODD}
+
+
+def lie_in_repair(grid: FakeGrid) -> None:
+    """The odd node reveals pieces that nobody gave it, under its signature."""
+    identity = keys.Identity.generate(_entropy(ODD))
+
+    def swap(reply: Message) -> Message:
+        body = reply.content["niss-upload"]["body"].numpy().tobytes()
+        if reply.metadata.src_node_id == ODD and not body.startswith(b"niss enrolment/1"):
+            message = decode(body)
+            if isinstance(message, Reveal):
+                rubbish = tuple(replace(one, value=bytes([0, *range(32)])) for one in message.pieces)
+                bare = replace(message, pieces=rubbish, signature=b"")
+                lie = encode(replace(bare, signature=identity.sign("reveal", signed_part(bare))))
+                reply.content["niss-upload"]["body"] = Array(np.frombuffer(lie, dtype=np.uint8))
+        return reply
+
+    grid.mangle = swap
+
+
+def test_a_liar_in_the_repair_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = FakeGrid(NODES)
+    with_folders(grid, tmp_path)
+    lie_in_repair(grid)
+    flower = logging.getLogger("flwr")
+    flower.addHandler(caplog.handler)
+    try:
+        strategy = start(grid, rounds=3, mode="repair", plan=replace(PLAN, dropped=1, revealed=2))
+    finally:
+        flower.removeHandler(caplog.handler)
+    assert survivors(strategy) == [NODES, NODES - 1, NODES - 1]
+    assert strategy.session.left_out == {ODD: LIED}
+    assert f"node {ODD}: {LIED}" in strategy.rounds[0].problems
+    assert [one.problems for one in strategy.rounds[1:]] == [(), ()]
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert any(str(ODD) in text and LIED in text for text in said)
+    assert all(one.exact for one in strategy.rounds)
 
 
 class TestDeclines:

@@ -184,6 +184,17 @@ class TestFailuresAreSummed:
         with pytest.raises(PrivacyError, match="exceed this client's delta"):
             spend(a_store(kind, tmp_path, again), "third", 0, failure=1e-9)
 
+    def test_an_upload_pays_for_every_graph_that_was_drawn_before_it(self, kind, tmp_path):
+        """At attempt 3 the server has had four graphs to choose from, each a chance for colluders."""
+        store = a_store(kind, tmp_path)
+        with pytest.raises(PrivacyError, match="exceed this client's delta"):
+            spend(store, "first", 0, attempt=3, failure=3e-7)
+        spend(store, "first", 0, attempt=3, failure=2e-7)
+        again = a_store(kind, tmp_path, store)
+        with pytest.raises(PrivacyError, match="exceed this client's delta"):
+            spend(again, "first", 1, failure=3e-7)
+        spend(again, "first", 1, failure=2e-7)
+
     def test_and_count_against_the_delta_that_is_pinned(self, kind, tmp_path):
         limits = Limits(epsilon=1.0, delta=5e-7)
         store = a_store(kind, tmp_path)
@@ -262,9 +273,9 @@ def a_store(kind: str, folder: Path, before: StateStore | None = None) -> StateS
 
 
 def spend(store: StateStore, run: str, round: int, **options: object) -> None:
-    failure = options.pop("failure")
+    failure, attempt = options.pop("failure"), options.pop("attempt", 0)
     ledger = store.ledger(run, "zero-out", GENEROUS, failure, **options)
-    ledger.charge(round, 0, {"self": (0.01, 0.01)}, {})
+    ledger.charge(round, attempt, {"self": (0.01, 0.01)}, {})
 
 
 def previous_folder(home: Path) -> Path:

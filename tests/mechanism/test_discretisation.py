@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from niss.errors import ConfigError
-from niss.mechanism import gdp_delta
+from niss.mechanism import gdp_delta, gdp_mu
 from niss.mechanism.grid import aliasing_distance, discretisation_delta
-from niss.randomness import sampler_distance
+from niss.randomness import sampler_distance, sampler_factor
 
 Law = NDArray[np.float64]
 
@@ -86,31 +86,50 @@ def test_the_numbers_of_the_docstring() -> None:
     assert aliasing_distance([1e-200], [1e-200]) == math.inf
 
 
-def test_one_rounded_noise_costs_the_sampler_alone() -> None:
-    found = discretisation_delta(0.3, 10**6, 30, epsilon=1.0)
-    assert found == pytest.approx((1 + math.e) * sampler_distance(0.3, 3e7))
+def cost(
+    steps: float, draws: float, *, epsilon: float = 1.0, aliasing: float = 0.0, rest: float = 1e-9
+) -> float:
+    mu = gdp_mu(epsilon, 1e-5)
+    return discretisation_delta([steps], [draws], aliasing=aliasing, epsilon=epsilon, mu=mu, rest=rest)
 
 
-def test_a_realistic_round_costs_next_to_nothing_and_a_coarse_one_everything() -> None:
-    shares: dict[str, Any] = {"coordinates": 10**6, "rounds": 30, "epsilon": 1.0}
-    assert discretisation_delta([256.0] * 30, share_steps=[500.0] * 900, **shares) < 1e-6
-    assert discretisation_delta([4.0] * 30, share_steps=[8.0] * 900, **shares) < 1e-7
-    assert discretisation_delta([0.3] * 30, share_steps=[8.0] * 900, **shares) == 1.0
-    assert discretisation_delta([2.0**40] * 30, share_steps=[2.0**40] * 900, **shares) == 1.0
-    assert discretisation_delta(256.0, 1, 1, epsilon=1000.0) == 1.0
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
+def test_the_cost_is_that_of_the_proof(epsilon: float) -> None:
+    mu, rest, aliasing = gdp_mu(epsilon, 1e-5), 1e-12, 1e-13
+    factor = 2.0 * sampler_factor([256.0], [1e9], rest=rest)
+    expected = math.exp(factor) * gdp_delta(epsilon - 2.0 * factor, mu) - gdp_delta(epsilon, mu)
+    expected += (1.0 + math.exp(epsilon + factor)) * (rest + aliasing)
+    found = cost(256.0, 1e9, epsilon=epsilon, rest=rest, aliasing=aliasing)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_realistic_run_costs_next_to_nothing_and_a_fine_grid_everything() -> None:
+    """A million coordinates, 31,000 noises each, 30 rounds; a total variation distance would cost more than delta."""
+    draws = 1e6 * 31_000 * 30
+    assert cost(16.0, draws, epsilon=8.0, rest=3e-11) < 1e-6
+    assert (1.0 + math.exp(8.0)) * sampler_distance(16.0, draws) > 1e-5
+    assert cost(2.0**40, draws) == 1.0
+    assert cost(256.0, 1.0, epsilon=1000.0) == 1.0
+    assert cost(256.0, 1e6, aliasing=1.0) == 1.0
+
+
+def test_many_unlike_rounds_cost_no_more_than_was_allowed_for_each() -> None:
+    """The doubled factor covers rounds of which each alone, repeated, has that factor."""
+    rounds, draws, rest = 50, 1e8, 1e-9
+    steps = np.geomspace(16.0, 4096.0, rounds)
+    each = max(sampler_factor([one], [rounds * draws], rest=rest) for one in steps)
+    together = sampler_factor(steps, np.full(rounds, draws), rest=rest)
+    assert together <= 2.0 * each
 
 
 def test_what_has_no_proof_is_refused() -> None:
     calls: list[tuple[str, Any]] = [
-        ("deviation_steps", lambda: discretisation_delta([4.0, 0.0], 1, 1, epsilon=1.0, share_steps=[4.0])),
-        ("deviation_steps", lambda: discretisation_delta(0.0, 1, 1, epsilon=1.0)),
-        ("deviation_steps", lambda: discretisation_delta([], 1, 1, epsilon=1.0)),
-        ("deviation_steps", lambda: discretisation_delta(math.nan, 1, 1, epsilon=1.0)),
-        ("share_steps", lambda: discretisation_delta(4.0, 1, 1, epsilon=1.0, share_steps=[-1.0])),
-        ("coordinates", lambda: discretisation_delta(4.0, 0, 1, epsilon=1.0)),
-        ("rounds", lambda: discretisation_delta(4.0, 1, 0, epsilon=1.0)),
-        ("epsilon", lambda: discretisation_delta(4.0, 1, 1, epsilon=-1.0)),
-        ("epsilon", lambda: discretisation_delta(4.0, 1, 1, epsilon=math.nan)),
+        ("deviation_steps", lambda: aliasing_distance([4.0, 0.0], [4.0])),
+        ("deviation_steps", lambda: cost(math.nan, 1.0)),
+        ("share_steps", lambda: aliasing_distance(4.0, [-1.0])),
+        ("draws", lambda: cost(4.0, -1.0)),
+        ("epsilon", lambda: discretisation_delta([4.0], [1.0], aliasing=0.0, epsilon=-1.0, mu=1.0, rest=0.1)),
+        ("epsilon", lambda: discretisation_delta([4.0], [1.0], aliasing=0.0, epsilon=1.0, mu=0.0, rest=0.1)),
     ]
     for field, call in calls:
         with pytest.raises(ConfigError) as caught:

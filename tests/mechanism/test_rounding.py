@@ -16,7 +16,7 @@ from scipy import stats
 from niss.errors import ConfigError
 from niss.mechanism import clip_l2, rounding
 from niss.mechanism.grid import Grid
-from niss.mechanism.rounding import MARGINS, round_randomly, squared_norm
+from niss.mechanism.rounding import MARGINS, round_randomly, shortened, squared_norm
 from niss.randomness import SecretStream, SimStream
 
 
@@ -155,6 +155,24 @@ def test_an_update_on_the_clip_keeps_what_its_bound_allows(
     assert float(Grid(0).quantise(values) @ values) / norm**2 < cut_keeps
     if steps < 1.0:
         assert float(rounded @ values) / norm**2 > 0.9 * norm**2 / float(np.sum(np.abs(values)))
+
+
+@given(
+    values=hnp.arrays(np.float64, st.integers(1, 60), elements=st.floats(-1.0, 1.0)),
+    others=hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(-1.0, 1.0)),
+    bits=st.integers(3, 20),
+    part=st.floats(0.01, 0.9),
+)
+def test_whoever_is_shortened_in_advance_leaves_room_for_the_others(
+    values: Any, others: Any, bits: int, part: float
+) -> None:
+    grid = Grid(bits)
+    values = clip_l2(values, math.sqrt(1.0 - part**2))
+    short = shortened(grid, values, 1.0, others=others.size, norm=part)
+    assert np.all(np.abs(short) <= np.abs(values))
+    whole = np.concatenate([short, others * (part / math.sqrt(others.size))])
+    fits = rounding._fitting_scale(np.abs(grid.in_steps(whole)), 4**bits, MARGINS[0], 1.0)
+    assert fits == 1.0 or not np.any(short)
 
 
 def test_draws_that_never_fit_end_in_cutting_toward_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_tolerating_a_drop_leaves_its_shares_and_says_so() -> None:
 @pytest.mark.parametrize("absent", [(), (0,), (1, 5), (2, 3, 4)])
 def test_a_repaired_round_is_exact(absent: tuple[int, ...]) -> None:
     federation = Federation(9, f"repair {absent}")
-    terms = federation.terms(mode="repair", neighbours=4.0, revealed=6, dropped=3)
+    terms = federation.terms(mode="repair", neighbours=6.0, revealed=8, dropped=3)
     outcome, exact = federation.play(terms, absent=absent)
     assert outcome.exact, outcome
     np.testing.assert_array_equal(outcome.total, exact)

@@ -85,7 +85,7 @@ def test_metrics_hold_what_the_terms_of_the_round_were(datasets, held_out, linea
     for line in result.metrics:
         left = line["aggregate_variance_predicted"]
         assert line["tau2"] == pytest.approx(left / 6 / (2.0 * own))
-        assert line["noise_multiplier"] == pytest.approx(np.sqrt(left) * 6)
+        assert line["mu_outsider"] == pytest.approx(1.0 / 6 / np.sqrt(left))
         assert line["mu_marginal"] == pytest.approx(1.0 / 6 / np.sqrt(2 * 2.0 * own + left / 6))
     assert result.summary["tau2"] == pytest.approx(np.mean([line["tau2"] for line in result.metrics]))
     spent = [client.mu_marginal for client in result.statement.clients if client.participations]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 from torch import nn
 
 import niss
+from niss.accounting import LedgerFile
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.randomness import SimStream
 from support.federation import small_config
@@ -130,13 +132,21 @@ def test_clients_may_ask_for_different_epsilons(datasets, held_out, linear):
         assert client.epsilon_joint <= wanted * (1 + 1e-9)
 
 
-def test_a_diverging_client_sends_zero_and_the_statement_says_so(datasets, held_out, linear):
+def test_a_diverging_client_sends_zero_and_only_the_diagnostics_say_so(datasets, held_out, linear, tmp_path):
+    """How many diverged follows from their data, exactly: no noise hides it, so no claim is made beside it."""
     poisoned = [(inputs.copy(), labels) for inputs, labels in datasets]
     poisoned[4][0][:] = np.nan
-    result = play(small_config(), poisoned, held_out, linear)
-    assert sum(line["zeroed_updates"] for line in result.metrics) == 2
-    assert any("replaced by zero" in caveat for caveat in result.statement.caveats)
+    result = niss.run(small_config(), model=linear, clients=poisoned, test=held_out, out=tmp_path / "run")
+    lines = (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+    assert sum(json.loads(line)["zeroed_updates"] for line in lines) == 2
     assert np.isfinite(vector(result)).all()
+    zeroed = {"round", "accuracy", "loss"}  # What follows from the model alone.
+    healthy = niss.run(small_config(), model=linear, clients=datasets, test=held_out)
+    for one, other in zip(result.metrics, healthy.metrics, strict=True):
+        differing = {name for name in one if one[name] != other[name]}
+        assert differing <= zeroed | {"aggregate_variance"}
+    assert result.statement.caveats == healthy.statement.caveats
 
 
 def test_record_unit_takes_one_clipped_step_and_composes(datasets, held_out, linear):
@@ -187,8 +197,31 @@ def test_a_target_per_round_is_no_budget_for_the_training(datasets, held_out, li
     assert statement.epsilon_joint <= three * (1 + 1e-9)
 
 
+def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders_may_fail(
+    datasets, held_out, linear, tmp_path
+):
+    """A tenth of delta for each of fifteen rounds: more than delta itself, so the training has a larger one."""
+    config = small_config(
+        rounds=15,
+        training={"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        privacy={"epsilon": 5.0, "clip": 1.0, "scope": "round", "colluders": 1},
+    )
+    plan = config.plan(config.methods[0])
+    assert plan.corruption.failure == pytest.approx(1e-6)
+    result = niss.run(config, model=linear, clients=datasets, test=held_out, out=tmp_path / "run")
+    statement = result.statement
+    assert statement.delta == pytest.approx(9e-6 + 15e-6)
+    assert "2.4e-05" in statement.words
+    assert any("2.4e-05" in caveat for caveat in statement.caveats)
+    spent = max(client.mu_joint for client in statement.clients)
+    assert statement.epsilon_joint == pytest.approx(gdp_epsilon(spent, 9e-6), rel=1e-9)
+    ledger = LedgerFile.read(tmp_path / "run" / "ledger.jsonl")
+    assert ledger.header.delta == pytest.approx(2.4e-5)
+    assert ledger.epsilon(spent) == pytest.approx(statement.epsilon_joint, rel=1e-9)
+
+
 def test_declared_sizes_weight_the_clients_and_are_capped():
-    from niss.simulation.round import aggregation_weights
+    from niss.simulation.sampling import aggregation_weights
 
     sizes = np.array([10, 20, 100])
     assert aggregation_weights(sizes, rule="equal", cap=None) == pytest.approx([1 / 3] * 3)

@@ -89,7 +89,7 @@ def test_a_claim_one_fifth_too_good_is_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_attack_reaches_the_claim(name: str) -> None:
+def test_the_attack_reaches_the_claimed_mu(name: str) -> None:
     """mu to within 4 %, in an interval that misses the truth at rate 1e-6; 70 % of epsilon, proven."""
     mu = make_audit(name).claimed_mu
     low, _, high = mu_interval(attacked(name), FALSE_ALARM)

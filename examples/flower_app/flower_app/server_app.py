@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from flower_app.task import accuracy, make_model
+from flower_app.task import METRICS, accuracy, make_model
 from niss import Plan
 from niss.flower import NissStrategy
 
@@ -44,6 +44,7 @@ def main(grid: Grid, context: Context) -> None:
         report=settings["report"] or None,
         tracker=settings["tracker"] or None,
         tracker_ca=settings["tracker-ca"] or None,
+        metrics=METRICS if settings["noisy-accuracy"] else None,
     )
     strategy.start(
         grid=grid,

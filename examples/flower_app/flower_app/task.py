@@ -11,6 +11,9 @@ from torch.nn import functional
 from niss.data import load_dataset, partition
 from niss.randomness import SimStream
 
+METRICS = {"accuracy": (0.0, 1.0)}
+"""What clients may report inside their noisy uploads, with its range; server and clients agree on it."""
+
 
 def make_model() -> nn.Module:
     """28 x 28 pixels averaged to 14 x 14, then one linear layer from zero: 1,970 numbers to learn."""
@@ -37,6 +40,13 @@ def client_data(number: int, clients: int) -> tuple[Tensor, Tensor]:
     return images[mine], labels[mine]
 
 
+def held_out(data: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What a client trains on, and the fifth of its digits that it keeps for tests."""
+    images, labels = data
+    kept = len(labels) // 5
+    return (images[kept:], labels[kept:]), (images[:kept], labels[:kept])
+
+
 def train(
     model: nn.Module, data: tuple[Tensor, Tensor], *, epochs: int, rate: float, batch: int, seed: int
 ) -> float:
@@ -56,8 +66,14 @@ def train(
     return total / len(labels)
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module) -> float:
-    """The share of the test digits that the model names rightly."""
+    """The share of the test digits, which belong to nobody, that the model names rightly."""
     _, _, images, labels = _digits()
+    return accuracy_on(model, (images, labels))
+
+
+@torch.no_grad()
+def accuracy_on(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """The share of these digits that the model names rightly."""
+    images, labels = data
     return float((model(images).argmax(dim=1) == labels).float().mean())

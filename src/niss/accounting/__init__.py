@@ -9,12 +9,12 @@ to round.
 from niss.accounting.carried import CarriedPlan, Connectivity
 from niss.accounting.carried_charges import CarriedCharges
 from niss.accounting.carried_planner import CarriedForecast, plan_carried
+from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
-    noise_multiplier,
     outsider_epsilon,
     to_dp_event,
 )
@@ -30,12 +30,18 @@ from niss.accounting.plans import RELATIONS, Balance, Plan, RoundPlan
 from niss.accounting.protocol_rounds import (
     Assessor,
     charge_to,
-    grid_delta,
     make_terms,
     propose_round,
     upload_mu,
 )
-from niss.accounting.statement import ClientStatement, Statement, assess, make_statement
+from niss.accounting.statement import (
+    ClientStatement,
+    Statement,
+    assess,
+    make_statement,
+    stated_delta,
+    stated_relation,
+)
 from niss.methods import METHODS
 from niss.views import calibrate_tau2, effective_variance
 
@@ -62,6 +68,7 @@ __all__ = [
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
+    "Promise",
     "RoundPlan",
     "Statement",
     "assess",
@@ -73,12 +80,13 @@ __all__ = [
     "grid_delta",
     "make_statement",
     "make_terms",
-    "noise_multiplier",
     "outsider_epsilon",
     "plan",
     "plan_carried",
     "plan_coalitions",
     "propose_round",
+    "stated_delta",
+    "stated_relation",
     "to_dp_event",
     "upload_mu",
 ]

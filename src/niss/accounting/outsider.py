@@ -1,16 +1,27 @@
 """What Google's dp-accounting computes for us: the outsider's claim, and a client's ledger as its events.
 
-An outsider sees the released models and nothing else. He knows neither who took part nor any fellow client's secrets,
-so the noise of the whole aggregate stands between him and a client, `z_t = sqrt(aggregate variance of round t) /
-(p_k clip)`, and where participants are drawn in secret, sampling amplifies. The amplified numbers are dp-accounting's:
+An outsider sees the released models and nothing else. The noise of the whole sum stands between him and a client:
+neighbouring inputs of the plan's unit and relation move the sum of round t by at most `Delta` (`Plan.sensitivity`), so
+a round in which the client takes part is mu_t-GDP, `mu_t = Delta / sqrt(variance of the sum's noise)`, and plain
+composition over the client's rounds holds in every relation. The claim is made in the relation of the statement and in
+no other. Participants drawn in secret may make it smaller, where that is proved for this very relation:
 
-poisson    each client joins with probability participants / clients on its own: PLD accountant,
-           ADD_OR_REMOVE_ONE. Needs weights p_k that do not depend on who else joined.
-uniform    a fixed number of clients, without replacement: RDP accountant, REPLACE_ONE. Two fixed-size sets
-           differ in one client against another, so the sensitivity is 2 p_k clip. dp-accounting's RDP
-           accountant does not double it (its PLD accountant does, for the same relation): a Gaussian of
-           noise multiplier z enters as z / 2. Its bound is loose; plain composition counts where it is better.
-shuffled   clients are dealt out in cohorts: no amplification is claimed, the client's rounds just compose.
+poisson    each client joins with probability q = participants / clients on its own; p_k does not depend on who joins.
+           zero-out: whoever else joined, the client's update is in the sum with probability q, or a zero is, which
+           leaves the sum as it was: `(1 - q) N(s, .) + q N(s + p_k x_k, .)` against `N(s, .)`. That is the pair of an
+           added or removed client, and dp-accounting's PLD accountant composes it (there REPLACE_SPECIAL, the same as
+           ADD_OR_REMOVE_ONE; dominating pairs compose adaptively: Zhu, Dong, Wang 2022, theorem 10).
+           replace-one: no accountant proves a pair for it; plain composition.
+uniform    a fixed number of clients, without replacement. Where the client was not drawn another was in its place, so
+           the sum differs by up to 2 p_k clip, also for zero-out. dp-accounting's RDP accountant (Wang, Balle,
+           Kasiviswanathan 2019) bounds replace-one; its Gaussian is given that doubled sensitivity, since it does not
+           double by itself (the PLD accountant does). An update of zero is one of the replacements, so the bound
+           holds for zero-out too. It is loose: plain composition, at the relation's own Delta, counts where it is less.
+shuffled   clients are dealt out in cohorts: no amplification is claimed.
+
+Nothing is amplified for the record unit: whole clients are drawn, their updates differ by far more than one record
+does, and who was drawn may show in the sum. Nor for clients that differ in weight or noise, where the noise of a sum
+depends on who is in it.
 
 The server, a fellow client or anyone who learns the participants is no outsider: for them the joint view holds.
 
@@ -35,8 +46,11 @@ if TYPE_CHECKING:
     from niss.accounting.ledger_file import LedgerFile
 
 SAMPLINGS = ("poisson", "uniform", "shuffled")
+# How many times as far as its own neighbours any two updates of the client unit may lie apart.
+_ANY_TWO = {"zero-out": 2.0, "replace-one": 1.0}
+_RELATIONS = {"client": tuple(_ANY_TWO), "record": ("replace-one",)}
 
-# More different rounds than this are rounded down onto a grid, so that the accountants work on few of them.
+# More different rounds than this are rounded up onto a grid, so that the accountants work on few of them.
 _FEW = 8
 _GRID = math.log(1.005)
 # Above this privacy loss (mu^2 / 2) sampling is worth next to nothing, and its distribution is too wide to compute.
@@ -47,118 +61,114 @@ _WIDEST_LOSS = 1e4
 class OutsiderClaim:
     """(epsilon, delta)-DP of one client against an outsider; epsilon is None where there is no guarantee.
 
-    `relation` is the one the number holds for, `accountant` what computed it.
+    `unit` and `relation` say what the number is about, `accountant` what computed it.
     """
 
     epsilon: float | None
     delta: float
+    unit: str
     relation: str
     accountant: str
     words: str
 
 
-def noise_multiplier(variance: float, contribution: float) -> float:
-    """z_t: the deviation of the noise in a released sum over `p_k clip`, the most one client puts into it."""
-    return math.sqrt(variance) / contribution if contribution else 0.0
-
-
 def outsider_epsilon(
     *,
-    noise_multipliers: Sequence[float],
+    mus: Sequence[float],
+    unit: str,
+    relation: str,
     sampling: str,
     clients: int,
     participants: int,
     delta: float,
     participations: int | None = None,
+    alike: bool = True,
 ) -> OutsiderClaim:
-    """What the released models reveal of one client.
+    """What the released models reveal of one client, in this unit and relation.
 
-    noise_multipliers  one per round of the run, see `noise_multiplier`
-    sampling           how participants are drawn, see above
-    clients            how many there are
-    participants       how many of them take part in a round (poisson: on average)
-    delta              of the claim
-    participations     caps how often one client takes part. A cap that may bind makes the sampling depend on the
-                       past; then nothing is amplified, and the claim composes the worst `participations` rounds.
+    mus             one per round of the run: the most that neighbours of this relation move the sum, over the
+                    deviation of its noise; infinite where there is no noise
+    unit, relation  what is hidden, as in `Plan`; records are always replaced
+    sampling        how participants are drawn, see above
+    clients         how many there are
+    participants    how many of them take part in a round (poisson: on average)
+    delta           of the claim
+    participations  caps how often one client takes part. A cap that may bind makes the sampling depend on the
+                    past; then nothing is amplified, and the claim composes the worst `participations` rounds.
+    alike           whether all clients have the same weight and add the same noise
     """
-    _check(noise_multipliers, sampling, clients, participants, delta, participations)
-    multipliers = sorted(float(z) for z in noise_multipliers)
-    capped = participations is not None and participations < len(multipliers)
+    _check(mus, unit, relation, sampling, clients, participants, delta, participations)
+    costs = sorted((float(mu) for mu in mus if mu > 0.0), reverse=True)
+    capped = participations is not None and participations < len(mus)
     if capped:
-        multipliers = multipliers[:participations]
-    if multipliers and multipliers[0] == 0.0:
-        return _claim(math.inf, delta, "zero-out", "none", "a round's aggregate carries no noise at all")
+        costs = costs[:participations]
+
+    def claim(epsilon: float, accountant: str, words: str) -> OutsiderClaim:
+        known = epsilon if math.isfinite(epsilon) else None
+        hidden = relation if unit == "client" else f"one {unit}, {relation}"
+        promise = "No guarantee" if known is None else f"({rounded_up(known)}, {delta:g})-DP"
+        words = f"{promise} ({hidden}) against an outsider who sees only the released models: {words}. "
+        return OutsiderClaim(
+            known, delta, unit, relation, accountant, words + "Whoever knows the participants is no outsider."
+        )
+
+    if costs and math.isinf(costs[0]):
+        return claim(math.inf, "none", "a round's aggregate carries no noise at all")
+    loss = 0.5 * math.fsum(mu * mu for mu in costs)
+    why = "sampling is worth nothing at this noise"
     if sampling == "shuffled":
-        return _plain(multipliers, delta, "zero-out", "cohorts dealt out in turn are not credited")
-    if capped:
+        why = "cohorts dealt out in turn are not credited"
+    elif capped:
         why = "the cap on participations makes the draws depend on the past, so they are not credited"
-        return _plain(multipliers, delta, "zero-out", why)
-    # Sampling never hurts, so plain composition may stand in where the accountant cannot be used or is loose.
-    lost = "sampling is worth nothing at this noise"
-    too_wide = _loss(multipliers) > _WIDEST_LOSS
-    if sampling == "poisson":
-        if too_wide:
-            return _plain(multipliers, delta, "zero-out", lost)
-        return _poisson(multipliers, participants / clients, delta)
-    plain = _plain([z / 2.0 for z in multipliers], delta, "replace-one", lost)
-    if too_wide or plain.epsilon is None:
-        return plain
-    amplified = _without_replacement(multipliers, clients, participants, delta)
-    return plain if amplified.epsilon is None or plain.epsilon < amplified.epsilon else amplified
+    elif unit == "record":
+        why = "drawing clients at random does not hide their records"
+    elif not alike:
+        why = "clients differ in weight or noise, so the draws are not credited"
+    elif sampling == "poisson" and relation != "zero-out":
+        why = "for replaced updates no amplification by Poisson sampling is proved"
+    elif 0.0 < loss <= _WIDEST_LOSS:
+        plain = gdp_epsilon(math.sqrt(2.0 * loss), delta)
+        if sampling == "poisson":
+            probability = participants / clients
+            amplified, accountant = _poisson(costs, probability, loss, delta), "PLD (dp-accounting)"
+            drawn = f"Poisson sampling with probability {probability:g}"
+        else:
+            replaced = [_ANY_TWO[relation] * mu for mu in costs]
+            amplified = _without_replacement(replaced, clients, participants, delta)
+            accountant = "RDP (dp-accounting)"
+            drawn = f"{participants} of {clients} clients drawn each round"
+        if amplified < plain:
+            return claim(amplified, accountant, f"{drawn}, unseen by the outsider, over {len(costs)} rounds")
+    epsilon = gdp_epsilon(math.sqrt(2.0 * loss), delta) if loss else 0.0
+    return claim(epsilon, "GDP (exact)", f"plain composition over {len(costs)} participations; {why}")
 
 
-def _plain(multipliers: Sequence[float], delta: float, relation: str, why: str) -> OutsiderClaim:
-    epsilon = gdp_epsilon(math.sqrt(2.0 * _loss(multipliers)), delta)
-    words = f"plain composition over {len(multipliers)} participations; {why}"
-    return _claim(epsilon, delta, relation, "GDP (exact)", words)
-
-
-def _poisson(multipliers: Sequence[float], probability: float, delta: float) -> OutsiderClaim:
+def _poisson(mus: Sequence[float], probability: float, loss: float, delta: float) -> float:
+    """Of updates that become zero, each in its round with that probability."""
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
     # dp-accounting's own interval, made coarser as the losses grow wide: about 1e5 steps at all times.
-    interval = min(max(1e-4, 1e-5 * _loss(multipliers)), 1e-2)
-    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
-    for z, count in _grouped(multipliers):
-        event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(z))
-        accountant.compose(event, count)
-    epsilon = float(accountant.get_epsilon(delta))
-    words = f"Poisson sampling with probability {probability:g}, unseen by the outsider, over {len(multipliers)} rounds"
-    return _claim(epsilon, delta, "add-or-remove-one", "PLD (dp-accounting)", words)
+    interval = min(max(1e-4, 1e-5 * loss), 1e-2)
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, interval)
+    for mu, count in _grouped(mus):
+        gaussian = dp_accounting.GaussianDpEvent(1.0 / mu)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(probability, gaussian), count)
+    return float(accountant.get_epsilon(delta))
 
 
-def _without_replacement(
-    multipliers: Sequence[float], clients: int, participants: int, delta: float
-) -> OutsiderClaim:
+def _without_replacement(mus: Sequence[float], clients: int, participants: int, delta: float) -> float:
+    """Of updates that are replaced by any other; `mus` are those of a whole replacement."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    for z, count in _grouped(multipliers):
-        # Half the multiplier is twice the sensitivity: this accountant takes it for that of a replacement.
-        event = dp_accounting.SampledWithoutReplacementDpEvent(
-            clients, participants, dp_accounting.GaussianDpEvent(z / 2.0)
+    for mu, count in _grouped(mus):
+        gaussian = dp_accounting.GaussianDpEvent(1.0 / mu)
+        accountant.compose(
+            dp_accounting.SampledWithoutReplacementDpEvent(clients, participants, gaussian), count
         )
-        accountant.compose(event, count)
-    epsilon = float(accountant.get_epsilon(delta)) if multipliers else 0.0
-    drawn = f"{participants} of {clients} clients drawn each round, unseen by the outsider"
-    return _claim(
-        epsilon, delta, "replace-one", "RDP (dp-accounting)", f"{drawn}, over {len(multipliers)} rounds"
-    )
-
-
-def _claim(epsilon: float, delta: float, relation: str, accountant: str, words: str) -> OutsiderClaim:
-    known = epsilon if math.isfinite(epsilon) else None
-    claim = "No guarantee" if known is None else f"({rounded_up(known)}, {delta:g})-DP"
-    return OutsiderClaim(
-        known,
-        delta,
-        relation,
-        accountant,
-        f"{claim} ({relation}) against an outsider who sees only the released models: {words}. "
-        "Whoever knows the participants is no outsider.",
-    )
+    return float(accountant.get_epsilon(delta))
 
 
 def rounded_up(epsilon: float) -> str:
@@ -166,34 +176,35 @@ def rounded_up(epsilon: float) -> str:
     return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
 
-def _loss(multipliers: Sequence[float]) -> float:
-    """mu^2 / 2 of all rounds without amplification."""
-    return 0.5 * math.fsum((1.0 / z) * (1.0 / z) for z in multipliers)
-
-
-def _grouped(multipliers: Sequence[float]) -> list[tuple[float, int]]:
-    """Equal rounds counted; many different ones are rounded down by at most 0.5 %, the safe side."""
-    counts = Counter(multipliers)
+def _grouped(mus: Sequence[float]) -> list[tuple[float, int]]:
+    """Equal rounds counted; many different ones are rounded up by at most 0.5 %, the safe side."""
+    counts = Counter(mus)
     if len(counts) > _FEW:
-        counts = Counter(min(z, math.exp(_GRID * math.floor(math.log(z) / _GRID))) for z in multipliers)
+        counts = Counter(max(mu, math.exp(_GRID * math.ceil(math.log(mu) / _GRID))) for mu in mus)
     return sorted(counts.items())
 
 
 def _check(
-    noise_multipliers: Sequence[float],
+    mus: Sequence[float],
+    unit: str,
+    relation: str,
     sampling: str,
     clients: int,
     participants: int,
     delta: float,
     participations: int | None,
 ) -> None:
-    if sampling not in SAMPLINGS:
-        raise ConfigError(
-            f"unknown value {sampling!r}", field="sampling", hint="use one of: " + ", ".join(SAMPLINGS)
-        )
-    for z in noise_multipliers:
-        if not (math.isfinite(z) and z >= 0.0):
-            raise ConfigError(f"must be finite and not negative, not {z!r}", field="noise_multipliers")
+    for field, value, allowed in (
+        ("sampling", sampling, SAMPLINGS),
+        ("unit", unit, tuple(_RELATIONS)),
+        ("relation", relation, _RELATIONS.get(unit, ())),
+    ):
+        if value not in allowed:
+            raise ConfigError(
+                f"unknown value {value!r}", field=field, hint="use one of: " + ", ".join(allowed)
+            )
+    for mu in mus:
+        _checked(mu)
     if not 1 <= participants <= clients:
         raise ConfigError(
             f"must lie between 1 and the {clients} clients, not {participants}", field="participants"

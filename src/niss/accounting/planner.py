@@ -6,7 +6,7 @@ the strength of the shares (kappa) and the distortion (tau^2) that leave the lea
 
     (1 - q) m eta^2 + 2 kappa q (1 - q) m,        eta^2 = tau^2 kappa, q the share of clients that drop out,
 
-while the worst-off client, with the worst colluders found, still has its full effective variance. The second
+while the worst-off client, whoever collude, still has its full effective variance (`niss.views.collusion`). The second
 term is what dropped clients leave uncancelled in mode `tolerate`; in mode `repair` it is zero, but edges are
 revealed to the server, which counts like collusion.
 
@@ -27,41 +27,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
+from niss.accounting.plan_noise import (
+    DRAWN_LIMIT,
+    NOMINAL_KAPPA,
+    NoiseNeeded,
+    TradeOff,
+    noise_in_the_sum,
+    total_noise,
+)
 from niss.accounting.plans import Plan
 from niss.errors import ConfigError, PrivacyError
-from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
-from niss.methods import draw_graph, marginal_mu
+from niss.methods import enough_neighbours, marginal_mu, too_sparse
 from niss.protocol.messages import MODES
-from niss.views import WorstCase, calibrate_for, worst_case
-from niss.views.collusion import least_tau2_against
+from niss.views import WorstCase
 
 FloatArray = NDArray[np.float64]
 
-KAPPA_LIMIT = 100.0
 # Stronger shares gain little and make every unforeseen dropout cost more: the least kappa this close to the best.
 _GOOD_ENOUGH = 1.01
-_NOMINAL_KAPPA = 4.0
-_SPECTRAL_LIMIT = 2_000
-
-
-@dataclass(frozen=True)
-class TradeOff:
-    """Aggregate noise at one kappa, in units of sigma_k^2.
-
-    residual  what is left by design
-    dropout   what dropped clients leave uncancelled
-    """
-
-    kappa: float
-    residual: float
-    dropout: float
-
-    @property
-    def total(self) -> float:
-        return self.residual + self.dropout
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,9 @@ class PlanForecast:
     aggregate_variance_ratio_*  noise in the sum, over that of a trusted server (`to_central`) and of DP-FedAvg
                                 (`to_local`); `ideal` is what secure aggregation with distributed noise would reach
     dropout_part                how much of it dropped clients leave behind
-    worst                       the client and the colluders that decide
+    mode, recommended_mode      what happens to dropouts, and what would leave less noise
+    worst                       the client that decides, and colluders that do the most to it
+    found                       the worst colluders that a search found, where one was asked for
     curve                       the noise in the sum over kappa
     notes                       what a reader has to know
     """
@@ -96,7 +83,9 @@ class PlanForecast:
     aggregate_variance_ratio_ideal: float
     dropout_part: float
     mode: str
+    recommended_mode: str
     worst: WorstCase
+    found: WorstCase | None
     curve: tuple[TradeOff, ...]
     notes: tuple[str, ...]
 
@@ -104,7 +93,9 @@ class PlanForecast:
         """Numbers and settings, ready for `json.dumps`."""
         values = asdict(self)
         values["curve"] = [{**asdict(point), "total": point.total} for point in self.curve]
-        values["worst"] = {**asdict(self.worst), "colluders": len(self.worst.colluders)}
+        for name in ("worst", "found"):
+            if values[name] is not None:
+                values[name]["colluders"] = len(values[name]["colluders"])
         # With derived seeds nothing is sent; the other two are the paper's ways of sending shares.
         values["bytes_per_client"] = {
             "shares derived from key agreement": 0,
@@ -128,12 +119,13 @@ def forecast(
     kappa: float | None = None,
     tau2: float | None = None,
     relation: str = "zero-out",
+    search: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> PlanForecast:
     """The cheapest plan for the target, and what it costs; with `tau2` given, what that tau^2 promises instead.
 
     participants    of a round
-    neighbours      unit shares each sends; None: enough for a dense graph
+    neighbours      unit shares each sends; None: as many as the colluders make necessary
     clip            L2 bound on an update
     epsilon, delta  the target of every client, over all its `participations`
     collusion       share of the participants that tell the server all they know
@@ -142,9 +134,11 @@ def forecast(
     kappa           strength of the shares; None: the cheapest
     tau2            distortion of received shares; None: what the target needs
     relation        neighbouring updates, as in `Plan`
+    search          also look for the worst colluders, which shows how near an attacker comes to the promise
     progress        is told in a few words what is being computed
 
-    Raises ConfigError for settings out of range, and PrivacyError where too few are left to share noise with.
+    Raises ConfigError for settings out of range, and PrivacyError where too few are left to share noise with, or where
+    the graph is too sparse for the colluders.
 
     >>> planned = forecast(participants=30, epsilon=3.0, collusion=0.2, kappa=4.0)
     >>> round(planned.aggregate_variance_ratio_to_central, 2)
@@ -154,50 +148,90 @@ def forecast(
     """
     _check(participants, epsilon, collusion, dropout, mode, kappa)
     say = progress or (lambda _: None)
-    colluders = math.ceil(collusion * participants - 1e-9)
-    sent = float(neighbours) if neighbours is not None else _enough_neighbours(participants)
-    complete = sent >= participants - 1
-    revealed = dropped = 0
-    if mode == "repair":
-        revealed = _most_of(min(math.ceil(2 * sent), participants - 1), dropout, delta)
-        dropped = _most_of(participants, dropout, delta)
-    draft = Plan(
-        clip=clip,
-        epsilon=epsilon,
-        delta=delta,
-        participations=participations,
-        relation=relation,
-        neighbours=sent,
-        graph="complete" if complete else "regular",
-        kappa=kappa or _NOMINAL_KAPPA,
-        tau2=tau2,
-        colluders=colluders,
-        revealed=revealed,
-        dropped=dropped,
+    target = {
+        "clip": clip,
+        "epsilon": epsilon,
+        "delta": delta,
+        "participations": participations,
+        "relation": relation,
+        "tau2": tau2,
+        "colluders": math.ceil(collusion * participants - 1e-9),
+    }
+    draft = _draft(participants, neighbours, dropout, mode, target)
+    say("bounding what colluders can do")
+    noise = NoiseNeeded(draft, participants, dropout, mode)
+    curve = noise.curve() if tau2 is None else ()
+    chosen = replace(draft, kappa=kappa or (_cheapest(curve) if curve else 1.0))
+    say(f"calibrating at kappa = {chosen.kappa:.3g}")
+    needed, worst = (
+        noise.calibrated(chosen.kappa) if tau2 is None else (tau2, noise.worst(chosen.kappa, tau2))
     )
-    _require_room(draft, participants)
-    graph = draw_graph(draft.graph, range(participants), degree=sent, beacon=b"niss.planner")
-    say("looking for the worst colluders")
-    if tau2 is not None:
-        chosen = replace(draft, kappa=kappa or 1.0)
-        curve: tuple[TradeOff, ...] = ()
-        unit = chosen.kappa / sent
-        worst = worst_case(
-            graph,
-            draft.corruption,
-            unit_variance=unit,
-            residual_variance=tau2 * unit * graph.in_weight,
-            target_variance=1.0,
+    if tau2 is None and worst.alone:
+        raise too_sparse(participants, draft.neighbours, draft.corruption)
+    better = mode
+    if tau2 is None and kappa is None and dropout:
+        better = _better_mode(
+            participants, neighbours, dropout, mode, target, min(curve, key=total_noise).total
         )
-        needed = tau2
-    else:
-        curve = _trade_off(graph, draft, dropout, mode)
-        chosen = replace(draft, kappa=kappa or _cheapest(curve))
-        say(f"calibrating at kappa = {chosen.kappa:.3g}")
-        needed, worst = calibrate_for(
-            graph, draft.corruption, unit_variance=chosen.kappa / sent, target_variance=1.0
+    found = None
+    if search and draft.corruption.removed:
+        say("looking for the worst colluders")
+        found = noise.search(chosen.kappa, needed, worst)
+    return _forecast(chosen, participants, needed, worst, found, dropout, (mode, better), curve)
+
+
+def _draft(
+    participants: int, neighbours: float | None, dropout: float, mode: str, target: dict[str, Any]
+) -> Plan:
+    """The plan but for kappa: its graph, and what a repair may reveal."""
+
+    def with_neighbours(sent: float) -> Plan:
+        revealed = dropped = 0
+        if mode == "repair":
+            revealed = _most_of(
+                min(math.ceil(2 * sent), participants - 1), dropout, target["delta"] / participants
+            )
+            dropped = _most_of(participants, dropout, target["delta"])
+        plan = Plan(
+            **target,
+            neighbours=sent,
+            graph="complete" if sent >= participants - 1 else "regular",
+            kappa=NOMINAL_KAPPA,
+            revealed=revealed,
+            dropped=dropped,
         )
-    return _forecast(chosen, participants, needed, worst, dropout, mode, curve)
+        _require_room(plan, participants)
+        return plan
+
+    if neighbours is not None:
+        return with_neighbours(float(neighbours))
+    # What may be revealed grows with the degree, and the degree with what may be revealed.
+    sent = min(participants - 1, max(30, math.ceil(4.0 * math.log2(participants))))
+    while sent < participants - 1:
+        plan = with_neighbours(float(sent))
+        needed = enough_neighbours(participants, plan.corruption, sent)
+        if needed == sent:
+            return plan
+        sent = needed
+    return with_neighbours(float(participants - 1))
+
+
+def _better_mode(
+    participants: int,
+    neighbours: float | None,
+    dropout: float,
+    mode: str,
+    target: dict[str, Any],
+    total: float,
+) -> str:
+    """The mode that leaves less noise in the sum, each with its own cheapest kappa."""
+    other = next(one for one in MODES if one != mode)
+    try:
+        draft = _draft(participants, neighbours, dropout, other, target)
+        least = min(NoiseNeeded(draft, participants, dropout, other).curve(), key=total_noise).total
+    except PrivacyError:
+        return mode
+    return other if least < total else mode
 
 
 def plan(*, participants: int, **target: Any) -> Plan:
@@ -221,14 +255,16 @@ def _forecast(
     participants: int,
     tau2: float,
     worst: WorstCase,
+    found: WorstCase | None,
     dropout: float,
-    mode: str,
+    modes: tuple[str, str],
     curve: tuple[TradeOff, ...],
 ) -> PlanForecast:
+    """`modes`: the one that was asked for, and the one that leaves less noise."""
     mu = float(plan.round_mu(np.arange(1))[0])
     # Over all participations, in units of the noise a client would need alone.
     whole = mu * math.sqrt(plan.participations)
-    noise = _noise_in_the_sum(plan.kappa, tau2 * plan.kappa, participants, dropout, mode)
+    noise = noise_in_the_sum(plan.kappa, tau2 * plan.kappa, participants, dropout, modes[0])
     local = (1.0 - dropout) * participants
     return PlanForecast(
         plan=plan,
@@ -237,9 +273,7 @@ def _forecast(
         tau2=tau2,
         kappa=plan.kappa,
         neighbours=plan.neighbours,
-        epsilon_joint=gdp_epsilon(whole / math.sqrt(worst.ratio), plan.gaussian_delta)
-        if worst.ratio > 0.0
-        else None,
+        epsilon_joint=_epsilon(plan, whole, worst),
         epsilon_marginal=gdp_epsilon(
             float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2)), plan.delta
         ),
@@ -248,14 +282,29 @@ def _forecast(
         aggregate_variance_ratio_to_local=noise.total / local,
         aggregate_variance_ratio_ideal=1.0 / (1.0 - plan.colluders / participants),
         dropout_part=noise.dropout,
-        mode=mode,
+        mode=modes[0],
+        recommended_mode=modes[1],
         worst=worst,
+        found=found,
         curve=curve,
-        notes=tuple(_notes(plan, worst, noise, local)),
+        notes=tuple(_notes(plan, participants, worst, noise, local, modes, found, whole)),
     )
 
 
-def _notes(plan: Plan, worst: WorstCase, noise: TradeOff, local: float) -> Iterator[str]:
+def _epsilon(plan: Plan, mu: float, worst: WorstCase) -> float | None:
+    return gdp_epsilon(mu / math.sqrt(worst.ratio), plan.gaussian_delta) if worst.ratio > 0.0 else None
+
+
+def _notes(
+    plan: Plan,
+    participants: int,
+    worst: WorstCase,
+    noise: TradeOff,
+    local: float,
+    modes: tuple[str, str],
+    found: WorstCase | None,
+    mu: float,
+) -> Iterator[str]:
     if noise.total >= local:
         binding = "collusion"
         if noise.dropout > noise.residual:
@@ -263,75 +312,30 @@ def _notes(plan: Plan, worst: WorstCase, noise: TradeOff, local: float) -> Itera
         elif worst.colluders and plan.graph == "regular":
             binding = "collusion among few neighbours"
         yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
-    if not worst.exact:
-        yield f"The worst case over colluders is the worst of {worst.examined} sets searched, not of all."
+    if modes[0] != modes[1]:
+        yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
+    if not worst.exact and plan.corruption.removed:
+        yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
+    if participants > DRAWN_LIMIT and plan.graph != "complete":
+        yield (
+            "For a round this large the noise is that of the graph to be expected; the graph of every round is "
+            "examined when it is drawn."
+        )
+    if found is not None:
+        reached = _epsilon(plan, mu, found)
+        shown = "no bound at all" if reached is None else f"epsilon = {reached:.3g}"
+        yield f"The worst colluders that a search found reach {shown}."
     if plan.corruption.failure:
         yield (
-            f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours collude "
-            "than assumed."
+            f"{plan.failing_delta:.2g} of delta pays for graphs on which more neighbours collude than assumed."
         )
 
 
-def _noise_in_the_sum(kappa: float, residual: float, size: int, dropout: float, mode: str) -> TradeOff:
-    """In units of sigma_k^2, with a residual eta^2 in the same units."""
-    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if mode == "tolerate" else 0.0
-    return TradeOff(kappa, (1.0 - dropout) * size * residual, lost)
-
-
-def _trade_off(graph: ShareGraph, plan: Plan, dropout: float, mode: str) -> tuple[TradeOff, ...]:
-    """The aggregate noise over kappa, against the opponent that is worst at a nominal kappa."""
-    _, nominal = calibrate_for(
-        graph, plan.corruption, unit_variance=_NOMINAL_KAPPA / plan.neighbours, target_variance=1.0
-    )
-    needed = _residual_needed(graph, nominal, plan.neighbours)
-    return tuple(
-        _noise_in_the_sum(kappa, needed(kappa), graph.size, dropout, mode)
-        for kappa in np.geomspace(0.25, KAPPA_LIMIT, 53).tolist()
-    )
-
-
-def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Callable[[float], float]:
-    """eta^2 as a function of kappa for one client and one set of colluders.
-
-    With equal residuals, `(Sigma^-1)_kk = sum_j u_jk^2 / (kappa lambda_j / v + eta^2)` over the eigenpairs of the
-    honest Laplacian: one decomposition serves every kappa.
-    """
-    if graph.size > _SPECTRAL_LIMIT:
-        return lambda kappa: kappa * least_tau2_against(graph, [opponent], unit_variance=kappa / sent)
-    honest = np.setdiff1d(np.arange(graph.size), opponent.colluders)
-    linked = ~np.isin(graph.senders, opponent.colluders) & ~np.isin(graph.receivers, opponent.colluders)
-    kept = ShareGraph(
-        graph.size,
-        zip(
-            graph.senders[linked].tolist(),
-            graph.receivers[linked].tolist(),
-            graph.weights[linked].tolist(),
-            strict=True,
-        ),
-    )
-    values, vectors = np.linalg.eigh(kept.laplacian()[np.ix_(honest, honest)])
-    parts = vectors[int(np.searchsorted(honest, opponent.client))] ** 2
-    values = np.maximum(values, 0.0)
-
-    def needed(kappa: float) -> float:
-        def shortfall(log_residual: float) -> float:
-            return 1.0 - float(np.sum(parts / (kappa * values / sent + math.exp(log_residual))))
-
-        return math.exp(float(brentq(shortfall, -math.log(graph.size) - 1.0, 1e-9)))
-
-    return needed
-
-
 def _cheapest(curve: tuple[TradeOff, ...]) -> float:
-    best = min(curve, key=lambda point: point.total)
+    best = min(curve, key=total_noise)
     if best.dropout:
         return best.kappa
     return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)
-
-
-def _enough_neighbours(participants: int) -> float:
-    """Complete for small rounds; else a few times the logarithm, where a random regular graph is dense enough."""
-    return float(min(participants - 1, max(30, math.ceil(4.0 * math.log2(participants)))))
 
 
 def _most_of(count: int, dropout: float, delta: float) -> int:

@@ -16,18 +16,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.outsider import noise_multiplier
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
-from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, of_participants
+from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, mu_of, of_participants
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
 # Neighbouring updates of a client lie this many times the clip apart.
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
-# The part of delta that pays for the bound on colluding neighbours.
+# The parts of delta that pay for the bound on colluding neighbours, and for noise that is drawn on a grid.
 FAILURE_SHARE = 0.1
+GRID_SHARE = 0.02
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -38,7 +38,9 @@ class Plan:
     """How the clients of a federated run are protected.
 
     method          `fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted
-                    server adds the noise once), `niss` (noise shares that cancel)
+                    server adds the noise once), `central-dp-sampled` (and draws participants in secret),
+                    `central-mf` and `central-carried` (and correlates it over rounds), `secagg-ddg` (secure
+                    aggregation, every client adds a part of the noise), `niss` (noise shares that cancel)
     unit            what is hidden: a whole `client`, one `record`, or `nbafl`: the reading of the paper,
                     sensitivity 2 clip / d_k after many local steps, which is a heuristic and proves nothing
     relation        neighbouring inputs of the client unit: its update becomes zero (`zero-out`) or any
@@ -54,6 +56,14 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
+    rounds          rounds of the whole run: among them a server could choose those of a client, and some methods plan
+                    their noise for all of them; None: `participations` times `separation`
+    separation      a client that takes part in round t stays out until round t + separation
+    sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
+    threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
+    bands           of the square root of `central-mf`; None: the separation
+    carried_to_residual   variance that `central-carried` carries to the next round, in units of what stays; None:
+                    what leaves least noise in the model
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -80,6 +90,12 @@ class Plan:
     revealed: int = 0
     dropped: int = 0
     attempts: int = 1
+    rounds: int | None = None
+    separation: int = 1
+    sampling_probability: float = 1.0
+    threshold: int | None = None
+    bands: int | None = None
+    carried_to_residual: float | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -100,9 +116,19 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in ("attempts", "participations"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, field)}", field=field)
+        for field in ("attempts", "participations", "rounds", "separation", "threshold", "bands"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"must be at least 1, not {value}", field=field)
+        if not 0.0 < self.sampling_probability <= 1.0:
+            raise ConfigError(
+                f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
+            )
+        carried = self.carried_to_residual
+        if carried is not None and not (math.isfinite(carried) and carried >= 0.0):
+            raise ConfigError(
+                f"must be finite and not negative, not {carried!r}", field="carried_to_residual"
+            )
         if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
@@ -131,6 +157,12 @@ class Plan:
                 field="groups",
                 hint="for example groups = [[0, 1, 2], [3, 4, 5]]",
             )
+        self.kind.check(self)
+
+    @property
+    def planned_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.participations * self.separation if self.rounds is None else self.rounds
 
     @property
     def kind(self) -> Method:
@@ -153,25 +185,40 @@ class Plan:
         return self.private and not self.heuristic and self.kind.calibrated(self)
 
     @property
+    def graphs(self) -> int:
+        """The most graphs among which a server could look for one that suits its colluders."""
+        return max(self.participations, self.rounds or 1) * self.attempts
+
+    @property
     def corruption(self) -> Corruption:
         """What is assumed of the other participants.
 
         On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
-        delta pays for the rounds in which it fails. Where everyone is a neighbour, or where the colluders
+        delta pays for the graphs on which it fails. Where everyone is a neighbour, or where the colluders
         may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
         where no noise is shared.
         """
         shared = self.kind.shares_noise and self.colluders > 0
         everywhere = self.graph in ("complete", "coalition") or not shared
-        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / (self.participations * self.attempts)
+        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.graphs
         return Corruption(
             colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
         )
 
     @property
+    def failing_delta(self) -> float:
+        """The part of delta that pays for graphs on which the collusion bound fails."""
+        return self.graphs * self.corruption.failure
+
+    @property
+    def grid_delta(self) -> float:
+        """The part of delta that pays for noise on a grid, from a real sampler, where a protocol can run the plan."""
+        return GRID_SHARE * self.delta if self.kind.has_protocol and self.calibrated else 0.0
+
+    @property
     def gaussian_delta(self) -> float:
-        """What is left of delta for the noise, once the failures of the collusion bound are paid for."""
-        return self.delta - self.participations * self.attempts * self.corruption.failure
+        """What is left of delta for the noise itself, once the other parts are paid for."""
+        return self.delta - self.failing_delta - self.grid_delta
 
     def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
         """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm.
@@ -199,6 +246,8 @@ class Plan:
         return np.array([known[epsilon] for epsilon in epsilons])
 
     def _round_mu_of(self, epsilon: float) -> float:
+        if (mu := self.kind.round_mu(self, epsilon)) is not None:
+            return mu
         if self.mechanism == "classical":
             sigma = gaussian_sigma(
                 epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
@@ -207,7 +256,13 @@ class Plan:
         return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
 
     def for_round(
-        self, participants: ArrayLike, *, weights: ArrayLike, records: ArrayLike, beacon: bytes
+        self,
+        participants: ArrayLike,
+        *,
+        weights: ArrayLike,
+        records: ArrayLike,
+        beacon: bytes,
+        number: int = 0,
     ) -> RoundPlan:
         """The noise of one round for these participants, and what it promises them.
 
@@ -215,6 +270,7 @@ class Plan:
         weights       p_k, with which the update of each enters the sum; one number, or one per participant
         records       d_k, likewise; public and fixed where the unit is a record
         beacon        public randomness from which the share graph follows
+        number        of the round, from 0, where the noise of rounds is not alike
         """
         members = np.asarray(participants, dtype=np.int64)
         if members.ndim != 1 or members.size == 0 or np.unique(members).size != members.size:
@@ -235,6 +291,7 @@ class Plan:
             unit_variance=shares.unit_variance,
             tau2=shares.tau2,
             opponent=shares.opponent,
+            number=number,
         )
 
 
@@ -265,6 +322,7 @@ class RoundPlan:
     tau2           distortion of the shares each receives
     scales         the factors that a multiplicative distortion drew, once they are drawn and kept
     opponent       the worst case for which tau2 was calibrated
+    number         of the round, from 0
     """
 
     plan: Plan
@@ -276,6 +334,7 @@ class RoundPlan:
     tau2: FloatArray
     scales: FloatArray | None = None
     opponent: WorstCase | None = None
+    number: int = 0
 
     def with_scales(self, scales: FloatArray | None) -> RoundPlan:
         """The same round, conditioned on the distortion factors that were drawn."""
@@ -331,11 +390,9 @@ class RoundPlan:
         """Noise variance of one upload looked at alone: the paper's view."""
         return self.plan.kind.marginal_variance(self)
 
-    def noise_multiplier(self, variance: float) -> float:
-        """Noise of that variance in the released sum over what one client puts into it (`p_k clip`): the outsider's."""
-        plan = self.plan
-        doubling = 2.0 if plan.unit == "record" else RELATIONS[plan.relation]
-        return noise_multiplier(variance, float(self.sensitivity.max()) / doubling)
+    def outsider_mu(self, variance: float) -> float:
+        """mu of the worst-off participant against someone who sees the released sum, with noise of that variance."""
+        return float(mu_of(self.sensitivity, variance).max())
 
     @property
     def joint_mu(self) -> FloatArray:

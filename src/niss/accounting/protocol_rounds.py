@@ -18,27 +18,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from niss.accounting.discretisation import Draws, Promise, check_discretisation, is_wide_enough
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
-from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
+from niss.mechanism.grid import Grid
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
-from niss.randomness import sampler_factor
 from niss.views import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
 
 Participants = tuple[Participant, ...]
 
-# Narrower noise, in grid steps, is not counted.
-LEAST_STEPS = 4.0
-# Of a round's mu: the most that the sampler's distance from the Gaussian may be worth, as a factor on probabilities.
-SAMPLER_SHARE = 0.01
-# Of a client's delta, in one round: the most of that distance, and of rounding, that is no such factor.
-REST_SHARE = 1e-3
-# The grid of `make_terms` stays this far within both.
-_WELL_WITHIN = 0.5
+# The grid of `make_terms` stays this far within what clients accept.
+_WELL_WITHIN = 0.9
 # The residual noise is at least this wide where wider noise would come too close to those limits.
 _LEAST_LOG_STEPS = 4.0
 # The residual noise covers the worst of this many graphs, and this much more.
@@ -106,7 +100,7 @@ def make_terms(
         residual_variance=residual,
         self_variance=max(own * _ROUNDING - residual, 0.0) if repairing else 0.0,
         colluding_neighbours=colluding_neighbours(
-            participants, linked, plan.colluders, plan.corruption.failure
+            participants, linked, plan.colluders, plan.corruption.own_failure
         ),
         revealed=plan.revealed if repairing else 0,
         dropped=plan.dropped if repairing else 0,
@@ -115,13 +109,20 @@ def make_terms(
     if grid_bits is None and residual > 0.0:
         weight = max(1.0, plan.neighbours / (participants - 1))
         drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
+        promise = Promise.of(plan)
         mu = float(plan.round_mu(_FIRST)[0])
         while (
-            _sampler_cost(terms, participants, *drawn, _WELL_WITHIN * REST_SHARE * plan.delta)
-            > (_WELL_WITHIN * SAMPLER_SHARE * mu)
+            Draws.of(terms, participants, *drawn).cost(promise, mu) > _WELL_WITHIN
             and Grid(terms.grid_bits - 1).deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS
         ):
             terms = replace(terms, grid_bits=terms.grid_bits - 1)
+        if plan.calibrated and Draws.of(terms, participants, *drawn).cost(promise, mu) > 1.0:
+            raise ConfigError(
+                f"{coordinates} numbers of {participants} participants over {promise.rounds} rounds are more than the "
+                f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
+                field="plan",
+                hint="fewer rounds or neighbours, a smaller model, or a larger delta",
+            )
     return terms
 
 
@@ -152,32 +153,6 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
         calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)[0] for graph in graphs
     ]
     return margin * max(needed) * unit * plan.neighbours
-
-
-def grid_delta(plan: Plan, terms: Terms) -> float:
-    """What rounding to the grid, and the sampler, add to delta over all participations of a client.
-
-    The bound is `niss.mechanism.grid`'s. Noise of only a few grid steps is refused.
-    """
-    if not terms.residual_variance:
-        return 0.0
-    grid = Grid(terms.grid_bits)
-    steps = grid.deviation_steps(terms.residual_variance)
-    if steps < LEAST_STEPS:
-        raise ConfigError(
-            f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
-            field="protocol.grid_bits",
-            hint=f"use more than {terms.grid_bits} bits",
-        )
-    epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
-    each = min(1.0, terms.neighbours)
-    return discretisation_delta(
-        [steps],
-        terms.coordinates,
-        plan.participations,
-        epsilon=float(epsilon),
-        share_steps=[grid.deviation_steps(each * terms.unit_variance)] * math.ceil(2 * terms.neighbours),
-    )
 
 
 def propose_round(
@@ -261,28 +236,29 @@ class Assessor:
 
     relation  neighbouring updates, as in `Plan`
     failure   the probability with which the bound on colluding neighbours may fail, charged to delta elsewhere
-    delta     of the promise to the client
+    promise   to the client, over all rounds
 
-    mu is that of ideal Gaussians. What a real sampler on a grid of the server's choice costs on top is bounded, and
-    terms are refused (`RemoteProtocolError`) under which it is more than a small part of mu or of delta
-    (`SAMPLER_SHARE`, `REST_SHARE`): on too fine a grid noise would fall on a lattice coarser than the update.
+    mu is that of ideal Gaussians. What a real sampler on a grid of the server's choice costs on top has to fit into the
+    part of delta that is reserved for it, and terms under which it does not are refused (`RemoteProtocolError`): on too
+    fine a grid noise would fall on a lattice coarser than the update.
     """
 
-    def __init__(self, *, relation: str = "zero-out", failure: float = 0.0, delta: float = 1e-5) -> None:
+    def __init__(
+        self, *, relation: str = "zero-out", failure: float = 0.0, promise: Promise | None = None
+    ) -> None:
         if relation not in RELATIONS:
             raise ConfigError(
                 f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
             )
-        if not 0.0 < delta < 1.0:
-            raise ConfigError(f"must lie in (0, 1), not {delta!r}", field="delta")
-        self._relation, self._failure, self._delta = relation, failure, delta
+        self._relation, self._failure = relation, failure
+        self._promise = Promise() if promise is None else promise
         self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
 
     def __call__(self, agreed: Agreed, colluders: int) -> float:
         return self._assessed(agreed, colluders)[0]
 
     def worst_case(self, agreed: Agreed, colluders: int) -> WorstCase:
-        """What the answer rests on: the worst set of colluders, and whether all of them were covered."""
+        """What the answer rests on: the worst case over colluders, exact or a bound on it."""
         return self._assessed(agreed, colluders)[1]
 
     def _assessed(self, agreed: Agreed, colluders: int) -> tuple[float, WorstCase]:
@@ -290,7 +266,7 @@ class Assessor:
         if key not in self._known:
             self._known.clear()
             found = _worst_mu(agreed, colluders, self._relation, self._failure)
-            _check_discretisation(agreed, found[0], self._delta)
+            check_discretisation(agreed, found[0], self._promise)
             self._known[key] = found
         return self._known[key]
 
@@ -316,59 +292,12 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         target_variance=1.0,
     )
     share = float(agreed.graph.weights.min()) * terms.unit_variance
-    variance = worst.ratio if _is_wide_enough(agreed, share) else terms.residual_variance
+    variance = worst.ratio if is_wide_enough(agreed, share) else terms.residual_variance
     if repairing:
-        mask = terms.self_variance if _is_wide_enough(agreed, terms.self_variance) else 0.0
+        mask = terms.self_variance if is_wide_enough(agreed, terms.self_variance) else 0.0
         variance = min(variance, terms.residual_variance + mask)
     moved = RELATIONS[relation] * terms.clip / size
     return moved / math.sqrt(variance) if variance > 0.0 else math.inf, worst
-
-
-def _check_discretisation(agreed: Agreed, mu: float, delta: float) -> None:
-    """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for.
-
-    All draws of all participants count: an opponent sees the joint view.
-    """
-    if mu == math.inf:
-        return  # Nothing is claimed, so nothing can fall short of it.
-    kinds, counts = np.unique(agreed.graph.weights, return_counts=True)
-    cost = _sampler_cost(agreed.terms, len(agreed.participants), kinds, counts, REST_SHARE * delta)
-    if not cost <= SAMPLER_SHARE * mu:
-        raise RemoteProtocolError(
-            f"on this grid the noise is too far from a Gaussian: a factor e^{cost:.2g} on probabilities, "
-            f"next to mu = {mu:.2g}",
-            hint="use fewer grid bits",
-        )
-
-
-def _sampler_cost(terms: Terms, size: int, weights: np.ndarray, counts: np.ndarray, rest: float) -> float:
-    """`h` of `sampler_factor` for all draws of one round, `counts` shares of each of these `weights`.
-
-    Infinite where rounding every share on its own costs more than `rest`. Shares, or a self-mask, too narrow to get
-    credit (`_is_wide_enough`) are not held against it.
-    """
-    grid = Grid(terms.grid_bits)
-    residual = grid.deviation_steps(terms.residual_variance)
-    shares = np.array([grid.deviation_steps(float(weight) * terms.unit_variance) for weight in weights])
-    mask = grid.deviation_steps(terms.self_variance) if terms.mode == "repair" else 0.0
-    aliasing = 0.0
-    for steps, count in [*zip(shares, counts, strict=True), (mask, size)]:
-        if min(steps, residual) >= LEAST_STEPS:
-            aliasing += float(count) * terms.coordinates * aliasing_distance(residual, steps)
-    if aliasing > rest / 2.0:
-        return math.inf
-    draws = terms.coordinates * np.array([size, size, *counts], dtype=np.float64)
-    return sampler_factor(np.array([residual, mask, *shares]), draws, rest=rest / 2.0)
-
-
-def _is_wide_enough(agreed: Agreed, variance: float) -> bool:
-    """Whether noise may count as Gaussian next to the residual noise, though both are rounded to the grid.
-
-    At 4 grid steps rounding costs less than 1e-40 a share and coordinate (`niss.mechanism.grid`); narrower
-    noise gets no credit at all, since a server could choose a grid on which it rounds to nothing. The residual
-    noise alone always counts: the upload is a function of it.
-    """
-    return agreed.grid.deviation_steps(min(variance, agreed.terms.residual_variance)) >= LEAST_STEPS
 
 
 def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
@@ -376,7 +305,7 @@ def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
     size = len(agreed.participants)
     for seat in range(size):
         degree = len(agreed.neighbours(seat))
-        feared = colluding_neighbours(size, degree, colluders, failure)
+        feared = colluding_neighbours(size, degree, colluders, Corruption(failure=failure).own_failure)
         if agreed.terms.colluding_neighbours < feared or feared >= degree:
             raise RemoteProtocolError(
                 f"{feared} of the {degree} neighbours of a client may collude, the quorum allows for "

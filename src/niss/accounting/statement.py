@@ -7,8 +7,8 @@ A statement says which view and which adversary it holds against, and says so pl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -38,7 +38,9 @@ _SIMULATED = {
     "seed": "The noise of a simulation comes from a seed: the numbers describe the mechanism, "
     "they do not protect the data that was simulated with.",
     "entropy": "Keys and noise came from the operating system's entropy and do not follow from the seed. "
-    "Yet all parties ran in one process, which held every update: nothing here is hidden from whoever ran it.",
+    "Yet all parties ran in one process, which held every update: nothing here is hidden from whoever ran it. The "
+    "measured noise in metrics.jsonl and result.json, and all of diagnostics.jsonl, are computed from bare updates: "
+    "they are no part of this claim, and whoever is given them may learn more than it allows.",
 }
 
 NOT_PROTECTED = (
@@ -106,16 +108,18 @@ def make_statement(
     notes: tuple[str, ...] = (),
     outsider: OutsiderClaim | None = None,
     noise_from: Literal["seed", "entropy", "clients"] = "seed",
+    noise_multipliers: Sequence[float] = (),
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`.
 
     notes       further caveats
-    outsider    the claim against an outsider, where one was computed
+    outsider    the claim against an outsider, where one was computed; in the plan's unit and relation, or refused
     noise_from  where the noise of the run came from: a seed, the operating system's entropy in one process, or
                 clients of their own, which is no simulation
+    noise_multipliers  of the rounds that were released, for methods whose claim is about the whole run
     """
-    rounds = max(plan.participations, int(ledger.participations.max(initial=0)))
-    delta = plan.delta - rounds * plan.attempts * plan.corruption.failure
+    most = int(ledger.participations.max(initial=0))
+    delta = stated_delta(plan, most)
     spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared]) if plan.private else None
     clients = tuple(
         _client(
@@ -123,11 +127,15 @@ def make_statement(
             int(count),
             math.inf if spent is None else float(spent[0, number]),
             math.inf if spent is None else float(spent[1, number]),
-            None if plan.heuristic else delta,
+            None if plan.heuristic or delta >= 1.0 else plan.gaussian_delta,
             plan.delta,
         )
         for number, count in enumerate(ledger.participations)
     )
+    if (whole := plan.kind.epsilon_of_run(plan, noise_multipliers)) is not None and noise_multipliers:
+        notes = (*_known_participants(plan, clients), *notes)
+        known = whole if math.isfinite(whole) else None
+        clients = tuple(replace(client, mu_joint=None, epsilon_joint=known) for client in clients)
     taken = [client for client in clients if client.participations]
     joint = _worst([client.epsilon_joint for client in taken])
     marginal = _worst([client.epsilon_marginal for client in taken])
@@ -135,21 +143,23 @@ def make_statement(
     if ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
     adversary = plan.kind.adversary(plan)
+    if outsider is not None:
+        _check_same_promise(outsider, plan)
     return Statement(
         method=plan.method,
         unit=plan.unit,
-        relation="replace-one" if plan.unit != "client" else plan.relation,
-        delta=plan.delta,
+        relation=stated_relation(plan),
+        delta=delta,
         epsilon_joint=joint,
         epsilon_marginal=marginal,
         budget_epsilon=budget,
         heuristic=plan.heuristic,
         colluders=plan.colluders if plan.kind.uses("colluders") else 0,
         adversary=adversary,
-        words=_words(plan, ledger, joint, marginal, adversary),
+        words=_words(plan, most, delta, joint, marginal, adversary),
         paper=_paper(plan, marginal),
         not_protected=NOT_PROTECTED if plan.private else (),
-        caveats=_caveats(plan, noise_from) + notes,
+        caveats=_caveats(plan, most, delta, noise_from) + notes,
         clients=clients,
         epsilon_outsider=_outsider_epsilon(outsider, joint),
         outsider=None if outsider is None else f"Seeing only the released models: {outsider.words}",
@@ -243,8 +253,38 @@ def assess(
     )
 
 
+def stated_delta(plan: Plan, participations: int) -> float:
+    """The delta of everything that is said about a client who took part so often.
+
+    Each graph that was drawn may fail its bound on colluding neighbours, and each round has its part of what the grid
+    costs. The plan's delta pays for the participations it was made for; every further one adds its own
+    (`scope = "round"`).
+    """
+    further = max(participations - plan.participations, 0)
+    return plan.delta + further * (
+        plan.attempts * plan.corruption.failure + plan.grid_delta / plan.participations
+    )
+
+
+def stated_relation(plan: Plan) -> str:
+    """The relation that every number of a plan's statement is about: records are always replaced."""
+    return plan.relation if plan.unit == "client" else "replace-one"
+
+
+def _check_same_promise(outsider: OutsiderClaim, plan: Plan) -> None:
+    """Numbers of different units, relations or deltas do not compare, and do not go into one statement."""
+    claimed, stated = (outsider.unit, outsider.relation), (plan.unit, stated_relation(plan))
+    if claimed != stated or outsider.delta > plan.delta:
+        raise ConfigError(
+            f"is about {', '.join(claimed)} at delta {outsider.delta:g}, the statement about {', '.join(stated)} at "
+            f"{plan.delta:g}",
+            field="outsider",
+            hint="compute it for the unit, relation and delta of the plan",
+        )
+
+
 def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> float | None:
-    """The joint claim holds against an outsider too: the smaller one counts."""
+    """The joint claim holds against an outsider too, in the same relation: the smaller one counts."""
     known = [value for value in (joint, outsider.epsilon if outsider else None) if value is not None]
     return min(known) if known else None
 
@@ -281,13 +321,15 @@ def _worst(epsilons: list[float | None]) -> float | None:
 
 
 # Every number that a user reads is rounded up: a claim may be too weak, never too strong.
-def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | None, adversary: str) -> str:
+def _words(
+    plan: Plan, most: int, delta: float, joint: float | None, marginal: float | None, adversary: str
+) -> str:
+    """For clients of whom the busiest took part in `most` rounds."""
     if not plan.private:
         return "No privacy: updates are uploaded as they are."
-    most = int(ledger.participations.max(initial=0))
     if most == 0:
         return "Nothing was uploaded, so nothing was revealed."
-    over = f"over {most} participation{'s' if most != 1 else ''}"
+    over = plan.kind.over(plan, most)
     hidden = _UNITS[plan.unit] + (f" ({_RELATIONS[plan.relation]})" if plan.unit == "client" else "")
     alone = (
         "One upload alone carries no noise."
@@ -303,8 +345,19 @@ def _words(plan: Plan, ledger: Ledger, joint: float | None, marginal: float | No
     if joint is None:
         return f"No guarantee in the joint view. {plan.kind.why_no_guarantee(plan)} {alone}"
     return (
-        f"({rounded_up(joint)}, {plan.delta:g})-differential privacy for every client {over}, hiding {hidden}, "
+        f"({rounded_up(joint)}, {delta:g})-differential privacy for every client {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
+    )
+
+
+def _known_participants(plan: Plan, clients: tuple[ClientStatement, ...]) -> tuple[str, ...]:
+    """What is left of a claim that rests on a secret draw, for those who know who was drawn."""
+    known = _worst([client.epsilon_joint for client in clients if client.participations])
+    if known is None:
+        return ()
+    return (
+        f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
+        f"{rounded_up(known)} at delta = {plan.delta:g}; that is what the ledger holds.",
     )
 
 
@@ -320,11 +373,16 @@ def _paper(plan: Plan, marginal: float | None) -> str:
     )
 
 
-def _caveats(plan: Plan, noise_from: str) -> tuple[str, ...]:
+def _caveats(plan: Plan, most: int, delta: float, noise_from: str) -> tuple[str, ...]:
     if not plan.private:
         return ()
     caveats = [_SIMULATED[noise_from]] if noise_from in _SIMULATED else []
     caveats += plan.kind.caveats(plan)
     if plan.unit == "client" and plan.relation == "zero-out":
         caveats.append("Zero-out neighbours do not hide that a client took part.")
+    if delta > plan.delta:
+        caveats.append(
+            f"The plan's delta of {plan.delta:g} is for {plan.participations} of the {most} rounds in which a client "
+            f"took part. In each of them more neighbours may collude than assumed; for all of them delta is {delta:g}."
+        )
     return tuple(caveats)

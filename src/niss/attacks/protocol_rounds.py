@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Plan, effective_variance
+from niss.accounting import Plan, Promise, effective_variance
 from niss.accounting.protocol_rounds import Assessor, make_terms
 from niss.attacks.estimates import best_weights, laplacian
 from niss.attacks.observation import FloatArray
@@ -89,7 +89,7 @@ class DishonestServer:
             holder=holder.public,
             anchor=self._chain.anchor,
         )
-        assess = Assessor(relation=plan.relation, failure=plan.corruption.failure)
+        assess = Assessor(relation=plan.relation, failure=plan.corruption.failure, promise=Promise.of(plan))
         self.clients = [
             RestorableClient(Identity.generate(self._entropy), policy, assess) for _ in range(size)
         ]

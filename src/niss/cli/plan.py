@@ -17,7 +17,7 @@ from niss.errors import ConfigError
 if TYPE_CHECKING:
     from niss.accounting import CoalitionPlan, PlanForecast
 
-_TARGET = ("clip", "epsilon", "delta", "dropout", "mode", "kappa", "tau2", "relation", "neighbours")
+_TARGET = ("clip", "epsilon", "delta", "dropout", "mode", "kappa", "tau2", "relation", "neighbours", "search")
 """The options that the planner takes under the same name."""
 
 
@@ -38,6 +38,7 @@ class PlanOptions:
     kappa           Strength of the shares; default: the cheapest.
     tau2            Ask what this distortion promises.
     relation        zero-out or replace-one.
+    search          Also look for the worst colluders: how near does an attacker come?
     group           A coalition; repeat for each.
     plot            Draw the trade-off into this file (.png or .svg).
     as_json         Print the plan as JSON.
@@ -56,6 +57,7 @@ class PlanOptions:
     kappa: float | None = None
     tau2: float | None = None
     relation: str = option("zero-out", choices=completion.RELATIONS)
+    search: bool = False
     group: list[str] | None = option(None, metavar="SIZE:COLLUSION")
     plot: Path | None = None
     as_json: bool = option(False, "--json")
@@ -68,6 +70,7 @@ def plan_command(options: PlanOptions) -> None:
     Examples:
     niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
     niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
+    niss plan --participants 200 --collusion 0.2 --search      how near does the worst attacker found come?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
     niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
     """

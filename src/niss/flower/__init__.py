@@ -8,6 +8,7 @@ Where to read, on the client and on the server:
     strategy   wraps one of Flower's strategies; a round from its side
     session    a run of the protocol: enrolment, rounds, repair
     account    what was charged and what happened; the statement
+    metrics    metrics inside the upload, on both sides
     proposal   how a run begins, on both sides
     transport  what Flower's messages carry, on both sides
 

@@ -92,7 +92,7 @@ class Account:
         charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
         marginal = upload_mu(terms, size, self.plan.relation)
         self.charges.append((charged, mu, marginal))
-        self.grid_delta = max(self.grid_delta, grid_delta(self.plan, terms))
+        self.grid_delta = max(self.grid_delta, grid_delta(self.plan, terms, size))
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
         scale = size / len(outcome.survivors) if outcome.survivors else 0.0
         report = RoundReport(
@@ -148,8 +148,8 @@ class Account:
 
     def _caveats(self, session: Session) -> tuple[str, ...]:
         caveats = [
-            f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {self.grid_delta:.2g} "
-            "to delta; the claim is computational, as are the keys behind it."
+            f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {self.grid_delta:.2g} "
+            "of delta, which is part of it; the claim is computational, as are the keys behind it."
         ]
         if not session.proposal.tracker:
             caveats.append(
@@ -171,6 +171,9 @@ class Account:
         caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
+        if inside := session.proposal.metrics.names:
+            names = ", ".join(inside)
+            caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
         if self.evaluations:
             caveats.append("Metrics of `evaluate` travel in the clear and are not counted here.")
         if self.clear_metrics:

@@ -4,7 +4,7 @@
 
 It must be the first mod, so that no other one sees the update on its way out. Whatever is not a round of NISS does not
 reach the app: `evaluate` at weights of the server's choice gives a gradient by differences, and so does any other door.
-`NissMod(allow=("evaluate",))` opens one knowingly.
+`NissMod(allow=("evaluate",))` opens one knowingly; `NissMod(metrics=...)` sends metrics inside the upload instead.
 
 What happens to a round: `take_request` takes our record out of the message, and the protocol's `Client` checks
 signature, run, round and budget, remembers the round and charges the ledger. Only then the app trains, and the
@@ -21,21 +21,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from niss.accounting import Assessor, charge_to
+from niss.accounting import Assessor, Promise, charge_to
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.limits import Limits
+from niss.flower.metrics import NoisyMetrics
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
 from niss.flower.state import SELF, StateStore, open_store
 from niss.flower.transport import FloatArray, Model, Reply, Request, Stage, sign_refusal, take_request
 from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
 from niss.protocol import Message as ProtocolMessage
+from niss.redaction import printable
 from niss.tracker.client import TrackerClient
 
 # Flower's own logger, so that its settings decide what is shown.
@@ -43,6 +45,8 @@ LOG = logging.getLogger("flwr")
 # Flower has no code of its own for "the client declines".
 REFUSED = 901
 
+Metrics = Mapping[str, object]
+"""What an app reported, by name; nothing says yet that it is a number."""
 
 _DOORS = ("evaluate", "query")
 """What may be opened; `train` never is, and message types of Flower's past are not known to any app that has a mod."""
@@ -56,9 +60,11 @@ class NissMod:
 
     limits         what this client insists on; the node's own configuration takes precedence
     allow          other messages that reach the app and are answered without any protection: `evaluate`, `query`
+    metrics        by name the ranges (least, greatest) of metrics of `train` that may travel inside the upload, hidden
+                   and charged with it (`niss.flower.metrics`); a run that wants others, or other ranges, is declined
     clear_metrics  names of metrics of `train` that are sent as they are, without any protection; no others are sent
 
-    Raises `ConfigError` for a name that cannot be allowed.
+    Raises `ConfigError` for a name that cannot be allowed, and for a range that is empty or not finite.
     """
 
     def __init__(
@@ -66,10 +72,13 @@ class NissMod:
         limits: Limits | None = None,
         *,
         allow: Collection[str] = (),
+        metrics: Mapping[str, tuple[float, float]] | None = None,
         clear_metrics: Collection[str] = (),
     ) -> None:
         self._limits = Limits() if limits is None else limits
-        self._clear = frozenset(clear_metrics)
+        self._metrics, self._clear = NoisyMetrics.of(metrics), frozenset(clear_metrics)
+        if both := self._clear & set(self._metrics.names):
+            raise ConfigError(f"{min(both)!r} is hidden as well", field="clear_metrics", hint="choose one")
         self._allow = frozenset((allow,) if isinstance(allow, str) else allow)
         if unknown := self._allow - set(_DOORS):
             raise ConfigError(
@@ -89,7 +98,7 @@ class NissMod:
                 return _decline(message, _ONLY_ROUNDS)
             limits = self._limits.of_node(context.node_config)
             with open_store(context, limits.state) as store:
-                exchange = _Exchange(limits, store, request)
+                exchange = _Exchange(limits, self._metrics, store, request)
                 model = exchange.model(message.content)
                 reply = exchange.reply(model)
             if reply is None:
@@ -101,18 +110,24 @@ class NissMod:
         except Exception as error:
             # Without its own state in order a client cannot even sign that it declines. What is wrong with it, down to
             # the names of its files, is nobody else's business.
-            LOG.warning("niss: %s", error if isinstance(error, NissError) else type(error).__name__)
+            LOG.warning("niss: %s", _shown(error) if isinstance(error, NissError) else type(error).__name__)
             return _decline(message, _OUT_OF_ORDER)
 
     def _train(
         self, model: Model, message: Message, context: Context, call_next: ClientAppCallable
-    ) -> tuple[FloatArray, MetricRecord | None]:
-        """The app's bare update, which does not leave this process, and what may; zeros whatever goes wrong."""
+    ) -> tuple[FloatArray, Metrics, MetricRecord | None]:
+        """The app's bare update and metrics, which do not leave this process, and what may leave it in the clear.
+
+        Whatever goes wrong, zeros and no metrics.
+        """
         try:
             trained = call_next(message, context).content  # An error in place of content raises.
             update = model.update_to(_only_arrays(trained))
             if np.all(np.isfinite(update)):
-                return update, self._clear_metrics(trained)
+                records = trained.metric_records.values()
+                metrics = {name: value for record in records for name, value in record.items()}
+                clear = {name: value for name, value in metrics.items() if name in self._clear}
+                return update, metrics, MetricRecord(clear) if clear else None
             LOG.warning("niss: the trained weights are not finite; sending an update of zeros instead")
         except Exception as error:
             LOG.warning(
@@ -120,22 +135,17 @@ class NissMod:
                 type(error).__name__,
             )
             LOG.debug("niss: how the app failed", exc_info=True)
-        return np.zeros(model.size), None
-
-    def _clear_metrics(self, content: RecordDict) -> MetricRecord | None:
-        """The metrics that may travel unprotected, if there are any."""
-        records = content.metric_records.values()
-        metrics = {name: record[name] for record in records for name in record if name in self._clear}
-        return MetricRecord(metrics) if metrics else None
+        return np.zeros(model.size), {}, None
 
 
 class _Exchange:
     """One request of the server and the client's reply to it."""
 
-    def __init__(self, limits: Limits, store: StateStore, request: Request) -> None:
-        self._limits, self._store, self._request = limits, store, request
+    def __init__(self, limits: Limits, metrics: NoisyMetrics, store: StateStore, request: Request) -> None:
+        """`metrics` are those that the client agrees to send inside an upload."""
+        self._limits, self._metrics, self._store, self._request = limits, metrics, store, request
         self._run = request.run.hex()
-        self._accepted: Client | None = None
+        self._accepted: tuple[Client, Proposal, RoundOpen] | None = None
 
     def model(self, content: RecordDict) -> Model | None:
         """The model that a round sends along, decoded before anything is charged; None in the other stages."""
@@ -157,15 +167,20 @@ class _Exchange:
         try:
             body = self._answer(model)
         except NissError as error:
-            LOG.warning("niss: declined: %s", error)
+            LOG.warning("niss: declined: %s", _shown(error))
             body = encode(sign_refusal(self._store.identity, self._request.digest, _reason(error)))
             self._store.save()  # The step that the reply names.
         return None if body is None else Reply(body, self._step)
 
-    def upload(self, update: FloatArray, metrics: MetricRecord | None) -> Reply:
-        """The reply to a round that was charged; `metrics` may travel unprotected beside it. Changes no state."""
+    def upload(self, update: FloatArray, metrics: Metrics, clear: MetricRecord | None) -> Reply:
+        """The reply to a round that was charged; `clear` may travel unprotected beside it. Changes no state.
+
+        Of `metrics` those that the run's proposal names are hidden with the update, and the others stay here.
+        """
         assert self._accepted is not None
-        return Reply(encode(self._accepted.answer(update, os.urandom)), self._step, metrics)
+        client, proposal, opened = self._accepted
+        joined = proposal.metrics.joined(update, metrics, opened.terms, len(opened.participants))
+        return Reply(encode(client.answer(joined, os.urandom)), self._step, clear)
 
     @property
     def _step(self) -> int:
@@ -209,13 +224,13 @@ class _Exchange:
         """Check the round, remember it and charge it; what is left to do needs the update and nothing on disk."""
         if opened.terms.run != proposal.run:
             raise RemoteProtocolError("the round belongs to another run than its message says")
-        if opened.terms.coordinates != model.size:
+        if opened.terms.coordinates != model.size + len(proposal.metrics):
             raise RemoteProtocolError(
                 "the round has another number of coordinates than the model sent with it"
             )
         self._count_step()
         client.accept(opened, os.urandom)
-        self._accepted = client
+        self._accepted = client, proposal, opened
         if proposal.mode == "tolerate":
             client.close_round()  # Nothing will be asked about this round again.
         if proposal.tracker:
@@ -254,7 +269,7 @@ class _Exchange:
                 tracker.heartbeat()
         except NissError as error:
             # The upload stands; whether this client is seated next time is the tracker's business.
-            LOG.warning("niss: %s", error)
+            LOG.warning("niss: %s", _shown(error))
 
     def _count_step(self) -> None:
         """Count this request; saved by the protocol's client together with what it does."""
@@ -262,6 +277,7 @@ class _Exchange:
 
     def _client(self, proposal: Proposal) -> Client:
         """The protocol's client, which enforces the limits and charges the ledger; refuses a run beyond them."""
+        self._metrics.check(proposal.metrics)
         plan, store, failure = proposal.plan, self._store, proposal.plan.corruption.failure
         policy = self._limits.policy(proposal)
         budget, ceiling = self._limits.budget(proposal), self._limits.ceiling_for(plan)
@@ -274,7 +290,7 @@ class _Exchange:
         return Client(
             store.identity,
             policy,
-            assess=_assessor(plan.relation, failure),
+            assess=_assessor(plan.relation, failure, Promise.of(plan)),
             charge=charge_to(ledger, SELF, relation=plan.relation),
             persist=persist,
             kept=store.state.memory,
@@ -282,9 +298,9 @@ class _Exchange:
 
 
 @lru_cache(maxsize=8)
-def _assessor(relation: str, failure: float) -> Callable[[Agreed, int], float]:
+def _assessor(relation: str, failure: float, promise: Promise) -> Callable[[Agreed, int], float]:
     """Shared by the clients of one process: the worst case of a round is the same for all of them."""
-    return Assessor(relation=relation, failure=failure)
+    return Assessor(relation=relation, failure=failure, promise=promise)
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:
@@ -295,6 +311,11 @@ def _only_arrays(content: RecordDict) -> ArrayRecord:
     return records[0]
 
 
+def _shown(error: NissError) -> str:
+    """An error as this node's own log has it; parts of it may be words of the server."""
+    return printable(error.message) + ("" if error.hint is None else f" ({printable(error.hint)})")
+
+
 def _reason(error: NissError) -> str:
     """What a server is told: what it did wrong itself, but not what a node's files or books look like."""
     return error.message if isinstance(error, ProtocolError) else _NOT_ALLOWED
@@ -302,7 +323,7 @@ def _reason(error: NissError) -> str:
 
 def _decline(message: Message, reason: str) -> Message:
     """An error in Flower's terms, unsigned: there is no identity yet to sign with, or no run to refuse."""
-    LOG.warning("niss: declined: %s", reason)
+    LOG.warning("niss: declined: %s", printable(reason))
     return Message(Error(REFUSED, f"niss: {reason}"), reply_to=message)
 
 

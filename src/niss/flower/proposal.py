@@ -5,7 +5,7 @@ limits, keeps it, and holds the server to it for the rest of the run. The enrolm
 identity and one-time keys, and says what the client does not take on trust.
 
     proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
-               participants, prekeys, tracker
+               participants, prekeys, tracker, and metrics where there are any
     enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from niss.accounting import Plan
 from niss.errors import ConfigError, NissError, RemoteProtocolError
+from niss.flower.metrics import NO_METRICS, NoisyMetrics
 from niss.protocol import (
     MODES,
     PUBLIC_BYTES,
@@ -74,6 +75,7 @@ class Proposal:
     participants  fewest participants of a round
     prekeys       how many one-time keys a client is to hand over
     tracker       address of the tracker, or empty
+    metrics       what travels inside the uploads beside the updates
     """
 
     run: bytes
@@ -85,6 +87,7 @@ class Proposal:
     participants: int
     prekeys: int
     tracker: str = ""
+    metrics: NoisyMetrics = NO_METRICS
 
     @property
     def round_mu(self) -> float:
@@ -97,7 +100,9 @@ class Proposal:
         """The proposal as it travels: the server's signature, then JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {name: values[name].hex() for name in _BYTE_FIELDS}
-        values |= {"version": VERSION, "plan": plan_values(self.plan)}
+        values |= {"version": VERSION, "plan": plan_values(self.plan), "metrics": self.metrics.to_json()}
+        if not self.metrics:
+            del values["metrics"]  # As before there were any.
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         return server.sign(_PROPOSAL_PURPOSE, text) + text
 
@@ -121,6 +126,7 @@ def read_proposal(data: bytes) -> Proposal:
             participants=int(values["participants"]),
             prekeys=int(values["prekeys"]),
             tracker=str(values["tracker"]),
+            metrics=NoisyMetrics.of(**values.get("metrics", {})),
         )
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None

@@ -26,6 +26,7 @@ from pathlib import Path
 from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.declines import Declines
+from niss.flower.metrics import NO_METRICS, NoisyMetrics
 from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
 from niss.protocol import (
@@ -55,6 +56,7 @@ from niss.tracker.client import TrackerClient
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
+LIED = "what it revealed in the repair, or committed to, is proven false"
 
 
 class Relay:
@@ -194,7 +196,7 @@ class Round:
     agreed          participants, terms, beacon and the graph that follows from them
     nodes           Flower's ids of the participants, by seat
     lost            by node: why its upload is missing
-    unhelpful       by node: why its part in the repair is missing
+    unhelpful       by node: why its part in the repair is missing, or does not count
     refused         by node that declined under its signature, and so uploaded nothing: why
     bytes_uploaded  size of all uploads that were accepted
     """
@@ -227,6 +229,7 @@ class Session:
         participants: int,
         coalition: Coalition | None,
         assess: Callable[[Agreed, int], float],
+        metrics: NoisyMetrics = NO_METRICS,
     ) -> None:
         """Start a run and sign its proposal.
 
@@ -238,6 +241,7 @@ class Session:
         participants  fewest participants of a round
         coalition     the identities that may join; None: anyone
         assess        (round, colluders) -> the worst mu of any client in it
+        metrics       what travels inside the uploads beside the updates
         """
         self._assess = assess
         self._identity, self._server, self._coordinator = identity, Server(identity), coordinator
@@ -253,6 +257,7 @@ class Session:
             participants=participants,
             prekeys=PREKEYS,
             tracker=coordinator.address,
+            metrics=metrics,
         )
         self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
@@ -324,7 +329,7 @@ class Session:
         ]
 
     def open(self, number: int, nodes: list[int], coordinates: int) -> dict[int, Request]:
-        """Open a round on updates of so many coordinates; one request for each participant.
+        """Open a round on models of so many coordinates; one request for each participant.
 
         Raises `ProtocolError` where there are too few nodes, or the tracker is away, and `PrivacyError` where no graph
         that was drawn keeps the plan's promise. Nobody has been asked anything then.
@@ -339,7 +344,7 @@ class Session:
             self.proposal.plan,
             number,
             seat=lambda attempt: coordinator.seat(number, attempt, tuple(node_of), fewest),
-            terms=lambda people: self._terms_for(people, coordinates),
+            terms=lambda people: self._terms_for(people, coordinates + len(self.proposal.metrics)),
             release=lambda attempt, commitment: coordinator.beacon(number, attempt, commitment),
             assess=self._assess,
             allowed=self._allowed,
@@ -424,9 +429,16 @@ class Session:
         return {node: self._request(node, Stage.REQUEST, body) for node, body in by_node.items()}
 
     def finish(self) -> tuple[Round, Outcome]:
-        """End the round under way; returns it with the sum and what is left in it."""
+        """End the round under way; returns it with the sum and what is left in it.
+
+        Whoever is proven to have lied in the repair is left out from here on.
+        """
         current, self.round = self._current, None
-        return current, self._server.finish()
+        outcome = self._server.finish()
+        for node in (current.nodes[seat] for seat in outcome.liars):
+            current.unhelpful[node] = LIED
+            self.leave_out(node, LIED)
+        return current, outcome
 
     @property
     def _current(self) -> Round:

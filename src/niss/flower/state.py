@@ -13,7 +13,7 @@ how often the notes had been written. A ledger that is gone or was cut, and note
 are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
 
 A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
-marginal view, the number of charges, and the sum of their failure probabilities.
+marginal view, the number of charges, and the sum of the failure probabilities of all graphs that were drawn for them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ClientState:
         return agreed_to
 
     def failure_of(self, run: str) -> float | None:
-        """With what probability the bound on colluders of a round of this run may fail; None if it is not known."""
+        """With what probability the bound on colluders may fail on a graph of this run; None if it is not known."""
         if run not in self.proposals:
             return None
         return read_proposal(self.proposals[run]).plan.corruption.failure
@@ -147,7 +147,8 @@ class StateStore(ABC):
         run       id of the run, in hex
         relation  what the run hides, `zero-out` or `replace-one`
         budget    what may be spent in all, where no earlier run has fixed it
-        failure   probability that a round's bound on colluding neighbours fails, which counts against delta
+        failure   probability that the bound on colluding neighbours fails on one graph, which counts against delta:
+                  an upload pays for the graph of its attempt and for those of all attempts before
         ceiling   what may be spent in all, even if an earlier run fixed more
         """
 
@@ -157,7 +158,7 @@ class ContextStore(StateStore):
 
     spent     ledger of this one client
     budget    what the first charge was made against; None before it
-    failures  sum of the probabilities with which bounds on colluders may have failed
+    failures  sum of the probabilities with which bounds on colluders may have failed, over all graphs drawn
     """
 
     def __init__(self, context: Context) -> None:
@@ -175,7 +176,8 @@ class ContextStore(StateStore):
 
     def _failures_before(self) -> float:
         """What a Context of version 0.1, which counted charges alone, has spent of delta at most."""
-        worst = max((self.state.failure_of(run) or 0.0 for run in self.state.proposals), default=0.0)
+        plans = (read_proposal(proposal).plan for proposal in self.state.proposals.values())
+        worst = max((plan.attempts * plan.corruption.failure for plan in plans), default=0.0)
         return int(self.spent.participations[0]) * worst
 
     def save(self) -> None:
@@ -211,10 +213,10 @@ class _ContextLedger:
     def charge(
         self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
     ) -> None:
-        del round, attempt, basis  # The protocol's memory knows which rounds were answered.
+        del round, basis  # The protocol's memory knows which rounds were answered.
         store, (joint, marginal) = self.store, mus[SELF]
         # The first budget holds: a server cannot propose a second run to get a larger one.
-        budget, failures = store.budget or self.budget, store.failures + self.failure
+        budget, failures = store.budget or self.budget, store.failures + (attempt + 1) * self.failure
         _check_failures(failures, budget.delta_failure)
         _check_ceiling(self.ceiling, float(store.spent.joint_squared[0]) + joint**2, failures)
         store.spent.budget = np.array([budget.mu])
@@ -313,7 +315,8 @@ class _FolderLedger:
                     f"{self.path} was started without a budget, so it can promise nothing",
                     hint="use a new niss-state folder, with a new identity",
                 )
-            failures = sum(self._failure_of(entry.basis) for entry in ledger.entries) + self.failure
+            failures = sum(self._failures_of(entry.basis) for entry in ledger.entries)
+            failures += (attempt + 1) * self.failure
             _check_failures(failures, ledger.header.delta_failure)
             _check_ceiling(self.ceiling, ledger.spent(SELF) ** 2 + mus[SELF][0] ** 2, failures)
             noted = {"failure": self.failure, "notes": state.saves}
@@ -321,12 +324,13 @@ class _FolderLedger:
             state.ledger = ledger.head
         self.store.save()
 
-    def _failure_of(self, basis: Mapping[str, Any]) -> float:
-        """The failure probability of an earlier charge; version 0.1 did not write it down, but kept the proposal."""
-        if "failure" in basis:
-            return float(basis["failure"])
-        known = self.store.state.failure_of(str(basis.get("run")))
-        return self.failure if known is None else known
+    def _failures_of(self, basis: Mapping[str, Any]) -> float:
+        """The failure probabilities of the graphs of an earlier charge, up to the one that was used.
+
+        The basis has that of one graph; version 0.1 did not write it down, but kept the proposal.
+        """
+        known = basis.get("failure", self.store.state.failure_of(str(basis.get("run"))))
+        return (int(basis.get("attempt", 0)) + 1) * (self.failure if known is None else float(known))
 
     def _open(self) -> LedgerFile:
         """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
@@ -348,11 +352,12 @@ class _FolderLedger:
 def _check_failures(failures: float, allowed: float) -> None:
     """Refuse a charge whose bound on colluding neighbours may fail more often than delta has room for.
 
-    By the union bound, all rounds together fail with the sum of their probabilities at most.
+    By the union bound, all graphs together fail with the sum of their probabilities at most. That counts graphs, not
+    uploads: a server may give up attempts until it likes the graph, and every one of them was a chance.
     """
     if failures > allowed * _ROUNDING:
         raise PrivacyError(
-            "uploads whose bounds on colluders may fail together exceed this client's delta",
+            "graphs on which the bound on colluders may fail together exceed this client's delta",
             hint="use fewer rounds, or raise the cap on participations",
         )
 

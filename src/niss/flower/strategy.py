@@ -21,7 +21,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +30,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Assessor, Plan, Statement
+from niss.accounting import Assessor, Plan, Promise, Statement
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
+from niss.flower.metrics import PART, NoisyMetrics
 from niss.flower.proposal import plan_values
 from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
 from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, shared_model, sort_replies
@@ -75,6 +76,9 @@ class NissStrategy(Strategy):
     coalition      file with the identities that may take part
     report         file to write the statement and what happened in each round to, as JSON
     stage_timeout  seconds to wait for answers that need no training
+    metrics        by name the ranges (least, greatest) of metrics of `train` that travel inside the uploads, hidden and
+                   charged with them; a node that has not agreed to them in its `NissMod` does not join
+    metric_part    how much of the clip all of them together may take up
 
     After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
     cannot be carried out.
@@ -93,6 +97,8 @@ class NissStrategy(Strategy):
         coalition: str | Path | None = None,
         report: str | Path | None = None,
         stage_timeout: float = 120.0,
+        metrics: Mapping[str, tuple[float, float]] | None = None,
+        metric_part: float = PART,
     ) -> None:
         _require_averaging(strategy)
         plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
@@ -100,6 +106,13 @@ class NissStrategy(Strategy):
             raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
+        self._metrics = NoisyMetrics.of(metrics, metric_part)
+        if _weight_of(strategy) in self._metrics.names:
+            raise ConfigError(
+                f"{_weight_of(strategy)!r} is the weight of a result",
+                field="metrics",
+                hint="use another name",
+            )
         self.inner, self._mode = strategy, mode
         self._identity = (
             Identity.generate(os.urandom) if key is None else load_identity(Path(key).expanduser())
@@ -116,7 +129,9 @@ class NissStrategy(Strategy):
         if self._report is not None and not self._report.parent.is_dir():
             raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
         self._stage_timeout = stage_timeout
-        self._assess = Assessor(relation=plan.relation, failure=self.plan.corruption.failure)
+        self._assess = Assessor(
+            relation=plan.relation, failure=self.plan.corruption.failure, promise=Promise.of(self.plan)
+        )
         self._rounds = _DEFAULT_ROUNDS
         self._sent: list[Message] = []
         self._failed_enrolments: dict[int, int] = {}
@@ -203,7 +218,8 @@ class NissStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Sum the uploads, repair what was lost if so agreed, and hand the mean to the wrapped strategy.
 
-        Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`.
+        Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`. Those that
+        travelled inside the uploads reach it as the metrics of that one result, each with its noise.
         """
         if not self._sent:
             return self.inner.aggregate_train(server_round, [])
@@ -220,7 +236,7 @@ class NissStrategy(Strategy):
         results = [_shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
-        results.insert(0, self._mean_as_reply(current, outcome, uploads))
+        results.insert(0, self._mean_as_reply(current, outcome, uploads, report.deviation))
         arrays, metrics = self.inner.aggregate_train(server_round, results)
         counts = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
         counts.update({} if metrics is None else metrics)
@@ -254,6 +270,8 @@ class NissStrategy(Strategy):
             "\t│\t├── over %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders
         )
         LOG.info("\t│\t├── dropouts: %s", self._mode)
+        if self._metrics:
+            LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
         LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or "this server")
         self.inner.summary()
 
@@ -270,6 +288,7 @@ class NissStrategy(Strategy):
                 participants=self._participants,
                 coalition=self._coalition,
                 assess=self._assess,
+                metrics=self._metrics,
             )
             self.account = Account(self.plan)
             self._failed_enrolments.clear()
@@ -294,18 +313,20 @@ class NissStrategy(Strategy):
         """Exchange messages outside of Flower's own round, through the grid that the round was configured with."""
         return send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
 
-    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies) -> Message:
+    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies, deviation: float) -> Message:
         """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants."""
         mean = outcome.total * (len(current.nodes) / len(outcome.survivors))
         survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
         metrics = _mean_metrics([reply.metrics for reply in survivors])
         self.account.clear_metrics |= set(metrics)
-        metrics[getattr(self.inner, "weighted_by_key", "num-examples")] = 1
-        content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
+        size, clip = self._model.size, current.agreed.terms.clip
+        metrics.update(self._metrics.means(mean[size:], clip, deviation))
+        metrics[_weight_of(self.inner)] = 1
+        content = RecordDict({self._array_key: self._model.moved_by(mean[:size]), METRICS: metrics})
         return Message(content, reply_to=self._sent[0])
 
     def _log(self, report: RoundReport) -> None:
-        """One line for the round, and one for each upload that is not in the sum."""
+        """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
         LOG.info(
             "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
             report.survivors,
@@ -314,6 +335,8 @@ class NissStrategy(Strategy):
         )
         for node, why in report.lost.items():
             LOG.info("niss: \t> node %s: %s", node, why)
+        for problem in report.problems:
+            LOG.warning("niss: \t> %s", problem)
 
     def _conclude(self, result: Result) -> None:
         """Log the statement and write the report, unless the run failed before it began."""
@@ -354,6 +377,11 @@ def _require_averaging(strategy: Strategy) -> None:
                 field="strategy",
                 hint="use one that averages, such as FedAvg, FedProx, FedAvgM, FedAdam, FedYogi or FedAdagrad",
             )
+
+
+def _weight_of(strategy: Strategy) -> str:
+    """The name of the metric that a strategy weights results by."""
+    return str(getattr(strategy, "weighted_by_key", "num-examples"))
 
 
 def _mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:

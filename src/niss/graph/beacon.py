@@ -79,6 +79,9 @@ def _permutation_avoiding(forbidden: set[int], size: int, stream: BeaconStream) 
     while True:
         images = stream.permutation(size).tolist()
         pending = [client for client in range(size) if client * size + images[client] in forbidden]
+        # In a random order: relabelling the clients must not change the law of the graph, on which claims about
+        # colluders among a client's neighbours rest (`niss.views.collusion`).
+        pending = [pending[place] for place in stream.permutation(len(pending)).tolist()]
         tries = 0
         while pending and tries < 64 * size:
             tries += 1

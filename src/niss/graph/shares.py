@@ -104,7 +104,7 @@ class ShareGraph:
         grows with v_k, from `degree` upwards, and in-weight = out-weight = v_k for every client.
         """
         neighbours = _neighbours(size, degree)
-        stream = BeaconStream(beacon, "regular", size)
+        stream = BeaconStream(beacon, "regular.v2", size)
         if shares is None:
             senders, receivers = disjoint_permutations(size, neighbours, stream, derangements=True)
             weights = np.full(senders.size, float(degree) / neighbours)

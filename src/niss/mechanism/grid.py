@@ -36,12 +36,14 @@ What the accounting knows is the Gaussian mechanism `x + B n + eta`, mu-GDP at s
    to 1 over y. Half the sum over y and over j != 0 is the bound. It needs `eta > 0` at both ends of every share.
    A rounded Gaussian with one honest end (a share left uncancelled, a self-mask) has one eta fewer in kappa.
 
-3. Replacing the mechanism by one within TV distance D, over all coordinates and rounds, for both neighbours:
+3. The sampler's distance from the ideal is nearly all a factor on probabilities: `P'(A) <= e^h P(A) + rest` for all
+   events, and the same the other way round (`niss.randomness.sampler_factor`). With D the sum of the aliasing over
+   all shares, coordinates and rounds,
 
-       delta(epsilon) <= gdp_delta(epsilon, mu) + (1 + exp(epsilon)) D.
+       delta(epsilon) <= e^h gdp_delta(epsilon - 2 h, mu) + (1 + e^(epsilon + h)) (rest + D).
 
 With all deviations at least S steps a share and coordinate cost exp(-6.5 S^2): 4e-12 at S = 2, 2e-46 at S = 4.
-The sampler's distance grows with the deviation instead, about as 3e-17 S sqrt(draws) from S = 64 on.
+`h` grows with the deviation instead: 4e-7 at S = 256 for 6e9 draws.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.randomness import sampler_distance
+from niss.mechanism.gaussian import gdp_delta
+from niss.randomness import sampler_factor
 
 MAX_BITS = 62
 ModulusBits = Literal[32, 64]
@@ -216,34 +219,31 @@ def aliasing_distance(deviation_steps: ArrayLike, share_steps: ArrayLike) -> flo
 
 def discretisation_delta(
     deviation_steps: ArrayLike,
-    coordinates: int,
-    rounds: int,
+    draws: ArrayLike,
     *,
+    aliasing: float,
     epsilon: float,
-    share_steps: ArrayLike = (),
+    mu: float,
+    rest: float,
 ) -> float:
-    """What grid and sampler add to the delta of the Gaussian mechanism at `epsilon`: `(1 + e^epsilon) D`.
+    """What grid and sampler add to the delta of the Gaussian mechanism at `epsilon`; at most 1, which is no claim.
 
-    `deviation_steps`: the deviation of each honest client's residual noise, in grid steps; `share_steps`: of each
-    share between honest clients, in one round. `D` is `coordinates * rounds` times the aliasing (zero without
-    shares: one rounded noise is a function of the Gaussian mechanism) plus `sampler_distance` of all the
-    draws. At most 1, which is no claim at all.
+    deviation_steps  of every kind of noise that is drawn, in grid steps
+    draws            how many of each there are: all participants, coordinates and rounds
+    aliasing         D, `aliasing_distance` times coordinates and rounds
+    epsilon, mu      the claim, and the mu of the Gaussians behind it
+    rest             how much of the sampler's distance may be no factor; the smaller, the larger the factor
+
+    Rounds need not be alike: where each alone, repeated as often as there are rounds, has a factor `e^h`, all together
+    have at most `e^2h` (take the order `80 log(2) / h` in `sampler_factor`), and that is what is counted.
     """
-    if coordinates < 1 or rounds < 1:
-        raise ConfigError("must be at least 1", field="coordinates" if coordinates < 1 else "rounds")
-    if not epsilon >= 0.0:
-        raise ConfigError(f"must not be negative, not {epsilon!r}", field="epsilon")
-    residuals, shares = _steps(deviation_steps, "deviation_steps"), _steps(share_steps, "share_steps")
-    if residuals.size == 0 or residuals.max() == 0.0:
-        raise ConfigError(
-            "needs residual noise: without it there is nothing to round", field="deviation_steps"
-        )
-    aliasing = aliasing_distance(residuals, shares)
-    if aliasing >= 1.0 or epsilon > 700.0:
+    if not epsilon >= 0.0 or not mu > 0.0:
+        raise ConfigError("epsilon must not be negative, and mu above 0", field="epsilon")
+    factor = 2.0 * sampler_factor(_steps(deviation_steps, "deviation_steps"), draws, rest=rest)
+    if not factor < 1.0 or epsilon > 500.0:
         return 1.0
-    draws = float(coordinates) * float(rounds)
-    distance = draws * aliasing + sampler_distance(np.concatenate([residuals, shares]), draws)
-    return min(1.0, (1.0 + math.exp(epsilon)) * distance)
+    moved = math.exp(factor) * gdp_delta(max(epsilon - 2.0 * factor, 0.0), mu) - gdp_delta(epsilon, mu)
+    return min(1.0, max(moved, 0.0) + (1.0 + math.exp(epsilon + factor)) * (rest + aliasing))
 
 
 def _steps(values: ArrayLike, field: str) -> NDArray[np.float64]:

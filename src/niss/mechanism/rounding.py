@@ -74,6 +74,22 @@ def round_randomly(
     return rounded
 
 
+def shortened(
+    grid: Grid, values: NDArray[np.float64], bound: float, *, others: int, norm: float
+) -> NDArray[np.float64]:
+    """`values`, as much shorter as leaves room for `others` more coordinates of norm at most `norm`.
+
+    `round_randomly` shortens all coordinates of a vector alike. Once these are shortened in advance, it finds room for
+    the whole vector, whose other coordinates it then leaves as long as they are. In steps, theirs add to `E ||q||^2` at
+    most `norm^2 + others / 4`, and to its deviation at most `norm + sqrt(others) / 2`.
+    """
+    whole, own = bound * 2.0**grid.bits, norm * 2.0**grid.bits
+    left = whole**2 - own**2 - others / 4.0 - MARGINS[0] * (own + math.sqrt(others) / 2.0)
+    if left < 1.0:
+        return np.zeros_like(values)
+    return values * _fitting_scale(np.abs(grid.in_steps(values)).ravel(), math.floor(left), MARGINS[0], 1.0)
+
+
 def squared_norm(steps: Steps) -> int:
     """`sum q^2`, exactly: a block at a time, in limbs of 21 bits whose products cannot overflow."""
     total = 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from niss.errors import ConfigError
+from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import aggregate_variance, share_counts
 from niss.mechanism.shares import Edges, distortion_named
@@ -34,15 +34,15 @@ from niss.methods.base import (
 )
 from niss.methods.distortions import why_no_bound
 from niss.randomness import SimStream
-from niss.views import Corruption, WorstCase, calibrate_for, effective_variance, worst_case
+from niss.views import Corruption, WorstCase, calibrate_for, effective_variance, expected_bound, worst_case
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan, RoundPlan
 
 # Factors per coordinate can be accounted for in rounds of at most this many clients, and this many numbers.
 _MOST_CLIENTS, _MOST_FACTORS = 40, 2e7
-# On a regular graph of fewer neighbours than this the search for colluders is not trusted.
-_SPARSE = 4
+# What is lost to colluders among few neighbours, in units of 1 / kappa, is little up to this.
+_LITTLE = 3.0
 
 
 def marginal_variance(
@@ -108,6 +108,8 @@ class Niss(Method):
             # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
             target = (own_variance / own_variance.min()).tobytes()
             common, opponent = _calibrated(graph, plan.corruption, plan.kappa / plan.neighbours, target)
+            if opponent.alone:
+                raise too_sparse(size, plan.neighbours, plan.corruption)
             return Shares(graph, unit, np.full(size, common), opponent)
         return Shares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
 
@@ -136,7 +138,7 @@ class Niss(Method):
         return round_plan.with_scales(None if scales is None else scales.astype(np.float64))
 
     def joint_variance(self, round_plan: RoundPlan) -> FloatArray | None:
-        """Exact without colluders; against them, the worst ratio found at any client, charged to every client."""
+        """Exact without colluders; against them, the worst ratio of any client, or a bound on it, for every client."""
         # Against colluders or reveals no worst case is computed for a multiplicative distortion.
         if _is_multiplied(round_plan):
             unknown = round_plan.scales is None or round_plan.plan.corruption.removed
@@ -234,12 +236,8 @@ class Niss(Method):
             caveats.append("Clients that collude with the server are not counted here.")
         if plan.corruption.failure:
             caveats.append(
-                f"{plan.delta - plan.gaussian_delta:.2g} of delta pays for rounds in which more neighbours of a "
-                "client collude than the accountant assumes."
-            )
-        if plan.colluders and plan.neighbours < _SPARSE and plan.graph == "regular":
-            caveats.append(
-                f"On a graph this sparse the search may miss worse colluders; send at least {_SPARSE} shares."
+                f"{plan.failing_delta:.2g} of delta pays for graphs on which more neighbours of a client collude than "
+                "the accountant assumes."
             )
         if plan.graph == "random":
             caveats.append(
@@ -255,6 +253,32 @@ class Niss(Method):
 def _is_multiplied(round_plan: RoundPlan) -> bool:
     distortion = distortion_named(round_plan.plan.distortion)
     return distortion.multiplies and bool(np.any(round_plan.tau2 > 0.0))
+
+
+def too_sparse(size: int, neighbours: float, corruption: Corruption) -> PrivacyError:
+    """What to say where colluders could cut a client off from the others, so that its shares are worth nothing."""
+    enough = enough_neighbours(size, corruption)
+    hint = "use graph = 'complete', more participants, or fewer colluders"
+    if enough < size - 1:
+        hint = f"let each send {enough} shares (neighbours = {enough}), or use graph = 'complete'"
+    return PrivacyError(
+        f"with {neighbours:g} neighbours each, {corruption.removed} of {size} participants could cut a client off from "
+        "the others' noise",
+        hint=hint,
+    )
+
+
+def enough_neighbours(size: int, corruption: Corruption, least: int = 4) -> int:
+    """The fewest neighbours, `least` or more, with which colluders cost little; `size - 1` where only all will do.
+
+    Little: with shares of strength kappa, at most 3 / kappa of the noise a client would need alone.
+    """
+    degree = least
+    while degree < (size - 1) / 2:
+        if degree * expected_bound(size, float(degree), corruption).energy <= _LITTLE:
+            return degree
+        degree += max(1, degree // 8)
+    return size - 1
 
 
 def draw_graph(
@@ -300,7 +324,7 @@ def draw_graph(
     return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=shares)
 
 
-# Methods that are compared draw the same graph in the same round, and search the same worst case.
+# Methods that are compared draw the same graph in the same round, and have the same worst case.
 @lru_cache(maxsize=32)
 def _regular(size: int, degree: float, beacon: bytes) -> ShareGraph:
     return ShareGraph.regular(size, degree=degree, beacon=beacon)

@@ -352,9 +352,11 @@ class Client:
         lost = set(range(size)) - set(survivors)
         if len(lost) > terms.dropped:
             raise RemoteProtocolError(f"{len(lost)} clients dropped, at most {terms.dropped} can be repaired")
-        mine = len(lost & set(agreed.neighbours(seat)))
-        if mine > terms.revealed:
-            raise RemoteProtocolError(f"{mine} edges to reveal, at most {terms.revealed} were agreed on")
+        # Of every seat, not of this one alone: what protects this client depends on what the others keep, and the set
+        # is the same for all who agree to it.
+        most = max((len(lost.intersection(agreed.neighbours(one))) for one in survivors), default=0)
+        if most > terms.revealed:
+            raise RemoteProtocolError(f"{most} edges to reveal, at most {terms.revealed} were agreed on")
 
     def _signers(self, agreed: Agreed, request: RevealRequest, agreed_set: bytes) -> set[int]:
         """The seats whose valid, identical verdicts the request carries."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from niss import files
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, PRIVACY, RESULT, SUMMARY, JsonObject
+from niss.redaction import printable
 
 if TYPE_CHECKING:
     from niss.methods import Method
@@ -361,24 +362,23 @@ def read_object(path: Path) -> JsonObject | None:
     Raises `RunFolderError` where the file cannot be read or holds anything else.
     """
     value = files.find_json(path)
-    return None if value is None else printable(value)
+    return None if value is None else _shown(value)
 
 
 def read_lines(path: Path) -> tuple[list[JsonObject], bool]:
     """The objects of a .jsonl file, with `printable` texts, and whether the last line is cut off."""
     lines, cut_off = files.read_json_lines(path)
-    return printable(lines), cut_off
+    return _shown(lines), cut_off
 
 
-def printable(value: Any) -> Any:
-    """`value` without the characters that neither HTML nor SVG may carry: escaping does not help against those."""
+def _shown(value: Any) -> Any:
+    """`value` with all its texts `printable`: escaping does not help against characters that no page may carry."""
     if isinstance(value, str):
-        text = "".join(sign for sign in value if sign in "\n\t" or ord(sign) >= 0xA0 or sign.isprintable())
-        return text.encode("utf-8", errors="replace").decode("utf-8").translate({0xFFFE: None, 0xFFFF: None})
+        return printable(value, longest=None, keep="\n\t")
     if isinstance(value, list):
-        return [printable(item) for item in value]
+        return [_shown(item) for item in value]
     if isinstance(value, dict):
-        return {printable(key): printable(item) for key, item in value.items()}
+        return {_shown(key): _shown(item) for key, item in value.items()}
     return value
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Assessor, Plan, grid_delta, make_terms, propose_round, upload_mu
+from niss.accounting import Assessor, Plan, Promise, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
@@ -119,7 +119,9 @@ class ProtocolExchange:
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
         self._server = Server(Identity.generate(entropy))
         self._run = entropy(16)
-        self._assess = Assessor(relation=plan.relation, failure=plan.corruption.failure)
+        self._assess = Assessor(
+            relation=plan.relation, failure=plan.corruption.failure, promise=Promise.of(plan)
+        )
         # A given tau^2 promises nothing, so nothing is too dear.
         self._allowed = math.inf
         if plan.tau2 is None:
@@ -154,7 +156,7 @@ class ProtocolExchange:
         )
         proposed, mu = self._propose(number, participants)
         terms = proposed.terms
-        rounding = grid_delta(self._plan, terms)
+        rounding = grid_delta(self._plan, terms, members.size)
         opened = self._server.open_round(terms, participants, proposed.beacon)
         marginal = upload_mu(terms, members.size, self._plan.relation)
         charge(mu, marginal, terms.attempt)

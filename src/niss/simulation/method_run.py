@@ -59,7 +59,14 @@ class MethodRun:
             path = None if self._folder is None else self._folder.path
             name = f"{self.config.name}/{self.method.title}"
             self.ledger = self._open_files.enter_context(
-                recorded(self.ledger, path, self.federation.plan, run=name, rounds=self.rounds_done)
+                recorded(
+                    self.ledger,
+                    path,
+                    self.federation.plan,
+                    run=name,
+                    rounds=self.rounds_done,
+                    participations=self.config.most_participations,
+                )
             )
         return self
 
@@ -69,10 +76,11 @@ class MethodRun:
         self._open_files.close()
 
     def record(self, result: RoundResult, seconds: float) -> None:
-        """Take over what a round left behind: in memory, then the line of metrics, then the checkpoint."""
+        """Take over what a round left behind: in memory, then its lines in the files, then the checkpoint."""
         self.weights, self.rounds_done = result.weights, result.number
         self.metrics.append(result.to_metrics())
         if self._folder is not None:
+            self._folder.append_diagnostics(result.to_diagnostics())
             self._folder.append_round(self.metrics[-1], seconds)
             self._folder.save_checkpoint(Checkpoint(self.rounds_done, self.weights, self.ledger))
 

@@ -20,10 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from niss.accounting import Ledger, LedgerFile, Plan
+from niss.accounting import Ledger, LedgerFile, Plan, stated_delta, stated_relation
 from niss.errors import RunFolderError
 from niss.files import (
     CHECKPOINT,
+    DIAGNOSTICS,
     LEDGER,
     MANIFEST,
     METRICS,
@@ -80,11 +81,20 @@ class RunFolder:
         timing = {"round": metrics["round"], "seconds": round(seconds, 4)}
         append_durably(self.path / TIMING, json_line(timing))
 
+    def append_diagnostics(self, diagnostics: Mapping[str, Any]) -> None:
+        """Add what the simulator alone can know of a round; kept apart from all that a claim is made about."""
+        append_durably(self.path / DIAGNOSTICS, json_line(diagnostics))
+
     def rewind_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Drop whatever was written after the checkpoint at `rounds`; returns the metrics up to there."""
         lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in (METRICS, TIMING)}
         if len(lines[METRICS]) < rounds:
             raise _other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
+        if (
+            self.path / DIAGNOSTICS
+        ).exists():  # Version 0.1 wrote none, so its lines are told by their round.
+            diagnosed, _ = read_json_lines(self.path / DIAGNOSTICS)
+            lines[DIAGNOSTICS] = [line for line in diagnosed if line.get("round", math.inf) <= rounds]
         for name, rows in lines.items():
             write_atomically(self.path / name, b"".join(map(json_line, rows)))
         return lines[METRICS]
@@ -160,36 +170,40 @@ class RecordedLedger(Ledger):
 
 @contextlib.contextmanager
 def recorded(
-    ledger: Ledger, folder: Path | None, plan: Plan, *, run: str, rounds: int
+    ledger: Ledger, folder: Path | None, plan: Plan, *, run: str, rounds: int, participations: int
 ) -> Iterator[RecordedLedger]:
     """`ledger` as it stood after `rounds` rounds, written on into the folder's ledger.jsonl, where there is one.
 
     What was charged after the checkpoint is rewound: a simulated upload has not really left, and the
-    round is played again. A real client never rewinds its ledger. `run` names the run in the file's header.
+    round is played again. A real client never rewinds its ledger. `run` names the run in the file's header, whose delta
+    is for a client that takes part in `participations` rounds.
     """
     spent = (ledger.joint_squared, ledger.marginal_squared, ledger.participations, ledger.budget)
     if folder is None:
         yield RecordedLedger(*spent, rounds=rounds)
         return
+    history: list[NDArray[np.int64]] = []
     path = folder / LEDGER
     if rounds:
         _rewind_ledger(path, rounds)
         file = LedgerFile.open(path)
+        history = [np.array(sorted(map(int, entry.mus)), dtype=np.int64) for entry in file.entries]
     else:
         path.unlink(missing_ok=True)
         count = ledger.participations.size
         budgets = [None] * count if ledger.budget is None else [float(mu) for mu in ledger.budget]
+        delta = stated_delta(plan, participations)
         file = LedgerFile.create(
             path,
             run=run,
             budgets={str(client): budget for client, budget in enumerate(budgets)},
-            delta=plan.delta,
+            delta=delta,
             unit=plan.unit,
-            relation=plan.relation if plan.unit == "client" else "replace-one",
-            delta_failure=plan.delta - plan.gaussian_delta,
+            relation=stated_relation(plan),
+            delta_failure=delta - plan.gaussian_delta,
         )
     with file:
-        yield RecordedLedger(*spent, file=file, rounds=rounds, basis=charge_basis(plan))
+        yield RecordedLedger(*spent, history=history, file=file, rounds=rounds, basis=charge_basis(plan))
 
 
 def charge_basis(plan: Plan) -> dict[str, Any]:

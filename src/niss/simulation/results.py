@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from niss.accounting import Ledger, OutsiderClaim, Statement, make_statement, outsider_epsilon
+from niss.accounting import (
+    RELATIONS,
+    Ledger,
+    OutsiderClaim,
+    Plan,
+    Statement,
+    make_statement,
+    outsider_epsilon,
+    stated_relation,
+)
+from niss.methods import distortion_named
 from niss.simulation.config import Config, MethodConfig
 from niss.simulation.materials import Materials
 from niss.simulation.round import Federation
@@ -67,7 +78,7 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run in one JSON object, as in result.json; variances and tau2 are means over the rounds."""
+        """The run in one JSON object, as in result.json; variances and tau2 are means over the rounds released."""
         settings, statement, method = self.settings, self.statement, self.settings.kind
         return {
             "label": settings.title,
@@ -87,7 +98,8 @@ class RunResult:
         }
 
     def _mean(self, name: str) -> float:
-        return float(np.mean([line[name] for line in self.metrics]))
+        released = [line for line in self.metrics if not line.get("lost")]
+        return float(np.mean([line[name] for line in released or self.metrics]))
 
 
 @dataclass(frozen=True)
@@ -149,32 +161,64 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
     plan = federation.plan
     caveats = _caveats(metrics, sharing=plan.kind.shares_noise)
     if federation.exchange is not None:
-        caveats += (_grid_caveat(metrics, plan.delta),)
+        caveats += (_grid_caveat(metrics),)
     return make_statement(
         plan,
         ledger,
         notes=caveats,
         outsider=_outsider(federation, metrics),
         noise_from="seed" if federation.exchange is None else "entropy",
+        noise_multipliers=_released_multipliers(metrics, plan),
     )
+
+
+def _released_multipliers(metrics: Metrics, plan: Plan) -> list[float]:
+    """Deviation of the noise over the sensitivity, for every round whose sum was released."""
+    mus = [_outsider_mu(line, stated_relation(plan)) for line in metrics if not line.get("lost")]
+    return [1.0 / mu for mu in mus if mu > 0.0]
 
 
 def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
-    """What someone learns who sees the released models and nothing else; None where no noise is proved to protect."""
-    config, plan = federation.config, federation.plan
-    if not plan.private or plan.heuristic:
+    """What someone learns who sees the released models and nothing else; None where no noise is proved to protect.
+
+    In a sum of shares that were multiplied by random factors the noise has the predicted variance but is no Gaussian.
+    """
+    config, plan, sampling = federation.config, federation.plan, federation.sampling
+    multiplied = plan.kind.uses("distortion") and distortion_named(plan.distortion).multiplies and plan.tau2
+    # A claim that is made for the whole run is an outsider's already.
+    if not plan.private or plan.heuristic or multiplied or plan.kind.whole_run:
         return None
-    # Without a budget nothing caps how often a client is drawn, except that cohorts are dealt out in turn.
-    shuffled = config.training.sampling == "shuffled"
-    capped = shuffled or (plan.calibrated and config.privacy.scope == "training")
+    relation = stated_relation(plan)
+    # Draws that depend on the past are not credited; clients are then dealt out in turn, more or less.
+    in_turn = sampling in ("shuffled", "cyclic") or plan.separation > 1
+    # Without a budget nothing else caps how often a client is drawn.
+    capped = in_turn or (plan.calibrated and config.privacy.scope == "training")
+    mus = [_outsider_mu(line, relation) for line in metrics if not line.get("lost")]
     return outsider_epsilon(
-        noise_multipliers=[line["noise_multiplier"] for line in metrics],
-        sampling=config.training.sampling,
+        mus=mus,
+        unit=plan.unit,
+        relation=relation,
+        sampling="shuffled" if in_turn else sampling,
         clients=config.data.clients,
         participants=config.training.participants,
         delta=plan.delta,
-        participations=min(config.most_participations, len(metrics)) if capped else None,
+        participations=min(config.most_participations_by(sampling), len(mus)) if capped else None,
+        alike=config.training.weights == "equal" and _same_noise(plan),
     )
+
+
+def _outsider_mu(line: dict[str, Any], relation: str) -> float:
+    if "mu_outsider" in line:
+        mu = line["mu_outsider"]
+        return math.inf if mu is None else float(mu)
+    # Version 0.1 wrote the deviation of the noise over what a client puts into the sum, which a replacement doubles.
+    multiplier = float(line["noise_multiplier"])
+    return RELATIONS[relation] / multiplier if multiplier else math.inf
+
+
+def _same_noise(plan: Plan) -> bool:
+    """Whether the noise of a sum does not depend on who is in it."""
+    return not (isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple) or plan.groups)
 
 
 def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
@@ -186,21 +230,17 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
     if dropped := sum(line["dropped"] for line in metrics):
         lied = "; every round is charged as if the server had lied about it" if sharing else ""
         caveats.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
+    if lost := sum(bool(line.get("lost")) for line in metrics):
+        caveats.append(
+            f"{_counted(lost, 'round')} {_was(lost)} lost: fewer uploads arrived than the threshold asks for. "
+            "They are charged all the same."
+        )
     if noisy := sum(not line.get("exact", True) for line in metrics):
         caveats.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
     if again := sum(line.get("attempts", 1) - 1 for line in metrics):
         caveats.append(
             f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "
             "anything was sent, for another with more noise. Nothing was charged for that; delta pays for all attempts."
-        )
-    if zeroed := sum(line["zeroed_updates"] for line in metrics):
-        caveats.append(
-            f"{_counted(zeroed, 'update')} {_was(zeroed)} NaN or infinite and {_was(zeroed)} replaced by zero."
-        )
-    if searched := [line["worst_of_search"] for line in metrics if line["worst_of_search"] is not None]:
-        caveats.append(
-            f"The worst case over colluders is the worst of a search (at least {min(searched)} sets a round), "
-            "not of all sets."
         )
     if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
         least = min(balance["least_received"] for balance in unequal)
@@ -212,20 +252,13 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def _grid_caveat(metrics: Metrics, delta: float) -> str:
-    """What the claim of a protocol run leaves out."""
-    # Metrics of an older version do not have it.
-    added = max(line.get("grid_delta", 1.0) for line in metrics)
-    caveat = (
-        f"Rounding to the grid, and the sampler's distance from the Gaussian, add at most {added:.2g} to delta; the "
-        "claim is computational, as are the keys behind it."
+def _grid_caveat(metrics: Metrics) -> str:
+    """What the delta of a protocol run contains."""
+    spent = max(line["grid_delta"] for line in metrics)
+    return (
+        f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {spent:.2g} of delta, which "
+        "is part of it; the claim is computational, as are the keys behind it."
     )
-    if added >= delta:
-        caveat += (
-            " That is delta itself or more: at an epsilon this large the bound says nothing about the rounding, and "
-            "the claim is that of exact Gaussian noise."
-        )
-    return caveat
 
 
 def _counted(count: int, thing: str) -> str:

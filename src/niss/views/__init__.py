@@ -1,12 +1,19 @@
 """What an adversary sees and what it cannot know: pure linear algebra over share graphs.
 
-The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` adds the colluders that
-are worst for a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise that a target needs.
+The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` bounds what the worst
+colluders leave a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise a target needs.
 `run_mu2` is the joint view over a whole training in which noise is carried from round to round.
 """
 
 from niss.views.carried import CarriedRound, CarriedRun, RunKnowledge, run_mu2
-from niss.views.collusion import Corruption, WorstCase, calibrate_for, colluding_neighbours, worst_case
+from niss.views.collusion import (
+    Corruption,
+    WorstCase,
+    calibrate_for,
+    colluding_neighbours,
+    expected_bound,
+    worst_case,
+)
 from niss.views.joint import calibrate_tau2, effective_variance
 
 __all__ = [
@@ -19,6 +26,7 @@ __all__ = [
     "calibrate_tau2",
     "colluding_neighbours",
     "effective_variance",
+    "expected_bound",
     "run_mu2",
     "worst_case",
 ]

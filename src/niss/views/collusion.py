@@ -1,25 +1,44 @@
-"""How bad it can get when some clients tell the server all they know.
+"""How bad it can get when some clients tell the server all they know, as a bound that holds for every placement.
 
-The corruption is static: at most `colluders` participants, chosen before the beacon, and so before the
-graph, is known. A client's neighbours are then a random sample, and the number of colluders among them
-stays below a hypergeometric quantile except with a stated probability, which is charged to delta. Given
-that bound, the worst set of colluders is found exactly where all sets can be tried (or are all alike),
-and else by a search, which is reported as such.
+At most `colluders` participants collude. They are fixed before the beacon, and so before the graph, is known; given its
+shape, they are then a uniform sample of the other participants, and the number of them among a client's neighbours is
+hypergeometric. Where a server can choose among graphs (`failure = 0`), any participants may be the ones.
+
+What client k has left is `1 / (Sigma_H^-1)_kk`: the conductance from k to the ground of an electrical network, in which
+an edge of weight w between honest clients conducts `sigma^2 w` and honest client j is grounded by its residual
+`eta_j^2`. By Thomson's principle the energy of any unit flow bounds the resistance `(Sigma_H^-1)_kk` from above. With
+
+    A          symmetric weights of the drawn graph, which is public (both directions added),
+    lambda     the largest eigenvalue of P A P, P = I - 11'/m,
+    W_j        what is left of the weight of j's edges once its colluding neighbours are out,
+
+`y' A y <= lambda |y|^2` for all y with sum 0, so on honest clients `y' L_H y >= sum_j (W_j - lambda) y_j^2` for them.
+Let k send its unit over its edges in proportion to their weights (x_j), and let it spread from there to the ground in
+proportion to the residuals (g_j):
+
+    R_k = 1 / sum_j eta_j^2 + 1 / (sigma^2 W_k) + |x - g|^2 / (sigma^2 (min_j W_j - lambda)),
+
+all over the honest clients but k, with edges to k left out of W_j. The way over the others lies beside k's own ground,
+so k has at least `eta_k^2 + 1 / R_k`. Nothing in it depends on where the colluders sit but
+the weights W: k's own bound on its colluding neighbours may fail with half of the `failure`, those of all the others
+together with the other half. The heaviest edges are taken to be the colluding ones. Small groups that colluders could
+cut off are covered: they would need members with little honest weight, or a graph with a large lambda. On a graph that
+is too sparse for its colluders there is no R_k, and the client's own noise is all that counts.
+
+The worst case is exact, not a bound, where all sets of colluders can be tried or are all alike (complete graphs).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import lapack
-from scipy.sparse import csr_array, diags_array
-from scipy.sparse.linalg import LinearOperator, cg
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
@@ -32,30 +51,21 @@ IntArray = NDArray[np.int64]
 
 # All sets of colluders are tried when there are at most this many.
 EXACT_SETS = 3_000
-_REFINEMENTS = 6
-_SMALL = 500
-# Rounds of up to this many clients are searched against every client, larger ones against a few.
-_EVERYONE = 60
-_SUSPECTS = 6
-_GREEDY_STEPS = 5
-_RANDOM_SETS = 2
-# The worst few sets found, if of up to this many colluders, are improved by exchanging one at a time.
-_EXCHANGED = 12
-_EXCHANGED_SETS, _EXCHANGE_ROUNDS, _CANDIDATES = 3, 3, 4
-# Added to the diagonal, as a share of its mean, so that a group without fresh noise can be searched too.
-_SOFTENING = 1e-9
-# Up to this many clients a dense solve takes less time than building a sparse matrix.
-_DENSE = 250
+# Up to this many clients the eigenvalues of the whole matrix take no longer than an iteration.
+_DENSE = 300
+# Steps of the Lanczos iteration, and the probability with which its start may have been an unlucky one. It is a matter
+# of arithmetic, like rounding, and not charged to anyone.
+_STEPS, _UNLUCKY = 100, 1e-15
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """At most `colluders` static colluders, and what a repair of dropouts may give away.
+    """At most `colluders` colluders, and what a repair of dropouts may give away.
 
     `revealed` edges of any one client, at most, are told to the server, and at most `dropped` clients are
     declared dropped in a round: all their edges may be revealed and their own noise is lost, so they count
-    like colluders. `failure` is the probability, per client and round, with which more of its neighbours
-    may collude than the accountant assumes.
+    like colluders. `failure` is the probability, per client and drawn graph, with which more neighbours
+    may collude than the accountant assumes; 0: the colluders may be placed after the graph is known.
     """
 
     colluders: int = 0
@@ -68,6 +78,11 @@ class Corruption:
         """The most participants whose part is known to the server or missing."""
         return self.colluders + max(self.revealed, self.dropped)
 
+    @property
+    def own_failure(self) -> float:
+        """The part of `failure` with which the bound on a client's own neighbours may fail."""
+        return 0.5 * self.failure
+
     def __post_init__(self) -> None:
         for field in ("colluders", "revealed", "dropped"):
             value = getattr(self, field)
@@ -79,20 +94,20 @@ class Corruption:
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The worst that was found on one graph.
+    """The least protection of any honest client of one graph, over all admissible sets of colluders.
 
-    ratio      effective variance over target; 1 is just enough, 0 no protection
+    ratio      effective variance over target, or a proved lower bound on it; 1 is just enough, 0 no protection
     client     whose it is
-    colluders  with which it comes about
-    exact      whether every admissible set was covered
-    examined   how many sets were evaluated
+    colluders  a set with which it comes about; for a bound, the neighbours it takes from the client
+    exact      whether it is the worst case itself, and not a bound on it
+    alone      whether the client's own noise is all that the bound relies on
     """
 
     ratio: float
     client: int
     colluders: tuple[int, ...]
     exact: bool
-    examined: int
+    alone: bool = False
 
 
 @lru_cache(maxsize=4_096)
@@ -109,10 +124,9 @@ def colluding_neighbours(participants: int, neighbours: int, colluders: int, fai
         return most
     from scipy.stats import hypergeom
 
-    for count in range(most):
-        if hypergeom.sf(count, participants - 1, colluders, neighbours) <= failure:
-            return count
-    return most
+    counts = np.arange(most)
+    enough = hypergeom.sf(counts, participants - 1, colluders, neighbours) <= failure
+    return int(np.argmax(enough)) if enough.any() else most
 
 
 def worst_case(
@@ -123,7 +137,7 @@ def worst_case(
     residual_variance: ArrayLike,
     target_variance: ArrayLike,
 ) -> WorstCase:
-    """The smallest ratio of effective to target variance over honest clients and colluder sets.
+    """The smallest ratio of effective to target variance over honest clients and colluder sets, or a bound on it.
 
     graph              who shares with whom
     corruption         how many collude, and how much a repair may reveal
@@ -135,20 +149,7 @@ def worst_case(
     """
     residual = per_client(residual_variance, graph.size, "residual_variance")
     target = target_per_client(target_variance, graph.size)
-    removed = corruption.removed
-    if removed > graph.size - 2:
-        raise PrivacyError(
-            f"{removed} of {graph.size} participants known to the server leave nobody to share noise with",
-            hint="assume fewer colluders or reveals, or let more clients take part",
-        )
-    search = Search(graph, corruption, unit_variance, residual, target)
-    if removed == 0:
-        return search.evaluate(())
-    if search.all_alike():
-        return search.evaluate(tuple(range(graph.size - removed, graph.size)))
-    if math.comb(graph.size, removed) <= EXACT_SETS:
-        return search.enumerate(removed)
-    return search.guided(removed)
+    return _Assumed(graph, corruption).worst(unit_variance, residual, target)
 
 
 def calibrate_for(
@@ -158,304 +159,329 @@ def calibrate_for(
     unit_variance: float,
     target_variance: ArrayLike,
 ) -> tuple[float, WorstCase]:
-    """The smallest common tau^2 that keeps every target in the worst case found, and that worst case.
+    """The smallest common tau^2 that keeps every target in the worst case, and that worst case.
 
     The arguments are those of `worst_case`; the residual of client k is `tau^2 sigma^2 in_k`, as it adds it.
     """
     target = target_per_client(target_variance, graph.size)
     everyone = np.arange(graph.size)
     received = received_variance(graph, unit_variance, everyone)
-
-    def examine(tau2: float) -> WorstCase:
-        return worst_case(
-            graph,
-            corruption,
-            unit_variance=unit_variance,
-            residual_variance=tau2 * received,
-            target_variance=target,
-        )
-
+    assumed = _Assumed(graph, corruption)
     opponents: list[WorstCase] = []
 
+    def worst(tau2: float) -> WorstCase:
+        return assumed.worst(unit_variance, tau2 * received, target)
+
     def ratio(tau2: float) -> float:
-        return _ratio(graph, opponents, unit_variance, target, tau2) if opponents else examine(tau2).ratio
+        """Trying all sets takes long: follow those that were worst so far."""
+        if not opponents:
+            return worst(tau2).ratio
+        return min(assumed.against(one, unit_variance, tau2 * received, target) for one in opponents)
 
-    def worst_known(tau2: float, latest: WorstCase) -> WorstCase:
-        """The search may miss at this tau^2 what it found at another."""
-        again = [
-            replace(opponent, ratio=_ratio(graph, [opponent], unit_variance, target, tau2))
-            for opponent in opponents
-        ]
-        worst = min([latest, *again], key=_by_ratio)
-        return replace(worst, examined=latest.examined)
-
-    first = examine(float(np.max(target / received)) / graph.size)
-    # Following one opponent is quick; on a small graph so is asking for the worst of all each time.
-    if not first.exact or first.colluders or graph.size > _SMALL:
-        opponents.append(first)
-    for _ in range(_REFINEMENTS):
+    if assumed.tries_all_sets:
+        opponents.append(worst(float(np.max(target / received)) / graph.size))
+    while True:
         tau2 = least_tau2(graph, unit_variance, target, everyone, ratio)
-        found = examine(tau2)
-        if found.ratio >= 1.0 - 1e-9:
-            return tau2, worst_known(tau2, found)
+        found = worst(tau2)
+        if found.ratio >= 1.0 - 1e-9 or not opponents:
+            return tau2, found
         opponents.append(found)
-    # The search keeps finding slightly worse sets: step past the last one.
-    while found.ratio < 1.0 - 1e-9:
-        tau2 *= 1.02
-        found = examine(tau2)
-    return tau2, worst_known(tau2, found)
 
 
-def least_tau2_against(graph: ShareGraph, opponents: Sequence[WorstCase], *, unit_variance: float) -> float:
-    """The smallest common tau^2 that leaves the client of each opponent an effective variance of 1."""
-    target, everyone = np.ones(graph.size), np.arange(graph.size)
+class _Assumed:
+    """One graph and what is assumed of its clients: which way to the worst case there is, and the way itself."""
 
-    def ratio(tau2: float) -> float:
-        return _ratio(graph, opponents, unit_variance, target, tau2)
+    def __init__(self, graph: ShareGraph, corruption: Corruption) -> None:
+        removed = corruption.removed
+        if removed > graph.size - 2:
+            raise PrivacyError(
+                f"{removed} of {graph.size} participants known to the server leave nobody to share noise with",
+                hint="assume fewer colluders or reveals, or let more clients take part",
+            )
+        self._graph, self._corruption, self._removed = graph, corruption, removed
+        self._links = links(graph)
+        can_try_all = removed == 0 or few_sets(graph.size, removed)
+        self._bound = None if can_try_all else spectral_bound(graph, corruption)
 
-    return least_tau2(graph, unit_variance, target, everyone, ratio)
+    @property
+    def tries_all_sets(self) -> bool:
+        return self._removed > 0 and self._bound is None
 
-
-def _ratio(
-    graph: ShareGraph, opponents: Sequence[WorstCase], unit_variance: float, target: FloatArray, tau2: float
-) -> float:
-    """The least ratio of effective to target variance over known clients with known colluders."""
-
-    def ratio(opponent: WorstCase) -> float:
+    def against(self, opponent: WorstCase, unit: float, residual: FloatArray, target: FloatArray) -> float:
+        """The ratio of one client with one set of colluders."""
         variance = effective_variance(
-            graph,
-            unit_variance=unit_variance,
-            residual_variance=tau2 * (unit_variance * graph.in_weight),
+            self._graph,
+            unit_variance=unit,
+            residual_variance=residual,
             colluders=opponent.colluders,
             clients=[opponent.client],
         )
         return float(variance[0] / target[opponent.client])
 
-    return min(ratio(opponent) for opponent in opponents)
+    def worst(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
+        if self._removed == 0:
+            return self._exactly((), unit, residual, target)
+        if all_alike(self._links, residual, target):
+            anyone = tuple(range(self._graph.size - self._removed, self._graph.size))
+            return self._exactly(anyone, unit, residual, target)
+        if self._bound is None:
+            return self._of_all_sets(unit, residual, target)
+        return self._bound.worst(unit, residual, target)
 
-
-class Search:
-    """Looking for the worst client and its worst colluders on one graph.
-
-    The effective variance of client k is `min u^T Sigma_H u` with u_k = 1, so every set of colluders gives an upper
-    bound on the worst case, and the search can only be too optimistic, never too pessimistic: what it reports is not
-    called exact. It goes after the clients that look weakest, with greedy sets, random sets, and exchanges.
-    """
-
-    def __init__(
+    def _exactly(
         self,
-        graph: ShareGraph,
-        corruption: Corruption,
-        unit_variance: float,
+        colluders: tuple[int, ...],
+        unit: float,
         residual: FloatArray,
         target: FloatArray,
-    ) -> None:
-        self.graph, self.unit, self.residual, self.target = graph, unit_variance, residual, target
-        links = csr_array(
-            (unit_variance * graph.weights, (graph.senders, graph.receivers)), shape=(graph.size,) * 2
-        )
-        self.links = csr_array(links + links.T)
-        self.corruption = corruption
-        # Only where the draw treats all clients alike are a client's neighbours a uniform sample.
-        degrees = np.bincount(graph.senders, minlength=graph.size)
-        drawn_alike = graph.kind == "random" or (graph.kind == "regular" and np.ptp(degrees) == 0)
-        self.failure = corruption.failure if drawn_alike else 0.0
-        self.examined = 0
-        self.dense: FloatArray | None = self.links.toarray() if graph.size <= _DENSE else None
-        self.matrix = self.links if self.dense is None else self.dense
-        self.linked: FloatArray = self.matrix.sum(axis=1)
-
-    def neighbours(self, client: int) -> IntArray:
-        linked: IntArray = self.links.indices[self.links.indptr[client] : self.links.indptr[client + 1]]
-        return linked.astype(np.int64)
-
-    def limit(self, client: int) -> int:
-        """How many of the client's neighbours may be known to the server."""
-        degree = self.neighbours(client).size
-        colluding = colluding_neighbours(self.graph.size, degree, self.corruption.colluders, self.failure)
-        return min(degree, colluding + self.corruption.revealed)
-
-    def all_alike(self) -> bool:
-        """On a complete graph of equal clients every set of the same size is as bad as any other."""
-        complete = self.links.nnz == self.graph.size * (self.graph.size - 1)
-        alike = all(np.ptp(values) <= 1e-12 * values.max() for values in (self.residual, self.target))
-        return complete and alike and bool(np.ptp(self.links.data) <= 1e-12 * self.links.data.max())
-
-    def evaluate(self, colluders: tuple[int, ...], counted: NDArray[np.bool_] | None = None) -> WorstCase:
+        counted: NDArray[np.bool_] | None = None,
+    ) -> WorstCase:
         """The worst of all honest clients, or of those that `counted` marks, with one set of colluders."""
-        self.examined += 1
-        honest = np.setdiff1d(np.arange(self.graph.size), colluders)
-        ratios = self._effective(colluders) / self.target[honest]
+        honest = np.setdiff1d(np.arange(self._graph.size), colluders)
+        variance = effective_variance(
+            self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
+        )
+        ratios = variance / target[honest]
         place = int((ratios if counted is None else np.where(counted[honest], ratios, np.inf)).argmin())
-        return WorstCase(float(ratios[place]), int(honest[place]), colluders, True, self.examined)
+        return WorstCase(float(ratios[place]), int(honest[place]), colluders, True)
 
-    def enumerate(self, removed: int) -> WorstCase:
+    def _of_all_sets(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
-        limits = np.array([self.limit(client) for client in range(self.graph.size)])
-        linked = self.links.toarray() > 0.0
+        size, linked = self._graph.size, self._links.toarray() > 0.0
+        limits = np.array(
+            [known_neighbours(self._graph, self._corruption, int(near)) for near in linked.sum(axis=1)]
+        )
         cases = []
-        for colluders in itertools.combinations(range(self.graph.size), removed):
+        for colluders in itertools.combinations(range(size), self._removed):
             counted = linked[:, list(colluders)].sum(axis=1) <= limits
             counted[list(colluders)] = False
             if counted.any():
-                cases.append(self.evaluate(colluders, counted))
+                cases.append(self._exactly(colluders, unit, residual, target, counted))
         if not cases:
             raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
-        return replace(min(cases, key=_by_ratio), examined=self.examined)
+        return min(cases, key=lambda case: case.ratio)
 
-    def _effective(self, colluders: tuple[int, ...], clients: list[int] | None = None) -> FloatArray:
-        return effective_variance(
-            self.graph,
-            unit_variance=self.unit,
-            residual_variance=self.residual,
-            colluders=colluders,
-            clients=clients,
+
+def few_sets(size: int, removed: int) -> bool:
+    """Whether there are so few sets of `removed` clients that all of them can be tried."""
+    # With more to choose from than this on both sides there are more sets than that.
+    return min(removed, size - removed) <= 12 and math.comb(size, removed) <= EXACT_SETS
+
+
+def links(graph: ShareGraph) -> csr_array:
+    """A: the weights of the graph between any two clients, both directions added."""
+    one_way = csr_array((graph.weights, (graph.senders, graph.receivers)), shape=(graph.size,) * 2)
+    return csr_array(one_way + one_way.T)
+
+
+def all_alike(links: csr_array, residual: FloatArray, target: FloatArray) -> bool:
+    """On a complete graph of equal clients every set of the same size is as bad as any other."""
+    size = residual.size
+    complete = links.nnz == size * (size - 1)
+    alike = all(np.ptp(values) <= 1e-12 * values.max() for values in (residual, target))
+    return complete and alike and bool(np.ptp(links.data) <= 1e-12 * links.data.max())
+
+
+def drawn_alike(graph: ShareGraph) -> bool:
+    """Whether the draw treats all clients alike, so that a client's neighbours are a uniform sample of the others."""
+    if graph.kind == "regular":
+        return bool(np.ptp(np.bincount(graph.senders, minlength=graph.size)) == 0)
+    return graph.kind == "random"
+
+
+def known_neighbours(graph: ShareGraph, corruption: Corruption, degree: int) -> int:
+    """How many of a client's `degree` neighbours the server may know all about: colluding ones and revealed edges."""
+    return _known_of(degree, graph.size, corruption, certain=not drawn_alike(graph))[0]
+
+
+@dataclass(frozen=True)
+class SpectralBound:
+    """The bound of this module on one graph; everything in it is known before any variance is.
+
+    kept      W_k: the least honest weight of each client's edges
+    spread    the most that sum_j x_j^2 can be for each
+    spare     min_j W_j - lambda in the connected group of each; the bound is void where it isn't above 0
+    grounded  how many honest clients there are besides k, at least, in its group
+    groups    the number of each client's group
+    taken     the neighbours that the bound takes from each client
+    """
+
+    kept: FloatArray
+    spread: FloatArray
+    spare: FloatArray
+    grounded: IntArray
+    groups: IntArray
+    taken: tuple[tuple[int, ...], ...]
+
+    @property
+    def energy(self) -> float:
+        """`1 / W_k + |x - g|^2 / spare` of the worst-off client where residuals are equal; infinite: no bound."""
+        if self.spare.min() <= 0.0 or self.grounded.min() < 1 or self.kept.min() <= 0.0:
+            return math.inf
+        return float(
+            np.max(1.0 / self.kept + np.maximum(self.spread - 1.0 / self.grounded, 0.0) / self.spare)
         )
 
-    def guided(self, removed: int) -> WorstCase:
-        """Greedy and random sets against the clients that look weakest, the worst of them then improved.
+    def residual_for(self, unit: float) -> float:
+        """The residual variance, equal for all, that leaves everyone an effective variance of 1.
 
-        Deterministic: what is random in it follows from the digest of the graph.
+        `eta^2 + 1 / (1 / (n eta^2) + e) = 1`, n honest clients besides k, e = energy / sigma^2: the positive root of
+        `n e eta^4 + (n + 1 - n e) eta^2 - 1`. 1, which protects alone, where there is no bound.
         """
-        stream = SimStream(int.from_bytes(self.graph.digest()[:7], "little")).child("worst case")
-        found = []
-        for client in self._suspects(stream):
-            sets = self._sets_against(client, removed, stream.child("sets", client))
-            found.append(min((self._case(client, colluders) for colluders in sets), key=_by_ratio))
-        if removed <= _EXCHANGED:
-            found += [self._exchanged(start) for start in sorted(found, key=_by_ratio)[:_EXCHANGED_SETS]]
-        return self._confirmed(min(found, key=_by_ratio))
+        if self.energy == math.inf:
+            return 1.0
+        others, energy = float(self.grounded.min()), self.energy / unit
+        linear = others + 1.0 - others * energy
+        # In the form that does not cancel where the linear term is large.
+        return 2.0 / (linear + math.sqrt(linear**2 + 4.0 * others * energy))
 
-    def _confirmed(self, found: WorstCase) -> WorstCase:
-        """The same set with its ratio to full precision: the search follows softened numbers."""
-        variance = self._effective(found.colluders, [found.client])
-        ratio = float(variance[0] / self.target[found.client])
-        return replace(found, ratio=ratio, examined=self.examined)
+    def worst(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
+        """The client that is left with the least by the bound, given its variances."""
+        together = self.variance(unit, residual)
+        ratios = (together + residual) / target
+        client = int(ratios.argmin())
+        return WorstCase(
+            float(ratios[client]), client, self.taken[client], False, bool(together[client] == 0.0)
+        )
 
-    def _suspects(self, stream: SimStream) -> list[int]:
-        """Clients whose own links leave the least once the heaviest allowed ones are known, and a few others."""
-        left = np.empty(self.graph.size)
-        for client in range(self.graph.size):
-            weights = np.sort(self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]])
-            left[client] = weights[: weights.size - self.limit(client)].sum() + self.residual[client]
-        weakest = np.argsort(left / self.target, kind="stable")[:_SUSPECTS]
-        if self.graph.size <= _EVERYONE:
-            return list(range(self.graph.size))
-        others = stream.child("others").generator().permutation(self.graph.size)[:2]
-        return list(dict.fromkeys([*weakest.tolist(), *others.tolist()]))
-
-    def _sets_against(self, client: int, removed: int, stream: SimStream) -> Iterator[tuple[int, ...]]:
-        yield self._greedy(client, removed)
-        near = self.neighbours(client)
-        heaviest = near[
-            np.argsort(-self._weights_to(client), kind="stable")[: min(self.limit(client), removed)]
-        ]
-        far = np.setdiff1d(np.arange(self.graph.size), [*near.tolist(), client])
-        for number in range(_RANDOM_SETS):
-            rest = stream.child(number).generator().permutation(far)[: removed - heaviest.size]
-            yield tuple(sorted([*heaviest.tolist(), *rest.tolist()]))
-
-    def _greedy(self, client: int, removed: int) -> tuple[int, ...]:
-        """Take out, in a few steps, the clients whose links and noise carry most of the victim's protection.
-
-        The effective variance is the least energy `u^T Sigma u` with u_client = 1, so at the minimum u the
-        energy on a client's links and residual is what removing it gains, to first order.
-        """
-        chosen: list[int] = []
-        near = set(self.neighbours(client).tolist())
-        allowance = self.limit(client)
-        for step in range(_GREEDY_STEPS):
-            energy = self._energy(client, tuple(chosen))
-            wanted = math.ceil(removed * (step + 1) / _GREEDY_STEPS) - len(chosen)
-            for candidate in np.argsort(-energy, kind="stable").tolist():
-                if wanted == 0 or energy[candidate] < 0.0:
-                    break
-                if candidate in near:
-                    if allowance == 0:
-                        continue
-                    allowance -= 1
-                chosen.append(candidate)
-                wanted -= 1
-        return tuple(sorted(chosen))
-
-    def _exchanged(self, start: WorstCase) -> WorstCase:
-        """One colluder out, another in, as long as that makes it worse."""
-        best, client = start, start.client
-        near, limit = set(self.neighbours(client).tolist()), self.limit(client)
-        for _ in range(_EXCHANGE_ROUNDS):
-            before = best
-            for leaving in before.colluders:
-                staying = [colluder for colluder in best.colluders if colluder != leaving]
-                energy = self._energy(client, tuple(staying))
-                if len(near.intersection(staying)) >= limit:
-                    energy[list(near)] = -1.0
-                for candidate in np.argsort(-energy, kind="stable")[:_CANDIDATES].tolist():
-                    if energy[candidate] >= 0.0:
-                        best = min(
-                            best, self._case(client, tuple(sorted([*staying, candidate]))), key=_by_ratio
-                        )
-            if best is before:
-                break
-        return best
-
-    def _energy(self, client: int, chosen: tuple[int, ...]) -> FloatArray:
-        """What each further client carries of the victim's protection; -1 for those already out."""
-        potential = self._potential(client, chosen)
-        squared = potential**2
-        flow = self.matrix @ squared - 2.0 * potential * (self.matrix @ potential)
-        energy: FloatArray = flow + squared * (self.linked + self.residual)
-        np.maximum(energy, 0.0, out=energy)
-        energy[[client, *chosen]] = -1.0
-        return energy
-
-    def _potential(self, client: int, colluders: tuple[int, ...]) -> FloatArray:
-        """Sigma_H^-1 e_client scaled to 1 at the client; 0 at colluders."""
-        solution = self._solution(client, colluders)
-        return np.asarray(solution / solution[client])
-
-    def _solution(self, client: int, colluders: tuple[int, ...]) -> FloatArray:
-        """Sigma_H^-1 e_client, with a little noise more on the diagonal; 0 at colluders.
-
-        Colluders stay in the matrix as clients without links, so that no index moves.
-        """
-        taken = list(colluders)
-        honest = np.ones(self.graph.size)
-        honest[taken] = 0.0
-        diagonal = honest * (self.matrix @ honest + self.residual)
-        diagonal += _SOFTENING * (float(diagonal.sum()) / (self.graph.size - len(taken)) or 1.0)
-        unit = np.zeros(self.graph.size)
-        unit[client] = 1.0
-        if self.dense is None:
-            return self._sparse_solution(diagonal, honest, unit)
-        matrix = -self.dense
-        matrix[taken] = 0.0
-        matrix[:, taken] = 0.0
-        np.fill_diagonal(matrix, diagonal)
-        _, solution, failed = lapack.dposv(matrix, unit, lower=1, overwrite_a=1)
-        if failed:
-            raise PrivacyError("the noise covariance of a round has no inverse", hint="more residual noise")
-        return np.asarray(solution, dtype=np.float64).reshape(-1)
-
-    def _sparse_solution(self, diagonal: FloatArray, honest: FloatArray, unit: FloatArray) -> FloatArray:
-        """By conjugate gradients; a search needs no more digits than this."""
-
-        def times(vector: FloatArray) -> FloatArray:
-            return np.asarray(diagonal * vector - honest * (self.links @ (honest * vector)))
-
-        shape = (self.graph.size,) * 2
-        covariance = LinearOperator(shape, matvec=times, dtype=np.float64)
-        solution, _ = cg(covariance, unit, rtol=1e-7, maxiter=500, M=diags_array(1.0 / diagonal))
-        return np.asarray(solution, dtype=np.float64)
-
-    def _case(self, client: int, colluders: tuple[int, ...]) -> WorstCase:
-        self.examined += 1
-        variance = 1.0 / float(self._solution(client, colluders)[client])
-        return WorstCase(variance / float(self.target[client]), client, colluders, False, 0)
-
-    def _weights_to(self, client: int) -> FloatArray:
-        weights: FloatArray = self.links.data[self.links.indptr[client] : self.links.indptr[client + 1]]
-        return weights
+    def variance(self, unit: float, residual: FloatArray) -> FloatArray:
+        """1 / R_k, what each client has from the others at least; 0 where there is no bound."""
+        result = np.zeros(residual.size)
+        for group in np.unique(self.groups):
+            members = np.flatnonzero(self.groups == group)
+            spare, count = float(self.spare[members[0]]), int(self.grounded[members[0]])
+            if spare <= 0.0 or count < 1 or unit <= 0.0:
+                continue
+            # The colluders may be those with the most residual noise.
+            least = np.sort(residual[members])[:count]
+            ground = float(least.sum())
+            if ground <= 0.0:
+                continue
+            # |x - g|^2 <= sum x^2 - 2 min g + sum g^2, and sum g^2 <= max g, since both x and g sum to 1.
+            apart = np.maximum(self.spread[members] + (least[-1] - 2.0 * least[0]) / ground, 0.0)
+            with np.errstate(divide="ignore"):
+                energy = 1.0 / ground + (1.0 / self.kept[members] + apart / spare) / unit
+            result[members] = 1.0 / energy
+        return result
 
 
-def _by_ratio(case: WorstCase) -> float:
-    return case.ratio
+@lru_cache(maxsize=64)
+def spectral_bound(graph: ShareGraph, corruption: Corruption) -> SpectralBound:
+    """The bound on a drawn graph. In a graph of several groups, all the colluders may sit in each."""
+    size, weights = graph.size, links(graph)
+    certain = not drawn_alike(graph)
+    _, groups = connected_components(weights, directed=False)
+    kept, spread, spare = np.zeros(size), np.ones(size), np.full(size, -math.inf)
+    grounded = np.zeros(size, dtype=np.int64)
+    taken: list[tuple[int, ...]] = [()] * size
+    for group in range(int(groups.max()) + 1):
+        members = np.flatnonzero(groups == group)
+        within = csr_array(weights[members][:, members])
+        others = np.zeros(members.size)
+        for place, client in enumerate(members.tolist()):
+            row = slice(within.indptr[place], within.indptr[place + 1])
+            order = np.argsort(-within.data[row], kind="stable")
+            heaviest = within.data[row][order]
+            own, other = _known_of(heaviest.size, size, corruption, certain=certain)
+            kept[client], spread[client] = _kept(heaviest, own)
+            others[place] = heaviest[other:].sum()
+            taken[client] = tuple(sorted(members[within.indices[row][order[:own]]].tolist()))
+        if members.size > 1:
+            spare[members] = others.min() - largest_eigenvalue(within)
+        grounded[members] = members.size - 1 - corruption.removed
+    return SpectralBound(kept, spread, spare, grounded, groups.astype(np.int64), tuple(taken))
+
+
+def expected_bound(size: int, degree: float, corruption: Corruption) -> SpectralBound:
+    """What the bound will be on a regular graph of that degree that is yet to be drawn: for planning, not for a claim.
+
+    The bound of its worst-off client, as one entry. The eigenvalue of a random regular graph of degree d = 2 v is close
+    to 2 sqrt(d - 1) (Friedman 2008), less where d is not small next to the size; 3 % more are assumed here.
+    """
+    from scipy.stats import poisson
+
+    near = min(math.ceil(degree), size - 1)
+    weight = degree / near
+    # Edges both ways between two clients; of the clients that have most of them, one will be the worst off.
+    both = min(near, int(poisson.isf(0.1 / size, near * near / (size - 1))))
+    heaviest = weight * np.concatenate([np.full(both, 2.0), np.ones(2 * (near - both))])
+    if heaviest.size > size - 1:
+        heaviest = np.full(size - 1, 2.0 * degree / (size - 1))
+    eigenvalue = 1.03 * weight * 2.0 * math.sqrt((2 * near - 1) * max(0.0, 1.0 - near / (size - 1)))
+    own, other = _known_of(heaviest.size, size, corruption, certain=False)
+    kept, spread = _kept(heaviest, own)
+    return SpectralBound(
+        np.array([kept]),
+        np.array([spread]),
+        np.array([float(heaviest[other:].sum()) - eigenvalue]),
+        np.array([size - 1 - corruption.removed]),
+        np.zeros(1, dtype=np.int64),
+        ((),),
+    )
+
+
+def _known_of(near: int, size: int, corruption: Corruption, *, certain: bool) -> tuple[int, int]:
+    """How many of `near` neighbours the server may know all about: of the client itself, and of any of the others.
+
+    For k itself colluders are a sample of the other `size - 1` clients. For another honest client they are one of
+    `size - 2`, since k is honest too, and its edge to k does not count.
+    """
+    failure = 0.0 if certain else corruption.failure
+    own = colluding_neighbours(size, near, corruption.colluders, 0.5 * failure)
+    among = colluding_neighbours(
+        size - 1, min(near, size - 2), min(corruption.colluders, size - 2), 0.5 * failure / (size - 1)
+    )
+    return min(near, own + corruption.revealed), min(near, among + corruption.revealed + 1)
+
+
+def _kept(heaviest: FloatArray, known: int) -> tuple[float, float]:
+    """W_k, and the most that sum_j x_j^2 can be, for a client with these weights, in descending order."""
+    kept = float(heaviest[known:].sum())
+    if kept <= 0.0:
+        return 0.0, 1.0
+    squares = float(np.sum(heaviest[: heaviest.size - known] ** 2))
+    return kept, min(float(heaviest[0]) / kept, squares / kept**2)
+
+
+def largest_eigenvalue(weights: csr_array) -> float:
+    """An upper bound on lambda: the largest eigenvalue of P A P, with P the projection that takes the mean away.
+
+    Exact for small matrices. Else the Lanczos iteration on the square of P A P, from a random start: its estimate xi of
+    the largest eigenvalue of an n x n matrix without negative ones obeys after k steps (Kuczynski, Wozniakowski 1992)
+
+        P(xi < (1 - e) true value) <= 1.648 sqrt(n) exp(-sqrt(e) (2 k - 1)).
+    """
+    size = weights.shape[0]
+    if size <= _DENSE:
+        dense = weights.toarray()
+        dense -= dense.mean(axis=0)
+        dense -= dense.mean(axis=1)[:, None]
+        return float(np.linalg.eigvalsh(dense)[-1])
+
+    def times(vector: FloatArray) -> FloatArray:
+        product = weights @ (vector - vector.mean())
+        return np.asarray(product - product.mean())
+
+    seed = int.from_bytes(np.ascontiguousarray(weights.indices[:64]).tobytes()[:7], "little")
+    start = SimStream(seed).child("eigenvalue").generator().standard_normal(size)
+    basis = np.zeros((_STEPS, size))
+    basis[0] = start / np.linalg.norm(start)
+    diagonal, beside = np.zeros(_STEPS), np.zeros(_STEPS - 1)
+    steps = _STEPS
+    for step in range(_STEPS):
+        vector = times(times(basis[step]))
+        diagonal[step] = float(basis[step] @ vector)
+        # Twice is enough for an orthogonal basis in floating point.
+        for _ in range(2):
+            vector -= basis[: step + 1].T @ (basis[: step + 1] @ vector)
+        length = float(np.linalg.norm(vector))
+        if step + 1 == _STEPS or length <= 1e-12 * abs(diagonal[0]):
+            steps = step + 1
+            break
+        beside[step] = length
+        basis[step + 1] = vector / length
+    from scipy.linalg import eigvalsh_tridiagonal
+
+    estimate = float(eigvalsh_tridiagonal(diagonal[:steps], beside[: steps - 1])[-1])
+    missed = (math.log(1.648 * math.sqrt(size) / _UNLUCKY) / (2 * _STEPS - 1)) ** 2
+    return math.sqrt(max(estimate, 0.0) / (1.0 - missed))

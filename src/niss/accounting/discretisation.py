@@ -1,0 +1,160 @@
+"""What it costs that the protocol's noise is drawn by a real sampler and rounded to a grid, and that it is paid for.
+
+mu is that of ideal Gaussians. The rest is a part of delta (`Plan.grid_delta`), which server and clients reserve alike:
+terms under which it would not do are not proposed, and are refused by clients whoever proposes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from niss.accounting.plans import GRID_SHARE, Plan
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.mechanism import gdp_mu
+from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
+from niss.protocol.agreement import Agreed
+from niss.protocol.messages import Terms
+from niss.randomness import sampler_factor
+
+FloatArray = NDArray[np.float64]
+
+# Narrower noise, in grid steps, is not counted.
+LEAST_STEPS = 4.0
+# Of a round's mu: the most that the sampler's distance from the Gaussian may be worth, as a factor on probabilities.
+SAMPLER_SHARE = 0.01
+# Of the reserve: the most of that distance that is no factor.
+_REST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Promise:
+    """(epsilon, delta) of a client over so many rounds, a part of delta reserved for the grid.
+
+    The larger epsilon, the more the grid costs, since a distance D adds `(1 + e^epsilon) D` to delta.
+    """
+
+    epsilon: float = 10.0
+    delta: float = 1e-5
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.delta < 1.0:
+            raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
+        if not 0.0 < self.epsilon < math.inf:
+            raise ConfigError(f"must be a finite number above 0, not {self.epsilon!r}", field="epsilon")
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """What the plan promises everyone."""
+        epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
+        return cls(float(epsilon), plan.delta, max(plan.participations, plan.rounds or 1))
+
+    @property
+    def reserve(self) -> float:
+        return GRID_SHARE * self.delta
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Everything that is drawn in one round, by all participants: an opponent sees the joint view.
+
+    steps     deviations of residual noise, self-mask and shares, in grid steps
+    counts    how many of each
+    aliasing  what rounding every share on its own costs, for all coordinates
+    """
+
+    steps: FloatArray
+    counts: FloatArray
+    aliasing: float
+
+    @classmethod
+    def of(cls, terms: Terms, size: int, weights: ArrayLike, counts: ArrayLike) -> Self:
+        """The draws of a round of `size` participants, `counts` shares of each of these `weights`.
+
+        Shares, or a self-mask, too narrow to get credit (`is_wide_enough`) are not held against it.
+        """
+        grid = Grid(terms.grid_bits)
+        residual = grid.deviation_steps(terms.residual_variance)
+        each = np.asarray(weights, dtype=np.float64) * terms.unit_variance
+        shares = np.array([grid.deviation_steps(float(variance)) for variance in each])
+        mask = grid.deviation_steps(terms.self_variance) if terms.mode == "repair" else 0.0
+        numbers = np.asarray(counts, dtype=np.float64)
+        aliasing = 0.0
+        for steps, count in [*zip(shares, numbers, strict=True), (mask, size)]:
+            if min(steps, residual) >= LEAST_STEPS:
+                aliasing += float(count) * terms.coordinates * aliasing_distance(residual, steps)
+        drawn = terms.coordinates * np.array([size, size, *numbers], dtype=np.float64)
+        return cls(np.array([residual, mask, *shares]), drawn, aliasing)
+
+    def delta(self, promise: Promise) -> float:
+        """What grid and sampler add to delta over all rounds of the promise, if all are like this one."""
+        mu = gdp_mu(promise.epsilon, (1.0 - GRID_SHARE) * promise.delta)
+        rest = _REST_SHARE * promise.reserve / (1.0 + math.exp(min(promise.epsilon, 500.0)))
+        return discretisation_delta(
+            self.steps,
+            promise.rounds * self.counts,
+            aliasing=promise.rounds * self.aliasing,
+            epsilon=promise.epsilon,
+            mu=mu,
+            rest=rest,
+        )
+
+    def cost(self, promise: Promise, mu: float) -> float:
+        """How much is used of what a round of this mu may use: of the reserve in delta, or of `SAMPLER_SHARE`.
+
+        Above 1 is too much. The second limit keeps a ledger of tiny charges honest, next to which a factor on
+        probabilities would not be tiny.
+        """
+        rest = promise.reserve / (1.0 + math.exp(min(promise.epsilon, 500.0)))
+        factor = sampler_factor(self.steps, self.counts, rest=rest)
+        too_much = factor > 0.0 and (mu <= 0.0 or factor / mu == math.inf)
+        of_mu = math.inf if too_much else factor / (SAMPLER_SHARE * mu) if factor else 0.0
+        return max(self.delta(promise) / promise.reserve, of_mu)
+
+
+def grid_delta(plan: Plan, terms: Terms, participants: int) -> float:
+    """What grid and sampler add to the delta of a plan over all rounds, if all have these terms.
+
+    Noise of only a few grid steps is refused (`ConfigError`).
+    """
+    if not terms.residual_variance:
+        return 0.0
+    steps = Grid(terms.grid_bits).deviation_steps(terms.residual_variance)
+    if steps < LEAST_STEPS:
+        raise ConfigError(
+            f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
+            field="protocol.grid_bits",
+            hint=f"use more than {terms.grid_bits} bits",
+        )
+    near = min(math.ceil(terms.neighbours), participants - 1)
+    return Draws.of(terms, participants, [terms.neighbours / near], [participants * near]).delta(
+        Promise.of(plan)
+    )
+
+
+def check_discretisation(agreed: Agreed, mu: float, promise: Promise) -> None:
+    """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for."""
+    if mu == math.inf:
+        return  # Nothing is claimed, so nothing can fall short of it.
+    weights, counts = np.unique(agreed.graph.weights, return_counts=True)
+    cost = Draws.of(agreed.terms, len(agreed.participants), weights, counts).cost(promise, mu)
+    if not cost <= 1.0:
+        raise RemoteProtocolError(
+            f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",
+            hint="use fewer grid bits",
+        )
+
+
+def is_wide_enough(agreed: Agreed, variance: float) -> bool:
+    """Whether noise may count as Gaussian next to the residual noise, though both are rounded to the grid.
+
+    At 4 grid steps rounding costs less than 1e-40 a share and coordinate (`niss.mechanism.grid`); narrower
+    noise gets no credit at all, since a server could choose a grid on which it rounds to nothing. The residual
+    noise alone always counts: the upload is a function of it.
+    """
+    return agreed.grid.deviation_steps(min(variance, agreed.terms.residual_variance)) >= LEAST_STEPS

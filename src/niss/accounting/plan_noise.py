@@ -1,0 +1,200 @@
+"""How much residual noise a plan needs, and what is left in the sum, as functions of the strength of the shares.
+
+All in units of `sigma_k^2`, the noise that a client would need alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from niss.accounting.plans import Plan
+from niss.errors import ConfigError
+from niss.graph import ShareGraph
+from niss.methods import draw_graph
+from niss.views import WorstCase, calibrate_for, worst_case
+from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
+from niss.views.search import search_colluders
+
+KAPPA_LIMIT = 100.0
+NOMINAL_KAPPA = 4.0
+# Up to this many participants a plan without colluders rests on the exact matrix, beyond on the bound.
+_EXACT_LIMIT = 400
+# Larger rounds are planned without drawing a graph; the graph of each round is examined when it runs.
+DRAWN_LIMIT = 2_000
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """Aggregate noise at one kappa, in units of sigma_k^2.
+
+    residual  what is left by design
+    dropout   what dropped clients leave uncancelled
+    """
+
+    kappa: float
+    residual: float
+    dropout: float
+
+    @property
+    def total(self) -> float:
+        return self.residual + self.dropout
+
+
+def total_noise(point: TradeOff) -> float:
+    """A key for sorting."""
+    return point.total
+
+
+class NoiseNeeded:
+    """How much residual noise a draft needs at which kappa, in units of sigma_k^2.
+
+    Exact on complete graphs, on small ones, and without colluders on graphs of moderate size; else by the bound: of a
+    graph that is drawn here, or, for large rounds, of the graph that is to be expected.
+    """
+
+    def __init__(self, draft: Plan, participants: int, dropout: float, mode: str) -> None:
+        self._draft, self._size, self._dropout, self._mode = draft, participants, dropout, mode
+        assumed = draft.corruption
+        complete = draft.graph == "complete"
+        exact = complete or (few_sets(participants, assumed.removed) and participants <= _EXACT_LIMIT)
+        self._bound: SpectralBound | None = None
+        self._graph: ShareGraph | None = None
+        if not complete and participants <= DRAWN_LIMIT:
+            self._graph = draw_graph(
+                draft.graph, range(participants), degree=draft.neighbours, beacon=b"niss.planner"
+            )
+        if not exact:
+            self._bound = (
+                expected_bound(participants, draft.neighbours, assumed)
+                if self._graph is None
+                else spectral_bound(self._graph, assumed)
+            )
+
+    def curve(self) -> tuple[TradeOff, ...]:
+        """The aggregate noise over kappa."""
+        needed = self._needed()
+        return tuple(
+            noise_in_the_sum(kappa, needed(kappa), self._size, self._dropout, self._mode)
+            for kappa in np.geomspace(0.25, KAPPA_LIMIT, 53).tolist()
+        )
+
+    def calibrated(self, kappa: float) -> tuple[float, WorstCase]:
+        """tau^2, and the worst case that it just withstands."""
+        draft = self._draft
+        if self._bound is not None:
+            residual = self._bound.residual_for(kappa / draft.neighbours)
+            return residual / kappa, WorstCase(1.0, 0, self._bound.taken[0], False, residual >= 1.0)
+        if self._graph is None:
+            residual = self._needed()(kappa)
+            return residual / kappa, self.worst(kappa, residual / kappa)
+        return calibrate_for(
+            self._graph, draft.corruption, unit_variance=kappa / draft.neighbours, target_variance=1.0
+        )
+
+    def worst(self, kappa: float, tau2: float) -> WorstCase:
+        """The worst case at a given tau^2."""
+        removed, residual = self._draft.corruption.removed, tau2 * kappa
+        if self._bound is not None:
+            return self._bound.worst(
+                kappa / self._draft.neighbours, np.full(self._bound.kept.size, residual), np.ones(1)
+            )
+        if self._graph is None:
+            ratio = _complete_variance(self._size, removed, kappa, residual)
+            return WorstCase(ratio, 0, tuple(range(self._size - removed, self._size)), True)
+        return worst_case(
+            self._graph,
+            self._draft.corruption,
+            unit_variance=kappa / self._draft.neighbours,
+            residual_variance=residual,
+            target_variance=1.0,
+        )
+
+    def search(self, kappa: float, tau2: float, worst: WorstCase) -> WorstCase:
+        """The worst colluders that a search finds."""
+        graph = self._graph
+        if worst.exact:
+            return worst
+        if graph is None:
+            raise ConfigError(
+                f"a search through rounds of {self._size} takes too long",
+                field="search",
+                hint=f"at most {DRAWN_LIMIT} participants",
+            )
+        return search_colluders(
+            graph,
+            self._draft.corruption,
+            unit_variance=kappa / self._draft.neighbours,
+            residual_variance=tau2 * kappa,
+            target_variance=1.0,
+        )
+
+    def _needed(self) -> Callable[[float], float]:
+        """The residual variance as a function of kappa."""
+        draft, bound, graph = self._draft, self._bound, self._graph
+        if bound is not None:
+            return lambda kappa: bound.residual_for(kappa / draft.neighbours)
+        if graph is None:
+            removed = draft.corruption.removed
+
+            def shortfall(log_residual: float, kappa: float) -> float:
+                return math.log(_complete_variance(self._size, removed, kappa, math.exp(log_residual)))
+
+            lowest = -math.log(self._size) - 1.0
+            return lambda kappa: math.exp(float(brentq(shortfall, lowest, 1e-9, args=(kappa,))))
+        _, nominal = calibrate_for(
+            graph, draft.corruption, unit_variance=NOMINAL_KAPPA / draft.neighbours, target_variance=1.0
+        )
+        return _residual_needed(graph, nominal, draft.neighbours)
+
+
+def _complete_variance(size: int, removed: int, kappa: float, residual: float) -> float:
+    """The effective variance on a complete graph: `1 / (1 / (n eta^2) + (1 - 1/n) / (n w + eta^2))`.
+
+    n honest clients, and `w = 2 kappa / (size - 1)` on each link between two of them.
+    """
+    honest = size - removed
+    if residual <= 0.0:
+        return 0.0
+    apart = (1.0 - 1.0 / honest) / (honest * 2.0 * kappa / (size - 1) + residual)
+    return 1.0 / (1.0 / (honest * residual) + apart)
+
+
+def noise_in_the_sum(kappa: float, residual: float, size: int, dropout: float, mode: str) -> TradeOff:
+    """In units of sigma_k^2, with a residual eta^2 in the same units."""
+    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if mode == "tolerate" else 0.0
+    return TradeOff(kappa, (1.0 - dropout) * size * residual, lost)
+
+
+def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Callable[[float], float]:
+    """eta^2 as a function of kappa for one client and one set of colluders.
+
+    With equal residuals, `(Sigma^-1)_kk = sum_j u_jk^2 / (kappa lambda_j / v + eta^2)` over the eigenpairs of the
+    honest Laplacian: one decomposition serves every kappa.
+    """
+    honest = np.setdiff1d(np.arange(graph.size), opponent.colluders)
+    linked = ~np.isin(graph.senders, opponent.colluders) & ~np.isin(graph.receivers, opponent.colluders)
+    kept = ShareGraph(
+        graph.size,
+        zip(
+            graph.senders[linked].tolist(),
+            graph.receivers[linked].tolist(),
+            graph.weights[linked].tolist(),
+            strict=True,
+        ),
+    )
+    values, vectors = np.linalg.eigh(kept.laplacian()[np.ix_(honest, honest)])
+    parts = vectors[int(np.searchsorted(honest, opponent.client))] ** 2
+    values = np.maximum(values, 0.0)
+
+    def needed(kappa: float) -> float:
+        def shortfall(log_residual: float) -> float:
+            return 1.0 - float(np.sum(parts / (kappa * values / sent + math.exp(log_residual))))
+
+        return math.exp(float(brentq(shortfall, -math.log(graph.size) - 1.0, 1e-9)))
+
+    return needed

@@ -1,0 +1,170 @@
+"""Metrics inside the upload: a few more coordinates of the sum that NISS protects, in place of an open door.
+
+A metric v with the range [a, b] is cut to it and becomes `u = (2 v - a - b) / (b - a)`, between -1 and 1; 0 where the
+app gave no such number. With k metrics, the clip C and the part p, a client uploads
+
+    x = [ w ; s u ],   s = p C / sqrt(k),   ||w|| <= C sqrt(1 - p^2)
+
+so that `||x||^2 <= (1 - p^2) C^2 + k s^2 = C^2`. The noise of a round is the same and independent in every coordinate,
+and its charge is that of any vector within the clip: it covers x as it covers an update alone, in each view and for
+both relations (to zero x out is to send no update and middling metrics, as a client does whose app failed). Metrics
+therefore cost no privacy beyond the round's charge. They cost room: updates are clipped a little shorter. Clipping
+several vectors jointly: McMahan et al., A General Approach to Adding Differential Privacy to Iterative Training
+Procedures (2018).
+
+The mean over the clients has noise of standard deviation `(b - a) / (2 s)` times that of a coordinate of the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.mechanism import clip_l2
+from niss.mechanism.grid import Grid
+from niss.mechanism.rounding import shortened
+from niss.protocol import Terms
+
+PART = 0.2
+"""Leaves 98 % of the clip to the update."""
+NOISE = "_noise_sd"
+"""What follows the name of a metric in the name of its noise."""
+_PARTS = (0.01, 0.9)
+_LONGEST_NAME = 64
+_RESERVED = "niss-"
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NoisyMetrics:
+    """Which metrics travel inside the uploads of a run; made by `of`.
+
+    ranges  name, least and greatest value of each, in order of their names
+    part    p: how much of the clip all of them together may take up
+    """
+
+    ranges: tuple[tuple[str, float, float], ...] = ()
+    part: float = PART
+
+    @classmethod
+    def of(cls, ranges: Mapping[str, Iterable[float]] | None = None, part: float = PART) -> Self:
+        """The metrics with these names and ranges (least, greatest); raises `ConfigError` for what cannot be."""
+        if not _PARTS[0] <= part <= _PARTS[1]:
+            raise ConfigError(
+                f"must lie between {_PARTS[0]:g} and {_PARTS[1]:g}, not {part!r}", field="metric_part"
+            )
+        ranges = {} if ranges is None else ranges
+        return cls(
+            tuple(
+                sorted((_checked_name(name, ranges), *_range(name, pair)) for name, pair in ranges.items())
+            ),
+            float(part),
+        )
+
+    def __len__(self) -> int:
+        """How many coordinates they take up."""
+        return len(self.ranges)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order of their coordinates."""
+        return tuple(name for name, _, _ in self.ranges)
+
+    def to_json(self) -> dict[str, Any]:
+        """The arguments of `of`."""
+        return {"ranges": {name: [least, most] for name, least, most in self.ranges}, "part": self.part}
+
+    def check(self, proposed: NoisyMetrics) -> None:
+        """Raise `RemoteProtocolError` for metrics of a run that these, which a client agrees to send, do not include.
+
+        Whatever part of the clip is proposed, the charge covers it.
+        """
+        for one in proposed.ranges:
+            if one not in self.ranges:
+                name, least, most = one
+                raise RemoteProtocolError(
+                    f"the run wants the metric {name!r} between {least:g} and {most:g}, which this client has not "
+                    "agreed to send",
+                    hint=f"agree in the app: NissMod(metrics={{{name!r}: ({least:g}, {most:g})}})",
+                )
+
+    def joined(
+        self, update: FloatArray, values: Mapping[str, object], terms: Terms, participants: int
+    ) -> FloatArray:
+        """x: a finite update and the metrics as one vector of norm at most the round's clip.
+
+        Rounding to the grid shortens a vector that is too long for it. What that takes is taken from the update in
+        advance: shortened metrics would be wrong by more than their noise, if models are large.
+        """
+        if not self.ranges:
+            return update
+        clip = terms.clip
+        spread = np.array([_position(values.get(name), least, most) for name, least, most in self.ranges])
+        fitted = shortened(
+            Grid(terms.grid_bits),
+            clip_l2(update, clip * math.sqrt(1.0 - self.part**2)) / participants,
+            clip / participants,
+            others=len(self),
+            norm=self.part * clip / participants,
+        )
+        return clip_l2(np.concatenate([fitted * participants, self._scale(clip) * spread]), clip)
+
+    def means(self, tail: FloatArray, clip: float, deviation: float) -> dict[str, float]:
+        """By name: each metric's mean over the clients, and the standard deviation of the noise in it.
+
+        The mean is without bias, and so may lie outside of the range; clients without a number count with its middle.
+
+        tail       the last coordinates of the clients' mean
+        clip       of the round
+        deviation  of the noise in a coordinate of the mean
+        """
+        means: dict[str, float] = {}
+        for (name, least, most), value in zip(self.ranges, tail.tolist(), strict=True):
+            half = (most - least) / 2.0
+            means[name] = least + half + half * value / self._scale(clip)
+            means[name + NOISE] = half * deviation / self._scale(clip)
+        return means
+
+    def _scale(self, clip: float) -> float:
+        """s of the formula above."""
+        return self.part * clip / math.sqrt(len(self))
+
+
+NO_METRICS = NoisyMetrics()
+
+
+def _position(value: object, least: float, most: float) -> float:
+    """Where a number lies in its range, from -1 to 1; 0 for anything that is not a number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        return 0.0
+    half = (most - least) / 2.0
+    return min(max((min(max(value, least), most) - least - half) / half, -1.0), 1.0)
+
+
+def _checked_name(name: str, names: Iterable[str]) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise ConfigError(f"a name must have 1 to {_LONGEST_NAME} printable characters", field="metrics")
+    if name.startswith(_RESERVED) or (name.endswith(NOISE) and name.removesuffix(NOISE) in names):
+        raise ConfigError(f"the name {name!r} is taken", field="metrics", hint="use another name")
+    return name
+
+
+def _range(name: str, pair: Iterable[float]) -> tuple[float, float]:
+    try:
+        least, most = (float(end) for end in pair)
+    except (TypeError, ValueError, OverflowError):
+        least = most = math.nan
+    if not 0.0 < (most - least) / 2.0 < math.inf:
+        raise ConfigError(
+            "a range is two finite numbers, the smaller first",
+            field=f"metrics.{name}",
+            hint="for an accuracy: (0, 1)",
+        )
+    return least, most
