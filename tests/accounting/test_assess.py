@@ -87,16 +87,16 @@ def test_a_self_mask_must_protect_alone(alone: float) -> None:
     assert Assessor()(agreed, 0) == pytest.approx(mu_of(agreed, 0.2 + alone))
 
 
-def test_a_quorum_too_small_for_the_colluders_is_refused() -> None:
+def test_a_threshold_too_small_for_the_colluders_is_refused() -> None:
     repair = {"mode": "repair", "self_variance": 1.0, "revealed": 0, "dropped": 0}
-    with pytest.raises(RemoteProtocolError, match="the quorum allows for 1"):
+    with pytest.raises(RemoteProtocolError, match="the terms allow for 1"):
         Assessor()(proposed(colluding_neighbours=1, **repair), 2)
     assert Assessor()(proposed(colluding_neighbours=2, **repair), 2) < math.inf
-    # All neighbours may collude: no quorum helps.
+    # All neighbours may collude: no threshold helps.
     sparse = proposed(20, neighbours=2.0, colluding_neighbours=19, **repair)
     with pytest.raises(RemoteProtocolError, match="may collude"):
         Assessor()(sparse, 18)
-    # In `tolerate` nothing is revealed, and no quorum is needed.
+    # In `tolerate` nothing is revealed, and no threshold is needed.
     assert Assessor()(proposed(colluding_neighbours=0), 2) < math.inf
 
 

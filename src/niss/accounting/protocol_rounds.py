@@ -302,7 +302,7 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
     repairing = terms.mode == "repair"
     if repairing:
-        _check_quorum(agreed, colluders, failure)
+        _check_threshold(agreed, colluders, failure)
     worst = worst_case(
         agreed.graph,
         Corruption(
@@ -371,15 +371,15 @@ def _is_wide_enough(agreed: Agreed, variance: float) -> bool:
     return agreed.grid.deviation_steps(min(variance, agreed.terms.residual_variance)) >= LEAST_STEPS
 
 
-def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
-    """The quorum and the threshold must hold against as many colluding neighbours as this client assumes."""
+def _check_threshold(agreed: Agreed, colluders: int, failure: float) -> None:
+    """The pieces of a self-mask must be safe with as many colluding neighbours as this client assumes."""
     size = len(agreed.participants)
     for seat in range(size):
         degree = len(agreed.neighbours(seat))
         feared = colluding_neighbours(size, degree, colluders, failure)
         if agreed.terms.colluding_neighbours < feared or feared >= degree:
             raise RemoteProtocolError(
-                f"{feared} of the {degree} neighbours of a client may collude, the quorum allows for "
+                f"{feared} of the {degree} neighbours of a client may collude, the terms allow for "
                 f"{agreed.terms.colluding_neighbours}",
                 hint="more neighbours, or fewer colluders to be assumed",
             )
