@@ -13,7 +13,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.protocol.agreement import agree
+from niss.protocol.agreement import Agreed, agree
 from niss.protocol.messages import Reveal, RoundOpen, SealedPiece, Upload, Verdict
 from support.hostile import rounded_variance
 
@@ -23,8 +23,8 @@ Square = NDArray[np.float64]
 class Held:
     """Uploads, edges and pieces of one round, by seat; `colluders` are seats that keep nothing to themselves."""
 
-    def __init__(self, opened: RoundOpen, colluders: Collection[int]) -> None:
-        self.opened, self.agreed = opened, agree(opened)
+    def __init__(self, opened: RoundOpen, colluders: Collection[int], agreed: Agreed | None = None) -> None:
+        self.opened, self.agreed = opened, agreed or agree(opened)
         self.colluders = frozenset(colluders)
         self.uploads: dict[int, Upload] = {}
         self.verdicts: dict[tuple[int, bytes], Verdict] = {}
@@ -53,20 +53,23 @@ class Held:
         )
 
     def true_mu(self) -> dict[int, float]:
-        """For each honest upload `Delta / sqrt(1 / (Sigma^-1)_kk)`, Sigma the covariance of what is unknown in them."""
+        """For each honest upload its mu."""
+        return {seat: self.mu_of(seat) for seat in sorted(set(self.uploads) - self.colluders)}
+
+    def mu_of(self, seat: int) -> float:
+        """`Delta / sqrt(1 / (Sigma^-1)_kk)` of an upload, Sigma the covariance of what is unknown in all of them."""
         terms, step = self.opened.terms, 2.0**-self.opened.terms.grid_bits
         seen, shared, own = self.unknown()
+        left = effective_variance(shared, own, seen.index(seat))
         moved = terms.clip / len(self.opened.participants) / step
-        left = [effective_variance(shared, own, row) for row in range(len(seen))]
-        return {
-            seat: moved / math.sqrt(variance) if variance > 0.0 else math.inf
-            for seat, variance in zip(seen, left, strict=True)
-        }
+        return moved / math.sqrt(left) if left > 0.0 else math.inf
 
     def unknown(self) -> tuple[list[int], Square, Square]:
         """The honest seats that uploaded, the variance that each two of them share, and what each has for itself.
 
-        In grid steps. A share whose other end did not upload is noise of its own to the one that did.
+        In grid steps. A share whose other end did not upload is noise of its own to the one that did. Shares and masks
+        count as what is left of them on the grid. Residual noise counts in full: the rest of an upload is whole
+        steps, so rounding it is rounding the upload.
         """
         agreed, terms = self.agreed, self.opened.terms
         step = 2.0**-terms.grid_bits
@@ -86,7 +89,7 @@ class Held:
                 for end in {one, other} & place.keys():
                     own[place[end]] += variance
         for seat, row in place.items():
-            own[row] += rounded_variance(math.sqrt(terms.residual_variance) / step)
+            own[row] += terms.residual_variance / step**2
             if terms.mode == "repair" and len(self.pieces[seat]) < agreed.threshold(seat):
                 own[row] += rounded_variance(math.sqrt(terms.self_variance) / step)
         return seen, shared, own

@@ -153,6 +153,8 @@ def _read_plan(values: dict[str, Any]) -> Plan:
     """The plan that `plan_values` wrote; a server may have made up any other."""
     if set(values) != set(_PLAN_FIELDS):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
+    if any(values[name] is None for name in _PLAN_FIELDS if name != "tau2"):
+        raise RemoteProtocolError("the plan in the proposal leaves out what clients have to check")
     try:
         plan = Plan(**values)
         plan_values(plan)
