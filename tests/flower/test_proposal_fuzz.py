@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,17 @@ def test_odd_proposals_are_declined_or_kept_within_the_limits() -> None:
         assert tally.counts[outcome] > 15
 
 
+@pytest.mark.parametrize("number", [None, "0.3", True, 10**400, 1e300, 1e-300])
 @pytest.mark.parametrize(
     "name", ["clip", "epsilon", "delta", "participations", "kappa", "neighbours", "colluders"]
 )
-def test_a_plan_that_leaves_out_a_number_is_not_read(name: str) -> None:
-    """A plan without a clip passed, and there was nothing that the clip of a round could be compared with."""
+def test_a_plan_with_something_else_than_a_number_is_not_read(name: str, number: Any) -> None:
+    """A plan without a clip passed, and there was nothing that the clip of a round could be compared with.
+
+    Others ended in a TypeError or an OverflowError where the limits were compared with them.
+    """
     values = originals()[3]
-    values["plan"][name] = None
+    values["plan"][name] = number
     text = json.dumps(values).encode()
     signed = SERVER.sign("flower proposal", text) + text
     with pytest.raises(RemoteProtocolError):

@@ -105,7 +105,7 @@ def start(label: str) -> Iterator[Feed]:
             return "refused", f"charged, then refused: {opened.terms}" if seat.charges else ""
         ((_, _, charged),) = seat.charges
         worst = worst_mu(opened, 0, colluders)
-        covered = worst <= charged * (1.0 + 1e-9)
+        covered = worst <= charged * (1.0 + 1e-6)
         return "charged", "" if covered else f"{charged} charged, {worst} true: {opened.terms}"
 
     yield one_input

@@ -54,6 +54,8 @@ _PLAN_FIELDS = (
     "dropped",
     "attempts",
 )
+_WORDS = ("relation", "graph")
+_SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
 _ROUNDING = 1.0 + 1e-9
@@ -153,8 +155,9 @@ def _read_plan(values: dict[str, Any]) -> Plan:
     """The plan that `plan_values` wrote; a server may have made up any other."""
     if set(values) != set(_PLAN_FIELDS):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
-    if any(values[name] is None for name in _PLAN_FIELDS if name != "tau2"):
-        raise RemoteProtocolError("the plan in the proposal leaves out what clients have to check")
+    for name, value in values.items():
+        if name not in _WORDS and (name, value) != ("tau2", None) and not _is_sensible(value):
+            raise RemoteProtocolError(f"{name} in the proposed plan is not a number that a plan could have")
     try:
         plan = Plan(**values)
         plan_values(plan)
@@ -162,6 +165,13 @@ def _read_plan(values: dict[str, Any]) -> Plan:
     except NissError as error:
         raise RemoteProtocolError(f"the proposed plan cannot be carried out: {error.message}") from None
     return plan
+
+
+def _is_sensible(value: Any) -> bool:
+    """Whether it is a number, and one that squares and quotients of a few such numbers do not run out of range on."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
 
 
 def _bytes(text: str, length: int) -> bytes:

@@ -249,9 +249,10 @@ class Client:
         signers = self._signers(agreed, request, agreed_set)
         secrets = PairSecrets(agreed, current.seat, self._prekeys.private(current.prekey))
         sealed = {piece.seat: piece for piece in request.pieces}
-        edges, pieces = [], []
+        chosen: tuple[list[int], list[int]] = [], []
         if len(signers) >= agreed.quorum(self.policy.colluders):
-            edges, pieces = self._choose(agreed, current, set(request.survivors), set(sealed))
+            chosen = self._choose(agreed, current, set(request.survivors), set(sealed))
+        edges, pieces = chosen
         self._memory.state = following
         self._remember()
         # Only now that it is remembered what is given are the secrets themselves derived.
