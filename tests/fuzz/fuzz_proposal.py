@@ -79,7 +79,7 @@ def odd_value(rng: random.Random, value: Any) -> Any:
         return rng.choice([None, True, False, [], {}, [value], {"value": value}])
     if isinstance(value, str):
         return rng.choice([value[:-1], value + "0", value.upper(), value * 2, value[::-1]])
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and abs(value) < 1e300:
         return rng.choice([value + 1, value - 1, -value, value * math.exp(rng.gauss(0.0, 3.0)), float(value)])
     return value
 
