@@ -21,7 +21,6 @@ that happens to drop out. Each of these is a false update, which no server that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -190,7 +189,7 @@ class Server:
     def request_reveals(self) -> dict[int, RevealRequest]:
         """By seat, one request for each survivor that gave its verdict, with the pieces it is to open.
 
-        Each carries as few verdicts as make a quorum for all neighbours of that seat, not all of them.
+        Each carries all verdicts: how many make a quorum depends on how many colluders a client assumes.
         """
         current, following = self._step("request reveals")
         agreed = current.agreed
@@ -199,9 +198,9 @@ class Server:
             for piece in current.uploads[owner].pieces:
                 if piece.seat in sealed:
                     sealed[piece.seat].append(replace(piece, seat=owner))
+        verdicts = tuple(verdict for _, verdict in sorted(current.verdicts.items()))
         requests = {}
         for seat in current.verdicts:
-            verdicts = tuple(current.verdicts[one] for one in _signers_for(agreed, seat, current.verdicts))
             request = RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
             requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
         self.state = following
@@ -271,19 +270,6 @@ class Server:
             raise RemoteProtocolError("the message comes from a seat that this round does not have")
         verify(participants[message.seat].identity, purpose, signed_part(message), message.signature)
         return current, following
-
-
-def _signers_for(agreed: Agreed, seat: int, verdicts: Collection[int]) -> list[int]:
-    """Seats whose verdicts make a quorum, where there is one, among the neighbours of each neighbour of `seat`.
-
-    Greedy, lowest seats first, counting those already chosen for another neighbour: few, not the fewest.
-    """
-    chosen: set[int] = set()
-    for other in agreed.neighbours(seat):
-        willing = {one for one in agreed.neighbours(other) if one in verdicts}
-        missing = agreed.quorum(other) - len(willing & chosen)
-        chosen.update(sorted(willing - chosen)[: max(missing, 0)])
-    return sorted(chosen)
 
 
 def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[int]) -> tuple[int, float]:
