@@ -22,6 +22,7 @@ from experiments.reproduce.chart_paper import (
     curve_look,
     draw_figure_3,
     draw_figure_4,
+    draw_gaps,
 )
 from experiments.reproduce.design import (
     BEYOND,
@@ -36,6 +37,7 @@ from experiments.reproduce.design import (
     find_setting,
 )
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
+from experiments.reproduce.stamps import DRAWN_FROM, data_digest, stamp
 from experiments.reproduce.tables import leaks_in_order
 from niss.files import SHARED, write_atomically
 from niss.report.canvas import QUIET, STYLE, as_png
@@ -44,7 +46,7 @@ from niss.report.method_charts import MARKERS
 _COLUMNS = 4
 _HELD_AT = 3.0
 _UNITS = {"client": "a whole client hidden", "record": "one record hidden"}
-FAULTS = "faults"
+FAULTS, GAPS = "faults", "gaps"
 _METHOD = "niss-planned"
 _LOOKS = list(METHODS)
 # Without faults in the looks that the methods have in the other figures.
@@ -310,11 +312,14 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     """
     drawers: dict[str, Callable[[dict[str, Result]], Figure]] = {
         FIGURE_3: draw_figure_3,
+        GAPS: draw_gaps,
         BEYOND: draw_beyond,
         SCALE: draw_scale,
     }
     figures: dict[str, Figure | None] = {
-        name: draw(results) for name, draw in drawers.items() if (results := read_results(folder, name))
+        name: draw(results)
+        for name, draw in drawers.items()
+        if (results := read_results(folder, DRAWN_FROM[name]))
     }
     if dropping := with_faults(read_results(folder, BEYOND)):
         figures[FAULTS] = draw_faults(dropping)
@@ -324,5 +329,6 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     for name, figure in figures.items():
         if figure is not None:
             written.append(folder / f"{name}.png")
-            write_atomically(written[-1], as_png(figure), mode=SHARED)
+            png = stamp(as_png(figure), data_digest(folder, name))
+            write_atomically(written[-1], png, mode=SHARED)
     return written

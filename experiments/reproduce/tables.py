@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.claims import PAPER_GAPS, check_claims, gap
+from experiments.reproduce.checks import fingerprint
+from experiments.reproduce.claims import (
+    PAPER_GAPS,
+    WINDOW,
+    check_claims,
+    gap,
+    gap_by_round,
+    rounds_within,
+    stretches,
+)
 from experiments.reproduce.design import (
     BEYOND,
     CLIENT_NOISE,
@@ -28,6 +38,7 @@ from experiments.reproduce.results import (
     Attempt,
     Cell,
     Leaks,
+    Record,
     Result,
     Spread,
     all_leaks,
@@ -37,6 +48,7 @@ from experiments.reproduce.results import (
     spread,
 )
 from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup
+from experiments.reproduce.tuning import best_trial, edges_of, trials_of
 
 MISSING = "not measured yet"
 
@@ -241,27 +253,42 @@ def tuning_table(folder: Path) -> str:
     """What the grid chose for each method at each epsilon."""
     rows = []
     for result in _in_order(read_results(folder, TUNING)):
-        groups = sorted({(cell.labels["method"], cell.labels["epsilon"] or 0.0) for cell in result.cells})
-        for method, epsilon in groups:
-            tried = select(result, method=method, epsilon=epsilon or None)
-            best = max(tried, key=lambda cell: (cell.accuracy, cell.id))
+        labels = [cell.labels for cell in result.cells]
+        groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
+        for method, variant, epsilon in sorted(groups):
+            trials = trials_of(result, method, variant)
+            tried = [cell for cell in trials if cell.labels["epsilon"] == (epsilon or None)]
+            best = best_trial(tried)
             clip = best.labels["clip"]
             rows.append(
                 [
                     result.name,
-                    method,
+                    method if variant == "none" else f"{method}, {variant}",
                     f"{epsilon:g}" if epsilon else "–",
                     f"{len(tried)}",
                     "–" if clip is None else f"{clip:g}",
                     f"{best.labels['learning_rate']:g}",
                     f"{best.labels['hidden']}",
                     f"{best.accuracy:.1%}",
+                    ", ".join(edges_of(tried, best)) or "–",
                 ]
             )
-    header = ["Setting", "Method", "ε", "Trials", "Clip", "Rate", "Hidden", "Accuracy on held-out images"]
-    return or_missing(header, rows, words=(0, 1))
+    header = [
+        "Setting",
+        "Method",
+        "ε",
+        "Trials",
+        "Clip",
+        "Rate",
+        "Hidden",
+        "Held-out accuracy",
+        "On the edge",
+    ]
+    return or_missing(header, rows, words=(0, 1, 8))
 
 
+GAP_ROUNDS = (10, 25, 50, 100)
+"""The last rounds of the windows shown."""
 UNIT_VARIANCE = 0.01
 """sigma^2 in the paper's list of settings."""
 
@@ -280,6 +307,28 @@ def figure_3_table(folder: Path) -> str:
         rows.append([find_panel(name).title, *cells, measured, f"{low} to {high}", extent])
     header = ["Panel", *[f"X = {x:g}" for x in X_VALUES], "Gap, points", "Gap in the paper", "Rounds × seeds"]
     return markdown(header, rows)
+
+
+def gaps_table(folder: Path) -> str:
+    """The gap between X = 0 and X = 1 after so many rounds, and where it is the paper's."""
+    results = read_results(folder, FIGURE_3)
+    rows = []
+    for name, (low, high) in PAPER_GAPS.items():
+        gaps = gap_by_round(results.get(name))
+        if gaps:
+            most = max(gaps, key=lambda last: gaps[last].mean)
+            rows.append(
+                [
+                    find_panel(name).title,
+                    f"{low} to {high}",
+                    *[points(gaps.get(last)) for last in GAP_ROUNDS],
+                    f"{points(gaps[most])} ({most - WINDOW + 1} to {most})",
+                    stretches(rounds_within(gaps, low, high)),
+                ]
+            )
+    shown = [f"Rounds {last - WINDOW + 1} to {last}" for last in GAP_ROUNDS]
+    header = ["Panel", "In the paper", *shown, "Largest (rounds)", "Ours is the paper's"]
+    return or_missing(header, rows, words=(0, 7))
 
 
 def _extent(result: Result | None) -> str:
@@ -331,6 +380,17 @@ def sweep_table(folder: Path) -> str:
             rows.append([find_panel(name).title, f"{sigma:.3g}", percent(clean), percent(found), lost])
     header = ["Panel", "σ_k", "X = 0", "X = 1", "Gap, points"]
     return or_missing(header, rows)
+
+
+def files_table(folder: Path) -> str:
+    """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
+    records: list[Record[Any]] = [*all_leaks(folder).values()]
+    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE):
+        records += read_results(folder, experiment).values()
+    rows = sorted(
+        [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"] for one in records
+    )
+    return or_missing(["File", "Cells", "Fingerprint"], rows, words=(0, 2))
 
 
 def claims_table(folder: Path) -> str:
