@@ -60,11 +60,15 @@ def setting_config(
     variant: Variant = VARIANTS["none"],
     seed: int = 1,
     device: str = "auto",
+    protocol: bool = True,
 ) -> Config:
-    """The run of one method. Colluders and dropouts count only where noise is shared."""
+    """The run of one method. Colluders and dropouts count only where noise is shared.
+
+    `protocol`: dropouts of small rounds go through the real one, which takes minutes a run, and no GPU helps.
+    """
     client = setting.unit == "client"
     drops = variant.dropout if method.shares else 0.0
-    real = drops > 0.0 and client and setting.participants <= PROTOCOL_PARTICIPANTS
+    real = protocol and drops > 0.0 and client and setting.participants <= PROTOCOL_PARTICIPANTS
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
@@ -188,7 +192,7 @@ def contestants(
     return [
         Contestant(method, VARIANTS[variant], epsilon)
         for method, variant in product(own, variants)
-        if variant == "none" or method.shares
+        if method.suffers(VARIANTS[variant])
         for epsilon in (epsilons if method.private else (None,))
     ]
 
@@ -222,7 +226,13 @@ def tune(
             for choice in _open_trials(one, setting.unit, tuned, axes):
                 labels = one.labels(choice, setting.unit)
                 config = setting_config(
-                    cut, one.method, choice, epsilon=one.epsilon or 1.0, variant=one.variant, device=device
+                    cut,
+                    one.method,
+                    choice,
+                    epsilon=one.epsilon or 1.0,
+                    variant=one.variant,
+                    device=device,
+                    protocol=False,
                 )
                 cells[trial_cell(labels)] = labels, config
         result = run_cells(
@@ -260,6 +270,7 @@ def run_setting(
     seeds: Sequence[int] = (1, 2, 3),
     device: str = "auto",
     experiment: str = BEYOND,
+    protocol: bool = True,
     part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
@@ -274,7 +285,7 @@ def run_setting(
     tuned = read_result(result_path(out, TUNING, setting.name if experiment == SCALE else setting.full_name))
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
-        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device)
+        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device, protocol)
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
@@ -299,14 +310,22 @@ def _cell(
     seed: int,
     tuned: Result | None,
     device: str,
+    protocol: bool,
 ) -> tuple[str, dict[str, Any], Any] | None:
     """One cell; None where a variant leaves a method as it is, so that its plain cell stands for it."""
     contestant = METHODS[method]
-    if variant.name != "none" and not contestant.shares:
+    if not contestant.suffers(variant):
         return None
     choice, tuned_for = chosen(tuned, setting, method, epsilon, variant.name)
     config = setting_config(
-        setting, contestant, choice, epsilon=epsilon, variant=variant, seed=seed, device=device
+        setting,
+        contestant,
+        choice,
+        epsilon=epsilon,
+        variant=variant,
+        seed=seed,
+        device=device,
+        protocol=protocol,
     )
     target, sharing = epsilon if contestant.private else None, contestant.noise == "shares"
     labels = {

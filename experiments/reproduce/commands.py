@@ -235,6 +235,7 @@ class Beyond(Experiment):
     tune           Tune clip, rate and width on held-out images first.
     tune_epsilons  Where to tune; the others take the nearest one's choice.
     tune_only      Tune, and stop.
+    protocol       Dropouts of small rounds go through the real protocol, minutes a run on any machine.
     at_once        Cells that train together; results are kept after each such group.
     part           Only a part of the work, e.g. 3/8, for processes side by side; give each its own --out.
     """
@@ -242,12 +243,13 @@ class Beyond(Experiment):
     setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS))
     epsilons: tuple[float, ...] = design.EPSILONS
     methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
-    variant: tuple[str, ...] = option(("none", "collusion"), choices=tuple(design.VARIANTS))
+    variant: tuple[str, ...] = option(tuple(design.VARIANTS), choices=tuple(design.VARIANTS))
     rounds: int | None = option(None, min=1)
     participants: int | None = option(None, min=2)
     tune: bool = True
     tune_epsilons: tuple[float, ...] = (3.0,)
     tune_only: bool = False
+    protocol: bool = True
     at_once: int = option(8, min=1)
     part: str = "1/1"
 
@@ -269,8 +271,7 @@ def beyond(options: Beyond) -> None:
     for name in design.SETTINGS if options.setting == ("all",) else options.setting:
         setting = design.find_setting(name, rounds=options.rounds, participants=options.participants)
         if options.tune or options.tune_only:
-            variants = _variants(options.variant, setting.unit)
-            more: dict[str, Any] = {"methods": methods, "variants": variants, **places}
+            more: dict[str, Any] = {"methods": methods, "variants": options.variant, **places}
             pieces[f"{name}, tuning"] = partial(tune, setting, options.tune_epsilons, **more)
         if not options.tune_only:
             pieces[name] = partial(
@@ -279,16 +280,11 @@ def beyond(options: Beyond) -> None:
                 **places,
                 epsilons=options.epsilons,
                 methods=methods,
-                variants=_variants(options.variant, setting.unit),
+                variants=options.variant,
+                protocol=options.protocol,
                 seeds=seeds,
             )
     _work_through(pieces, options)
-
-
-def _variants(names: Sequence[str], unit: str) -> list[str]:
-    """The variants asked for; those in which clients drop out are run for whole clients only."""
-    dropping = {name for name, variant in design.VARIANTS.items() if variant.dropout}
-    return [name for name in names if unit == "client" or name not in dropping]
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,7 @@ class Variant:
     """What goes wrong: the share `rho` of a round's clients that collude, and the share that drops out."""
 
     name: str
+    words: str
     rho: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
@@ -223,10 +224,10 @@ class Variant:
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("none"),
-        Variant("collusion", rho=0.2),
-        Variant("tolerate", dropout=0.1),
-        Variant("repair", dropout=0.1, mode="repair"),
+        Variant("none", "nothing"),
+        Variant("collusion", "a fifth colluding", rho=0.2),
+        Variant("tolerate", "a tenth dropping out, tolerated", dropout=0.1),
+        Variant("repair", "a tenth dropping out, repaired", dropout=0.1, mode="repair"),
     )
 }
 
@@ -275,8 +276,13 @@ class Method:
 
     @property
     def shares(self) -> bool:
-        """Whether colluders and dropouts make a difference to it."""
+        """Whether colluders make a difference to it."""
         return self.noise == "shares" and not self.printed
+
+    def suffers(self, variant: Variant) -> bool:
+        """Whether it is run under a variant: where that makes a difference; dropouts not with another's tuning."""
+        faultless = not variant.rho and not variant.dropout
+        return faultless or (self.shares and not (variant.dropout and self.tuned_as))
 
 
 METHODS = {

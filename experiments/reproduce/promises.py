@@ -68,12 +68,36 @@ def promise_faults(result: Result, runs: Result | None) -> Wrong:
     for cell in result.cells:
         method = METHODS[cell.labels["method"]]
         run = Run(result, cell, method, plain.get(method.name, {}) if "kappa" not in cell.labels else {})
-        for kind, detail in _PROMISES[method.noise](run):
-            yield cell.id, kind, detail
+        for check in (_PROMISES[method.noise], _recorded):
+            for kind, detail in check(run):
+                yield cell.id, kind, detail
     yield from _seeds_agree(result)
 
 
 Found = Iterator[tuple[str, str]]
+
+
+def _recorded(run: Run) -> Found:
+    """What a run recorded agrees with its labels, composes to its epsilon, and spends no more than its delta."""
+    recorded, labels, base = run.cell.mechanism, run.cell.labels, run.result.base
+    if not recorded:
+        return
+    for name in ("kappa", "neighbours", "participations"):
+        if labels.get(name) is not None and name in recorded and labels[name] != recorded[name]:
+            yield "settings", f"ran with {name} = {recorded[name]}, its labels say {labels[name]}"
+    spent = recorded["gaussian_delta"] + recorded["grid_delta"]
+    if max(spent, recorded["delta"]) > base["delta"] * (1.0 + 1e-9):
+        yield "epsilon", f"spends delta {max(spent, recorded['delta']):.3g}, {base['delta']:g} was promised"
+    # mu is the most that one round cost anybody, so nobody has spent more than all rounds at that price.
+    if recorded["mu_joint"] is not None and run.cell.epsilon_joint is not None:
+        most = epsilon_at(
+            math.sqrt(recorded["participations"]) * recorded["mu_joint"], recorded["gaussian_delta"]
+        )
+        if run.cell.epsilon_joint > most * (1.0 + 1e-6):
+            yield (
+                "epsilon",
+                f"states epsilon {run.cell.epsilon_joint}, its rounds compose to at most {most:.4f}",
+            )
 
 
 def _without_noise(run: Run) -> Found:

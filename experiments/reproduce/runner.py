@@ -151,6 +151,7 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped")
     shared = {name: getattr(plan, name) for name in names if plan.kind.uses(name)}
     return {
+        "exchange": config.exchange,
         "participations": plan.participations,
         "delta": run.statement.delta,
         "gaussian_delta": plan.gaussian_delta,

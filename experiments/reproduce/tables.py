@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -175,31 +176,79 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
     return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == CLIENT_NOISE else ", heuristic")
 
 
-_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view"]
+_LEAD = "Ahead of DP-FedAvg, points"
+_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view", _LEAD]
 
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
     results = _in_order(read_results(folder, BEYOND))
     rows = [[result.name, *row] for result in results for row in _setting_rows(result)]
-    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6))
+    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6, 7))
 
 
 def setting_table(folder: Path, name: str) -> str:
     """The part of `beyond_table` for one setting."""
     result = read_results(folder, BEYOND).get(name)
-    return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5))
+    return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5, 6))
 
 
 def _setting_rows(result: Result) -> list[list[str]]:
     rows = []
-    for variant in VARIANTS:
-        for method in METHODS:
-            cells = select(result, method=method, variant=variant)
-            if cells:
-                shown = [percent(final(_at(cells, epsilon))) for epsilon in EPSILONS]
-                rows.append([variant, method, *shown, _epsilon_of_runs(cells)])
+    local = _local(result)
+    for variant, method in product(VARIANTS, METHODS):
+        cells = select(result, method=method, variant=variant)
+        if cells:
+            found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
+            shown = [percent(one) for one in found]
+            rows.append([variant, method, *shown, _epsilon_of_runs(cells), _leads(method, found, local)])
     return rows
+
+
+def _local(result: Result) -> list[Spread | None]:
+    return [final(select(result, method=_RIVAL, epsilon=epsilon)) for epsilon in EPSILONS]
+
+
+_RIVAL = "dp-fedavg"
+HEADLINE = ("mnist-iid-client", "mnist-iid-client-100")
+
+
+def headline_table(folder: Path) -> str:
+    """Every method under everything that may go wrong, and by how much it leads DP-FedAvg, or is behind."""
+    results = read_results(folder, BEYOND)
+    rows = []
+    for name in HEADLINE:
+        if name not in results:
+            continue
+        result = results[name]
+        local = _local(result)
+        for method, variant in product(METHODS.values(), VARIANTS.values()):
+            if method.suffers(variant) and not method.tuned_as:
+                cells = select(result, method=method.name, variant=variant.name)
+                found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
+                rows.append(
+                    [
+                        f"{result.base['participants']:,}",
+                        method.name,
+                        variant.words,
+                        *[percent(one) for one in found],
+                        _leads(method.name, found, local),
+                    ]
+                )
+    columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    header = ["Participants", "Method", "What goes wrong", *columns, _LEAD]
+    return or_missing(header, rows, words=(1, 2, 6))
+
+
+def _leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | None]) -> str:
+    """Points at each epsilon; where DP-FedAvg is better it says so."""
+    if method == _RIVAL:
+        return "–"
+    if any(one is None or other is None for one, other in zip(found, local, strict=True)):
+        return MISSING
+    leads = [100 * (one.mean - other.mean) for one, other in zip(found, local, strict=True) if one and other]
+    shown = " / ".join(f"{lead:+.1f}".replace("-", "−") for lead in leads)
+    return shown + ("; **behind**" if min(leads) < 0.0 else "")
 
 
 def scale_table(folder: Path) -> str:

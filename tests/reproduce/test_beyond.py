@@ -19,7 +19,7 @@ from experiments.reproduce.chart import write_figures
 from experiments.reproduce.claims import check_claims
 from experiments.reproduce.design import METHODS, SETTINGS, UNTUNED, VARIANTS, Choice, find_setting
 from experiments.reproduce.results import Cell, Result, result_path, select, write_result
-from experiments.reproduce.tables import beyond_table, tuning_table
+from experiments.reproduce.tables import beyond_table, headline_table, tuning_table
 from experiments.reproduce.text import computed_text
 from experiments.reproduce.tuning import Axes, chosen
 from niss.data import load_dataset
@@ -203,3 +203,23 @@ def test_what_was_not_tuned_takes_the_usual_choice(small_setting):
 def test_unknown_methods_are_refused(places, small_setting):
     with pytest.raises(ConfigError, match="unknown name 'magic'"):
         run_setting(small_setting, **places, methods=("magic",))
+
+
+@pytest.mark.parametrize(
+    ("tolerated", "verdict", "words"), [(0.5, "holds", "+10.0"), (0.35, "behind", "−5.0; **behind**")]
+)
+def test_the_table_says_where_tolerated_dropouts_lose(tmp_path, tolerated, verdict, words):
+    """They may cost more than the whole lead: that is said, and no reason to fail."""
+    result = compared({("dp-fedavg", "none"): 0.4, ("niss-planned", "tolerate"): tolerated})
+    every = tuple(
+        replace(cell, id=f"{cell.id}/{epsilon:g}", labels={**cell.labels, "epsilon": epsilon})
+        for cell in result.cells
+        for epsilon in (1.0, 3.0, 8.0)
+    )
+    write_result(result_path(tmp_path, "beyond", result.name), replace(result, cells=every))
+    (claim,) = [one for one in check_claims(tmp_path) if "tolerated" in one.name]
+    assert (claim.verdict, claim.required) == (verdict, False)
+    (row,) = [line for line in headline_table(tmp_path).splitlines() if "tolerated" in line]
+    assert words in row
+    assert words in beyond_table(tmp_path)
+    assert "not measured yet" in headline_table(tmp_path)

@@ -313,8 +313,8 @@ def deleted(name: str) -> Callable[[Path], None]:
 
 SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a number of the README": ("text", with_text(r"60\.4 ± 3\.3 %", "40.4 ± 3.3 %")),
-    "a row of the README": ("text", with_text(r"\| none \| central-dp .*\n", "")),
-    "marks of the README": ("text", with_text(r"<!-- result: beyond\.mnist-iid-client -->", "")),
+    "a row of the README": ("text", with_text(r"\| 1,000 \| central-dp .*\n", "")),
+    "marks of the README": ("text", with_text(r"<!-- result: headline -->", "")),
     "a number of the page": ("text", with_text(r"97\.5 ± 0\.0 %", "98.5 ± 0.0 %", "docs/concepts/paper.md")),
     "a number within a sentence": (
         "text",
