@@ -118,8 +118,10 @@ def _gap_panel(axes: Axes, panel: Panel, gaps: dict[int, Spread]) -> None:
     if rounds:
         axes.plot(rounds, means, **_GAP_LOOK)
         aside = [100 * one.deviation for one in gaps.values()]
-        edges = [[mean + side * by for mean, by in zip(means, aside, strict=True)] for side in (-1.0, 1.0)]
-        axes.fill_between(rounds, *edges, color=COLOURS[1], alpha=0.18, linewidth=0)
+        low_edge, high_edge = (
+            [mean + side * by for mean, by in zip(means, aside, strict=True)] for side in (-1.0, 1.0)
+        )
+        axes.fill_between(rounds, low_edge, high_edge, color=COLOURS[1], alpha=0.18, linewidth=0)
     else:
         axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", color=QUIET)
     axes.set_xlim(left=0)

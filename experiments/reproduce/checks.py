@@ -119,7 +119,7 @@ def _complete(folder: Path, records: Iterable[Record[Any]]) -> Iterator[Fault]:
     for (experiment, name), record in found.items():
         if (experiment, name) not in wanted:
             yield Fault("cells", f"{experiment}/{name}", "the design has no such file")
-        elif (cells := wanted[experiment, name]) != SEARCHED:
+        elif (cells := wanted[experiment, name]) is not SEARCHED:
             ids = {cell.id for cell in record.cells}
             for kind, different in (("is missing", cells - ids), ("is not in the design", ids - cells)):
                 yield from (Fault("cells", _where(record, cell), kind) for cell in sorted(different))
@@ -320,8 +320,8 @@ def _choices(result: Result, tuned: Mapping[str, Result]) -> Iterator[Fault]:
 
 def _search(result: Result) -> Iterator[Fault]:
     """The search is played again from its trials: nothing is missing, and nothing was tried beyond it."""
-    if expected_cells().get((TUNING, result.name)) not in (SEARCHED, None):
-        return
+    if expected_cells().get((TUNING, result.name)) is not SEARCHED:
+        return  # a grid, whose cells the design lists
     unit = result.base["unit"]
     labels = [cell.labels for cell in result.cells]
     groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}

@@ -423,7 +423,8 @@ def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json
     folder = results_folder(results)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} does not exist", hint="run `niss reproduce` first")
-    files = text if text is not None else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
+    published = [] if partial else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
+    files = text if text is not None else published
     faults = check_files(folder, partial=partial)
     if not partial:
         faults += [*figure_faults(folder, Path("docs/images")), *text_faults(folder, Path())]
@@ -439,6 +440,8 @@ def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json
             }
         )
     else:
+        files = sorted(folder.glob("*/*.json"))
+        say(f"{len(files)} result files computed again: {len(faults)} faults")
         for fault in faults:
             typer.echo(f"{fault.kind + ' is wrong':16}  {fault.where}: {fault.detail}")
         for claim in claims:

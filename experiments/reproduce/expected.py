@@ -39,10 +39,10 @@ RECORDS = {"mnist": 600, "cifar10": 500}
 """Images of a client in the paper's setting."""
 REGENERATED = False
 """True once the committed results are those of the design: tuned by the search, with dropouts in every setting."""
-SEARCHED = "searched"
+SEARCHED = None
 """In place of the cells: those of a search, which are known once it is played again."""
 
-Cells = frozenset[str] | str
+Cells = frozenset[str] | None
 
 
 def expected_cells() -> dict[tuple[str, str], Cells]:
@@ -86,7 +86,7 @@ def _attacks() -> Iterator[str]:
 def _runs(name: str) -> Iterator[str]:
     """Before, dropouts were run for rounds of 100 clients and for records; for those of CIFAR-10 with one seed."""
     for variant, method in product(VARIANTS.values(), METHODS.values()):
-        seeds = SEEDS
+        seeds: tuple[int, ...] = SEEDS
         if not method.suffers(variant):
             continue
         if variant.dropout and not REGENERATED:

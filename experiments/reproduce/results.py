@@ -209,14 +209,11 @@ class Result(Record[Cell]):
     """All cells of one panel or setting; `base` are the settings they have in common."""
 
 
-R = TypeVar("R", Result, Leaks)
-
-
-def _read(path: Path, kind: type[R], cell_kind: type[Cell] | type[Attempt]) -> R | None:
+def _read(path: Path, *, attacks: bool) -> Any:
     if not path.exists():
         return None
     try:
-        return _parsed(path.read_bytes(), kind, cell_kind)
+        return _parsed(path.read_bytes(), attacks)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} does not contain results: {error!r}", hint="was it written by `niss reproduce`?"
@@ -224,11 +221,14 @@ def _read(path: Path, kind: type[R], cell_kind: type[Cell] | type[Attempt]) -> R
 
 
 @lru_cache(maxsize=256)
-def _parsed(content: bytes, kind: type[R], cell_kind: type[Cell] | type[Attempt]) -> R:
+def _parsed(content: bytes, attacks: bool) -> Result | Leaks:
     """Tables, claims and checks read the same files over and over."""
     value = parse_json(content.decode("utf-8", errors="replace"))
-    cells = tuple(cell_kind(**{**cell, **_curves(cell)}) for cell in value["cells"])
-    return kind(value["experiment"], value["name"], value["base"], cells)  # type: ignore[arg-type]
+    cells = [{**cell, **_curves(cell)} for cell in value["cells"]]
+    head = value["experiment"], value["name"], value["base"]
+    if attacks:
+        return Leaks(*head, tuple(Attempt(**cell) for cell in cells))
+    return Result(*head, tuple(Cell(**cell) for cell in cells))
 
 
 def _curves(cell: dict[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -239,12 +239,14 @@ def _curves(cell: dict[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
 
 def read_result(path: Path) -> Result | None:
     """The training runs in a file, or None if it does not exist."""
-    return _read(path, Result, Cell)
+    found: Result | None = _read(path, attacks=False)
+    return found
 
 
 def read_leaks(path: Path) -> Leaks | None:
     """The attacks in a file, or None if it does not exist."""
-    return _read(path, Leaks, Attempt)
+    found: Leaks | None = _read(path, attacks=True)
+    return found
 
 
 def read_results(folder: Path, experiment: str) -> dict[str, Result]:

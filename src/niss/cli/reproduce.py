@@ -84,7 +84,7 @@ class VerifyOptions:
 
     results  The folder that `niss reproduce` wrote.
     text     Files whose numbers are checked; by default README.md and docs/.
-    partial  Not all experiments were run: do not ask for every cell, figure and table.
+    partial  Results of your own: do not ask for every cell and figure, nor look into README.md and docs/.
     as_json  Print the findings as JSON.
     """
 
