@@ -96,7 +96,7 @@ def draw_beyond(results: dict[str, Result]) -> Figure:
 
 def _handles() -> list[Line2D]:
     return [
-        Line2D([], [], marker=MARKERS[number], label=name, **curve_look(number))
+        Line2D([], [], marker=MARKERS[number % len(MARKERS)], label=name, **curve_look(number))
         for number, name in enumerate(METHODS)
     ]
 
@@ -157,13 +157,15 @@ def draw_points(axes: Axes, cells: Sequence[Cell], label: str, number: int) -> l
 def _errorbar(axes: Axes, places: Any, values: Sequence[tuple[float, float]], number: int) -> None:
     means, deviations = [mean for mean, _ in values], [deviation for _, deviation in values]
     look = curve_look(number)
-    axes.errorbar(places, means, yerr=deviations, marker=MARKERS[number], markersize=4, capsize=2, **look)
+    axes.errorbar(
+        places, means, yerr=deviations, marker=MARKERS[number % len(MARKERS)], markersize=4, capsize=2, **look
+    )
 
 
 def _held(axes: Axes, results: Sequence[Result], words: str) -> None:
     """The epsilon that holds in the joint and in the marginal view where 3 was promised: the largest over runs."""
     axes.set_title(f"ε that holds where ε = {_HELD_AT:g} was promised ({words})", fontsize=9.5)
-    private = [name for name in METHODS if METHODS[name].kind != "fedavg"]
+    private = [name for name in METHODS if METHODS[name].private]
     top = 2.0 * _HELD_AT
     for place, method in enumerate(private):
         number = list(METHODS).index(method)
@@ -194,7 +196,7 @@ def _two_views(axes: Axes, place: int, cells: Sequence[Cell], number: int, top: 
         axes.plot(
             [place + aside],
             [height],
-            marker=MARKERS[number],
+            marker=MARKERS[number % len(MARKERS)],
             markersize=7,
             color=colour,
             markerfacecolor=face,
@@ -285,7 +287,7 @@ def draw_faults(results: dict[str, Result]) -> Figure:
             if number % columns == 0:
                 axes.set_ylabel("Test accuracy")
         handles = [
-            Line2D([], [], marker=MARKERS[look], label=words, **curve_look(look))
+            Line2D([], [], marker=MARKERS[look % len(MARKERS)], label=words, **curve_look(look))
             for _, _, words, look in _CURVES
         ]
         figure.legend(handles=handles, loc="lower center", ncols=3)

@@ -253,6 +253,7 @@ class Method:
     tuned_as  whose tuning it takes; its own by default
     kappa     strength of the shares; None is the planner's choice
     printed   to the letter of the paper: tau = 0
+    trusting  its epsilon does not hold against the server
     settings  what else its entry in `methods` says
     training  what else `training` says, such as another sampling
     """
@@ -263,6 +264,7 @@ class Method:
     tuned_as: str = ""
     kappa: float | None = None
     printed: bool = False
+    trusting: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
 
@@ -290,7 +292,7 @@ METHODS = {
     for method in (
         Method("fedavg", "fedavg", "none"),
         Method("dp-fedavg", "dp-fedavg", "own"),
-        Method("central-dp", "central-dp", "sum"),
+        Method("central-dp", "central-dp", "sum", trusting=True),
         Method("niss-as-printed", "niss", "shares", tuned_as="niss-planned", printed=True),
         Method("niss-kappa-1", "niss", "shares", tuned_as="niss-planned", kappa=1.0),
         Method("niss-planned", "niss", "shares"),

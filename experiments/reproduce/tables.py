@@ -288,13 +288,14 @@ def _at(cells: Sequence[Cell], epsilon: float) -> list[Cell]:
 
 def _epsilon_of_runs(cells: Sequence[Cell]) -> str:
     """The largest epsilon of the joint view over the seeds, for each one promised."""
-    if cells[0].labels["method"] == "fedavg":
+    method = METHODS[cells[0].labels["method"]]
+    if not method.private:
         return "not private"
     if any(cell.epsilon_joint is None for cell in cells):
         return "none is finite"
     promised = sorted({cell.labels["epsilon"] for cell in cells})
     held = [max(cell.epsilon_joint or 0.0 for cell in _at(cells, epsilon)) for epsilon in promised]
-    trusted = ", server trusted" if cells[0].labels["method"] == "central-dp" else ""
+    trusted = ", server trusted" if method.trusting else ""
     return " / ".join(f"{epsilon:.2f}" for epsilon in held) + trusted
 
 
