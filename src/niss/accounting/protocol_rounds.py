@@ -24,6 +24,7 @@ from niss.accounting.discretisation import (
     Draws,
     Promise,
     check_discretisation,
+    grid_delta,
     is_wide_enough,
     round_grid_delta,
 )
@@ -116,6 +117,8 @@ def make_terms(
         dropped=plan.dropped if repairing else 0,
         threshold_share=0.5,
     )
+    if grid_bits is not None and plan.calibrated:
+        grid_delta(plan, terms, participants)  # refuses a grid that is too coarse
     if grid_bits is None and residual > 0.0:
         weight = max(1.0, plan.neighbours / (participants - 1))
         drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
@@ -131,7 +134,7 @@ def make_terms(
                 f"{coordinates} numbers of {participants} participants over {promise.rounds} rounds are more than the "
                 f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
                 field="plan",
-                hint="fewer rounds or neighbours, a smaller model, or a larger delta",
+                hint="a smaller epsilon or a larger delta, fewer rounds or neighbours, or a smaller model",
             )
     return terms
 
