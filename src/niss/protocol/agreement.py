@@ -155,8 +155,7 @@ class Agreed:
         client alone, it would let a server tell every part of a sparse graph another story, and have more revealed
         by all of them together than anyone was charged for.
         """
-        size = len(self.participants)
-        return (size + min(size, colluders)) // 2 + 1
+        return quorum_of(len(self.participants), colluders)
 
     def mask_context(self, seat: int) -> bytes:
         """What the commitment to a self-mask is bound to: the round and its owner."""
@@ -175,6 +174,11 @@ class Agreed:
             clients=size * rounded,
             modulus_bits=terms.modulus_bits,
         )
+
+
+def quorum_of(size: int, colluders: int) -> int:
+    """`Agreed.quorum` of a round of that size; where more than the others drop out, nothing can be repaired."""
+    return (size + min(size, colluders)) // 2 + 1
 
 
 def agree(opened: RoundOpen) -> Agreed:
