@@ -138,7 +138,7 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
         )
     if method.kind.carries and config.exchange == "protocol":
         raise ValueError(
-            f"exchange: the protocol cannot carry noise between rounds yet; run {method.name} with exchange = 'simulated'"
+            f"exchange: the protocol cannot carry noise over yet; run {method.name} with exchange = 'simulated'"
         )
     least = config.training.separation
     if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:
