@@ -168,7 +168,10 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
         )
     else:
         notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")
-    for name in sorted({str(entry.basis.get("method")) for entry in ledger.entries}):
+    bases = {str(entry.basis.get("method")): entry.basis for entry in ledger.entries}
+    for name, basis in sorted(bases.items()):
+        if name in METHODS and (note := METHODS[name].ledger_note(basis)):
+            notes.append(note)
         if name in METHODS and METHODS[name].trusts_server:
             notes.append(
                 f"{name}: against those who see the released models"

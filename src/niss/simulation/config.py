@@ -175,7 +175,12 @@ class MethodConfig(_Section):
     threshold   Fewest uploads of which `secagg-ddg` opens a sum; none: such that one round in a million is
                 lost at the dropout rate of the protocol.
     bands       Bands of the square root of `central-mf`; none: the separation of the clients.
-    carried_to_residual  Variance that `central-carried` carries over, in units of what stays; none: the best.
+    carried_to_residual  Variance that `niss-carried` and `central-carried` carry over, in units of what stays; none:
+                the best.
+    carry       Carry noise from one round to the next: `niss` becomes `niss-carried`, where everyone shares with
+                everyone (`graph = "complete"`) at kappa = 20 unless other values are given.
+    carried_neighbours  Unit shares that each client of `niss-carried` carries to the next round; none: to all.
+    closing     One more round of `niss-carried`, without data, takes out what the last one carried.
     """
 
     name: MethodName = "niss"
@@ -189,6 +194,25 @@ class MethodConfig(_Section):
     threshold: Count | None = None
     bands: Count | None = None
     carried_to_residual: NotNegative | None = None
+    carry: bool = False
+    carried_neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    closing: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _carried(cls, values: Any) -> Any:
+        """`carry` chooses the method that carries noise, which may have defaults of its own."""
+        if not isinstance(values, Mapping):
+            return values
+        name = values.get("name", cls.model_fields["name"].default)
+        kind = METHODS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            return values
+        if values.get("carry") is True and not kind.carries:
+            if kind.carrying is None:
+                raise ValueError(f"carry: {name} has no shares that could be carried to the next round")
+            kind = METHODS[kind.carrying]
+        return {**kind.defaults, **values, "name": kind.name} | ({"carry": True} if kind.carries else {})
 
     @property
     def title(self) -> str:
@@ -304,6 +328,7 @@ class Config(_Section):
         # A round of the protocol may draw its graph again; delta pays for every draw.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
+        carried = self._carried_fields(sampling) if method.kind.carries else {}
         if threshold is None and method.kind.uses("threshold"):
             threshold = enough_uploads(size, self.protocol.dropout)
         return Plan(
@@ -320,7 +345,28 @@ class Config(_Section):
                 "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,
                 "threshold": threshold,
             }
+            | carried
         )
+
+    def _carried_fields(self, sampling: Sampling) -> dict[str, Any]:
+        """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
+
+        Where lost clients are repaired and no number of them is given, one round in a million loses more.
+        """
+        size, privacy, protocol = self.training.participants, self.privacy, self.protocol
+        dropped, revealed = privacy.dropped, privacy.revealed
+        if protocol.mode == "repair" and protocol.dropout:
+            dropped = dropped or size - (enough_uploads(size, protocol.dropout) or size)
+            revealed = max(revealed, dropped)
+        else:
+            dropped = revealed = 0
+        return {
+            "participants": size,
+            "pattern": "cyclic" if sampling == "cyclic" else "any",
+            "dropout": protocol.dropout,
+            "dropped": dropped,
+            "revealed": revealed,
+        }
 
     def with_plan(self, plan: Plan) -> Config:
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
@@ -378,7 +424,7 @@ def load_config(path: str | Path) -> Config:
 def preset(name: str) -> Config:
     """One of the settings shipped with the package.
 
-    name  `demo`: six methods on 1,000 clients with MNIST digits, a minute on a laptop; `paper`: the settings of the
+    name  `demo`: seven methods on 1,000 clients with MNIST digits, a minute on a laptop; `paper`: the settings of the
           paper, which proves less than it says
 
     >>> config = niss.preset("demo")
