@@ -41,7 +41,7 @@ from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.runner import WHOLE, Part, Watch, run_cells
 from experiments.reproduce.tuning import AXES, Axes, axes_for, choice_of, chosen, next_trials, trials_of
 from niss.accounting import Plan, forecast
-from niss.accounting.carried_planner import CarriedForecast, plan_carried
+from niss.accounting.carried_planner import plan_carried
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
@@ -103,9 +103,8 @@ def setting_config(
     if method.noise == "shares":
         _share_noise(values, setting, method, variant, make_config(values).participations)
     if method.noise == "carried":
-        planned = _carried(setting.participants, setting.clients, setting.rounds, variant)
-        values["privacy"] |= {"dropped": planned.plan.declared_dropped}
-        values["methods"][0] |= {"kappa": planned.kappa}
+        kappa = _carried_kappa(setting.participants, setting.clients, setting.rounds, variant)
+        values["methods"][0] |= {"kappa": kappa, "neighbours": setting.participants - 1}
     return make_config(values)
 
 
@@ -126,7 +125,7 @@ def _share_noise(
 
 
 @cache
-def _carried(participants: int, clients: int, rounds: int, variant: Variant) -> CarriedForecast:
+def _carried_kappa(participants: int, clients: int, rounds: int, variant: Variant) -> float:
     """The planner's choice where noise is carried to the next round; one epsilon serves for all."""
     return plan_carried(
         participants=participants,
@@ -136,7 +135,7 @@ def _carried(participants: int, clients: int, rounds: int, variant: Variant) -> 
         collusion=variant.rho,
         dropout=variant.dropout,
         mode=variant.mode,
-    )
+    ).kappa
 
 
 @cache

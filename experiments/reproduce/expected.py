@@ -85,7 +85,7 @@ def _attacks() -> Iterator[str]:
 
 
 def _runs(name: str) -> Iterator[str]:
-    """Without fixed cohorts, dropouts were run in rounds of 100 and for records; for those of CIFAR-10 with one seed."""
+    """Before there were cohorts, dropouts were run in rounds of 100 and for records; there CIFAR-10 has one seed."""
     setting = find_setting(name.removesuffix("-100"))
     for variant, method in product(VARIANTS.values(), (METHODS[one] for one in setting.methods)):
         seeds: tuple[int, ...] = SEEDS

@@ -152,6 +152,9 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     shared = {name: getattr(plan, name) for name in (*names, "carried_to_residual") if plan.kind.uses(name)}
     if plan.kind.whole_run:
         shared |= {name: getattr(plan, name) for name in ("separation", "sampling_probability")}
+    if getattr(plan.kind, "carries", False):
+        committed = plan.committed(config.training.participants)
+        shared |= {name: getattr(committed, name) for name in ("spatial", "carried", "residual")}
     return {
         "exchange": config.exchange,
         "participations": plan.participations,

@@ -69,7 +69,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a task: how many cells it has, how many of them it just finished, whether it is over, and why not."""
+    """What came of a task: how many cells it has, how many are new, and whether it is over; `trouble` says why not."""
 
     cells: int
     fresh: int
