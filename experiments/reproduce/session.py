@@ -86,7 +86,10 @@ def tasks_of(setting: Setting, experiment: str, methods: Sequence[str] | None = 
         for variant in VARIANTS.values()
         if METHODS[method].suffers(variant) and not (experiment == TUNING and METHODS[method].tuned_as)
     ]
-    return sorted(found, key=lambda task: METHODS[task.method].noise not in ("shares", "carried", "own"))
+    longest = ("sampled", "own", "carried", "shares")
+    return sorted(
+        found, key=lambda task: (*longest, METHODS[task.method].noise).index(METHODS[task.method].noise)
+    )
 
 
 def perform(task: Task, job: Job) -> Outcome:
@@ -149,6 +152,8 @@ class Session:
         self._open: dict[Future[Outcome], Task] = {}
         self._left: dict[tuple[str, str], int] = {}
         self._unfinished: list[str] = []
+        self._again: list[Task] = []
+        self._failed: set[str] = set()
 
     def run(
         self, settings: Sequence[Setting], stages: Sequence[str], methods: Sequence[str] | None = None
@@ -165,9 +170,13 @@ class Session:
         with ProcessPoolExecutor(
             self._processes, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread
         ) as pool:
-            while waiting or self._open:
+            while waiting or self._open or self._again:
                 ready = next((number for number, one in enumerate(waiting) if self._ready(*one[:2])), None)
-                if ready is not None and len(self._open) < self._processes:
+                free = len(self._open) < self._processes
+                if free and self._again and time.time() < self._job.until:
+                    task = self._again.pop(0)
+                    self._open[pool.submit(perform, task, self._job)] = task
+                elif free and ready is not None:
                     tasks = waiting[ready][2]
                     if tasks:
                         task = tasks.pop(0)
@@ -180,6 +189,7 @@ class Session:
                     break
         for _, _, tasks in waiting:
             self._unfinished += [task.name for task in tasks]
+        self._unfinished += [task.name for task in self._again]
         self._merge()
         return self._unfinished
 
@@ -197,6 +207,10 @@ class Session:
                 self._left[key] -= 1
                 if task.experiment == TUNING and not self._left[key]:
                     self._merge()  # the runs read the choices from there
+            elif outcome.trouble and task.name not in self._failed:
+                # A device that was full for a moment: once more, beside others.
+                self._failed.add(task.name)
+                self._again.append(task)
             else:
                 self._unfinished.append(task.name)
             pace = f", {outcome.seconds / outcome.fresh:.1f} s a cell" if outcome.fresh else ""
