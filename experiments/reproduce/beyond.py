@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.runner import WHOLE, Part, Watch, run_cells
 from experiments.reproduce.tuning import AXES, Axes, axes_for, choice_of, chosen, next_trials, trials_of
 from niss.accounting import Plan, forecast
+from niss.accounting.carried_planner import plan_carried
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
@@ -62,13 +63,19 @@ def setting_config(
     device: str = "auto",
     protocol: bool = True,
 ) -> Config:
-    """The run of one method. Colluders and dropouts count only where noise is shared.
+    """The run of one method. Colluders and dropouts count only where they make a difference to it.
 
-    `protocol`: dropouts of small rounds go through the real one, which takes minutes a run, and no GPU helps.
+    `protocol`: dropouts of small rounds go through the real one, which takes minutes a run, and no GPU helps; with
+    fixed cohorts they are always simulated.
     """
-    client = setting.unit == "client"
-    drops = variant.dropout if method.shares else 0.0
-    real = protocol and drops > 0.0 and client and setting.participants <= PROTOCOL_PARTICIPANTS
+    drops = variant.dropout if method.suffers(variant) else 0.0
+    real = (
+        protocol
+        and drops > 0.0
+        and setting.unit == "client"
+        and setting.images is None
+        and setting.participants <= PROTOCOL_PARTICIPANTS
+    )
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
@@ -78,9 +85,9 @@ def setting_config(
         "model": {"name": "mlp", "hidden": [choice.hidden]},
         "training": {
             "participants": setting.participants,
-            "sampling": "shuffled",
-            "epochs": 5 if client else 1,
-            "batch_size": 10,
+            "sampling": "shuffled" if setting.images is None else "cyclic",
+            "epochs": setting.epochs,
+            "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
             "device": device,
             **method.training,
@@ -88,10 +95,16 @@ def setting_config(
         "privacy": {"unit": setting.unit, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
         "methods": [{"name": method.kind, "label": method.name, **method.settings}],
     }
-    if method.noise == "shares":
+    if setting.images is not None:
+        values["data"]["samples_per_client"] = setting.images
+    if method.faults or method.noise == "shares":
         values["protocol"] = {"mode": variant.mode, "dropout": drops}
         values["privacy"] |= {"colluders": math.ceil(variant.rho * setting.participants - 1e-9)}
+    if method.noise == "shares":
         _share_noise(values, setting, method, variant, make_config(values).participations)
+    if method.noise == "carried":
+        kappa = _carried_kappa(setting.participants, setting.clients, setting.rounds, variant)
+        values["methods"][0] |= {"kappa": kappa, "neighbours": setting.participants - 1}
     return make_config(values)
 
 
@@ -112,6 +125,20 @@ def _share_noise(
 
 
 @cache
+def _carried_kappa(participants: int, clients: int, rounds: int, variant: Variant) -> float:
+    """The planner's choice where noise is carried to the next round; one epsilon serves for all."""
+    return plan_carried(
+        participants=participants,
+        clients=clients,
+        rounds=rounds,
+        delta=DELTA,
+        collusion=variant.rho,
+        dropout=variant.dropout,
+        mode=variant.mode,
+    ).kappa
+
+
+@cache
 def _planned(participants: int, participations: int, variant: Variant, kappa: float | None) -> Plan:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
     return forecast(
@@ -127,6 +154,7 @@ def _planned(participants: int, participations: int, variant: Variant, kappa: fl
 
 def setting_base(setting: Setting) -> Mapping[str, Any]:
     """What all cells of a setting have in common, for its result file."""
+    cohorts = {} if setting.images is None else {"sampling": "cyclic", "images_per_client": setting.images}
     return {
         "dataset": setting.dataset,
         "split": setting.split,
@@ -135,17 +163,30 @@ def setting_base(setting: Setting) -> Mapping[str, Any]:
         "participants": setting.participants,
         "rounds": setting.rounds,
         "delta": DELTA,
-        "local_epochs": 5 if setting.unit == "client" else 1,
-        "batch_size": 10,
+        "local_epochs": setting.epochs,
+        "batch_size": setting.batch_size,
+        **cohorts,
     }
 
 
 def held_out_setting(setting: Setting, records: int) -> Setting:
-    """The same setting on a training set cut to `records` images: as many to a client, hence fewer clients."""
+    """The same setting on a training set cut to `records` images: as many to a client, hence fewer clients.
+
+    Where cohorts are fixed they stay as large, and there are fewer of them.
+    """
     if setting.unit == "record":
         return setting
-    clients = records // IMAGES_PER_CLIENT
-    return replace(setting, clients=clients, participants=min(setting.participants, clients))
+    clients = records // (setting.images or IMAGES_PER_CLIENT)
+    participants = min(setting.participants, clients)
+    if setting.images is not None:
+        clients -= clients % participants
+    return replace(setting, clients=clients, participants=participants)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str) -> Dataset:
+    """A process runs many cells of one dataset."""
+    return load_dataset(name)
 
 
 def hold_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
@@ -203,7 +244,7 @@ def tune(
     *,
     out: Path,
     work: Path,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     device: str = "auto",
     axes: Mapping[str, Axes] = AXES,
@@ -215,10 +256,10 @@ def tune(
 
     All searches take their next step together, so that trials of one width train as one cohort.
     """
-    data = hold_out(load_dataset(setting.dataset))
+    data = hold_out(_loaded(setting.dataset))
     cut = held_out_setting(setting, len(data.train_labels))
     base = {**setting_base(cut), "held_out": len(data.test_labels), "seed": 1}
-    mine = part.of(contestants(epsilons, methods, variants))
+    mine = part.of(contestants(epsilons, methods or setting.methods, variants))
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
         for one in mine:
@@ -265,7 +306,7 @@ def run_setting(
     out: Path,
     work: Path,
     epsilons: Sequence[float] = EPSILONS,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     seeds: Sequence[int] = (1, 2, 3),
     device: str = "auto",
@@ -274,15 +315,21 @@ def run_setting(
     part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
+    tuned_in: Path | None = None,
 ) -> Result:
-    """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any."""
+    """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
+
+    tuned_in  where the tuning is, unless in `out`
+    """
+    methods = methods or setting.methods
     unknown = [name for name in (*methods, *variants) if name not in METHODS and name not in VARIANTS]
     if unknown:
         raise ConfigError(
             f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join((*METHODS, *VARIANTS))
         )
     # Tuned for rounds of this size; the comparison of sizes takes the same choices for all.
-    tuned = read_result(result_path(out, TUNING, setting.name if experiment == SCALE else setting.full_name))
+    tuned_name = setting.name if experiment == SCALE else setting.full_name
+    tuned = read_result(result_path(tuned_in or out, TUNING, tuned_name))
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
         cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device, protocol)
@@ -297,6 +344,7 @@ def run_setting(
         {identity: cells[identity] for identity in part.of(list(cells))},
         out=out,
         work=work,
+        dataset=_loaded(setting.dataset),
         at_once=at_once,
         progress=progress,
     )
@@ -327,7 +375,7 @@ def _cell(
         device=device,
         protocol=protocol,
     )
-    target, sharing = epsilon if contestant.private else None, contestant.noise == "shares"
+    plan, target = config.plan(config.methods[0]), epsilon if contestant.private else None
     labels = {
         "method": method,
         "epsilon": target,
@@ -336,9 +384,9 @@ def _cell(
         "mode": variant.mode,
         "variant": variant.name,
         "seed": seed,
-        "participations": config.participations,
-        "kappa": config.methods[0].kappa if sharing else None,
-        "neighbours": config.methods[0].neighbours if sharing else None,
+        "participations": plan.participations,
+        "kappa": plan.kappa if plan.kind.uses("kappa") else None,
+        "neighbours": plan.neighbours if plan.kind.uses("neighbours") else None,
         "tuned_for": tuned_for,
         **asdict(choice),
     }

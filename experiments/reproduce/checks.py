@@ -191,18 +191,22 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     setting = setting_of(record)
     if setting.dataset not in TRAINING_IMAGES:
         return
-    held_out = record.base.get("held_out", 0)
-    client = setting.unit == "client"
+    images = TRAINING_IMAGES[setting.dataset] - record.base.get("held_out", 0)
+    clients, cohorts = images // 10 if setting.unit == "client" else 100, {}
+    if setting.images is not None:
+        clients = images // setting.images // setting.participants * setting.participants
+        cohorts = {"sampling": "cyclic", "images_per_client": setting.images}
     wanted: dict[str, Any] = {
         "dataset": setting.dataset,
         "split": setting.split,
         "unit": setting.unit,
-        "clients": (TRAINING_IMAGES[setting.dataset] - held_out) // 10 if client else 100,
+        "clients": clients,
         "participants": setting.participants,
         "rounds": setting.rounds,
         "delta": DELTA,
-        "local_epochs": 5 if client else 1,
-        "batch_size": 10,
+        "local_epochs": setting.epochs,
+        "batch_size": setting.batch_size,
+        **cohorts,
     }
     if record.experiment == TUNING:
         wanted |= {"held_out": round(TRAINING_IMAGES[setting.dataset] / 6), "seed": 1}
@@ -219,7 +223,8 @@ def _differences(record: Record[Any], said: Mapping[str, Any], wanted: Mapping[s
 def setting_of(record: Record[Any]) -> Setting:
     """The setting that a file's name stands for: `mnist-iid-client`, or with a size of the round behind it."""
     usual, _, size = record.name.rpartition("-")
-    return find_setting(usual, participants=int(size)) if size.isdigit() else find_setting(record.name)
+    plain = not size.isdigit() or usual.endswith("-of")
+    return find_setting(record.name) if plain else find_setting(usual, participants=int(size))
 
 
 def _curves(result: Result) -> Iterator[Fault]:

@@ -240,7 +240,7 @@ class Beyond(Experiment):
     part           Only a part of the work, e.g. 3/8, for processes side by side; give each its own --out.
     """
 
-    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS))
+    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS, *design.COMPARED))
     epsilons: tuple[float, ...] = design.EPSILONS
     methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
     variant: tuple[str, ...] = option(tuple(design.VARIANTS), choices=tuple(design.VARIANTS))
@@ -266,7 +266,7 @@ def beyond(options: Beyond) -> None:
     from experiments.reproduce.runner import Part
 
     places = {**options.places("at_once"), "part": Part.named(options.part)}
-    seeds, methods = places.pop("seeds"), options.methods or tuple(design.METHODS)
+    seeds, methods = places.pop("seeds"), options.methods
     pieces: dict[str, Piece] = {}
     for name in design.SETTINGS if options.setting == ("all",) else options.setting:
         setting = design.find_setting(name, rounds=options.rounds, participants=options.participants)

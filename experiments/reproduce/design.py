@@ -5,18 +5,22 @@ Nothing here loads torch, so that the command line can name it all at once.
 Two units of privacy beyond the paper. `client`: thousands of clients of 10 images, 1,000 a round, where hiding a whole
 client is affordable. `record`: the paper's 100 clients, 30 a round; per-sample clipping, one local step a round, more
 rounds.
+
+The settings that all rivals share have their size in their name (`mnist-iid-client-100-of-1000`): fixed cohorts come in
+turn, so that every method has the same clients in the same rounds; only secret sampling draws its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from experiments.reproduce.sensitivity import Reading, Setup
 from niss.errors import ConfigError
+from niss.methods import METHODS as KINDS
 
 FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
 BEYOND, TUNING, SCALE = "beyond", "tuning", "scale"
@@ -185,7 +189,10 @@ PARTICIPANTS = {"client": 1000, "record": 30}
 
 @dataclass(frozen=True)
 class Setting:
-    """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`."""
+    """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`.
+
+    images  of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
+    """
 
     dataset: str
     split: str
@@ -193,6 +200,9 @@ class Setting:
     participants: int
     clients: int
     rounds: int
+    epochs: int = 5
+    batch_size: int = 10
+    images: int | None = None
 
     @property
     def name(self) -> str:
@@ -200,7 +210,9 @@ class Setting:
 
     @property
     def full_name(self) -> str:
-        """With the size of a round where it is not the usual one: `mnist-iid-client-100`."""
+        """With the size of a round where it is not the usual one: `mnist-iid-client-100`, or with that of a cohort."""
+        if self.images is not None:
+            return f"{self.name}-{self.participants}-of-{self.clients}"
         usual = self.participants == find_setting(self.name).participants
         return self.name if usual else f"{self.name}-{self.participants}"
 
@@ -208,6 +220,12 @@ class Setting:
     def title(self) -> str:
         """For a reader: `MNIST, IID, client`."""
         return _title(self.dataset, self.split, self.unit)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Everyone who is compared in it."""
+        names = EARLIER if self.images is None else RIVALS
+        return tuple(name for name in names if name in METHODS)
 
 
 @dataclass(frozen=True)
@@ -249,7 +267,8 @@ class Method:
     """A contestant.
 
     kind      the method of niss that runs
-    noise     how its epsilon is recomputed (`recompute`): `none`, each client's `own`, in the `sum` alone, `shares`
+    noise     how its epsilon is recomputed (`promises`): `none`, each client's `own`, in the `sum` alone, `shares`, ...
+    faults    the variants under which it is run: those that make a difference to it
     tuned_as  whose tuning it takes; its own by default
     kappa     strength of the shares; None is the planner's choice
     printed   to the letter of the paper: tau = 0
@@ -261,6 +280,7 @@ class Method:
     name: str
     kind: str
     noise: str
+    faults: tuple[str, ...] = ()
     tuned_as: str = ""
     kappa: float | None = None
     printed: bool = False
@@ -276,17 +296,12 @@ class Method:
     def private(self) -> bool:
         return self.noise != "none"
 
-    @property
-    def shares(self) -> bool:
-        """Whether colluders make a difference to it."""
-        return self.noise == "shares" and not self.printed
-
     def suffers(self, variant: Variant) -> bool:
-        """Whether it is run under a variant: where that makes a difference; dropouts not with another's tuning."""
-        faultless = not variant.rho and not variant.dropout
-        return faultless or (self.shares and not (variant.dropout and self.tuned_as))
+        """Whether it is run under a variant: where that makes a difference to it."""
+        return variant.name == "none" or variant.name in self.faults
 
 
+_ALL = ("collusion", "tolerate", "repair")
 METHODS = {
     method.name: method
     for method in (
@@ -294,15 +309,38 @@ METHODS = {
         Method("dp-fedavg", "dp-fedavg", "own"),
         Method("central-dp", "central-dp", "sum", trusting=True),
         Method("niss-as-printed", "niss", "shares", tuned_as="niss-planned", printed=True),
-        Method("niss-kappa-1", "niss", "shares", tuned_as="niss-planned", kappa=1.0),
-        Method("niss-planned", "niss", "shares"),
+        Method("niss-kappa-1", "niss", "shares", ("collusion",), tuned_as="niss-planned", kappa=1.0),
+        Method("niss-planned", "niss", "shares", _ALL),
+        Method("central-dp-sampled", "central-dp-sampled", "sampled", trusting=True),
+        Method("central-mf", "central-mf", "banded", trusting=True),
+        Method("secagg-ddg", "secagg-ddg", "masked", ("collusion", "repair")),
+        Method("niss-carried", "niss-carried", "carried", _ALL, settings={"graph": "complete"}),
     )
+    if method.kind in KINDS
 }
 """The contestants, in the order of tables and legends. Another one is another line."""
+EARLIER = ("fedavg", "dp-fedavg", "central-dp", "niss-as-printed", "niss-kappa-1", "niss-planned")
+"""Those of the settings without fixed cohorts."""
+RIVALS = (
+    "fedavg",
+    "dp-fedavg",
+    "central-dp",
+    "central-dp-sampled",
+    "central-mf",
+    "secagg-ddg",
+    "niss-planned",
+    "niss-carried",
+)
+"""Those of the settings with fixed cohorts."""
 
 
 def find_setting(name: str, *, participants: int | None = None, rounds: int | None = None) -> Setting:
-    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front."""
+    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front.
+
+    With `-100-of-1000` behind it cohorts of 100 come in turn, and the images are dealt out to 1,000 clients.
+    """
+    if found := re.fullmatch(r"(.+-client)-(\d+)-of-(\d+)", name):
+        return _cohorts(find_setting(found[1]), int(found[2]), int(found[3]), rounds)
     known = _training_images()
     dataset, unit = name.removesuffix("-client").removesuffix("-record"), name.rpartition("-")[2]
     split = "non-iid" if dataset.endswith("-non-iid") else "iid"
@@ -311,7 +349,7 @@ def find_setting(name: str, *, participants: int | None = None, rounds: int | No
         raise ConfigError(
             f"unknown setting {name!r}",
             field="--setting",
-            hint="for example mnist-iid-client, cifar10-non-iid-record",
+            hint="for example mnist-iid-client, cifar10-non-iid-record, mnist-iid-client-100-of-1000",
         )
     size = known[dataset]
     clients = size // IMAGES_PER_CLIENT if unit == "client" else 100
@@ -322,6 +360,26 @@ def find_setting(name: str, *, participants: int | None = None, rounds: int | No
         participants=min(participants or PARTICIPANTS[unit], clients),
         clients=clients,
         rounds=rounds or ROUNDS[unit],
+        epochs=5 if unit == "client" else 1,
+    )
+
+
+def _cohorts(usual: Setting, participants: int, clients: int, rounds: int | None) -> Setting:
+    """Rounds of thousands are dear and few; clients with many images take larger batches, so as few steps."""
+    images = _training_images()[usual.dataset] // max(clients, 1)
+    if not 2 <= participants <= clients or clients % participants or not images:
+        raise ConfigError(
+            f"cannot deal {usual.dataset} out to {clients} clients in cohorts of {participants}",
+            field="--setting",
+            hint="clients must be a multiple of participants",
+        )
+    return replace(
+        usual,
+        participants=participants,
+        clients=clients,
+        rounds=rounds or (ROUNDS["client"] if participants >= PARTICIPANTS["client"] else COHORT_ROUNDS),
+        batch_size=10 if images <= 100 else 20,
+        images=images,
     )
 
 
@@ -331,6 +389,19 @@ SETTINGS = tuple(
     for split in ("iid", "non-iid")
     for unit in ("client", "record")
 )
+
+
+COHORT_ROUNDS = 100
+COMPARED = (
+    "mnist-iid-client-100-of-1000",
+    "mnist-iid-client-1000-of-6000",
+    "mnist-non-iid-client-100-of-1000",
+    "cifar10-iid-client-1000-of-5000",
+    "mnist-non-iid-client-1000-of-6000",
+    "mnist-iid-client-30-of-300",
+    "cifar10-non-iid-client-1000-of-5000",
+)
+"""The settings with fixed cohorts, in which all rivals meet; the most telling first."""
 
 
 def panel_cell(reading: str, x: float, seed: int) -> str:

@@ -27,6 +27,7 @@ from experiments.reproduce.design import (
     Panel,
     cells_of,
     find_levels,
+    find_setting,
     panel_cell,
     picture_name,
     run_cell,
@@ -37,8 +38,8 @@ from experiments.reproduce.sensitivity import NBAFL, Setup, find_reading, given_
 SEEDS = (1, 2, 3)
 RECORDS = {"mnist": 600, "cifar10": 500}
 """Images of a client in the paper's setting."""
-REGENERATED = False
-"""True once the committed results are those of the design: tuned by the search, with dropouts in every setting."""
+MEASURED: tuple[str, ...] = ()
+"""The settings with fixed cohorts whose files are committed: all rivals and variants, tuned by the search."""
 SEARCHED = None
 """In place of the cells: those of a search, which are known once it is played again."""
 
@@ -57,11 +58,11 @@ def expected_cells() -> dict[tuple[str, str], Cells]:
         found[FIGURE_4, picture_name(image)] = frozenset(_attacks())
     for name in SETTINGS:
         found[BEYOND, name] = frozenset(_runs(name))
-        found[TUNING, name] = SEARCHED if REGENERATED else frozenset(_trials(name))
+        found[TUNING, name] = frozenset(_trials(name))
         if name.endswith("-client"):
             found[BEYOND, f"{name}-100"] = frozenset(_runs(f"{name}-100"))
-            if REGENERATED:
-                found[TUNING, f"{name}-100"] = SEARCHED
+    for name in MEASURED:
+        found[BEYOND, name], found[TUNING, name] = frozenset(_runs(name)), SEARCHED
     for size in SCALES:
         found[SCALE, f"mnist-iid-client-{size}"] = frozenset(
             run_cell("none", method, SCALE_EPSILON if METHODS[method].private else None, seed)
@@ -84,12 +85,13 @@ def _attacks() -> Iterator[str]:
 
 
 def _runs(name: str) -> Iterator[str]:
-    """Before, dropouts were run for rounds of 100 clients and for records; for those of CIFAR-10 with one seed."""
-    for variant, method in product(VARIANTS.values(), METHODS.values()):
+    """Before there were cohorts, dropouts were run in rounds of 100 and for records; there CIFAR-10 has one seed."""
+    setting = find_setting(name.removesuffix("-100"))
+    for variant, method in product(VARIANTS.values(), (METHODS[one] for one in setting.methods)):
         seeds: tuple[int, ...] = SEEDS
         if not method.suffers(variant):
             continue
-        if variant.dropout and not REGENERATED:
+        if variant.dropout and setting.images is None:
             if name.endswith("-client"):
                 continue
             seeds = SEEDS[:1] if name.startswith("cifar10") and name.endswith("-record") else SEEDS

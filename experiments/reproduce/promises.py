@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.reproduce.design import DELTA, METHODS, VARIANTS, Method
-from experiments.reproduce.recompute import Round, epsilon_at, mu_at, protection, uncancelled
+from experiments.reproduce.recompute import (
+    CarriedNoise,
+    Round,
+    banded_noise,
+    dearest_cohort,
+    epsilon_at,
+    mu_at,
+    protection,
+    sampled_epsilon,
+    uncancelled,
+)
 from experiments.reproduce.results import Attempt, Cell, Leaks, Result, select, spread
 from experiments.reproduce.sensitivity import Setup, find_reading
 
@@ -197,11 +207,99 @@ def _held(cell: Cell, held: float, *, exact: bool) -> Found:
         yield "epsilon", f"states epsilon {stated}, on a graph like its own {held:.4f} holds"
 
 
+def _sampled_noise(run: Run) -> Found:
+    """Noise of z sensitivities in every sum, amplified by a draw that nobody learns of."""
+    cell, base, promise = run.cell, run.result.base, run.round()
+    if run.cell.aggregate_variance <= 0.0:
+        yield "noise", "the sums carry no noise"
+        return
+    measured = math.sqrt(cell.aggregate_variance) / promise.sensitivity
+    multiplier = float(f"{1.0 / run.facts['mu_joint']:.6g}")
+    if not math.isclose(measured, multiplier, rel_tol=CLOSE):
+        yield "noise", f"its noise is {measured:.4f} sensitivities, recorded are {multiplier:.4f}"
+    probability = base["participants"] / base["clients"]
+    held = sampled_epsilon(multiplier, probability, base["rounds"], base["delta"])
+    yield from _held(cell, held, exact=True)
+    if cell.labels.get("participations", base["rounds"]) != base["rounds"]:
+        yield "epsilon", "a client may be drawn into every round"
+
+
+def _banded_noise(run: Run) -> Found:
+    """The scale of the noise follows from what the rounds carry on average; a participation costs its column."""
+    base, promise, facts = run.result.base, run.round(), run.facts
+    separation = base["clients"] // base["participants"]
+    spent, by_round, _ = banded_noise(base["rounds"], facts["bands"] or separation)
+    if facts["separation"] != separation or (facts["bands"] or 1) > separation:
+        yield "epsilon", f"clients return after {separation} rounds, not {facts['separation']}"
+        return
+    scale = run.cell.aggregate_variance / by_round.mean()
+    cost = dearest_cohort(spent, separation) * promise.sensitivity**2
+    held = epsilon_at(math.sqrt(cost / scale), promise.delta) if scale > 0.0 else math.inf
+    yield from _participations_said(run)
+    yield from _held(run.cell, held, exact=True)
+
+
+def _masked_noise(run: Run) -> Found:
+    """Of the fewest uploads that are opened, those of the honest have to carry what one client alone would need."""
+    cell, promise, facts = run.cell, run.round(), run.facts
+    variant = VARIANTS[cell.labels["variant"]]
+    yield from _participations_said(run)
+    colluders = math.ceil(variant.rho * promise.size - 1e-9)
+    opened = promise.size if facts["threshold"] is None else facts["threshold"]
+    if facts["colluders"] != colluders or not colluders < opened <= promise.size:
+        yield "settings", f"{facts['colluders']} colluders and {opened} uploads do not fit its variant"
+        return
+    own = cell.aggregate_variance / (promise.size * (1.0 - variant.dropout))
+    least = own * (opened - colluders)
+    if not math.isclose(least, promise.own_variance, rel_tol=LUCK if variant.dropout else CLOSE):
+        held = promise.epsilon_of(least) if least > 0.0 else math.inf
+        yield "noise", f"its noise is worth epsilon {held:.3f}, {promise.epsilon:g} was promised"
+    if cell.epsilon_joint is None or not math.isclose(cell.epsilon_joint, promise.epsilon, rel_tol=1e-6):
+        yield "epsilon", f"states epsilon {cell.epsilon_joint}, its noise is made for {promise.epsilon:g}"
+
+
+def _carried_noise(run: Run) -> Found:
+    """The whole run at once, from the variances recorded, which the sums must bear out."""
+    cell, base, facts = run.cell, run.result.base, run.facts
+    promise, variant = run.round(facts["gaussian_delta"]), VARIANTS[cell.labels["variant"]]
+    separation = base["clients"] // base["participants"]
+    yield from _participations_said(run)
+    colluders = math.ceil(variant.rho * promise.size - 1e-9)
+    if facts["graph"] != "complete" or facts["colluders"] != colluders or facts["separation"] != separation:
+        yield "settings", "was not planned for its cohorts, its colluders, or not on complete graphs"
+        return
+    noise = CarriedNoise(
+        base["rounds"],
+        promise.size,
+        facts["spatial"],
+        facts["carried"],
+        facts["residual"],
+        colluders + facts["dropped"],
+    )
+    held = epsilon_at(math.sqrt(dearest_cohort(noise.spent(), separation)), promise.delta)
+    yield from _held(cell, held, exact=True)
+    square = promise.sensitivity**2
+    if variant.dropout:
+        # What the lost leave behind comes on top; the fresh noise of the others is there at least.
+        least, most = (1.0 - LUCK) * (1.0 - variant.dropout) * noise.residual, math.inf
+    else:
+        least, most = (1.0 - CLOSE) * noise.round_variance, (1.0 + CLOSE) * noise.round_variance
+    if not least <= cell.aggregate_variance / square <= most:
+        yield (
+            "noise",
+            f"the sums carry {cell.aggregate_variance:.5g}, planned {noise.round_variance * square:.5g}",
+        )
+
+
 _PROMISES: dict[str, Callable[[Run], Found]] = {
     "none": _without_noise,
     "own": _own_noise,
     "sum": _noise_in_sum,
     "shares": _shared_noise,
+    "sampled": _sampled_noise,
+    "banded": _banded_noise,
+    "masked": _masked_noise,
+    "carried": _carried_noise,
 }
 """By `Method.noise` in the design."""
 

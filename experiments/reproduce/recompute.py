@@ -4,6 +4,9 @@ A Gaussian mechanism with noise variance s^2 on a contribution of sensitivity D 
 compose to sqrt(n) mu, and delta(eps) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2). Where noise is shared, a client
 is protected by 1 / (Sigma^-1)_kk, Sigma = (S / v) L + eta^2 I over the honest clients. The graph is drawn here anew:
 the worst-off client of one expander is as well off as that of another, up to the tolerances.
+
+Where noise is correlated over rounds, a client that takes part in P spends mu^2 = D^2 1' K[P, P] 1, K the inverse of
+the covariance of what the rounds show of it; where clients are drawn in secret, dp-accounting says what that is worth.
 """
 
 from __future__ import annotations
@@ -126,3 +129,87 @@ def _laplacian(size: int, degree: int) -> FloatArray:
 def uncancelled(size: int, dropout: float, strength: float) -> float:
     """Mean variance left in the sum where each client vanishes with this probability: shares with one end left."""
     return 2.0 * strength * size * dropout * (1.0 - dropout)
+
+
+@cache
+def sampled_epsilon(multiplier: float, probability: float, rounds: int, delta: float) -> float:
+    """What noise of so many sensitivities is worth against those who do not learn who was drawn."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
+    event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(multiplier))
+    accountant.compose(event, rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+@cache
+def banded_noise(rounds: int, bands: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Of C n = z, C the square root of the prefix sums cut to so many bands, for z of variance 1.
+
+    Returns the inverse covariance C'C of n, the variance of each round, and that of the model after each round.
+    """
+    column = np.zeros(rounds)
+    column[0] = 1.0
+    for step in range(1, min(bands, rounds)):
+        column[step] = column[step - 1] * (2.0 * step - 1.0) / (2.0 * step)
+    root = np.array([[column[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)])
+    inverse = np.linalg.inv(root)
+    model = np.cumsum(inverse, axis=0)
+    return root.T @ root, (inverse**2).sum(axis=1), (model**2).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class CarriedNoise:
+    """Noise that goes from every client to every one of the next round; variances in squared sensitivities.
+
+    spatial   of the shares within the round in one upload, sent and received
+    carried   w: from the sum of a round to that of the next
+    residual  r: fresh noise in the sum of a round
+    known     clients of a round whose shares the server knows
+    """
+
+    rounds: int
+    size: int
+    spatial: float
+    carried: float
+    residual: float
+    known: int = 0
+
+    def spent(self) -> FloatArray:
+        """K: with the rounds P a client spends mu^2 = 1' K[P, P] 1.
+
+        Covariances split into those of the round sums of the honest, and those of the deviations from their mean.
+        """
+        honest = self.size - self.known
+        part = honest / self.size
+        sums = part * self.residual * np.eye(self.rounds)
+        links = np.diff(np.eye(self.rounds), axis=0)
+        sums += part**2 * self.carried * links.T @ links
+        touching = np.abs(links).sum(axis=0)
+        deviations = (
+            self.spatial * honest / (self.size - 1)
+            + self.residual / self.size
+            + touching * self.carried * part / self.size
+        )
+        return np.asarray(np.linalg.inv(sums) + np.diag((1.0 - 1.0 / honest) / deviations))
+
+    @property
+    def round_variance(self) -> float:
+        """Of the sum of a round, on average over the rounds."""
+        return self.residual + 2.0 * self.carried * (self.rounds - 1) / self.rounds
+
+    def model_variance(self) -> FloatArray:
+        """After each round: all fresh noise, and what the latest round carries on."""
+        variance = self.residual * np.arange(1.0, self.rounds + 1.0)
+        variance[:-1] += self.carried
+        return variance
+
+
+def dearest_cohort(spent: FloatArray, separation: int) -> float:
+    """The most that K costs a client whose rounds are exactly so far apart."""
+    rounds = np.arange(len(spent))
+    return max(
+        float(spent[np.ix_(rounds[first::separation], rounds[first::separation])].sum())
+        for first in range(min(separation, len(spent)))
+    )

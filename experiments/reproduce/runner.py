@@ -148,8 +148,13 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     plan = config.plan(config.methods[0])
     if not plan.private:
         return {}
-    names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped")
-    shared = {name: getattr(plan, name) for name in names if plan.kind.uses(name)}
+    names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped", "threshold", "bands")
+    shared = {name: getattr(plan, name) for name in (*names, "carried_to_residual") if plan.kind.uses(name)}
+    if plan.kind.whole_run:
+        shared |= {name: getattr(plan, name) for name in ("separation", "sampling_probability")}
+    if getattr(plan.kind, "carries", False):
+        committed = plan.committed(config.training.participants)
+        shared |= {name: getattr(committed, name) for name in ("spatial", "carried", "residual")}
     return {
         "exchange": config.exchange,
         "participations": plan.participations,

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.checks import fingerprint
+from experiments.reproduce.checks import fingerprint, setting_of
 from experiments.reproduce.claims import (
     PAPER_GAPS,
     WINDOW,
@@ -21,6 +21,7 @@ from experiments.reproduce.claims import (
 from experiments.reproduce.design import (
     BEYOND,
     CLIENT_NOISE,
+    COMPARED,
     EPSILONS,
     FIGURE_3,
     IMAGES,
@@ -210,31 +211,28 @@ def _local(result: Result) -> list[Spread | None]:
 
 
 _RIVAL = "dp-fedavg"
-HEADLINE = ("mnist-iid-client", "mnist-iid-client-100")
+HEADLINE = {
+    "mnist-iid-client-1000-of-6000": "mnist-iid-client",
+    "mnist-iid-client-100-of-1000": "mnist-iid-client-100",
+}
+"""The settings of the headline, and what stands for them until they are measured."""
 
 
 def headline_table(folder: Path) -> str:
     """Every method under everything that may go wrong, and by how much it leads DP-FedAvg, or is behind."""
     results = read_results(folder, BEYOND)
     rows = []
-    for name in HEADLINE:
-        if name not in results:
+    for result in (results.get(name, results.get(before)) for name, before in HEADLINE.items()):
+        if result is None:
             continue
-        result = results[name]
-        local = _local(result)
-        for method, variant in product(METHODS.values(), VARIANTS.values()):
+        local, setting = _local(result), setting_of(result)
+        size = f"{setting.participants:,}" + (f" of {setting.clients:,}" if setting.images else "")
+        for method, variant in product((METHODS[name] for name in setting.methods), VARIANTS.values()):
             if method.suffers(variant) and not method.tuned_as:
                 cells = select(result, method=method.name, variant=variant.name)
                 found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
-                rows.append(
-                    [
-                        f"{result.base['participants']:,}",
-                        method.name,
-                        variant.words,
-                        *[percent(one) for one in found],
-                        _leads(method.name, found, local),
-                    ]
-                )
+                shown = [percent(one) for one in found]
+                rows.append([size, method.name, variant.words, *shown, _leads(method.name, found, local)])
     columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
     header = ["Participants", "Method", "What goes wrong", *columns, _LEAD]
     return or_missing(header, rows, words=(1, 2, 6))
@@ -278,7 +276,7 @@ def scale_table(folder: Path) -> str:
 
 def _in_order(results: dict[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in SETTINGS if name in results]
+    known = [name for name in (*SETTINGS, *COMPARED) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 

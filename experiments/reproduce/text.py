@@ -53,6 +53,8 @@ IMAGES = {
     "beyond": "Accuracy over epsilon by method and setting, and the epsilon that holds in each view",
     "faults": "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts repaired and tolerated",
     "scale": "Accuracy over the participants of a round, by method",
+    "rivals": "Accuracy over epsilon of all rivals in settings with fixed cohorts",
+    "noise": "Noise variance in the model over rounds, by method, at epsilon 3",
 }
 """The figures of the text, and what they show for those who cannot see them."""
 

@@ -1,7 +1,7 @@
 """How every method is tuned: the same axes, the same search, the same number of trials, on images no client trains on.
 
 The search goes from coarse to fine: every clip; every rate at the best clip; every width at the best of those; then the
-`NEAREST` choices around the best so far that were not tried. It is a function of the trials alone, so that it goes on
+`nearest` choices around the best so far that were not tried. It is a function of the trials alone, so that it goes on
 where it stopped, and `niss verify` plays it again from the recorded accuracies.
 """
 
@@ -16,17 +16,16 @@ from typing import Any
 from experiments.reproduce.design import METHODS, UNTUNED, Choice, Method, Setting
 from experiments.reproduce.results import Cell, Result, select
 
-NEAREST = 4
-
 
 @dataclass(frozen=True)
 class Axes:
-    """The values that may be chosen, in ascending order, and where the search begins."""
+    """The values that may be chosen, in ascending order, where the search begins, and how many it tries at its end."""
 
     clip: tuple[float, ...]
     learning_rate: tuple[float, ...]
     hidden: tuple[int, ...]
     start: Choice
+    nearest: int = 4
 
     def place(self, choice: Choice) -> tuple[int, int, int]:
         return (
@@ -38,15 +37,16 @@ class Axes:
     @property
     def trials(self) -> int:
         """How many a whole search takes."""
-        return len(self.clip) + len(self.learning_rate) - 1 + len(self.hidden) - 1 + NEAREST
+        return len(self.clip) + len(self.learning_rate) - 1 + len(self.hidden) - 1 + self.nearest
 
 
 AXES = {
     "client": Axes(
-        clip=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0),
-        learning_rate=(0.05, 0.1, 0.2, 0.4, 0.8),
-        hidden=(8, 16, 32, 64, 128),
-        start=Choice(clip=0.5, learning_rate=0.2, hidden=32),
+        clip=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+        learning_rate=(0.05, 0.1, 0.2),
+        hidden=(16, 32, 64),
+        start=Choice(clip=0.5, learning_rate=0.1, hidden=32),
+        nearest=1,
     ),
     "record": Axes(
         clip=(0.02, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
@@ -78,7 +78,7 @@ def next_trials(axes: Axes, tried: Mapping[Choice, float]) -> list[Choice]:
         (choice for choice in _all(axes) if choice not in seen),
         key=lambda choice: (_steps(axes.place(choice), best), axes.place(choice)),
     )
-    return [choice for choice in around[:NEAREST] if choice not in tried]
+    return [choice for choice in around[: axes.nearest] if choice not in tried]
 
 
 def best_of(tried: Mapping[Choice, float], axes: Axes) -> Choice:
