@@ -111,8 +111,10 @@ def worst_pattern(
     costs = shift[:, None] * matrix * shift
     rounds = len(costs)
     if pattern == "cyclic" or separation == 1:
-        offsets = [tuple(range(first, rounds, separation)) for first in range(min(separation, rounds))]
-        worst = max(offsets, key=lambda places: float(costs[np.ix_(places, places)].sum()))
+        cohort = np.arange(rounds) % separation
+        within = np.where(cohort[:, None] == cohort, costs, 0.0).sum(axis=1)
+        offset = int(np.argmax(np.bincount(cohort, weights=within)))
+        worst = tuple(range(offset, rounds, separation))
         return WorstPattern(float(costs[np.ix_(worst, worst)].sum()), True, worst)
     return _by_labels(costs, separation) if one_lag else WorstPattern(_by_rows(costs, separation), False)
 
