@@ -18,6 +18,7 @@ from scipy.optimize import minimize, minimize_scalar
 from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
 from niss.accounting.carried_fit import ResidualFit, safely_within
 from niss.accounting.planner import check_target, most_dropped
+from niss.accounting.plans import GRID_SHARE, RELATIONS, client_sensitivity
 from niss.accounting.trusted_noise import BEST_ROUNDS, banded_noise, best_noise, independent_noise
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_mu
@@ -162,6 +163,58 @@ def plan_carried(
     say("comparing with trusted servers")
     asked = {"clients": clients, "epsilon": epsilon, "delta": delta, "dropout": dropout, "mode": mode}
     return _forecast(safely_within(chosen, mu**2), search, asked)
+
+
+def forecast_carried(
+    *,
+    participants: int,
+    clients: int,
+    rounds: int,
+    clip: float = 1.0,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    collusion: float = 0.0,
+    dropout: float = 0.0,
+    mode: str = "tolerate",
+    kappa: float | None = None,
+    relation: str = "zero-out",
+    lags: int = 1,
+    pattern: str = "cyclic",
+    progress: Callable[[str], None] | None = None,
+) -> CarriedForecast:
+    """`plan_carried` for what a user knows: the clip on updates, what is hidden, and the whole of delta.
+
+    An upload is `x_k / participants`, so variances are those of the average. As in every plan that a protocol can run,
+    a part of delta is kept for noise on a grid. The other arguments are those of `plan_carried` and of `forecast`.
+
+    >>> planned = forecast_carried(participants=100, clients=1000, rounds=100, collusion=0.2)
+    >>> planned.plan.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
+    (20, 0.3)
+    """
+    if relation not in RELATIONS:
+        raise ConfigError(
+            f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
+        )
+    if not (math.isfinite(clip) and clip > 0.0):
+        raise ConfigError(f"must be a finite number above 0, not {clip!r}", field="clip")
+    # What is no target is refused in the caller's own numbers.
+    gdp_mu(epsilon, delta)
+    planned = plan_carried(
+        participants=participants,
+        clients=clients,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=(1.0 - GRID_SHARE) * delta,
+        sensitivity=float(client_sensitivity(1.0 / max(participants, 1), clip, relation)),
+        pattern=pattern,
+        collusion=collusion,
+        dropout=dropout,
+        mode=mode,
+        kappa=kappa,
+        lags=lags,
+        progress=progress,
+    )
+    return replace(planned, delta=delta)
 
 
 def _separation(participants: int, clients: int, asked: int | None, pattern: str) -> int:
