@@ -195,9 +195,20 @@ def _decay(costs: FloatArray) -> FloatArray:
 
 
 def _reach(decay: FloatArray, separation: int) -> FloatArray:
-    """For each round: the most that z of that round can count for, sum of decays over what may follow."""
+    """For each round: the most that z of that round can count for, sum of decays over what may follow.
+
+    Decays multiply along the way, so with F_t the most from round t on, in units of round t,
+    `F_t = max(1 + decay(t, t + b) F_(t+b), decay(t, t + 1) F_(t+1))`.
+    """
     rounds = len(decay)
-    return np.array([heaviest(decay[place, place + separation :], separation) for place in range(rounds)])
+    reach, most = np.zeros(rounds), np.zeros(rounds + 1)
+    for place in reversed(range(rounds)):
+        later = place + separation
+        if later < rounds:
+            reach[place] = decay[place, later] * most[later]
+        passed = decay[place, place + 1] * most[place + 1] if place + 1 < rounds else 0.0
+        most[place] = max(1.0 + reach[place], passed)
+    return reach
 
 
 def _undominated(

@@ -86,16 +86,22 @@ class ResidualFit:
         return plan if plan.pattern == "cyclic" else self._for_any_pattern(plan, budget)
 
     def _for_any_pattern(self, plan: CarriedPlan, budget: float) -> CarriedPlan:
+        """The same for the costliest pattern; every step of it is a search, so few are made.
+
+        `r cost(r)` changes little, so its inverse is a good guess. Secants follow, on logarithms.
+        """
+
         def excess(log_residual: float) -> float:
             return math.log(replace(plan, residual=math.exp(log_residual)).worst.cost / budget)
 
-        low = high = math.log(plan.residual)
-        if excess(low) <= 0.0:
+        before, low = math.log(plan.residual), excess(math.log(plan.residual))
+        if low <= 0.0:
             return plan
-        step = excess(low)
-        while excess(high) > 0.0:
-            low, high, step = high, high + step, 2.0 * step
-        return replace(plan, residual=math.exp(_root(excess, low, high)))
+        here, value = before + low, excess(before + low)
+        while abs(value) > _PRECISION and value != low:
+            following = here - value * (here - before) / (value - low)
+            before, low, here, value = here, value, following, excess(following)
+        return replace(plan, residual=math.exp(here))
 
 
 def safely_within(plan: CarriedPlan, budget: float) -> CarriedPlan:

