@@ -133,9 +133,9 @@ def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: 
         assert reading.startswith("round 30: carried shares, nobody trusted 0.")
         assert "trusted server, fresh noise 1" in reading
         for name in ("rounds", "participants", "epsilon", "collusion", "dropout"):
-            before = tab.page.inner_text("#json")
+            before = tab.page.text_content("#json")
             slide(tab, name, 300)
-            assert tab.page.inner_text("#json") != before, name
+            assert tab.page.text_content("#json") != before, name
             assert (
                 int(tab.page.input_value("#set-clients")) % int(tab.page.input_value("#set-participants"))
                 == 0
