@@ -2,13 +2,13 @@
 
 `plan` and `forecast` find the cheapest protection for a target; a `Plan` gives every round its noise and its cost;
 a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` says what was promised in the end, and
-`assess` what one graph and its noise would promise. `plan_carried` plans a run whose noise is carried from round
-to round.
+`assess` what one graph and its noise would promise. `forecast_carried` plans a run whose noise is carried from
+round to round.
 """
 
 from niss.accounting.carried import CarriedPlan, Connectivity
 from niss.accounting.carried_charges import CarriedCharges
-from niss.accounting.carried_planner import CarriedForecast, plan_carried
+from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
@@ -77,6 +77,7 @@ __all__ = [
     "client_dp_event",
     "effective_variance",
     "forecast",
+    "forecast_carried",
     "grid_delta",
     "make_statement",
     "make_terms",

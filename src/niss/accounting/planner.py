@@ -147,7 +147,7 @@ def forecast(
     >>> planned.plan.colluders
     6
     """
-    _check(participants, epsilon, collusion, dropout, mode, kappa)
+    check_target(participants, epsilon, collusion, dropout, mode, kappa)
     say = progress or (lambda _: None)
     target = {
         "clip": clip,
@@ -189,10 +189,10 @@ def _draft(
     def with_neighbours(sent: float) -> Plan:
         revealed = dropped = 0
         if mode == "repair":
-            revealed = _most_of(
+            revealed = most_dropped(
                 min(math.ceil(2 * sent), participants - 1), dropout, target["delta"] / participants
             )
-            dropped = _most_of(participants, dropout, target["delta"])
+            dropped = most_dropped(participants, dropout, target["delta"])
         plan = Plan(
             **target,
             neighbours=sent,
@@ -339,7 +339,7 @@ def _cheapest(curve: tuple[TradeOff, ...]) -> float:
     return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)
 
 
-def _most_of(count: int, dropout: float, delta: float) -> int:
+def most_dropped(count: int, dropout: float, delta: float) -> int:
     """The most of `count` clients that drop out, but for one round in a million; beyond it a repair is refused."""
     from scipy.stats import binom
 
@@ -365,7 +365,7 @@ def _require_room(plan: Plan, participants: int) -> None:
         )
 
 
-def _check(
+def check_target(
     participants: int, epsilon: float, collusion: float, dropout: float, mode: str, kappa: float | None
 ) -> None:
     if participants < 2:

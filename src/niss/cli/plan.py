@@ -11,6 +11,7 @@ import typer
 
 from niss.cli import completion
 from niss.cli.options import from_options, option
+from niss.cli.plan_carried import plan_carry
 from niss.cli.terminal import print_aligned, print_json, working
 from niss.errors import ConfigError
 
@@ -40,7 +41,11 @@ class PlanOptions:
     relation        zero-out or replace-one.
     search          Also look for the worst colluders: how near does an attacker come?
     group           A coalition; repeat for each.
-    plot            Draw the trade-off into this file (.png or .svg).
+    carry           Carry noise shares to the next round, where they are taken out again.
+    clients         All clients, with --carry; rounds are filled from them in turn.
+    lags            Rounds ahead to which shares are carried, with --carry.
+    pattern         How clients come back, with --carry: cyclic (fixed cohorts) or any.
+    plot            Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
     as_json         Print the plan as JSON.
     """
 
@@ -59,6 +64,10 @@ class PlanOptions:
     relation: str = option("zero-out", choices=completion.RELATIONS)
     search: bool = False
     group: list[str] | None = option(None, metavar="SIZE:COLLUSION")
+    carry: bool = False
+    clients: int | None = None
+    lags: int | None = None
+    pattern: str | None = option(None, choices=completion.PATTERNS)
     plot: Path | None = None
     as_json: bool = option(False, "--json")
 
@@ -73,9 +82,17 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --participants 200 --collusion 0.2 --search      how near does the worst attacker found come?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
     niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
+    niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
+    niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
     from niss.accounting import Group, forecast, plan_coalitions
 
+    if options.carry:
+        plan_carry(options)
+        return
+    for name in ("clients", "lags", "pattern"):
+        if getattr(options, name) is not None:
+            raise ConfigError("belongs to carried shares", field=f"--{name}", hint="add --carry")
     rounds, participations = options.rounds, options.participations
     if rounds is not None and participations is not None and participations > rounds:
         raise ConfigError(f"{participations} in only {rounds} rounds", field="--participations")
