@@ -184,7 +184,9 @@ class Session:
                     if not tasks:
                         waiting.pop(ready)
                 elif self._open:
-                    self._collect()
+                    if not self._collect():
+                        self._abandon(pool)
+                        break
                 else:
                     break
         for _, _, tasks in waiting:
@@ -198,8 +200,18 @@ class Session:
         late = time.time() > self._job.until
         return not late and (experiment == TUNING or not self._left.get((setting.full_name, TUNING)))
 
-    def _collect(self) -> None:
-        done, _ = wait(self._open, return_when=FIRST_COMPLETED)
+    def _abandon(self, pool: ProcessPoolExecutor) -> None:
+        """End processes that did not end in time by themselves; the cells they have finished are in their parts."""
+        self._unfinished += [task.name for task in self._open.values()]
+        self._open.clear()
+        for process in list(multiprocessing.active_children()):
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(self) -> bool:
+        """Take in what has ended; whether anything did before the time was over."""
+        patience = max(self._job.until + RESERVE / 2.0 - time.time(), 0.1)
+        done, _ = wait(self._open, timeout=patience, return_when=FIRST_COMPLETED)
         for future in done:
             task, outcome = self._open.pop(future), future.result()
             key = task.setting.full_name, task.experiment
@@ -221,6 +233,7 @@ class Session:
                 f"{self._left[key]} tasks left there",
                 flush=True,
             )
+        return bool(done)
 
     def _merge(self) -> None:
         """All parts into the results, also those of tasks that were not finished."""

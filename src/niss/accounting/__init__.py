@@ -26,7 +26,7 @@ from niss.accounting.planner import (
     plan,
     plan_coalitions,
 )
-from niss.accounting.plans import RELATIONS, Balance, Plan, RoundPlan
+from niss.accounting.plans import Balance, Plan, RoundPlan
 from niss.accounting.protocol_rounds import (
     Assessor,
     charge_to,
@@ -42,6 +42,7 @@ from niss.accounting.statement import (
     stated_delta,
     stated_relation,
 )
+from niss.accounting.targets import RELATIONS
 from niss.methods import METHODS
 from niss.views import calibrate_tau2, effective_variance
 

@@ -17,8 +17,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
 from niss.accounting.carried_fit import ResidualFit, safely_within
-from niss.accounting.planner import check_target, most_dropped
-from niss.accounting.plans import GRID_SHARE, RELATIONS, client_sensitivity
+from niss.accounting.targets import GRID_SHARE, RELATIONS, check_target, client_sensitivity, most_dropped
 from niss.accounting.trusted_noise import BEST_ROUNDS, banded_noise, best_noise, independent_noise
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_mu

@@ -37,6 +37,7 @@ from niss.accounting.plan_noise import (
     total_noise,
 )
 from niss.accounting.plans import Plan
+from niss.accounting.targets import check_target, most_dropped
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 from niss.methods import enough_neighbours, marginal_mu, too_sparse
@@ -339,13 +340,6 @@ def _cheapest(curve: tuple[TradeOff, ...]) -> float:
     return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)
 
 
-def most_dropped(count: int, dropout: float, delta: float) -> int:
-    """The most of `count` clients that drop out, but for one round in a million; beyond it a repair is refused."""
-    from scipy.stats import binom
-
-    return int(binom.isf(min(1e-6, delta), count, dropout)) if dropout else 0
-
-
 def _require_room(plan: Plan, participants: int) -> None:
     known = plan.corruption.removed
     if known > participants - 2:
@@ -363,24 +357,6 @@ def _require_room(plan: Plan, participants: int) -> None:
             "may drop out",
             hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
         )
-
-
-def check_target(
-    participants: int, epsilon: float, collusion: float, dropout: float, mode: str, kappa: float | None
-) -> None:
-    if participants < 2:
-        raise ConfigError(f"a round needs at least two, not {participants}", field="participants")
-    if not (math.isfinite(epsilon) and epsilon > 0.0):
-        raise ConfigError(f"must be a finite number above 0, not {epsilon!r}", field="epsilon")
-    for field, value in (("collusion", collusion), ("dropout", dropout)):
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(
-                f"must lie in [0, 1), not {value!r}", field=field, hint="a share of the participants"
-            )
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if kappa is not None and not (math.isfinite(kappa) and kappa > 0.0):
-        raise ConfigError(f"must be a finite number above 0, not {kappa!r}", field="kappa")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.carried_charges import PATTERNS
 from niss.accounting.committed import CommittedRun, committed_run
+from niss.accounting.targets import FAILURE_SHARE, GRID_SHARE, RELATIONS, client_sensitivity
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
@@ -34,11 +35,6 @@ from niss.methods import (
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
-# Neighbouring updates of a client lie this many times the clip apart.
-RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
-# The parts of delta that pay for the bound on colluding neighbours, and for noise that is drawn on a grid.
-FAILURE_SHARE = 0.1
-GRID_SHARE = 0.02
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -468,11 +464,6 @@ class RoundPlan:
     def marginal_mu(self) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
         return self.plan.kind.marginal_mu(self)
-
-
-def client_sensitivity(weight: ArrayLike, clip: float, relation: str) -> FloatArray:
-    """`p_k clip`, or twice that: how far a client whose update has norm <= clip can move `p_k x_k`."""
-    return np.asarray(np.asarray(weight) * clip * RELATIONS[relation])
 
 
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:

@@ -29,7 +29,8 @@ from niss.accounting.discretisation import (
     round_grid_delta,
 )
 from niss.accounting.ledger import ChargeableLedger
-from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
+from niss.accounting.plans import Plan
+from niss.accounting.targets import RELATIONS, client_sensitivity
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
