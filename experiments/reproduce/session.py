@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce.design import (
     BEYOND,
@@ -126,7 +127,7 @@ def _work(task: Task, job: Job) -> bool:
     from experiments.reproduce.beyond import run_setting, tune
     from experiments.reproduce.runner import OutOfTime, Watch
 
-    common = {
+    common: dict[str, Any] = {
         "out": job.part(task),
         "work": job.work / "runs",
         "methods": (task.method,),
