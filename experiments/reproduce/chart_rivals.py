@@ -139,4 +139,4 @@ def noise_in_model(result: Result, cell: Cell) -> FloatArray:
     if kind == "banded":
         _, by_round, model = banded_noise(rounds, facts["bands"] or facts["separation"])
         return np.asarray(carried / by_round.mean() * model)
-    return carried * np.arange(1.0, rounds + 1.0)
+    return np.asarray(carried * np.arange(1.0, rounds + 1.0))

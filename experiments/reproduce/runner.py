@@ -152,9 +152,10 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     shared = {name: getattr(plan, name) for name in (*names, "carried_to_residual") if plan.kind.uses(name)}
     if plan.kind.whole_run:
         shared |= {name: getattr(plan, name) for name in ("separation", "sampling_probability")}
-    if getattr(plan.kind, "carries", False):
-        committed = plan.committed(config.training.participants)
-        shared |= {name: getattr(committed, name) for name in ("spatial", "carried", "residual")}
+    committed: Any = getattr(plan, "committed", None)
+    if committed is not None and plan.kind.uses("carried_neighbours"):
+        run_noise = committed(config.training.participants)
+        shared |= {name: getattr(run_noise, name) for name in ("spatial", "carried", "residual")}
     return {
         "exchange": config.exchange,
         "participations": plan.participations,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.reproduce.design import (
     BEYOND,
@@ -126,7 +127,7 @@ def _work(task: Task, job: Job) -> bool:
     from experiments.reproduce.beyond import run_setting, tune
     from experiments.reproduce.runner import OutOfTime, Watch
 
-    common = {
+    common: dict[str, Any] = {
         "out": job.part(task),
         "work": job.work / "runs",
         "methods": (task.method,),
@@ -166,10 +167,8 @@ class Session:
         ]
         for setting, experiment, tasks in waiting:
             self._left[setting.full_name, experiment] = len(tasks)
-        # Each process trains on one thread, and starts afresh: CUDA does not survive a fork.
-        with ProcessPoolExecutor(
-            self._processes, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread
-        ) as pool:
+        # Each process starts afresh: CUDA does not survive a fork.
+        with ProcessPoolExecutor(self._processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             while waiting or self._open or self._again:
                 ready = next((number for number, one in enumerate(waiting) if self._ready(*one[:2])), None)
                 free = len(self._open) < self._processes
@@ -192,7 +191,6 @@ class Session:
         for _, _, tasks in waiting:
             self._unfinished += [task.name for task in tasks]
         self._unfinished += [task.name for task in self._again]
-        self._merge()
         return self._unfinished
 
     def _ready(self, setting: Setting, experiment: str) -> bool:
@@ -218,7 +216,7 @@ class Session:
             if outcome.finished:
                 self._left[key] -= 1
                 if task.experiment == TUNING and not self._left[key]:
-                    self._merge()  # the runs read the choices from there
+                    self.merge()  # the runs read the choices from there
             elif outcome.trouble and task.name not in self._failed:
                 # A device that was full for a moment: once more, beside others.
                 self._failed.add(task.name)
@@ -235,16 +233,11 @@ class Session:
             )
         return bool(done)
 
-    def _merge(self) -> None:
+    def merge(self) -> None:
         """All parts into the results, also those of tasks that were not finished."""
         parts = sorted((self._job.work / "parts").glob("*"))
         if any(True for part in parts for _ in part.glob("*/*.json")):
             merge_results(parts, self._job.out)
-
-
-def _one_thread() -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -269,6 +262,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 once nothing is left to do, else 3."""
     options = _options(arguments)
+    # Read where the processes load their linear algebra: each works on one thread.
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     if options.data_dir is not None:
         os.environ["NISS_DATA"] = str(options.data_dir.resolve())
     settings = [find_setting(name, rounds=options.rounds) for name in options.settings.split(",")]
@@ -281,7 +276,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds=tuple(range(1, options.seeds + 1)),
     )
     methods = options.methods.split(",") if options.methods else None
-    unfinished = Session(job, options.processes).run(settings, STAGES[options.stage], methods)
+    session = Session(job, options.processes)
+    try:
+        unfinished = session.run(settings, STAGES[options.stage], methods)
+    finally:
+        session.merge()  # also where a process was killed, which ends all of them
     for setting in settings:
         for experiment in STAGES[options.stage]:
             result = read_result(result_path(job.out, experiment, setting.full_name))
