@@ -2,8 +2,9 @@
 
 Contestants: the shares of `niss.mechanism.add_shares` with each distortion (the simulator's noise stage), the same
 round the naive way (all shares drawn at once, m x v x h numbers in memory, so a smaller h), bare Gaussians of numpy as
-a yardstick, and the `SecretStream` of the real protocol. With a CUDA device also the fused kernel of the GPU engine
-beside the device's own rate of Gaussians. Interleaved, medians of CPU time.
+a yardstick, and the `SecretStream` of the real protocol. Then a whole run of `niss` on complete graphs beside the same
+run with noise carried from round to round (`niss-carried`), on each device there is. With a CUDA device also the fused
+kernel of the GPU engine beside the device's own rate of Gaussians. Interleaved, medians of CPU time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from threadpoolctl import threadpool_limits
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream
+from niss.simulation import make_config, run
 
 TAU2 = 0.05
 UNIT_VARIANCE = 1e-4
@@ -164,6 +166,44 @@ def gpu(case: Case, repeats: int) -> dict[str, float] | None:
     return {name: statistics.median(values[1:]) for name, values in rates.items()}
 
 
+def carried(device: str, repeats: int, *, quick: bool) -> dict[str, float]:
+    """Seconds of a run of `niss` on complete graphs, and of the same run with noise carried over; interleaved.
+
+    Planning the noise, which is done once, is not counted.
+    """
+    methods = {
+        "niss": {"name": "niss", "graph": "complete", "kappa": 20.0},
+        "carried": {"name": "niss-carried"},
+    }
+    configs = {
+        name: make_config(
+            {
+                "rounds": 4 if quick else 10,
+                "evaluate_every": 100,
+                "data": {"clients": 100 if quick else 500, "samples_per_client": 10},
+                "model": {"hidden": [32] if quick else [200, 200]},
+                "training": {
+                    "participants": 20 if quick else 100,
+                    "sampling": "cyclic",
+                    "epochs": 1,
+                    "device": device,
+                    "workers": 1,
+                },
+                "methods": [method],
+            }
+        )
+        for name, method in methods.items()
+    }
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in configs}
+    for _ in range(repeats + 1):
+        for name, config in configs.items():
+            start = clock()
+            run(config)
+            seconds[name].append(clock() - start)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -206,6 +246,15 @@ def main() -> None:
             )
         rows.append({"case": case.title, "cpu": found, "gpu": device})
         write_json(options.json, {"machine": where, "rows": rows})
+    runs = {}
+    for place in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        runs[place] = carried(place, options.repeats, quick=options.quick)
+        ratio = runs[place]["carried"] / runs[place]["niss"]
+        print(
+            f"\na run on {place}: {runs[place]['niss']:.2f} s, with noise carried over {runs[place]['carried']:.2f} s: "
+            f"{ratio:.2f}x"
+        )
+    write_json(options.json, {"machine": where, "rows": rows, "carried": runs})
 
 
 if __name__ == "__main__":

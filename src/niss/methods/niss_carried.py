@@ -30,7 +30,6 @@ from niss.methods.niss import Niss, draw_graph
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.committed import CommittedRun
     from niss.accounting.plans import Plan, RoundPlan
 
 
@@ -59,7 +58,6 @@ class NissCarried(Niss):
     has_protocol = False
     whole_run = True
     carries = True
-    carrying = None
     settings = Niss.settings | {"carried_neighbours", "carried_to_residual", "closing"}
     samplings = ("cyclic", "uniform")
     defaults = MappingProxyType({"graph": "complete", "kappa": 20.0})
@@ -108,12 +106,13 @@ class NissCarried(Niss):
         run, square = plan.committed(size), _square(plan, own_variance)
         sent = run.spatial / 2.0 * square
         degree = plan.neighbours if plan.graph == "regular" else size - 1.0
-        graph = _everyone(size) if plan.graph == "complete" else self._well_connected(plan, size, beacon, run)
+        graph = _everyone(size) if plan.graph == "complete" else self._well_connected(plan, size, beacon)
         tau2 = run.residual * square / (size * sent)
         return Shares(graph, sent / degree, np.full(size, tau2))
 
-    def _well_connected(self, plan: Plan, size: int, beacon: bytes, run: CommittedRun) -> ShareGraph:
+    def _well_connected(self, plan: Plan, size: int, beacon: bytes) -> ShareGraph:
         """The first graph after the beacon that is as well connected as the plan assumes; all of it is public."""
+        run = plan.committed(size)
         promised = None if run.promise is None else run.promise.connectivity.spatial
         for attempt in range(_ATTEMPTS):
             graph = draw_graph(

@@ -424,7 +424,7 @@ def load_config(path: str | Path) -> Config:
 def preset(name: str) -> Config:
     """One of the settings shipped with the package.
 
-    name  `demo`: seven methods on 1,000 clients with MNIST digits, a minute on a laptop; `paper`: the settings of the
+    name  `demo`: six methods on 1,000 clients with MNIST digits, a minute on a laptop; `paper`: the settings of the
           paper, which proves less than it says
 
     >>> config = niss.preset("demo")
