@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from niss.accounting.carried_charges import heaviest
+from niss.mechanism.correlated import banded_root
 
 FloatArray = NDArray[np.float64]
 
@@ -33,7 +34,7 @@ def banded_noise(factors: FloatArray, separation: int) -> FloatArray:
     Columns of participations lie apart, so the sensitivity is the heaviest sum of squared columns.
     """
     rounds = factors.size
-    coefficients = np.cumprod([1.0, *((2 * k - 1) / (2 * k) for k in range(1, min(separation, rounds)))])
+    coefficients = banded_root(rounds, separation).coefficients
     encoder = np.zeros((rounds, rounds))
     for band, value in enumerate(coefficients):
         encoder[np.arange(band, rounds), np.arange(rounds - band)] = value
