@@ -53,7 +53,7 @@ def runs(tmp_path: Path) -> Path:
         ("niss run --dataset mnist", ["mnist", "mnist-mini"]),
         ("niss run --method central-m", ["central-mf"]),
         ("niss run --method ", sorted(method_names())),
-        ("niss compare --methods fedavg,n", ["fedavg,niss"]),
+        ("niss compare --methods fedavg,n", ["fedavg,niss", "fedavg,niss-carried"]),
         ("niss compare --preset ", ["demo", "paper"]),
         ("niss run --device c", ["cpu", "cuda"]),
         ("niss data fetch cifar", ["cifar10", "cifar100"]),

@@ -214,6 +214,31 @@ def test_what_dropouts_leave_in_the_model_is_as_predicted(monkeypatch, mode, met
         assert predicted[-1] <= fresh + COHORT * watched.plans[0].residual_variance[0] * closing + 1e-12
 
 
+def test_dropouts_are_planned_for():
+    """What is repaired does not stay in the model, so much can be carried; where nothing is, little."""
+    ratios, residuals = {}, {}
+    for label, protocol in {
+        "none": {},
+        "tolerate": {"dropout": 0.1},
+        "repair": {"dropout": 0.1, "mode": "repair"},
+    }.items():
+        config = small_config(
+            rounds=100,
+            data={"clients": 1000},
+            training={"participants": 100, "sampling": "cyclic"},
+            protocol=protocol,
+            methods=[{"name": "niss-carried"}],
+        )
+        plan = config.plan(config.methods[0])
+        promise = plan.committed(100).promise
+        ratios[label], residuals[label] = promise.carried_to_residual[0], promise.residual
+        assert (plan.dropped, plan.revealed) == ((27, 27) if label == "repair" else (0, 0))
+        assert promise.known == plan.dropped
+    assert ratios["tolerate"] < 0.3 * ratios["none"]
+    assert ratios["repair"] > 0.8 * ratios["none"]
+    assert residuals["repair"] > residuals["none"]
+
+
 def test_a_participation_is_charged_what_it_adds_over_the_whole_run(tmp_path, datasets, held_out, linear):
     config = small_config(methods=[{"name": "niss", "carry": True}], privacy={"epsilon": 8.0, "clip": 1.0})
     assert config.methods[0].title == "niss-carried"
@@ -236,6 +261,55 @@ def test_a_participation_is_charged_what_it_adds_over_the_whole_run(tmp_path, da
     statement = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "a run of 4 committed rounds" in statement["words"]
     assert "exactly 2 rounds apart" in statement["words"]
+
+
+@pytest.mark.parametrize("rounds_done", [1, 2, 3])
+@pytest.mark.parametrize(
+    "method", [{"closing": True}, {"carried_neighbours": 2, "graph": "regular", "neighbours": 3}]
+)
+def test_a_run_that_lost_clients_goes_on_to_the_same_bytes_after_a_kill(
+    tmp_path, monkeypatch, datasets, held_out, linear, method, rounds_done
+):
+    """What is carried is drawn again from seeds, as is who was lost in the round before."""
+    config = small_config(
+        methods=[{"carry": True, **method}],
+        privacy={"epsilon": 8.0, "clip": 1.0},
+        protocol={"dropout": 0.3, "mode": "tolerate" if "graph" in method else "repair"},
+    )
+    materials = {"model": linear, "clients": datasets, "test": held_out}
+    niss.run(config, out=tmp_path / "whole", **materials)
+    finish = OpenRound.finish
+
+    def dying(opened, uploads):
+        if opened.number == rounds_done:
+            raise KeyboardInterrupt
+        return finish(opened, uploads)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenRound, "finish", dying)
+        with pytest.raises(KeyboardInterrupt):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    niss.resume(tmp_path / "cut", **materials)
+    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+
+
+def test_the_ledger_is_explained(tmp_path, datasets, held_out, linear):
+    from niss.cli.account import _notes
+
+    config = small_config(methods=[{"carry": True}], privacy={"epsilon": 8.0, "clip": 1.0})
+    niss.run(config, out=tmp_path / "run", model=linear, clients=datasets, test=held_out)
+    notes = " ".join(_notes(LedgerFile.read(tmp_path / "run" / "ledger.jsonl"), None))
+    assert "adds to mu^2 over the whole committed run of 4 rounds" in notes
+    assert "exactly 2 rounds apart" in notes
+
+
+def test_a_single_round_of_it_is_no_target_of_an_attack():
+    from niss.attacks.rounds import simulate_round
+
+    plan = niss.Plan(method="niss-carried", graph="complete", rounds=4, separation=2, participations=2)
+    with pytest.raises(ConfigError, match="about a whole run"):
+        simulate_round(np.zeros((4, 3)), np.zeros(3), plan, stream=SimStream(1))
 
 
 def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(datasets, held_out, linear):

@@ -87,6 +87,8 @@ def committed_run(
 ) -> CommittedRun:
     """The run that leaves least noise in the model at this promise; see `plan_carried`.
 
+    dropped                         most clients of a round that repairs may call dropped; 0: nothing is repaired
+    dropout                         share of the clients that is expected to drop out
     neighbours, carried_neighbours  unit shares that a client has within a round and with the next; None: with everyone
     tau2                            fresh noise instead of what the promise needs, over the variance of the shares sent
     """
@@ -108,7 +110,9 @@ def committed_run(
         delta=delta,
         pattern=pattern,
         collusion=colluders / participants,
-        dropout=dropout,
+        # What repairs take out does not stay in the model: those who may be called dropped count like colluders, with
+        # all their shares, carried ones too.
+        dropout=0.0 if dropped else dropout,
         mode="repair" if dropped else "tolerate",
         declared_dropped=dropped,
         kappa=kappa,

@@ -382,7 +382,7 @@ def _past(clients: IntArray, history: Sequence[IntArray]) -> list[tuple[int, ...
 
 
 def _lost(edges: Edges) -> IntArray:
-    """The seats that a repair left without an edge; the first is never lost with all others."""
+    """The seats that a repair left without an edge; at least two have some, or nothing would have been repaired."""
     return np.setdiff1d(np.arange(edges.size), edges.senders)
 
 

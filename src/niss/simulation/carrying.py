@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
-from niss.methods import Carrying, Gap
-from niss.simulation.sampling import absent_seats, choose_participants
+from niss.methods import Carrying, Gap, enough_uploads
+from niss.simulation.sampling import Sampling, absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
 
 if TYPE_CHECKING:
+    from niss.simulation.config import Config
     from niss.simulation.round import Federation
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+
+def plan_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
+    """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
+
+    Where lost clients are repaired and no number of them is given, one round in a million loses more.
+    """
+    size, privacy, protocol = config.training.participants, config.privacy, config.protocol
+    dropped = revealed = 0
+    if protocol.mode == "repair" and protocol.dropout:
+        dropped = privacy.dropped or size - (enough_uploads(size, protocol.dropout) or size)
+        # Whoever is left needs someone to share noise with.
+        dropped = min(dropped, size - 2)
+        revealed = max(privacy.revealed, dropped)
+    return {
+        "participants": size,
+        "pattern": "cyclic" if sampling == "cyclic" else "any",
+        "dropout": protocol.dropout,
+        "dropped": dropped,
+        "revealed": revealed,
+    }
 
 
 def carrying_of(

@@ -23,6 +23,7 @@ from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.methods import DISTORTIONS, METHODS, Distortion, Method, enough_uploads
 from niss.protocol.agreement import LINKS_PER_ROUND
+from niss.simulation.carrying import plan_fields
 from niss.simulation.config_checks import check_consistency
 from niss.simulation.sampling import Sampling, separation_of
 
@@ -328,7 +329,7 @@ class Config(_Section):
         # A round of the protocol may draw its graph again; delta pays for every draw.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
-        carried = self._carried_fields(sampling) if method.kind.carries else {}
+        carried = plan_fields(self, sampling) if method.kind.carries else {}
         if threshold is None and method.kind.uses("threshold"):
             threshold = enough_uploads(size, self.protocol.dropout)
         return Plan(
@@ -347,26 +348,6 @@ class Config(_Section):
             }
             | carried
         )
-
-    def _carried_fields(self, sampling: Sampling) -> dict[str, Any]:
-        """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
-
-        Where lost clients are repaired and no number of them is given, one round in a million loses more.
-        """
-        size, privacy, protocol = self.training.participants, self.privacy, self.protocol
-        dropped, revealed = privacy.dropped, privacy.revealed
-        if protocol.mode == "repair" and protocol.dropout:
-            dropped = dropped or size - (enough_uploads(size, protocol.dropout) or size)
-            revealed = max(revealed, dropped)
-        else:
-            dropped = revealed = 0
-        return {
-            "participants": size,
-            "pattern": "cyclic" if sampling == "cyclic" else "any",
-            "dropout": protocol.dropout,
-            "dropped": dropped,
-            "revealed": revealed,
-        }
 
     def with_plan(self, plan: Plan) -> Config:
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
