@@ -27,6 +27,7 @@ from niss.errors import PrivacyError
 FloatArray = NDArray[np.float64]
 
 _PRECISION = 1e-11
+_MOST_SECANTS = 50
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,18 @@ class ResidualFit:
         if low <= 0.0:
             return plan
         here, value = before + low, excess(before + low)
-        while abs(value) > _PRECISION and value != low:
+        for _ in range(_MOST_SECANTS):
+            if abs(value) <= _PRECISION or value == low:
+                break
             following = here - value * (here - before) / (value - low)
             before, low, here, value = here, value, following, excess(following)
         return replace(plan, residual=math.exp(here))
 
 
 def safely_within(plan: CarriedPlan, budget: float) -> CarriedPlan:
-    """The plan with as little more residual as rounding asks for."""
-    while plan.worst.cost > budget:
-        plan = replace(plan, residual=plan.residual * (1.0 + _PRECISION))
+    """The plan with as little more residual as it takes; rounding is all that a fit should leave to mend here."""
+    while (excess := plan.worst.cost / budget) > 1.0:
+        plan = replace(plan, residual=plan.residual * max(excess, 1.0 + _PRECISION))
     return plan
 
 

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting.plan_noise import (
-    DRAWN_LIMIT,
     NOMINAL_KAPPA,
     NoiseNeeded,
     TradeOff,
+    is_drawn,
     noise_in_the_sum,
     total_noise,
 )
@@ -318,7 +318,7 @@ def _notes(
         yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
     if not worst.exact and plan.corruption.removed:
         yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
-    if participants > DRAWN_LIMIT and plan.graph != "complete":
+    if plan.graph != "complete" and not is_drawn(participants, plan.neighbours):
         yield (
             "For a round this large the noise is that of the graph to be expected; the graph of every round is "
             "examined when it is drawn."

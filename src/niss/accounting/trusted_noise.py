@@ -17,7 +17,7 @@ from niss.mechanism.correlated import banded_root
 
 FloatArray = NDArray[np.float64]
 
-# Beyond, the best correlated noise takes minutes.
+# Every step towards the best correlated noise costs T^3, so that longer runs would keep a reader waiting.
 BEST_ROUNDS = 200
 
 
