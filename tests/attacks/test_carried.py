@@ -172,6 +172,14 @@ class TestExactly:
         assert reached == pytest.approx(world.mu(victim), rel=ROUNDING)
         assert reached == pytest.approx(plan.mu, rel=ROUNDING)
 
+    def test_the_worst_of_any_pattern_reaches_the_promise(self) -> None:
+        plan = make_plan(pattern="any")
+        seats = [list(range(100 * t, 100 * t + plan.participants)) for t in range(1, plan.horizon + 1)]
+        for number in plan.worst.rounds:
+            seats[number][0] = 0
+        assert see_run(play_run(plan, seats)).mu(0) == pytest.approx(plan.mu, rel=ROUNDING)
+        assert honest_world(plan, seats).mu(0) == pytest.approx(plan.mu, rel=ROUNDING)
+
     def test_nobody_is_charged_less_than_the_best_test_tells(self, training: Training) -> None:
         for first in range(training.plan.separation):
             reached = training.mu(training.seen, training.first_of(first))
@@ -253,6 +261,23 @@ class TestServers:
         assert outcomes["repeats: those after"].off == pytest.approx(worst, rel=1e-8)
         most = max(reached for reached, _ in found)
         assert most > plan.mu, "the promise itself would be broken, not only a client's own charge"
+
+    def test_rounds_that_failed_before_their_list_was_fixed(
+        self, outcomes: dict[str, Outcome], training: Training
+    ) -> None:
+        plan, whole, best = training.plan, honest_world(training.plan), {"on": (0.0, 1.0), "off": (0.0, 1.0)}
+        for first in range(plan.separation):
+            visits = list(range(first, plan.horizon, plan.separation))
+            before = [t - 1 for t in visits if t > 1]
+            for failed in (before, *([one] for one in before)):
+                hidden = [upload for upload in whole.uploads if upload[1] in failed]
+                bare = whole.without(lambda signs, failed=failed: adder(signs)[1] in failed)
+                for rule, seen in (("on", whole), ("off", bare)):
+                    reached = seen.mu(plan.participants * first, hidden=hidden)
+                    pair = (reached, math.sqrt(plan.matrix[np.ix_(visits, visits)].sum()))
+                    best[rule] = max(best[rule], pair, key=lambda one: one[0] / one[1])
+        assert outcomes["skips rounds"].off == pytest.approx(best["off"], rel=1e-8)
+        assert outcomes["skips rounds"].on == pytest.approx(best["on"], rel=1e-8)
 
     def test_who_is_told_another_horizon_shares_nothing(self, training: Training) -> None:
         plan, seen, draws = training.plan, training.seen, np.random.default_rng(4)

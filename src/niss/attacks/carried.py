@@ -43,7 +43,7 @@ class CarriedExperiment(Experiment):
 
     Examples:
         niss attack carried --out runs/carried
-        niss attack carried --rounds 100 --separation 20 --runs 2000
+        niss attack carried --clients 8 --rounds 60 --separation 15 --runs 5000
     """
 
     name = "carried"

@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse import csr_array
 from scipy.stats import norm
 
@@ -114,10 +115,14 @@ class SeenRun:
         """d: what the client may add to its uploads."""
         return np.where(self.clients == client, sensitivity, 0.0)
 
+    @cached_property
+    def _factor(self) -> tuple[FloatArray, bool]:
+        factor: tuple[FloatArray, bool] = cho_factor((self.noise @ self.noise.T).toarray(), lower=True)
+        return factor
+
     def best_weights(self, client: int) -> FloatArray:
         """q of the likelihood ratio."""
-        covariance = (self.noise @ self.noise.T).toarray()
-        return np.asarray(np.linalg.solve(covariance, self.move(client)))
+        return np.asarray(cho_solve(self._factor, self.move(client)))
 
     def mu(self, client: int, weights: FloatArray | None = None, sensitivity: float = 1.0) -> float:
         """What these weights tell, or the likelihood ratio where none are given."""

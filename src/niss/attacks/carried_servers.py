@@ -7,7 +7,7 @@ likelihood ratio then tells of the victim, beside what the victim was charged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -55,6 +55,13 @@ class Training:
         """The rounds of a cohort."""
         return range(cohort, self.plan.horizon, self.plan.separation)
 
+    def followers(self) -> Iterator[tuple[int, range, list[int]]]:
+        """Clients, their rounds, and rounds before those that a server may tamper with: one, or all."""
+        for cohort in range(self.plan.separation):
+            before = [t - 1 for t in self.visits_of(cohort) if t > 1]
+            for chosen in (before, *([one] for one in before)):
+                yield self.first_of(cohort), self.visits_of(cohort), chosen
+
     @cached_property
     def seen(self) -> SeenRun:
         """The run as a server without colluders sees it."""
@@ -100,15 +107,14 @@ Server = Callable[[Training, Assumed], Outcome]
 
 def end_early(training: Training, _: Assumed) -> Outcome:
     """Ends the run after any round. Rule: all carry shares on unless the committed last round has come."""
-    cut: tuple[float, float] = (0.0, 1.0)
-    bare = cut
-    for cohort in range(training.plan.separation):
-        client = training.first_of(cohort)
-        for end in range(cohort + 1, training.plan.horizon):
+    cut, bare = (0.0, 1.0), (0.0, 1.0)
+    for end in range(1, training.plan.horizon):
+        seen = training.seen.only(training.seen.rounds < end)
+        last = seen.knowing(seen.carried_from([end - 1]))
+        for cohort in range(min(training.plan.separation, end)):
+            client = training.first_of(cohort)
             paid = training.charged([t for t in training.visits_of(cohort) if t < end])
-            seen = training.seen.only(training.seen.rounds < end)
             cut = max(cut, (training.mu(seen, client), paid), key=_ratio)
-            last = seen.knowing(seen.carried_from([end - 1]))
             bare = max(bare, (training.mu(last, client), paid), key=_ratio)
     return Outcome(bare, cut, "less is seen than was charged")
 
@@ -168,18 +174,31 @@ def repeat_for_followers(training: Training, _: Assumed) -> Outcome:
     """Goes on from a repeated round, which took nothing out, to those who come next.
 
     Without what was carried into it the repeated round is a new beginning, and rounds after it hide less. Rule: all
-    charges after it are made for the chain as it then is. The victim is the worst of those who follow one such round,
-    or one before each of theirs.
+    charges after it are made for the chain as it then is.
     """
     off, on = (0.0, 1.0), (0.0, 1.0)
-    for cohort in range(training.plan.separation):
-        client, visits = training.first_of(cohort), training.visits_of(cohort)
-        before = [t - 1 for t in visits if t > 1]
-        for repeated in (before, *([one] for one in before)):
-            reached = training.mu(repeat_rounds(training.seen, repeated, subtract_again=False), client)
-            off = max(off, (reached, training.charged(visits)), key=_ratio)
-            on = max(on, (reached, _charged_anew(training.plan, repeated, visits)), key=_ratio)
+    for client, visits, repeated in training.followers():
+        reached = training.mu(repeat_rounds(training.seen, repeated, subtract_again=False), client)
+        off = max(off, (reached, training.charged(visits)), key=_ratio)
+        on = max(on, (reached, _charged_anew(training.plan, repeated, visits)), key=_ratio)
     return Outcome(off, on, "charged as a new beginning")
+
+
+def skip_rounds(training: Training, _: Assumed) -> Outcome:
+    """Lets the rounds before the victim's fail, so that nothing is carried into them.
+
+    Rule: a client refuses a round unless it has checked the list of the round before, and takes out what was carried to
+    it whether the senders uploaded or not. Off: no such list, no shares. On: no uploads, but shares.
+    """
+    off, on = (0.0, 1.0), (0.0, 1.0)
+    for client, visits, skipped in training.followers():
+        silent = training.seen.only(~np.isin(training.seen.rounds, skipped))
+        unlisted = training.seen.knowing(training.seen.carried_from(skipped))
+        bare = unlisted.only(~np.isin(unlisted.rounds, skipped))
+        paid = training.charged(visits)
+        off = max(off, (training.mu(bare, client), paid), key=_ratio)
+        on = max(on, (training.mu(silent, client), paid), key=_ratio)
+    return Outcome(off, on, "shares are taken out all the same")
 
 
 def call_cohorts_dropped(training: Training, assumed: Assumed) -> Outcome:
@@ -226,6 +245,7 @@ SERVERS: dict[str, Server] = {
     "repeats: senders": repeat_for_senders,
     "repeats: receivers": repeat_for_receivers,
     "repeats: those after": repeat_for_followers,
+    "skips rounds": skip_rounds,
     "calls cohorts dropped": call_cohorts_dropped,
     "each round is the last": call_each_the_last,
     "different horizons": tell_other_horizons,
