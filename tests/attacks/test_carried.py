@@ -213,6 +213,18 @@ class TestServers:
         assert off[0] > 1.02 * off[1]
         assert on[0] <= on[1] * (1.0 + ROUNDING)
 
+    @pytest.mark.parametrize(("rounds", "separation"), [(13, 4), (9, 2), (7, 6)])
+    def test_runs_of_other_lengths(self, rounds: int, separation: int) -> None:
+        plans = [
+            make_plan(rounds=rounds, separation=separation, **options)
+            for options in ({}, {"collusion": 0.2}, {"kappa": 20.0, "revealed": 0.2})
+        ]
+        training, colluders, revealed = map(Training, plans)
+        for server in SERVERS.values():
+            found = server(training, Assumed(colluders, revealed, SimStream(3)))
+            assert found.on[0] <= found.on[1] * (1.0 + ROUNDING)
+            assert found.off[0] > 0.9 * found.off[1]
+
     def test_each_round_the_last(self, outcomes: dict[str, Outcome], training: Training) -> None:
         bare = honest_world(training.plan).without(is_carried).mu(training.victim)
         assert outcomes["each round is the last"].off[0] == pytest.approx(bare, rel=ROUNDING)
@@ -253,7 +265,7 @@ class TestServers:
         found = []
         for first in range(plan.separation):
             visits = list(range(first, plan.horizon, plan.separation))
-            before = [t - 1 for t in visits if t > 1]
+            before = [t - 1 for t in visits if t > 0]
             for repeated in (before, *([one] for one in before)):
                 reached = repeated_world(plan, repeated, again=False).mu(plan.participants * first)
                 found.append((reached, math.sqrt(plan.matrix[np.ix_(visits, visits)].sum())))
@@ -268,7 +280,7 @@ class TestServers:
         plan, whole, best = training.plan, honest_world(training.plan), {"on": (0.0, 1.0), "off": (0.0, 1.0)}
         for first in range(plan.separation):
             visits = list(range(first, plan.horizon, plan.separation))
-            before = [t - 1 for t in visits if t > 1]
+            before = [t - 1 for t in visits if t > 0]
             for failed in (before, *([one] for one in before)):
                 hidden = [upload for upload in whole.uploads if upload[1] in failed]
                 bare = whole.without(lambda signs, failed=failed: adder(signs)[1] in failed)
@@ -330,9 +342,7 @@ class TestServers:
 
     def test_a_cohort_of_strangers(self, outcomes: dict[str, Outcome], training: Training) -> None:
         plan, victim = training.plan, training.victim
-        theirs = {
-            client for number in training.visits for client in cohort(plan, (number + 1) % plan.horizon)
-        }
+        theirs = {client for number in training.visits for client in cohort(plan, number + 1)}
         world = honest_world(plan).without(lambda signs: any(client in theirs for client, _, _ in signs))
         world.uploads = [upload for upload in world.uploads if upload[0] not in theirs]
         assert outcomes["replaces the next cohort"].off[0] == pytest.approx(world.mu(victim), rel=ROUNDING)

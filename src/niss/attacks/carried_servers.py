@@ -58,7 +58,7 @@ class Training:
     def followers(self) -> Iterator[tuple[int, range, list[int]]]:
         """Clients, their rounds, and rounds before those that a server may tamper with: one, or all."""
         for cohort in range(self.plan.separation):
-            before = [t - 1 for t in self.visits_of(cohort) if t > 1]
+            before = [t - 1 for t in self.visits_of(cohort) if t > 0]
             for chosen in (before, *([one] for one in before)):
                 yield self.first_of(cohort), self.visits_of(cohort), chosen
 
@@ -227,11 +227,7 @@ def replace_cohorts(training: Training, assumed: Assumed) -> Outcome:
     Rule: the next cohort is committed before the beacon, checked against the list, and has at most the assumed
     colluders, here in every round.
     """
-    mine = {
-        client
-        for number in training.visits
-        for client in cyclic_cohorts(training.plan)[(number + 1) % training.plan.horizon]
-    }
+    mine = cyclic_cohorts(training.plan)[training.visits[0] + 1]
     return Outcome(
         (training.mu(training.seen.against(mine)), training.claimed),
         (assumed.colluders.mu(against_colluders(assumed.colluders)), assumed.colluders.claimed),
