@@ -48,7 +48,7 @@ from niss.protocol.shamir import Piece, check_commitment, combine
 from niss.protocol.shares import edge_commitment, piece_commitment
 from niss.protocol.states import ServerState, server_step
 from niss.protocol.wire import check_packed, signed_part, sum_packed
-from niss.randomness import SecretStream
+from niss.randomness import SecretStream, add_gaussians
 
 
 @dataclass(frozen=True)
@@ -288,17 +288,18 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
         for pair, seed in _true_seeds(current, seat, survivors).items()
     }
     disputed = _disputed(current, survivors)
-    uncancelled, extra = 0, 0.0
+    uncancelled, extra, noises = 0, 0.0, []
     edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
     for sender, receiver, weight in edges:
         pair, variance = (sender, receiver), weight * agreed.terms.unit_variance
         ends = (sender in survivors) + (receiver in survivors)
         if ends == 1 and pair in seeds:
             sign = -1 if sender in survivors else 1
-            SecretStream(seeds[pair]).add_gaussian(total, agreed.grid.deviation_steps(variance), sign=sign)
+            noises.append((SecretStream(seeds[pair]), agreed.grid.deviation_steps(variance), sign))
         elif ends == 1 or (ends == 2 and (min(pair), max(pair)) in disputed):
             uncancelled += 1
             extra += ends * variance
+    add_gaussians(total, noises)
     return uncancelled, extra
 
 
@@ -355,7 +356,7 @@ def _take_out_masks(
     agreed = current.agreed
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     pieces = _true_pieces(current, survivors)
-    left, short = [], []
+    left, short, masks = [], [], []
     for seat in survivors:
         threshold = agreed.threshold(seat)
         if len(pieces[seat]) < threshold:
@@ -367,7 +368,8 @@ def _take_out_masks(
             current.lie(seat, "made pieces that do not give its self-mask")
             left.append(seat)
         else:
-            SecretStream(seed).add_gaussian(total, steps, sign=-1)
+            masks.append((SecretStream(seed), steps, -1))
+    add_gaussians(total, masks)
     if short:
         current.note(f"too few true pieces to take out the self-mask of {_named(short)}")
     return tuple(left)
