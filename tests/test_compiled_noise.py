@@ -31,7 +31,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> compiled.Loop:
     pytest.importorskip("numba", reason="the extra `fast` is not installed")
     found = load_loop()
     assert found is not None, "the compiled loop does not agree with the reference on this machine"
-    monkeypatch.setattr(secret, "_demand", Demand(worth=0))
+    monkeypatch.setattr(secret, "demand", Demand(worth=0))
     monkeypatch.setattr(secret, "_DRAWS_A_THREAD", 1)
     return found
 
@@ -54,7 +54,7 @@ def reference(target: NDArray[Any], noises: list[tuple[SecretStream, float, int]
     """What `add_gaussians` leaves without numba."""
     result = target.copy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret, "_demand", Demand(worth=NEVER))
+        patch.setattr(secret, "demand", Demand(worth=NEVER))
         add_gaussians(result, noises)
     return result
 
@@ -141,7 +141,7 @@ def test_words_of_every_row(loop: compiled.Loop) -> None:
 
 
 def test_targets_with_gaps_are_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secret, "_demand", Demand(worth=0))
+    monkeypatch.setattr(secret, "demand", Demand(worth=0))
     strided = np.zeros(2 * 1000, dtype=np.int64)
     SecretStream(SEEDS[1]).add_gaussian(strided[::2], 100.0)
     np.testing.assert_array_equal(strided[::2], draw(SEEDS[1], 1000, 100.0))
@@ -152,7 +152,7 @@ def test_targets_with_gaps_are_left_to_the_reference(monkeypatch: pytest.MonkeyP
 def test_nothing_is_drawn_if_any_argument_is_refused(
     compiled_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secret, "_demand", Demand(worth=compiled_from))
+    monkeypatch.setattr(secret, "demand", Demand(worth=compiled_from))
     good, target = SecretStream(SEEDS[0]), np.zeros(10, dtype=np.int64)
     for bad in ((SecretStream(SEEDS[1]), -1.0, 1), (SecretStream(SEEDS[1]), 1.0, 0)):
         with pytest.raises(ConfigError):

@@ -52,7 +52,7 @@ _CIPHER_BLOCK = 16
 _ZEROS = memoryview(bytes(BLOCK * _WORD))
 # A thread is worth starting for so many numbers, a few milliseconds of work.
 _DRAWS_A_THREAD = 2**20
-_demand = Demand()
+demand = Demand()
 
 Residues = NDArray[np.int64] | NDArray[np.uint64]
 
@@ -173,7 +173,7 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
         _require_deviation(deviation)
     # Whole numbers modulo 2^64 add alike, signed or not; unsigned is where C defines it.
     residues = target.view(np.uint64)
-    loop = _demand.loop(target.size * len(terms)) if target.flags.c_contiguous else None
+    loop = demand.loop(target.size * len(terms)) if target.flags.c_contiguous else None
     if loop is not None:
         _add_compiled(residues, terms, loop)
         return
