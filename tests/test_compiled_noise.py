@@ -140,11 +140,15 @@ def test_words_of_every_row(loop: compiled.Loop) -> None:
         np.testing.assert_array_equal(target.view(np.int64), np.where(in_tail, 0, sign * expected))
 
 
-def test_targets_with_gaps_are_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secret, "demand", Demand(worth=0))
+def test_targets_with_gaps_or_at_odd_addresses_are_left_to_the_reference(
+    loop: compiled.Loop,
+) -> None:
+    del loop
     strided = np.zeros(2 * 1000, dtype=np.int64)
-    SecretStream(SEEDS[1]).add_gaussian(strided[::2], 100.0)
-    np.testing.assert_array_equal(strided[::2], draw(SEEDS[1], 1000, 100.0))
+    unaligned = np.zeros(8 * 1000 + 1, dtype=np.uint8)[1:].view(np.int64)
+    for target in (strided[::2], unaligned):
+        SecretStream(SEEDS[1]).add_gaussian(target, 100.0)
+        np.testing.assert_array_equal(target, draw(SEEDS[1], 1000, 100.0))
     assert not strided[1::2].any()
 
 
@@ -207,6 +211,7 @@ def test_a_loop_is_used_only_if_it_agrees(monkeypatch: pytest.MonkeyPatch) -> No
         assert loaded(Numba(wrong)) is None
     assert loaded(Numba(reference_loop, disabled=True)) is None, "a loop in plain Python is slower than numpy"
     assert loaded(None) is None, "numba is not installed"
+    assert loaded(SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=False))) is None, "it cannot compile"
 
 
 def test_the_loop_is_loaded_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:

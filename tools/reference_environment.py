@@ -11,8 +11,8 @@ READ_BY_NISS = {
     "absolute.",
     "XDG_CONFIG_HOME": "Where `niss keys` keeps an identity, in its folder `niss`; else `~/.config/niss`. Must be "
     "absolute.",
-    "OMP_NUM_THREADS": "The most threads that expand shares (`niss[fast]`), and threads of linear algebra. `make` sets it "
-    "to 1: many small steps are fastest so, and the simulator sets its own by `training.threads`.",
+    "OMP_NUM_THREADS": "The most threads that expand shares (`niss[fast]`), and threads of linear algebra. `make` sets "
+    "it to 1: many small steps are fastest so, and the simulator sets its own by `training.threads`.",
 }
 READ_BY_OTHERS = {
     "NO_COLOR": "Set to anything: no colours in the terminal (rich).",

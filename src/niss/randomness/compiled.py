@@ -56,11 +56,19 @@ class Demand:
 
 @cache
 def load_loop() -> Loop | None:
-    """The compiled loop, or None: without numba, with its compiler switched off, or if it does not agree here."""
+    """The compiled loop, or None: without a numba that compiles it here, or if it does not agree with the reference."""
     try:
-        import numba
-    except ImportError:
+        loop = _compile()
+    except (
+        Exception
+    ):  # numba absent, too old, or at odds with numpy or the processor: the reference does without
         return None
+    return loop if loop is not None and _agrees(loop) else None
+
+
+def _compile() -> Loop | None:
+    import numba
+
     if numba.config.DISABLE_JIT:
         return None
     signature = "int64(int64[::1], float64[:, ::1], uint64[::1], float64, int64, int64[::1])"
@@ -70,7 +78,7 @@ def load_loop() -> Loop | None:
     def loop(words: Words, target: NDArray[np.uint64], deviation: float, flip: int, tail: Words) -> int:
         return int(compiled(words, table, target, deviation, flip, tail))
 
-    return loop if _agrees(loop) else None
+    return loop
 
 
 def _rows_of_table() -> NDArray[np.float64]:

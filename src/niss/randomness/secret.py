@@ -173,7 +173,7 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
         _require_deviation(deviation)
     # Whole numbers modulo 2^64 add alike, signed or not; unsigned is where C defines it.
     residues = target.view(np.uint64)
-    loop = demand.loop(target.size * len(terms)) if target.flags.c_contiguous else None
+    loop = demand.loop(target.size * len(terms)) if target.flags.carray else None
     if loop is not None:
         _add_compiled(residues, terms, loop)
         return
