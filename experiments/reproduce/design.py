@@ -10,8 +10,9 @@ rounds.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from experiments.reproduce.sensitivity import Reading, Setup
@@ -64,12 +65,18 @@ PANELS = tuple(
 )
 
 
-def find_panel(name: str) -> Panel:
-    """The panel of that name; any dataset that niss knows may stand in front."""
+@cache
+def _training_images() -> dict[str, int]:
+    """The datasets that niss knows, and how many training images each has."""
     from niss.data import list_datasets
 
+    return {info.name: info.train_size for info in list_datasets()}
+
+
+def find_panel(name: str) -> Panel:
+    """The panel of that name; any dataset that niss knows may stand in front."""
     found = re.fullmatch(r"(.+)-(mlp|cnn)-(iid|non-iid)", name)
-    if found is None or found[1] not in {info.name for info in list_datasets()}:
+    if found is None or found[1] not in _training_images():
         raise ConfigError(
             f"unknown panel {name!r}",
             field="--panel",
@@ -163,8 +170,15 @@ def cells_of(
     return cells
 
 
+SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""sigma_k in a sweep, in units of the NbAFL reading's."""
+
 EPSILONS = (1.0, 3.0, 8.0)
+DELTA = 1e-5
 IMAGES_PER_CLIENT = 10
+SCALES = (30, 100, 1000)
+SCALE_EPSILON = 3.0
+SCALE_METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
 ROUNDS = {"client": 30, "record": 100}
 PARTICIPANTS = {"client": 1000, "record": 30}
 
@@ -201,6 +215,7 @@ class Variant:
     """What goes wrong: the share `rho` of a round's clients that collude, and the share that drops out."""
 
     name: str
+    words: str
     rho: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
@@ -209,10 +224,10 @@ class Variant:
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("none"),
-        Variant("collusion", rho=0.2),
-        Variant("tolerate", dropout=0.1),
-        Variant("repair", dropout=0.1, mode="repair"),
+        Variant("none", "nothing"),
+        Variant("collusion", "a fifth colluding", rho=0.2),
+        Variant("tolerate", "a tenth dropping out, tolerated", dropout=0.1),
+        Variant("repair", "a tenth dropping out, repaired", dropout=0.1, mode="repair"),
     )
 }
 
@@ -231,33 +246,64 @@ UNTUNED = {"client": Choice(), "record": Choice(clip=1.0, learning_rate=0.5)}
 
 @dataclass(frozen=True)
 class Method:
-    """A contestant: `kappa` None is the planner's choice; `tuned_as` names whose tuning it takes."""
+    """A contestant.
+
+    kind      the method of niss that runs
+    noise     how its epsilon is recomputed (`recompute`): `none`, each client's `own`, in the `sum` alone, `shares`
+    tuned_as  whose tuning it takes; its own by default
+    kappa     strength of the shares; None is the planner's choice
+    printed   to the letter of the paper: tau = 0
+    trusting  its epsilon does not hold against the server
+    settings  what else its entry in `methods` says
+    training  what else `training` says, such as another sampling
+    """
 
     name: str
     kind: str
-    tuned_as: str
+    noise: str
+    tuned_as: str = ""
     kappa: float | None = None
     printed: bool = False
+    trusting: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tuning(self) -> str:
+        return self.tuned_as or self.name
+
+    @property
+    def private(self) -> bool:
+        return self.noise != "none"
+
+    @property
+    def shares(self) -> bool:
+        """Whether colluders make a difference to it."""
+        return self.noise == "shares" and not self.printed
+
+    def suffers(self, variant: Variant) -> bool:
+        """Whether it is run under a variant: where that makes a difference; dropouts not with another's tuning."""
+        faultless = not variant.rho and not variant.dropout
+        return faultless or (self.shares and not (variant.dropout and self.tuned_as))
 
 
 METHODS = {
     method.name: method
     for method in (
-        Method("fedavg", "fedavg", "fedavg"),
-        Method("dp-fedavg", "dp-fedavg", "dp-fedavg"),
-        Method("central-dp", "central-dp", "central-dp"),
-        Method("niss-as-printed", "niss", "niss-planned", printed=True),
-        Method("niss-kappa-1", "niss", "niss-planned", kappa=1.0),
-        Method("niss-planned", "niss", "niss-planned"),
+        Method("fedavg", "fedavg", "none"),
+        Method("dp-fedavg", "dp-fedavg", "own"),
+        Method("central-dp", "central-dp", "sum", trusting=True),
+        Method("niss-as-printed", "niss", "shares", tuned_as="niss-planned", printed=True),
+        Method("niss-kappa-1", "niss", "shares", tuned_as="niss-planned", kappa=1.0),
+        Method("niss-planned", "niss", "shares"),
     )
 }
+"""The contestants, in the order of tables and legends. Another one is another line."""
 
 
 def find_setting(name: str, *, participants: int | None = None, rounds: int | None = None) -> Setting:
     """`mnist-iid-client` and the like; any dataset that niss knows may stand in front."""
-    from niss.data import list_datasets
-
-    known = {info.name: info.train_size for info in list_datasets()}
+    known = _training_images()
     dataset, unit = name.removesuffix("-client").removesuffix("-record"), name.rpartition("-")[2]
     split = "non-iid" if dataset.endswith("-non-iid") else "iid"
     dataset = dataset.removesuffix(f"-{split}")
@@ -285,3 +331,23 @@ SETTINGS = tuple(
     for split in ("iid", "non-iid")
     for unit in ("client", "record")
 )
+
+
+def panel_cell(reading: str, x: float, seed: int) -> str:
+    """The id of a cell of Figure 3 or of the sweep."""
+    return f"{reading}/X={x:g}/seed-{seed}"
+
+
+def run_cell(variant: str, method: str, epsilon: float | None, seed: int) -> str:
+    """The id of a run beyond the paper."""
+    parts = [variant, method, *([] if epsilon is None else [f"epsilon={epsilon:g}"]), f"seed-{seed}"]
+    return "/".join(parts)
+
+
+def trial_cell(labels: Mapping[str, Any]) -> str:
+    """The id of a trial of the tuning."""
+    variant = labels.get("variant", "none")
+    numbers = [f"{name}={labels[name]:g}" for name in ("epsilon", "clip") if labels[name] is not None]
+    rate, hidden = labels["learning_rate"], labels["hidden"]
+    parts = [] if variant == "none" else [variant]
+    return "/".join([*parts, labels["method"], *numbers, f"rate={rate:g}", f"hidden={hidden}"])

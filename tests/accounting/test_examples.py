@@ -10,7 +10,13 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    ["niss.methods", "niss.accounting.planner", "niss.accounting.plans", "niss.accounting.statement"],
+    [
+        "niss.methods",
+        "niss.methods.secagg_ddg",
+        "niss.accounting.planner",
+        "niss.accounting.plans",
+        "niss.accounting.statement",
+    ],
 )
 def test_examples_give_what_they_say(module: str) -> None:
     outcome = doctest.testmod(importlib.import_module(module))

@@ -227,3 +227,14 @@ def test_methods_that_share_no_noise_have_nothing_to_lose_to_colluders(method: s
     shared, plain = _round(method=method, colluders=11), _round(method=method)
     assert shared.worst is None
     np.testing.assert_array_equal(shared.joint_mu, plain.joint_mu)
+
+
+def test_every_round_of_a_chain_may_fail_its_bound_whether_it_is_shown_or_not() -> None:
+    plan = Plan(colluders=3, participations=5, attempts=2)
+    chain = replace(plan, rounds=40)
+    assert plan.corruption.failure == pytest.approx(0.1 * plan.delta / 10)
+    assert chain.corruption.failure == pytest.approx(0.1 * plan.delta / 80)
+    assert chain.gaussian_delta == pytest.approx(plan.gaussian_delta)
+    assert replace(plan, rounds=3).corruption == plan.corruption
+    with pytest.raises(ConfigError, match="rounds"):
+        replace(plan, rounds=0)

@@ -153,6 +153,11 @@ def test_the_simulator_takes_the_plan_as_it_is() -> None:
         ({"neighbours": 0.5}, niss.errors.ConfigError, "neighbours"),
         ({"collusion": 0.97}, niss.errors.PrivacyError, "infeasible: 30 colluders"),
         ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, niss.errors.PrivacyError, "revealed edges"),
+        (
+            {"mode": "repair", "dropout": 0.25, "collusion": 0.2},
+            niss.errors.PrivacyError,
+            "needs the verdicts of 19",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(

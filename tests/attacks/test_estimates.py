@@ -57,11 +57,16 @@ def test_without_noise_the_upload_is_the_update() -> None:
     assert guess.variance.max() == 0.0
 
 
-@pytest.mark.parametrize("method", ["fedavg", "central-dp"])
+@pytest.mark.parametrize("method", ["fedavg", "central-dp", "central-dp-sampled", "central-mf"])
 def test_a_server_that_is_trusted_sees_everything(method: str) -> None:
     staged = stage(replace(PLAN, method=method))
     guess = estimate_jointly(staged.observation, 0)
     np.testing.assert_allclose(guess.update, staged.updates[0], rtol=1e-9)
+
+
+def test_masked_uploads_are_nothing_a_server_sees() -> None:
+    with pytest.raises(ConfigError, match="no single one"):
+        stage(replace(PLAN, method="secagg-ddg"))
 
 
 def test_a_prediction_needs_the_factors_that_were_drawn() -> None:

@@ -128,6 +128,7 @@ def test_options_out_of_range_are_refused_by_their_flag() -> None:
         (FakeDropoutExperiment(threshold_share=2.0), "--threshold-share"),
         (InvertExperiment(total_variation=-1.0), "--tv"),
         (InvertExperiment(model="vgg"), "--model"),
+        (InvertExperiment(methods=("secagg-ddg",)), "--methods"),
         (ColludeExperiment(distortions=("scalar", "scalar")), "--distortions"),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -51,7 +51,8 @@ def runs(tmp_path: Path) -> Path:
     ("line", "expected"),
     [
         ("niss run --dataset mnist", ["mnist", "mnist-mini"]),
-        ("niss run --method ", ["central-dp", "dp-fedavg", "fedavg", "niss"]),
+        ("niss run --method central-m", ["central-mf"]),
+        ("niss run --method ", sorted(method_names())),
         ("niss compare --methods fedavg,n", ["fedavg,niss"]),
         ("niss compare --preset ", ["demo", "paper"]),
         ("niss run --device c", ["cpu", "cuda"]),

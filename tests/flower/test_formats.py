@@ -21,6 +21,9 @@ from niss.protocol.keys import SIGNATURE_BYTES, Identity
 from niss.protocol.messages import RoundOpen
 from niss.protocol.wire import decode, encode
 
+# What notes have gained since, beside `saves`.
+LATER = {"ledger": None, "failing": 0, "failures": 0.0, "first_keys": {}}
+
 
 @pytest.fixture(scope="module")
 def previous() -> dict[str, bytes]:
@@ -43,7 +46,7 @@ def test_the_folder_of_a_node(previous, tmp_path):
     assert read_proposal(store.state.proposals[run]).run.hex() == run
     store.save()
     before, after = (json.loads(data) for data in (previous["node/notes"], (tmp_path / "notes").read_bytes()))
-    assert after == {**before, "saves": 1, "ledger": None}, "and so the previous version can read it, too"
+    assert after == {**before, "saves": 1, **LATER}, "and so the previous version can read it, too"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["identity.key", "ledger.jsonl", "notes"]
     ledger = LedgerFile.read(tmp_path / "ledger.jsonl")
     assert ledger.participations("self") == 2
@@ -54,13 +57,13 @@ def test_the_context_of_a_run(previous):
     context = Context(1, 1, {}, records(previous["context.bin"]), {})
     before = _values(context.state[RECORD])
     store = ContextStore(context)
-    assert store.spent.participations.tolist() == [2]
+    assert store.charged.participations.tolist() == [2]
     store.save()
     after = _values(context.state[RECORD])
     assert after.pop("failures") == 0.0
     notes = [json.loads(values.pop("notes")) for values in (before, after)]
     assert after == before
-    assert notes[1] == {**notes[0], "saves": 1, "ledger": None}
+    assert notes[1] == {**notes[0], "saves": 1, **LATER}
     assert {name: type(value) for name, value in _values(context.state[RECORD]).items()} == {
         "identity": bytes,
         "notes": bytes,
@@ -97,7 +100,8 @@ def test_an_enrolment_and_the_proposal_it_answers(previous):
     proposal = read_proposal(data)
     enrolment.check(proposal)
     signer = Identity.generate(lambda count: bytes(range(count)))
-    assert proposal.signed(signer)[SIGNATURE_BYTES:] == data[SIGNATURE_BYTES:]
+    before, after = (json.loads(text[SIGNATURE_BYTES:]) for text in (data, proposal.signed(signer)))
+    assert after == {**before, "version": 2, "plan": {**before["plan"], "rounds": None}}
 
 
 def _values(record: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from niss.accounting import Plan
 from niss.flower import NissStrategy
 from niss.flower.declines import SPOILED, Declines
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
-from niss.flower.session import LIED
+from niss.flower.session import LIED, Relay
 from niss.protocol import keys
 from niss.protocol.messages import Prekey, Reveal
 from niss.protocol.wire import decode, encode, signed_part
@@ -99,7 +99,8 @@ def test_whoever_all_others_decline_because_of_is_left_out_not_they(tmp_path: Pa
     for node in identities:
         grid.contexts[node].node_config["niss-coalition"] = str(trusted)
     strategy = start(grid)
-    assert survivors(strategy) == [1, NODES - 1, NODES - 1, NODES - 1]
+    # Nor is the one upload of the first round passed on as if it were a sum.
+    assert survivors(strategy) == [0, NODES - 1, NODES - 1, NODES - 1]
     assert strategy.session.left_out == {ODD: SPOILED}
 
 
@@ -228,3 +229,34 @@ def test_a_name_that_cannot_be_encoded_is_that_nodes_failure() -> None:
 
     grid.mangle = swap
     assert survivors(start(grid, rounds=2)) == [NODES - 1, NODES - 1]
+
+
+def test_a_copy_of_another_clients_key_costs_that_one_nothing() -> None:
+    """Whoever sits beside a copy of its own key declines."""
+    relay = Relay()
+    relay.start_run(b"run", 4)
+    victim, copier = (keys.Identity.generate(_entropy(number)) for number in (1, 2))
+    stores = {one: keys.PrekeyStore() for one in (victim, copier)}
+    first, second = keys.published(stores[victim].batch(2, victim, _entropy(3)))
+    own = keys.published(stores[copier].batch(2, copier, _entropy(4)))
+
+    def copy_of(public: bytes, number: int) -> Prekey:
+        statement = keys._prekey_statement(copier.public, number, public)
+        return Prekey(number, public, copier.sign("prekey", statement))
+
+    relay.enrolled(victim.public, (first, second))
+    relay.enrolled(copier.public, (copy_of(first.public, 7), own[0], copy_of(second.public, 8), own[1]))
+    for number, (mine, theirs) in enumerate(zip((first, second), own, strict=True)):
+        seated = relay.seat(number, 0, (copier.public, victim.public), 2)
+        assert [one.prekey for one in seated] == [theirs, mine]
+        # Nor while the other one sits in a round with it.
+        relay.replenish(copier.public, (copy_of(mine.public, 9 + number),))
+        assert relay.ready(copier.public) == (number == 0)
+
+
+def test_nobody_fills_the_servers_memory_with_keys() -> None:
+    relay, identity, store = Relay(), keys.Identity.generate(_entropy(5)), keys.PrekeyStore()
+    for number in range(10):
+        relay.enrolled(identity.public, keys.published(store.batch(64, identity, _entropy(100 + number))))
+    assert len(relay._prekeys[identity.public]) == len(relay._publics) == 256
+    assert relay._prekeys[identity.public][-1].number == 639

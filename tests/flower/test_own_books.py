@@ -17,8 +17,8 @@ from flower.grid import FIRST, FakeGrid
 from flower.test_trust import NODES, ODD, PLAN, body_of, letter, start, with_folders
 from niss.accounting import LedgerFile
 from niss.errors import ConfigError, PrivacyError
-from niss.flower import Limits
-from niss.flower.limits import Budget
+from niss.flower import Limits, state
+from niss.flower.limits import Budget, Ceiling
 from niss.flower.state import ClientState, ContextStore, FolderStore, StateStore
 from niss.protocol.messages import Upload
 from niss.protocol.wire import decode
@@ -148,12 +148,12 @@ class TestLedgerAndNotesNameEachOther:
 
     def test_a_round_in_the_ledger_is_not_charged_again(self, tmp_path):
         store = a_store("folder", tmp_path)
-        ledger = store.ledger("run", "zero-out", GENEROUS, 0.0)
+        ledger = store.ledger("run", "zero-out", GENEROUS)
         ledger.charge(3, 1, {"self": (0.1, 0.1)}, {})
         with pytest.raises(PrivacyError, match="charged before"):
             ledger.charge(3, 1, {"self": (0.1, 0.1)}, {})
         ledger.charge(3, 2, {"self": (0.1, 0.1)}, {})
-        store.ledger("another", "zero-out", GENEROUS, 0.0).charge(3, 1, {"self": (0.1, 0.1)}, {})
+        store.ledger("another", "zero-out", GENEROUS).charge(3, 1, {"self": (0.1, 0.1)}, {})
 
     def test_a_folder_of_the_previous_version_goes_on_and_learns_the_names(self, tmp_path):
         home = previous_folder(tmp_path / "node")
@@ -162,7 +162,7 @@ class TestLedgerAndNotesNameEachOther:
         assert (home / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
         (run,) = store.state.proposals
         budget = Budget(1.6660305978457182, 1e-5, 0.0)
-        ledger = store.ledger(run, "zero-out", budget, 0.0)
+        ledger = store.ledger(run, "zero-out", budget)
         with pytest.raises(PrivacyError, match="charged before"):
             ledger.charge(1, 0, {"self": (0.1, 0.1)}, {})
         ledger.charge(2, 0, {"self": (0.1, 0.1)}, {})
@@ -176,13 +176,52 @@ class TestLedgerAndNotesNameEachOther:
 class TestFailuresAreSummed:
     def test_runs_that_may_fail_differently_are_added_up(self, kind, tmp_path):
         store = a_store(kind, tmp_path)
-        spend(store, "first", 0, failure=9e-7)
+        spend(store, "first", 9e-7)
         again = a_store(kind, tmp_path, store)
-        with pytest.raises(PrivacyError, match="exceed this client's delta"):
-            spend(again, "second", 0, failure=2e-7)
-        spend(again, "second", 1, failure=1e-7)
-        with pytest.raises(PrivacyError, match="exceed this client's delta"):
-            spend(a_store(kind, tmp_path, again), "third", 0, failure=1e-9)
+        with pytest.raises(PrivacyError, match="has room for 1e-06"):
+            spend(again, "second", 2e-7)
+        spend(again, "second", 1e-7)
+        with pytest.raises(PrivacyError, match="has room for 1e-06"):
+            spend(a_store(kind, tmp_path, again), "third", 1e-9)
+
+    def test_a_run_is_paid_for_when_it_is_joined_whether_it_shows_a_round_or_not(self, kind, tmp_path):
+        """Else a server would look at the graphs of many runs, and show a round of the one it likes."""
+        store = a_store(kind, tmp_path)
+        for number in range(4):
+            joined(store, f"run {number}", 2.5e-7)
+            store.save()
+        joined(store, "run 0", 2.5e-7)  # Once.
+        again = a_store(kind, tmp_path, store)
+        assert again.state.failures == pytest.approx(1e-6)
+        with pytest.raises(PrivacyError, match="may fail with probability"):
+            joined(again, "one more", 1e-8)
+        assert "one more" not in again.state.proposals
+        joined(again, "one that cannot fail", 0.0)
+
+    def test_runs_that_may_fail_are_counted_and_capped(self, kind, tmp_path, monkeypatch):
+        monkeypatch.setattr(state, "MOST_FAILING_RUNS", 2)
+        store = a_store(kind, tmp_path)
+        for number in range(5):
+            joined(store, f"cannot fail {number}", 0.0)
+        joined(store, "first", 1e-9)
+        joined(store, "second", 1e-9)
+        store.save()
+        with pytest.raises(PrivacyError, match="has joined 2 runs") as refused:
+            joined(a_store(kind, tmp_path, store), "third", 1e-9)
+        assert "new identity" in str(refused.value.hint)
+
+    def test_what_an_earlier_version_charged_round_by_round_still_counts(self, kind, tmp_path):
+        store = a_store(kind, tmp_path)
+        if kind == "context":
+            store.failures = 9e-7
+        else:
+            ledger = store.ledger("earlier", "zero-out", GENEROUS)
+            with ledger._open() as file:
+                file.charge(0, 0, {"self": (0.01, 0.01)}, {"run": "earlier", "failure": 9e-7})
+                store.state.ledger = file.head
+        store.save()
+        with pytest.raises(PrivacyError, match="has room for 1e-06"):
+            joined(a_store(kind, tmp_path, store), "later", 2e-7)
 
     def test_an_upload_pays_for_every_graph_that_was_drawn_before_it(self, kind, tmp_path):
         """At attempt 3 the server has had four graphs to choose from, each a chance for colluders."""
@@ -198,9 +237,9 @@ class TestFailuresAreSummed:
     def test_and_count_against_the_delta_that_is_pinned(self, kind, tmp_path):
         limits = Limits(epsilon=1.0, delta=5e-7)
         store = a_store(kind, tmp_path)
-        spend(store, "first", 0, failure=4e-7, ceiling=limits.ceiling_for(PLAN))
+        spend(store, "first", 4e-7, ceiling=limits.ceiling_for(PLAN))
         with pytest.raises(PrivacyError, match="its owner"):
-            spend(store, "second", 0, failure=4e-7, ceiling=limits.ceiling_for(PLAN))
+            spend(store, "second", 4e-7, ceiling=limits.ceiling_for(PLAN))
 
 
 class TestModes:
@@ -248,13 +287,13 @@ class TestNotesDoNotGrow:
         assert sizes[-1] <= sizes[100] + 16
 
     def test_with_enrolments_in_ever_new_runs(self):
-        state = ClientState()
+        notes = ClientState()
         for number in range(200):
-            state.join(f"{number:032x}", bytes(1000))
-            state.steps[f"{number:032x}"] = 1
-        kept = ClientState.from_bytes(state.to_bytes())
+            notes.join(f"{number:032x}", bytes(1000))
+            notes.steps[f"{number:032x}"] = 1
+        kept = ClientState.from_bytes(notes.to_bytes())
         assert list(kept.proposals) == [f"{number:032x}" for number in range(136, 200)]
-        assert set(kept.steps) == set(kept.proposals)
+        assert set(kept.steps) == set(kept.first_keys) == set(kept.proposals)
 
 
 def a_store(kind: str, folder: Path, before: StateStore | None = None) -> StateStore:
@@ -272,10 +311,14 @@ def a_store(kind: str, folder: Path, before: StateStore | None = None) -> StateS
     return store
 
 
-def spend(store: StateStore, run: str, round: int, **options: object) -> None:
-    failure, attempt = options.pop("failure"), options.pop("attempt", 0)
-    ledger = store.ledger(run, "zero-out", GENEROUS, failure, **options)
-    ledger.charge(round, attempt, {"self": (0.01, 0.01)}, {})
+def joined(store: StateStore, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
+    store.join(run, b"proposal", failure=failure, first_key=0, budget=GENEROUS, ceiling=ceiling)
+
+
+def spend(store: StateStore, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
+    """Join a run and answer a round of it."""
+    joined(store, run, failure, ceiling)
+    store.ledger(run, "zero-out", GENEROUS, ceiling).charge(0, 0, {"self": (0.01, 0.01)}, {})
 
 
 def previous_folder(home: Path) -> Path:

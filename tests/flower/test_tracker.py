@@ -8,18 +8,22 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FakeGrid, global_model
+from flower.test_trust import with_folders
 from niss.accounting import Plan
-from niss.flower import NissStrategy
+from niss.errors import ConfigError
+from niss.flower import Limits, NissStrategy
 from niss.flower.proposal import read_proposal
 from niss.local import Processes, Started, free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
+from niss.tracker.client import TrackerClient
 
 pytestmark = pytest.mark.skipif(
     find_spec("fastapi") is None or find_spec("uvicorn") is None,
@@ -54,9 +58,9 @@ class Service:
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith('{"url"')]
         return str(json.loads(lines[-1])["holder"])
 
-    def strategy(self) -> NissStrategy:
+    def strategy(self, plan: Plan = PLAN) -> NissStrategy:
         inner = FedAvg(fraction_evaluate=0.0)
-        return NissStrategy(inner, plan=PLAN, tracker=self.url, key=self._folder / "server.key")
+        return NissStrategy(inner, plan=plan, tracker=self.url, key=self._folder / "server.key")
 
 
 @pytest.fixture
@@ -116,4 +120,87 @@ def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
     grid.tamper = lie
     strategy.start(grid, global_model(), num_rounds=1, timeout=1)
     assert strategy.rounds[0].skipped
-    assert all("another chain" in why for why in strategy.session.left_out.values())
+    assert set(strategy.session.left_out.values()) == {"declined: the tracker cannot be used"}
+
+
+def test_an_address_of_the_servers_choice_tells_it_nothing(service, monkeypatch):
+    """Whatever is there, or is not: one reason. Before, it told a closed port from a web server from a tracker."""
+    from niss.tracker import client
+
+    monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.0)
+    reasons = set()
+    for address in (
+        f"http://127.0.0.1:{free_port()}",
+        service.url + "/somewhere",
+        service.url.replace("http", "https"),
+        "ftp://127.0.0.1",
+        "http://127.0.0.1:999999",
+        "http://[::1",
+        "nonsense",
+        service.url,  # There is a tracker, but it does not know the run.
+    ):
+        grid, strategy = FakeGrid(2), service.strategy()
+
+        def lie(message: Message, address: str = address, strategy: NissStrategy = strategy) -> Message:
+            record = message.content["niss"]
+            run = os.urandom(16)
+            proposal = replace(read_proposal(record["body"]), tracker=address, run=run)
+            record["body"], record["run"] = proposal.signed(strategy._identity), run
+            return message
+
+        grid.tamper = lie
+        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+        assert len(strategy.session.left_out) == 2
+        reasons |= set(strategy.session.left_out.values())
+    assert reasons == {"declined: the tracker cannot be used"}
+
+
+def test_a_pinned_tracker_is_the_only_one_that_is_spoken_to(service, monkeypatch):
+    asked = []
+    connect = TrackerClient.__init__
+
+    def count(self, url, *args, **named) -> None:
+        asked.append(url)
+        connect(self, url, *args, **named)
+
+    strategy = service.strategy()
+    monkeypatch.setattr(TrackerClient, "__init__", count)
+    grid = FakeGrid(4, **{"niss-tracker": "https://tracker.example:8443"})
+    for node in list(grid.contexts)[:3]:
+        grid.contexts[node].node_config["niss-tracker"] = service.url + "/"
+    strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    assert strategy.rounds[0].survivors == 3
+    assert set(asked) == {service.url}
+    (why,) = strategy.session.left_out.values()
+    assert why == "declined: the tracker of this run is not the one this node expects"
+
+
+def test_where_an_authority_is_set_the_tracker_must_speak_https(service, tmp_path):
+    grid = FakeGrid(3, **{"niss-tracker-ca": str(tmp_path / "ca.crt")})
+    strategy = service.strategy()
+    strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    assert set(strategy.session.left_out.values()) == {
+        "declined: the tracker of this run is not the one this node expects"
+    }
+    with pytest.raises(ConfigError, match="https"):
+        Limits(tracker="http://tracker.example", tracker_ca=tmp_path / "ca.crt")
+
+
+def test_runs_with_a_pinned_holder_are_paid_for_and_then_refused(service, tmp_path):
+    """A plan pays for four chains; with the fifth a server would have seen more graphs than delta allows for."""
+    plan = replace(PLAN, participations=8)
+    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    with_folders(grid, tmp_path / "nodes")
+    survivors = []
+    for _ in range(5):
+        strategy = service.strategy(plan)
+        strategy.start(grid, global_model(), num_rounds=2, timeout=1)
+        survivors += [one.survivors for one in strategy.rounds]
+    assert survivors == [6] * 8 + [0, 0]
+    why = "declined: this client's own limits or its ledger do not allow it"
+    assert set(strategy.session.left_out.values()) == {why}
+    for context in grid.contexts.values():
+        home = Path(context.node_config["niss-state"])
+        notes = json.loads((home / "notes").read_bytes())
+        assert notes["failing"] == 4
+        assert notes["failures"] == pytest.approx(0.1 * plan.delta)

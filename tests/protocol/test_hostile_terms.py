@@ -6,7 +6,6 @@ colluders and every repair the terms allow, with nothing of the package's accoun
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import fields, replace
 from typing import Any
@@ -26,8 +25,8 @@ from support.hostile import (
     assessing,
     honest_terms,
     opened_with,
-    rounded_variance,
     spoilt,
+    true_mu,
 )
 from support.protocol_round import Federation
 
@@ -52,34 +51,6 @@ def test_noise_on_a_coarser_lattice_than_the_update_is_refused(unit_variance: fl
     read = np.where(seen > 4, seen - 8, seen)
     cosine = float(read @ signs / (np.linalg.norm(read) * np.linalg.norm(signs) + 1e-300))
     pytest.fail(f"a bare update: cosine {cosine:.2f} at a charge of {federation.seats[0].charges[0][2]:.2g}")
-
-
-def true_mu(agreed: Agreed) -> float:
-    """The worst client, colluders and repair: `Delta / sqrt(1 / (Sigma^-1)_kk)`, everything in grid steps."""
-    terms, graph, step = agreed.terms, agreed.graph, 2.0**-agreed.terms.grid_bits
-    size = len(agreed.participants)
-    residual = rounded_variance(math.sqrt(terms.residual_variance) / step)
-    own = rounded_variance(math.sqrt(terms.self_variance) / step)
-    shared = np.zeros((size, size))
-    for one, other, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
-        variance = rounded_variance(math.sqrt(float(weight) * terms.unit_variance) / step)
-        shared[one, other] += variance
-        shared[other, one] += variance
-    repair = terms.mode == "repair"
-    lost = min(terms.revealed, terms.dropped, size) if repair else 0
-    least = math.inf
-    for bad in itertools.combinations(range(size), min(size - 1, COLLUDERS + lost)):
-        honest = [seat for seat in range(size) if seat not in bad]
-        known = shared[np.ix_(honest, honest)]
-        covariance = np.diag(known.sum(axis=1) + residual) - known
-        if residual == 0.0:
-            return math.inf
-        least = min(least, float(np.min(1.0 / np.diag(np.linalg.inv(covariance)))))
-    if repair:
-        # A client that is said to have dropped out: its edges are bared, its self-mask is not.
-        least = min(least, residual + own)
-    # The rounded update is no longer than the clip.
-    return terms.clip / size / step / math.sqrt(least) if least > 0.0 else math.inf
 
 
 def answered(federation: Federation, opened: RoundOpen) -> float | None:

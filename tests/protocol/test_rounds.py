@@ -50,6 +50,20 @@ def test_residual_noise_is_left_as_planned() -> None:
     assert abs(np.var(noise) / 0.08 - 1.0) < 0.06
 
 
+@pytest.mark.parametrize("mode", ["tolerate", "repair"])
+def test_a_single_upload_is_not_passed_on_as_a_sum(mode: str) -> None:
+    federation = Federation(4)
+    opened = federation.open(federation.terms(mode=mode, dropped=3, revealed=3))
+    federation.upload(opened, federation.updates(), absent=(0, 1, 3))
+    if mode == "repair":
+        federation.repair()
+    outcome = federation.server.finish()
+    assert outcome.survivors == ()
+    assert not outcome.total.any()
+    assert any("seat 2 alone uploaded" in problem for problem in outcome.problems)
+    assert outcome.liars == ()
+
+
 def test_tolerating_a_drop_leaves_its_shares_and_says_so() -> None:
     federation = Federation(8)
     outcome, exact = federation.play(federation.terms(coordinates=20_000), absent=(2,))
@@ -179,7 +193,10 @@ def test_forged_and_tampered_uploads_are_refused() -> None:
             federation.server.take_upload(lie)
     federation.server.take_upload(upload)
     federation.server.take_upload(upload)
-    assert federation.server.finish().survivors == (0,)
+    federation.server.take_upload(
+        federation.clients[2].upload(opened, federation.updates()[2], federation.entropy)
+    )
+    assert federation.server.finish().survivors == (0, 2)
 
 
 def test_a_late_upload_of_a_client_declared_dropped_is_discarded() -> None:
@@ -235,8 +252,8 @@ def test_contradictory_claims_cannot_both_gather_a_quorum() -> None:
         reveal = federation.clients[seat].reveal(resigned(federation.server, request, "request"))
         assert reveal.edges == ()
         assert reveal.pieces == ()
-    agreed = agree(opened)
-    assert 2 * agreed.quorum(5) > len(agreed.neighbours(5))
+    assert 2 * agree(opened).quorum(0) > len(opened.participants)
+    assert 2 * agree(opened).quorum(3) > len(opened.participants) + 3
 
 
 def test_prekeys_are_erased_when_the_round_is_over() -> None:

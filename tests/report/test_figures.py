@@ -34,6 +34,22 @@ def test_a_figure_is_named_themed_and_the_same_each_time(demo: Path, draw: Calla
     assert svg == draw(report)
 
 
+def test_every_colour_has_its_place_in_both_themes_and_in_the_browser() -> None:
+    from importlib.resources import files
+
+    from niss.methods import METHODS
+    from niss.report.canvas import SERIES
+    from niss.report.method_charts import MARKERS
+
+    for room, name in (("niss.report", "style.css"), ("niss.ui", "assets/style.css")):
+        style = files(room).joinpath(name).read_text()
+        for number, colour in enumerate(SERIES, start=1):
+            assert f"--series-{number}: {colour};" in style
+    assert f"used++ % {len(SERIES)}" in files("niss.ui").joinpath("assets/live.js").read_text()
+    assert len(set(SERIES)) >= sum(method.private for method in METHODS.values())
+    assert len(set(MARKERS)) >= len(METHODS)
+
+
 def test_ids_are_unique_across_both_figures_and_every_reference_has_its_target(demo: Path) -> None:
     report = read_report_input(demo)
     ids, targets = [], set()

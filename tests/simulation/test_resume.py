@@ -9,6 +9,7 @@ import pytest
 
 import niss
 from niss.accounting.ledger_file import LedgerFile
+from niss.methods import METHODS
 from niss.simulation import method_run, records
 from support.federation import small_config
 
@@ -37,10 +38,10 @@ def assert_same_run(one, other):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "central-dp", "niss"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, materials, method, moment):
-    config = small_config(methods=[{"name": method, "neighbours": 3}])
+    config = small_config(methods=[{"name": method, "neighbours": 3}], privacy={"epsilon": 8.0, "clip": 1.0})
     niss.run(config, out=tmp_path / "whole", **materials)
 
     with monkeypatch.context() as patch:

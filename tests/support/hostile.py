@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import fields
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from niss.accounting import Plan, make_terms
 from niss.accounting.protocol_rounds import Assessor
 from niss.errors import NissError
-from niss.protocol.agreement import link_of
+from niss.protocol.agreement import Agreed, link_of
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.protocol.wire import encode
 from support.protocol_round import Federation, resigned
@@ -84,6 +85,34 @@ def rounded_variance(steps: float) -> float:
     reach = np.arange(1, 12) - 0.5
     tails = np.array([math.erfc(one / (steps * math.sqrt(2.0))) if steps > 0.0 else 0.0 for one in reach])
     return min(steps**2, float(np.sum((2 * np.arange(1, 12) - 1) * tails)))
+
+
+def true_mu(agreed: Agreed) -> float:
+    """The worst client, colluders and repair: `Delta / sqrt(1 / (Sigma^-1)_kk)`, everything in grid steps."""
+    terms, graph, step = agreed.terms, agreed.graph, 2.0**-agreed.terms.grid_bits
+    size = len(agreed.participants)
+    residual = rounded_variance(math.sqrt(terms.residual_variance) / step)
+    own = rounded_variance(math.sqrt(terms.self_variance) / step)
+    shared = np.zeros((size, size))
+    for one, other, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
+        variance = rounded_variance(math.sqrt(float(weight) * terms.unit_variance) / step)
+        shared[one, other] += variance
+        shared[other, one] += variance
+    repair = terms.mode == "repair"
+    lost = min(terms.revealed, terms.dropped, size) if repair else 0
+    least = math.inf
+    for bad in itertools.combinations(range(size), min(size - 1, COLLUDERS + lost)):
+        honest = [seat for seat in range(size) if seat not in bad]
+        known = shared[np.ix_(honest, honest)]
+        covariance = np.diag(known.sum(axis=1) + residual) - known
+        if residual == 0.0:
+            return math.inf
+        least = min(least, float(np.min(1.0 / np.diag(np.linalg.inv(covariance)))))
+    if repair:
+        # A client that is said to have dropped out: its edges are bared, its self-mask is not.
+        least = min(least, residual + own)
+    # The rounded update is no longer than the clip.
+    return terms.clip / size / step / math.sqrt(least) if least > 0.0 else math.inf
 
 
 def opened_with(federation: Federation, terms: Terms) -> RoundOpen | None:

@@ -38,6 +38,7 @@ def flags(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "tls_key": None,
         "external_beacon": None,
         "external_ca": None,
+        "holder_only": False,
         "admit": None,
         "coalition": [],
         "ttl": 60.0,

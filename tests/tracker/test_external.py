@@ -20,7 +20,7 @@ def test_links_come_from_the_other_tracker(tmp_path: Path) -> None:
     (tmp_path / "holder").mkdir()
     create_keyfile(tmp_path / "tracker.key", LISTS.identity)
     with (
-        tracker_process(tmp_path / "holder", LISTS.public) as holder,
+        tracker_process(tmp_path / "holder", LISTS.public, "--holder-only") as holder,
         tracker_process(tmp_path, SERVER.public, "--external-beacon", holder.url) as lists,
         TrackerClient(lists.url, SERVER.identity, retries=0) as asking,
     ):
@@ -38,8 +38,11 @@ def test_links_come_from_the_other_tracker(tmp_path: Path) -> None:
         # Behind the lists' back, their owner spends the next link; the holder stays with its first commitment.
         with TrackerClient(holder.url, LISTS.identity) as behind:
             behind.beacon(RUN, 0, 1, bytes(64))
-        with pytest.raises(TrackerRefused, match="another commitment"):
+        with pytest.raises(TrackerRefused, match="nobody is seated"):
             asking.beacon(RUN, 0, 1, b"b" * 64)
+        again = participants_hash(asking.seat(RUN, 0, 1, count=3)) + bytes(32)
+        with pytest.raises(TrackerRefused, match="another commitment"):
+            asking.beacon(RUN, 0, 1, again)
         with (
             TrackerClient(holder.url, SERVER.identity) as stranger,
             pytest.raises(TrackerRefused, match="only the server"),

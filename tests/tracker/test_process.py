@@ -27,6 +27,7 @@ from support.protocol_round import seeded_entropy
 from tracker.harness import (
     TrackerProcess,
     member,
+    members,
     self_signed,
     tracker_process,
 )
@@ -176,17 +177,26 @@ def test_a_copied_request_is_refused_also_after_a_restart(shared: TrackerProcess
 
 
 def test_links_are_not_let_out_twice_across_restarts(shared: TrackerProcess) -> None:
+    run, many = b"links_are_not_l", members(2, "links")
+    for one in many:
+        with TrackerClient(shared.url, one.identity) as line:
+            line.register(one.batch(3))
     with TrackerClient(shared.url, SERVER.identity) as asking:
-        anchor = asking.start_run(b"links_are_not_l", 10)
-        first = asking.beacon(b"links_are_not_l", 1, 0, b"a" * 64)
+        anchor = asking.start_run(run, 10)
+
+        def seated(round_number: int, attempt: int) -> bytes:
+            return participants_hash(asking.seat(run, round_number, attempt, [one.public for one in many]))
+
+        earlier, listed = seated(0, 0), seated(1, 0)
+        first = asking.beacon(run, 1, 0, listed + bytes(32))
         shared.restart(signal.SIGKILL)
-        assert asking.start_run(b"links_are_not_l", 10) == anchor
-        assert asking.beacon(b"links_are_not_l", 1, 0, b"a" * 64) == first
-        for round_number, commitment in ((1, b"b" * 64), (0, b"a" * 64)):
+        assert asking.start_run(run, 10) == anchor
+        assert asking.beacon(run, 1, 0, listed + bytes(32)) == first
+        for round_number, commitment in ((1, listed + bytes(31) + b"b"), (0, earlier + bytes(32))):
             with pytest.raises(TrackerRefused) as refused:
-                asking.beacon(b"links_are_not_l", round_number, 0, commitment)
+                asking.beacon(run, round_number, 0, commitment)
             assert refused.value.status == 409
-        assert isinstance(asking.beacon(b"links_are_not_l", 1, 1, b"b" * 64), Beacon)
+        assert isinstance(asking.beacon(run, 1, 1, seated(1, 1) + bytes(32)), Beacon)
 
 
 def test_a_request_under_way_is_answered_before_the_tracker_ends(running: TrackerProcess) -> None:
@@ -257,24 +267,27 @@ def test_a_chunked_body_is_cut_off_too(shared: TrackerProcess) -> None:
 
 
 def test_metrics_and_logs_say_enough_and_not_too_much(running: TrackerProcess) -> None:
-    one = member(1)
-    prekeys = one.batch(2)
+    one, other = members(2)
+    prekeys = one.batch(3)
     with TrackerClient(running.url, one.identity) as line:
         line.register(prekeys)
         line.heartbeat()
+    with TrackerClient(running.url, other.identity) as line:
+        line.register(other.batch(1))
     with TrackerClient(running.url, SERVER.identity) as line:
         line.start_run(RUN, 2)
-        beacon = line.beacon(RUN, 0, 0, b"a" * 64)
+        listed = participants_hash(line.seat(RUN, 0, 0, [one.public, other.public]))
+        beacon = line.beacon(RUN, 0, 0, listed + b"a" * 32)
     raw(running, "GET", "/v1/nowhere", {})
     connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=30)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    assert "niss_tracker_clients_live 1\n" in text
+    assert "niss_tracker_clients_live 2\n" in text
     assert "niss_tracker_prekeys 2\n" in text
-    assert 'niss_tracker_requests_total{method="PUT",route="/v1/clients/me",status="200"} 1\n' in text
+    assert 'niss_tracker_requests_total{method="PUT",route="/v1/clients/me",status="200"} 2\n' in text
     assert 'route="unmatched",status="404"} 1\n' in text
-    assert 'niss_tracker_request_seconds_count{route="/v1/clients/me"} 1\n' in text
+    assert 'niss_tracker_request_seconds_count{route="/v1/clients/me"} 2\n' in text
     assert running.stop() == 0
     entries = running.entries()
     routes = {entry.get("route") for entry in entries if entry["event"] == "request"}
@@ -286,7 +299,7 @@ def test_metrics_and_logs_say_enough_and_not_too_much(running: TrackerProcess) -
         prekeys[0].signature,
         beacon.value,
         beacon.signature,
-        b"a" * 64,
+        b"a" * 32,
     ):
         assert hidden.hex() not in logged
 

@@ -140,9 +140,10 @@ def test_another_commitment_is_refused_also_after_a_crash(scene: Scene) -> None:
             scene.beacon(view, agreed, commitment=view.seats.hash + bytes(32))
         assert (refused.value.status, refused.value.field) == (409, "commitment")
         scene.crash()
+    late = scene.seat(many, 0, 1)
     scene.beacon(scene.seat(many, 1), terms(1))
     with pytest.raises(Refusal, match="link 5 was let out"):
-        scene.beacon(view, terms(0, 1), commitment=view.seats.hash + bytes(32))
+        scene.beacon(late, terms(0, 1))
 
 
 def test_a_crash_between_writing_down_and_answering_changes_nothing(scene: Scene) -> None:
@@ -176,8 +177,39 @@ def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
         scene.beacon(view, terms(), commitment=swapped + terms_hash(terms()))
 
 
-def test_a_list_the_server_keeps_itself_is_held_to_its_first_commitment(scene: Scene) -> None:
-    rounds = scene.tracker.rounds
+def test_a_link_is_let_out_for_a_seating_alone(scene: Scene) -> None:
+    """A server that skips rounds until it likes a graph would see the graphs without anybody taking part."""
+    many, rounds = members(3), scene.tracker.rounds
+    scene.enrol(many)
+    for number in range(4):
+        with pytest.raises(Refusal, match="nobody is seated") as refused:
+            rounds.beacon(SERVER.public, Attempt(RUN, number, 0), Release(bytes(64), None))
+        assert (refused.value.status, refused.value.field) == (409, "attempt")
+    assert rounds.run(RUN).highest == 0
+    view = scene.seat(many, 2)
+    with pytest.raises(Refusal, match="nobody is seated"):
+        scene.beacon(view, terms(2, 1))
+    scene.beacon(view, terms(2))
+    assert rounds.run(RUN).highest == link_of(2, 0)
+
+
+def test_a_link_is_told_again_when_its_list_has_been_erased(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteStore, "KEPT_LINKS", 1)
+    many = members(3)
+    scene.enrol(many)
+    view = scene.seat(many)
+    first = scene.beacon(view, terms())
+    scene.beacon(scene.seat(many, 3), terms(3))
+    assert scene.store.seating(RUN, link_of(0, 0)) is None
+    assert scene.beacon(view, terms()) == first
+    with pytest.raises(Refusal, match="nobody is seated"):
+        scene.beacon(view, terms(), commitment=bytes(64))
+
+
+def test_a_holder_for_another_tracker_leaves_the_lists_to_that_one(scene: Scene) -> None:
+    rounds = Tracker(scene.store, scene.identity, server=SERVER.public, lists=False).rounds
     first = rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"a" * 64, None))
     check(scene, first, b"a" * 64, 0, 0)
     with pytest.raises(Refusal, match="for another commitment"):

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from niss.errors import ConfigError
+from niss.protocol import keys
+from niss.protocol.keys import SignedPrekey
 from niss.tracker.auth import Refusal
 from niss.tracker.store import Release, Run, SeatRequest, Stock, Store, bind_identity
 from tracker.harness import Member, member, members
@@ -67,6 +69,50 @@ def test_a_batch_that_does_not_fit_changes_nothing(store: Store) -> None:
     with pytest.raises(Refusal, match="at most 4"):
         store.register(one.public, one.batch(2), expires=LATER, largest=4)
     assert store.beat(one.public, expires=LATER) == Stock(3)
+
+
+def signed_by(one: Member, number: int, public: bytes) -> SignedPrekey:
+    statement = keys._prekey_statement(one.public, number, public)
+    return SignedPrekey(number, public, one.identity.sign("prekey", statement))
+
+
+def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(store: Store) -> None:
+    victim, copier, third = members(3)
+    (original,) = batch = victim.batch(1)
+    store.register(victim.public, batch, expires=LATER, largest=9)
+    enrol(store, [copier, third], prekeys=1)
+    copy = signed_by(copier, 7, original.public)
+    for put in (store.register, store.deposit):
+        with pytest.raises(Refusal, match="another client has a prekey with this public key") as refused:
+            put(copier.public, (copy,), expires=LATER, largest=9)
+        assert refused.value.status == 409
+    assert store.beat(copier.public, expires=LATER) == Stock(1)
+    assert store.register(victim.public, batch, expires=LATER, largest=9) == Stock(1, known=1)
+    store.start_run(RUN, BEGUN)
+    store.seat(RUN, 1, asking([victim, third]), now=NOW)
+    assert store.register(copier.public, (copy,), expires=LATER, largest=9) == Stock(2, accepted=1)
+    store.leave(copier.public, now=NOW)
+    again = signed_by(third, 9, original.public)
+    assert store.register(third.public, (again,), expires=LATER, largest=9) == Stock(1, accepted=1)
+
+
+@pytest.mark.parametrize("public", [bytes(32), bytes(31) + b"\x80", b"\x01" + bytes(31)])
+def test_keys_nobody_can_agree_on_from_before_they_were_refused_are_not_handed_out(
+    open_again: Callable[[], Store], public: bytes
+) -> None:
+    """One such key in an old store made every seating of its owner fail."""
+    many, store = members(3), open_again()
+    enrol(store, many[:2])
+    bad = signed_by(many[2], 0, public)
+    many[2].batch(1)
+    store.register(many[2].public, (bad, *many[2].batch(1)), expires=LATER, largest=9)
+    store = open_again()
+    store.start_run(RUN, BEGUN)
+    seated = store.seat(RUN, 1, asking(many), now=NOW).participants()
+    assert [one.prekey.number for one in seated] == [0, 0, 1]
+    for one in seated:
+        keys.check_prekey(one.prekey, one.identity)
+    assert store.counts(now=NOW).prekeys == 4
 
 
 def test_numbers_need_not_fit_into_63_bits(store: Store) -> None:
@@ -295,3 +341,24 @@ def test_counting_and_forgetting(store: Store) -> None:
     assert (counts.registered, counts.live, counts.prekeys, counts.runs) == (1, 1, 3, 1)
     assert store.beat(old.public, expires=LATER) is None
     store.ping()
+
+
+def test_a_client_that_leaves_while_its_keys_are_deposited_stays_away(
+    open_again: Callable[[], Store], request: pytest.FixtureRequest
+) -> None:
+    """In SQLite nothing comes in between; in Redis whether it is registered is looked at with the change itself."""
+    if "redis" not in request.node.name:
+        pytest.skip("a transaction of SQLite lets nobody in")
+    store, other = open_again(), open_again()
+    one = member(0)
+    enrol(store, [one], prekeys=0)
+    sort = store._sort_batch
+
+    def interrupted(*batch: object) -> object:
+        other.leave(one.public, now=NOW)
+        return sort(*batch)
+
+    store._sort_batch = interrupted  # type: ignore[assignment, method-assign]
+    assert store.deposit(one.public, one.batch(1), expires=LATER, largest=9) is None
+    assert store.beat(one.public, expires=LATER) is None
+    assert store.counts(now=NOW).prekeys == 0

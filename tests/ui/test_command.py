@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -37,6 +39,25 @@ def test_it_prints_its_address_and_answers(tmp_path: Path) -> None:
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=20) as answer:
             assert b"Plan the noise" in answer.read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_a_connection_that_brings_no_whole_request_is_closed(tmp_path: Path) -> None:
+    soon = "from niss.tracker import serve\nserve._SILENT_SECONDS, serve._LOOK_SECONDS = 0.2, 0.05\n"
+    command = [sys.executable, "-c", soon + RUN, "--port", "0", "--no-open", "--runs", str(tmp_path)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        place = urllib.parse.urlsplit(process.stdout.readline().strip())
+        with socket.create_connection((place.hostname, place.port), timeout=60) as half_open:
+            half_open.sendall(b"GET / HT")
+            with contextlib.suppress(ConnectionResetError):
+                assert half_open.recv(4096) == b""
     finally:
         process.terminate()
         process.communicate(timeout=20)

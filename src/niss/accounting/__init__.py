@@ -2,9 +2,13 @@
 
 `plan` and `forecast` find the cheapest protection for a target; a `Plan` gives every round its noise and its cost;
 a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` says what was promised in the end, and
-`assess` what one graph and its noise would promise.
+`assess` what one graph and its noise would promise. `plan_carried` plans a run whose noise is carried from round
+to round.
 """
 
+from niss.accounting.carried import CarriedPlan, Connectivity
+from niss.accounting.carried_charges import CarriedCharges
+from niss.accounting.carried_planner import CarriedForecast, plan_carried
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
@@ -51,9 +55,13 @@ __all__ = [
     "RELATIONS",
     "Assessor",
     "Balance",
+    "CarriedCharges",
+    "CarriedForecast",
+    "CarriedPlan",
     "ChargeableLedger",
     "ClientStatement",
     "CoalitionPlan",
+    "Connectivity",
     "Group",
     "Ledger",
     "LedgerFile",
@@ -74,6 +82,7 @@ __all__ = [
     "make_terms",
     "outsider_epsilon",
     "plan",
+    "plan_carried",
     "plan_coalitions",
     "propose_round",
     "stated_delta",

@@ -7,7 +7,7 @@ terms under which it would not do are not proposed, and are refused by clients w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -27,8 +27,8 @@ FloatArray = NDArray[np.float64]
 LEAST_STEPS = 4.0
 # Of a round's mu: the most that the sampler's distance from the Gaussian may be worth, as a factor on probabilities.
 SAMPLER_SHARE = 0.01
-# Of the reserve: the most of that distance that is no factor.
-_REST_SHARE = 0.5
+# Of the reserve: how much of that distance may be no factor; the best of these is taken.
+_REST_SHARES = (0.8, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,17 @@ class Draws:
     def delta(self, promise: Promise) -> float:
         """What grid and sampler add to delta over all rounds of the promise, if all are like this one."""
         mu = gdp_mu(promise.epsilon, (1.0 - GRID_SHARE) * promise.delta)
-        rest = _REST_SHARE * promise.reserve / (1.0 + math.exp(min(promise.epsilon, 500.0)))
-        return discretisation_delta(
-            self.steps,
-            promise.rounds * self.counts,
-            aliasing=promise.rounds * self.aliasing,
-            epsilon=promise.epsilon,
-            mu=mu,
-            rest=rest,
+        most = promise.reserve / (1.0 + math.exp(min(promise.epsilon, 500.0)))
+        return min(
+            discretisation_delta(
+                self.steps,
+                promise.rounds * self.counts,
+                aliasing=promise.rounds * self.aliasing,
+                epsilon=promise.epsilon,
+                mu=mu,
+                rest=share * most,
+            )
+            for share in _REST_SHARES
         )
 
     def cost(self, promise: Promise, mu: float) -> float:
@@ -137,12 +140,21 @@ def grid_delta(plan: Plan, terms: Terms, participants: int) -> float:
     )
 
 
+def round_grid_delta(agreed: Agreed, promise: Promise) -> float:
+    """What grid and sampler add to delta in this one round, on the graph that was drawn: a client charges it."""
+    return _draws(agreed).delta(replace(promise, rounds=1))
+
+
+def _draws(agreed: Agreed) -> Draws:
+    weights, counts = np.unique(agreed.graph.weights, return_counts=True)
+    return Draws.of(agreed.terms, len(agreed.participants), weights, counts)
+
+
 def check_discretisation(agreed: Agreed, mu: float, promise: Promise) -> None:
     """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for."""
     if mu == math.inf:
         return  # Nothing is claimed, so nothing can fall short of it.
-    weights, counts = np.unique(agreed.graph.weights, return_counts=True)
-    cost = Draws.of(agreed.terms, len(agreed.participants), weights, counts).cost(promise, mu)
+    cost = _draws(agreed).cost(promise, mu)
     if not cost <= 1.0:
         raise RemoteProtocolError(
             f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",

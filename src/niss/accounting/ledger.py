@@ -8,7 +8,7 @@ total past B is refused before anything is sent, and B is the claim. The running
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,13 +35,15 @@ class ChargeableLedger(Protocol):
 class Ledger:
     """Spent privacy of every client: squared mu in the joint and the marginal view, and rounds taken part in.
 
-    `budget` holds one B_k per client, or None where nothing was promised in advance.
+    `budget` holds one B_k per client, or None where nothing was promised in advance. `history` holds the participants
+    of every round charged, in order.
     """
 
     joint_squared: FloatArray
     marginal_squared: FloatArray
     participations: NDArray[np.int64]
     budget: FloatArray | None = None
+    history: list[NDArray[np.int64]] = field(default_factory=list, kw_only=True)
 
     @classmethod
     def empty(cls, clients: int, budget: FloatArray | None = None) -> Ledger:
@@ -79,3 +81,4 @@ class Ledger:
         self.joint_squared[participants] += joint_mu**2
         self.marginal_squared[participants] += marginal_mu**2
         self.participations[participants] += 1
+        self.history.append(participants)

@@ -40,6 +40,7 @@ from niss.accounting.plans import Plan
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 from niss.methods import enough_neighbours, marginal_mu, too_sparse
+from niss.protocol.agreement import quorum_of
 from niss.protocol.messages import MODES
 from niss.views import WorstCase
 
@@ -354,6 +355,13 @@ def _require_room(plan: Plan, participants: int) -> None:
         raise PrivacyError(
             f"infeasible: {parts} of {participants} participants leave nobody to share noise with",
             hint="the collusion (or, in repair, the dropout rate) binds: lower it, or let more clients take part",
+        )
+    quorum = quorum_of(participants, plan.colluders)
+    if plan.dropped > participants - quorum:
+        raise PrivacyError(
+            f"infeasible: a repair needs the verdicts of {quorum} of {participants} participants, but {plan.dropped} "
+            "may drop out",
+            hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
         )
 
 

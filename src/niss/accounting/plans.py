@@ -38,7 +38,9 @@ class Plan:
     """How the clients of a federated run are protected.
 
     method          `fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted
-                    server adds the noise once), `niss` (noise shares that cancel)
+                    server adds the noise once), `central-dp-sampled` (and draws participants in secret),
+                    `central-mf` and `central-carried` (and correlates it over rounds), `secagg-ddg` (secure
+                    aggregation, every client adds a part of the noise), `niss` (noise shares that cancel)
     unit            what is hidden: a whole `client`, one `record`, or `nbafl`: the reading of the paper,
                     sensitivity 2 clip / d_k after many local steps, which is a heuristic and proves nothing
     relation        neighbouring inputs of the client unit: its update becomes zero (`zero-out`) or any
@@ -54,8 +56,15 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
-    rounds          rounds of the whole run, among which a server could choose those of a client; None: no more than
-                    its participations, as in a simulation, which draws each graph once
+    rounds          rounds of the whole run, for which some methods plan their noise, and of all beacon chains among
+                    which a server could choose: each of their graphs may fail the bound, shown or not; None:
+                    `participations` times `separation`
+    separation      a client that takes part in round t stays out until round t + separation
+    sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
+    threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
+    bands           of the square root of `central-mf`; None: the separation
+    carried_to_residual   variance that `central-carried` carries to the next round, in units of what stays; None:
+                    what leaves least noise in the model
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -83,6 +92,11 @@ class Plan:
     dropped: int = 0
     attempts: int = 1
     rounds: int | None = None
+    separation: int = 1
+    sampling_probability: float = 1.0
+    threshold: int | None = None
+    bands: int | None = None
+    carried_to_residual: float | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -103,10 +117,19 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in ("attempts", "participations", "rounds"):
+        for field in ("attempts", "participations", "rounds", "separation", "threshold", "bands"):
             value = getattr(self, field)
-            if value is not None and value < 1:
+            if value is not None and not value >= 1:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
+        if not 0.0 < self.sampling_probability <= 1.0:
+            raise ConfigError(
+                f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
+            )
+        carried = self.carried_to_residual
+        if carried is not None and not (math.isfinite(carried) and carried >= 0.0):
+            raise ConfigError(
+                f"must be finite and not negative, not {carried!r}", field="carried_to_residual"
+            )
         if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
             raise ConfigError(
                 f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
@@ -135,6 +158,12 @@ class Plan:
                 field="groups",
                 hint="for example groups = [[0, 1, 2], [3, 4, 5]]",
             )
+        self.kind.check(self)
+
+    @property
+    def planned_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.participations * self.separation if self.rounds is None else self.rounds
 
     @property
     def kind(self) -> Method:
@@ -218,6 +247,8 @@ class Plan:
         return np.array([known[epsilon] for epsilon in epsilons])
 
     def _round_mu_of(self, epsilon: float) -> float:
+        if (mu := self.kind.round_mu(self, epsilon)) is not None:
+            return mu
         if self.mechanism == "classical":
             sigma = gaussian_sigma(
                 epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
@@ -226,7 +257,13 @@ class Plan:
         return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
 
     def for_round(
-        self, participants: ArrayLike, *, weights: ArrayLike, records: ArrayLike, beacon: bytes
+        self,
+        participants: ArrayLike,
+        *,
+        weights: ArrayLike,
+        records: ArrayLike,
+        beacon: bytes,
+        number: int = 0,
     ) -> RoundPlan:
         """The noise of one round for these participants, and what it promises them.
 
@@ -234,6 +271,7 @@ class Plan:
         weights       p_k, with which the update of each enters the sum; one number, or one per participant
         records       d_k, likewise; public and fixed where the unit is a record
         beacon        public randomness from which the share graph follows
+        number        of the round, from 0, where the noise of rounds is not alike
         """
         members = np.asarray(participants, dtype=np.int64)
         if members.ndim != 1 or members.size == 0 or np.unique(members).size != members.size:
@@ -254,6 +292,7 @@ class Plan:
             unit_variance=shares.unit_variance,
             tau2=shares.tau2,
             opponent=shares.opponent,
+            number=number,
         )
 
 
@@ -284,6 +323,7 @@ class RoundPlan:
     tau2           distortion of the shares each receives
     scales         the factors that a multiplicative distortion drew, once they are drawn and kept
     opponent       the worst case for which tau2 was calibrated
+    number         of the round, from 0
     """
 
     plan: Plan
@@ -295,6 +335,7 @@ class RoundPlan:
     tau2: FloatArray
     scales: FloatArray | None = None
     opponent: WorstCase | None = None
+    number: int = 0
 
     def with_scales(self, scales: FloatArray | None) -> RoundPlan:
         """The same round, conditioned on the distortion factors that were drawn."""

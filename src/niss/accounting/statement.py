@@ -7,8 +7,8 @@ A statement says which view and which adversary it holds against, and says so pl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -108,6 +108,7 @@ def make_statement(
     notes: tuple[str, ...] = (),
     outsider: OutsiderClaim | None = None,
     noise_from: Literal["seed", "entropy", "clients"] = "seed",
+    noise_multipliers: Sequence[float] = (),
 ) -> Statement:
     """The statement for what `ledger` says was spent under `plan`.
 
@@ -115,6 +116,7 @@ def make_statement(
     outsider    the claim against an outsider, where one was computed; in the plan's unit and relation, or refused
     noise_from  where the noise of the run came from: a seed, the operating system's entropy in one process, or
                 clients of their own, which is no simulation
+    noise_multipliers  of the rounds that were released, for methods whose claim is about the whole run
     """
     most = int(ledger.participations.max(initial=0))
     delta = stated_delta(plan, most)
@@ -130,6 +132,10 @@ def make_statement(
         )
         for number, count in enumerate(ledger.participations)
     )
+    if (whole := plan.kind.epsilon_of_run(plan, noise_multipliers)) is not None and noise_multipliers:
+        notes = (*_known_participants(plan, clients), *notes)
+        known = whole if math.isfinite(whole) else None
+        clients = tuple(replace(client, mu_joint=None, epsilon_joint=known) for client in clients)
     taken = [client for client in clients if client.participations]
     joint = _worst([client.epsilon_joint for client in taken])
     marginal = _worst([client.epsilon_marginal for client in taken])
@@ -323,7 +329,7 @@ def _words(
         return "No privacy: updates are uploaded as they are."
     if most == 0:
         return "Nothing was uploaded, so nothing was revealed."
-    over = f"over {most} participation{'s' if most != 1 else ''}"
+    over = plan.kind.over(plan, most)
     hidden = _UNITS[plan.unit] + (f" ({_RELATIONS[plan.relation]})" if plan.unit == "client" else "")
     alone = (
         "One upload alone carries no noise."
@@ -341,6 +347,17 @@ def _words(
     return (
         f"({rounded_up(joint)}, {delta:g})-differential privacy for every client {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
+    )
+
+
+def _known_participants(plan: Plan, clients: tuple[ClientStatement, ...]) -> tuple[str, ...]:
+    """What is left of a claim that rests on a secret draw, for those who know who was drawn."""
+    known = _worst([client.epsilon_joint for client in clients if client.participations])
+    if known is None:
+        return ()
+    return (
+        f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
+        f"{rounded_up(known)} at delta = {plan.delta:g}; that is what the ledger holds.",
     )
 
 

@@ -121,6 +121,13 @@ def method_names() -> Iterable[str]:
     return METHODS
 
 
+def visible_names() -> Collection[str]:
+    """Those under which a server sees single uploads, so that there is something to attack."""
+    from niss.methods import METHODS
+
+    return [name for name, method in METHODS.items() if not method.masks_uploads]
+
+
 def distortion_names() -> Iterable[str]:
     """The distortions of shares that are registered."""
     from niss.methods import DISTORTIONS

@@ -148,7 +148,7 @@ class MethodsExperiment(SearchExperiment):
     """
 
     methods: Annotated[
-        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.method_names)
+        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.visible_names)
     ] = ("fedavg", "dp-fedavg", "niss")
     view: Annotated[
         str, Help("alone (the victim's upload) or joint (all uploads).", choices=experiment.VIEWS)
@@ -160,9 +160,7 @@ class MethodsExperiment(SearchExperiment):
 
     def check(self) -> None:
         """Refuse what cannot be used."""
-        from niss.methods import METHODS
-
-        experiment.check_names(self.methods, METHODS, "--methods")
+        experiment.check_names(self.methods, experiment.visible_names(), "--methods")
         super().check()
 
     def setting(self) -> attacks.Setting:

@@ -91,7 +91,15 @@ def simulate_round(
     keep_factors       keep the factors of the `coordinate` distortion (edges x h), which `predicted_variance` needs
     public             the plan of an earlier round, whose graph and noise are taken over, as where the graph is
                        complete and nothing else has changed
+
+    Raises ConfigError for a method under which a server sees no single upload.
     """
+    if plan.kind.masks_uploads:
+        raise ConfigError(
+            f"under {plan.method} a server sees the sum of the uploads and no single one",
+            field="method",
+            hint="attack a method whose uploads can be seen",
+        )
     size = len(updates)
     p = np.full(size, 1.0 / size) if share is None else share
     if public is None:

@@ -171,7 +171,8 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
     for name in sorted({str(entry.basis.get("method")) for entry in ledger.entries}):
         if name in METHODS and METHODS[name].trusts_server:
             notes.append(
-                f"{name}: against those who see the released models; its server sees every bare update."
+                f"{name}: against those who see the released models"
+                f"{' and know who took part' if METHODS[name].secret_draw else ''}; its server sees every bare update."
             )
     return notes
 

@@ -28,6 +28,7 @@ class TrackerOptions:
     tls_key          The certificate's private key.
     external_beacon  Another tracker, which holds the beacon chains.
     external_ca      The authority of its certificate.
+    holder_only      Only hold beacon chains, for the tracker whose key is given as the server's.
     admit            A coalition file: only its members may register.
     coalition        Only the members in this file may join that coalition.
     ttl              Seconds without a heartbeat until a client counts as gone.
@@ -47,6 +48,7 @@ class TrackerOptions:
     tls_key: Path | None = option(None, metavar="PEM")
     external_beacon: str | None = option(None, metavar="URL")
     external_ca: Path | None = option(None, metavar="PEM")
+    holder_only: bool = False
     admit: Path | None = option(None, metavar="FILE")
     coalition: list[str] | None = option(None, metavar="NAME=FILE")
     ttl: float = 600.0

@@ -96,7 +96,7 @@ class Output:
 class Method:
     """The method of `niss run`; a field is the setting of the same name in `[[methods]]`.
 
-    method      fedavg, dp-fedavg, central-dp or niss.
+    method      fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried, secagg-ddg or niss.
     tau2        Distortion of received shares: a number, or 'calibrated'.
     kappa       Strength of the shares, in units of the DP noise.
     neighbours  Unit shares each client sends.
@@ -116,7 +116,8 @@ class Method:
 class Methods:
     """The methods of `niss compare`.
 
-    methods  Comma-separated: fedavg, dp-fedavg, central-dp, niss.
+    methods  Comma-separated: fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried,
+             secagg-ddg, niss.
     """
 
     methods: tuple[str, ...] | None = option(None, choices=method_names)
@@ -265,8 +266,9 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
         for line in result.summary.get("methods", [result.summary]):
             method = METHODS.get(line["method"])
             if method is not None and method.trusts_server:
+                secret = ", and that nobody learns who took part" if method.secret_draw else ""
                 print_sentence(
-                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update."
+                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update{secret}."
                 )
     try:
         with optional_packages():

@@ -22,8 +22,12 @@ from niss.accounting import RELATIONS, Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
-from niss.protocol import MODES, Policy, load_coalition
+from niss.protocol import LINKS_PER_ROUND, MODES, Policy, load_coalition
 
+MOST_ROUNDS = 100_000
+"""Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
+STRONGEST = 1_000_000
+"""Largest kappa: beside shares much stronger than that, floats no longer tell exactly how much noise is left."""
 PREFIX = "niss-"
 """What the names of limits start with in a node's configuration."""
 
@@ -34,7 +38,7 @@ class Budget:
 
     mu             B of the privacy filter; infinite where nothing is promised
     delta          of the promise
-    delta_failure  the part of delta that pays for bounds on colluding neighbours that may fail
+    delta_failure  the part of delta that pays for bounds on colluding neighbours that may fail, and for the grid
     """
 
     mu: float
@@ -68,7 +72,8 @@ class Limits:
     uncalibrated     whether to join runs whose plan promises nothing, if no epsilon is set
     relation         what must be hidden: `zero-out` or `replace-one`
     modes            how dropouts may be handled
-    tracker_ca       certificate of the authority that signed the tracker's
+    tracker          address of the tracker; no other one is spoken to
+    tracker_ca       certificate of the authority that signed the tracker's, which must then be an address of https
 
     Raises `ConfigError` for a limit that cannot be kept.
     """
@@ -84,6 +89,7 @@ class Limits:
     delta: float | None = None
     relation: str | None = None
     modes: tuple[str, ...] | None = None
+    tracker: str | None = None
     tracker_ca: Path | None = None
     uncalibrated: bool = False
 
@@ -100,6 +106,10 @@ class Limits:
             raise ConfigError("must be set together", field="epsilon, delta", hint="set both or neither")
         if self.epsilon is not None and self.delta is not None:
             gdp_mu(self.epsilon, self.delta)  # Refuses values that are not a target.
+        if self.tracker is not None and self.tracker_ca is not None and not _is_https(self.tracker):
+            raise ConfigError(
+                "must be an address of https, since an authority for its certificate is set", field="tracker"
+            )
         for name in ("participants", "colluders", "clip"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -139,6 +149,8 @@ class Limits:
                     f"the {name} of this run is not the one this node expects",
                     hint=f"compare its key with the node's {PREFIX}{name}",
                 )
+        self._check_tracker(proposal.tracker)
+        _check_ranges(plan)
         if self.epsilon is not None and not plan.calibrated:
             raise RemoteProtocolError(
                 "a plan that sets tau2 itself promises nothing, but this node requires an epsilon"
@@ -165,6 +177,29 @@ class Limits:
         if self.modes is not None and proposal.mode not in self.modes:
             raise RemoteProtocolError(f"mode {proposal.mode!r} is not accepted by this node")
 
+    def _check_tracker(self, address: str) -> None:
+        """Refuse an address other than the node's own before anything is sent there, and one without TLS."""
+        if self.tracker is not None and address.rstrip("/") != self.tracker.rstrip("/"):
+            raise RemoteProtocolError(
+                "the tracker of this run is not the one this node expects",
+                hint=f"compare its address with the node's {PREFIX}tracker",
+            )
+        if address and self.tracker_ca is not None and not _is_https(address):
+            raise RemoteProtocolError(
+                "the tracker of this run is not the one this node expects",
+                hint=f"it must be an address of https, since the node sets {PREFIX}tracker-ca",
+            )
+
+    def failure(self, proposal: Proposal) -> float:
+        """With what probability a graph of this run may have more colluders around a client than its bound says.
+
+        That of the plan, where the owner vouches for the holder of the beacon by pinning its key, and where the plan
+        says among how many rounds a server could choose. Else the server may know every graph beforehand, and 0 counts
+        all colluders as placed after it was drawn: on a sparse graph they may be all neighbours of this client.
+        """
+        trusted = self.holder is not None and bool(proposal.tracker) and proposal.plan.rounds is not None
+        return proposal.plan.corruption.failure if trusted else 0.0
+
     def ceiling_for(self, plan: Plan) -> Ceiling | None:
         """What all runs may cost together: the owner's own target, or that of first use.
 
@@ -181,8 +216,11 @@ class Limits:
             )
         return None
 
-    def policy(self, proposal: Proposal) -> Policy:
-        """What the protocol's client enforces in each round of the run; checks the proposal first."""
+    def policy(self, proposal: Proposal, *, first_prekey: int = 0) -> Policy:
+        """What the protocol's client enforces in each round of the run; checks the proposal first.
+
+        `first_prekey` is the number of the first prekey that was made for this run.
+        """
         self.check(proposal)
         plan = proposal.plan
         trusted = None
@@ -196,7 +234,9 @@ class Limits:
             server=proposal.server,
             holder=proposal.holder,
             anchor=proposal.anchor,
-            attempts=proposal.plan.attempts,
+            rounds=plan.rounds,
+            attempts=plan.attempts,
+            first_prekey=first_prekey,
             modes=(proposal.mode,),
             trusted=trusted,
             strength=plan.kappa
@@ -215,6 +255,24 @@ class Limits:
         if self.epsilon is None or self.delta is None:
             return Budget(float(plan.budget(1)[0]), plan.delta, failing * plan.delta)
         return Budget(gdp_mu(self.epsilon, self.delta * (1.0 - failing)), self.delta, failing * self.delta)
+
+
+def _check_ranges(plan: Plan) -> None:
+    """Refuse rounds and attempts beyond what a chain of links has room for, and shares too strong to reckon with."""
+    most = {
+        "participations": MOST_ROUNDS,
+        "rounds": MOST_ROUNDS,
+        "attempts": LINKS_PER_ROUND,
+        "kappa": STRONGEST,
+    }
+    for name, limit in most.items():
+        proposed = getattr(plan, name)
+        if proposed is not None and proposed > limit:
+            raise RemoteProtocolError(f"{name} = {proposed:.3g} is proposed, but at most {limit} is possible")
+
+
+def _is_https(address: str) -> bool:
+    return address.lower().startswith("https://")
 
 
 def _path(value: Any) -> Path:
@@ -245,6 +303,7 @@ _PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(("participants", "colluders"), (int, "a whole number")),
     **dict.fromkeys(("clip", "epsilon", "delta"), (float, "a number")),
     "relation": (str, "a name"),
+    "tracker": (str, "an address"),
     "uncalibrated": (_switch, "true or false"),
     "modes": (_names, "names separated by commas"),
 }

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -38,7 +40,7 @@ from niss.flower.transport import FloatArray, Model, Reply, Request, Stage, sign
 from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
 from niss.protocol import Message as ProtocolMessage
 from niss.redaction import printable
-from niss.tracker.client import TrackerClient
+from niss.tracker.client import USELESS, TrackerClient
 
 # Flower's own logger, so that its settings decide what is shown.
 LOG = logging.getLogger("flwr")
@@ -52,6 +54,7 @@ _DOORS = ("evaluate", "query")
 """What may be opened; `train` never is, and message types of Flower's past are not known to any app that has a mod."""
 _ONLY_ROUNDS = "this client answers NISS rounds only"
 _NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
+_NO_HOLDER = "without a niss-holder of its own this node counts colluders as placed after the graph was drawn"
 _OUT_OF_ORDER = "this node cannot answer; its own log says why"
 
 
@@ -229,7 +232,12 @@ class _Exchange:
                 "the round has another number of coordinates than the model sent with it"
             )
         self._count_step()
-        client.accept(opened, os.urandom)
+        try:
+            client.accept(opened, os.urandom)
+        except RemoteProtocolError as error:
+            if proposal.plan.corruption.failure > self._limits.failure(proposal):
+                raise RemoteProtocolError(f"{error.message}; {_NO_HOLDER}", hint=error.hint) from None
+            raise
         self._accepted = client, proposal, opened
         if proposal.mode == "tolerate":
             client.close_round()  # Nothing will be asked about this round again.
@@ -242,7 +250,15 @@ class _Exchange:
         if proposal.run != self._request.run:
             raise RemoteProtocolError("the proposal belongs to another run than its message says")
         client = self._client(proposal)
-        agreed_to = self._store.state.join(self._run, self._request.body)
+        failure = self._limits.failure(proposal) * proposal.plan.attempts * self._rounds(proposal)
+        agreed_to = self._store.join(
+            self._run,
+            self._request.body,
+            failure=failure,
+            first_key=client.next_prekey,
+            budget=self._limits.budget(proposal),
+            ceiling=self._limits.ceiling_for(proposal.plan),
+        )
         if read_proposal(agreed_to) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
         self._count_step()
@@ -253,23 +269,48 @@ class _Exchange:
         LOG.info("niss: joined run %s; pinned: %s", self._run[:8], ", ".join(pinned) or "nothing")
         return Enrolment(identity.public, prekeys, pinned).signed(identity, proposal).to_bytes()
 
-    def _register(self, proposal: Proposal, prekeys: tuple[Prekey, ...]) -> None:
-        """Register keys with the tracker of the run, which must say of the run what the server says of it."""
-        with TrackerClient(proposal.tracker, self._store.identity, ca=self._limits.tracker_ca) as tracker:
+    def _rounds(self, proposal: Proposal) -> int:
+        """How many rounds the chain of the run has.
+
+        The tracker must say of the run what the server says of it; its holder signed how long the chain is.
+        """
+        most = proposal.plan.rounds or 0
+        if not proposal.tracker:
+            return most
+        with self._tracker(proposal) as tracker:
             described = tracker.describe(proposal.run)
             if (described.holder, described.anchor) != (proposal.holder, proposal.anchor):
                 raise RemoteProtocolError("the tracker has another holder or another chain for this run")
+            assert described.rounds is not None
+            if proposal.plan.rounds is not None and described.rounds > most:
+                raise RemoteProtocolError(f"the chain is for {described.rounds} rounds, the plan for {most}")
+            return described.rounds
+
+    def _register(self, proposal: Proposal, prekeys: tuple[Prekey, ...]) -> None:
+        """Register these keys with the tracker of the run, and none that were made before this client joined it."""
+        with self._tracker(proposal) as tracker:
+            tracker.leave()
             tracker.register(prekeys)
 
     def _stay_live(self, proposal: Proposal) -> None:
         """Tell the tracker that this client is still there."""
+        # The upload stands; whether this client is seated next time is the tracker's business.
+        with suppress(RemoteProtocolError), self._tracker(proposal, retries=1) as tracker:
+            tracker.heartbeat()
+
+    @contextmanager
+    def _tracker(self, proposal: Proposal, *, retries: int = 6) -> Iterator[TrackerClient]:
+        """The tracker of the run. Whatever goes wrong with it is one constant `RemoteProtocolError`.
+
+        The server chose the address, and must not learn from a reason what is there; this node's log says it.
+        """
         identity, ca = self._store.identity, self._limits.tracker_ca
         try:
-            with TrackerClient(proposal.tracker, identity, ca=ca, retries=1) as tracker:
-                tracker.heartbeat()
+            with TrackerClient(proposal.tracker, identity, ca=ca, retries=retries) as tracker:
+                yield tracker
         except NissError as error:
-            # The upload stands; whether this client is seated next time is the tracker's business.
             LOG.warning("niss: %s", _shown(error))
+            raise RemoteProtocolError(USELESS) from None
 
     def _count_step(self) -> None:
         """Count this request; saved by the protocol's client together with what it does."""
@@ -278,10 +319,13 @@ class _Exchange:
     def _client(self, proposal: Proposal) -> Client:
         """The protocol's client, which enforces the limits and charges the ledger; refuses a run beyond them."""
         self._metrics.check(proposal.metrics)
-        plan, store, failure = proposal.plan, self._store, proposal.plan.corruption.failure
-        policy = self._limits.policy(proposal)
-        budget, ceiling = self._limits.budget(proposal), self._limits.ceiling_for(plan)
-        ledger = store.ledger(self._run, plan.relation, budget, failure, ceiling)
+        plan, store, limits = proposal.plan, self._store, self._limits
+        policy = limits.policy(proposal, first_prekey=store.state.first_keys.get(self._run, 0))
+        budget, ceiling = limits.budget(proposal), limits.ceiling_for(plan)
+        ledger = store.ledger(self._run, plan.relation, budget, ceiling)
+        promise = Promise.of(plan)
+        if ceiling is not None:
+            promise = replace(promise, delta=min(plan.delta, ceiling.delta))
 
         def persist(memory: bytes) -> None:
             store.state.memory = memory
@@ -290,8 +334,8 @@ class _Exchange:
         return Client(
             store.identity,
             policy,
-            assess=_assessor(plan.relation, failure, Promise.of(plan)),
-            charge=charge_to(ledger, SELF, relation=plan.relation),
+            assess=_assessor(plan.relation, limits.failure(proposal), promise),
+            charge=charge_to(ledger, SELF, relation=plan.relation, promise=promise),
             persist=persist,
             kept=store.state.memory,
         )

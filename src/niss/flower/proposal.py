@@ -33,7 +33,9 @@ from niss.protocol import (
     verify,
 )
 
-VERSION = 1
+VERSION = 2
+# Version 1 did not say how many rounds the chain has; a client may have agreed to such a proposal, and keep it.
+_VERSIONS = (1, VERSION)
 RUN_BYTES = 16
 MOST_PREKEYS = 64
 ENROLMENT_TAG = b"niss enrolment/1"
@@ -54,7 +56,12 @@ _PLAN_FIELDS = (
     "revealed",
     "dropped",
     "attempts",
+    "rounds",
 )
+_WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds")
+_NUMBERS = ("clip", "epsilon", "delta", "kappa", "neighbours", "tau2")
+_MAY_BE_MISSING = ("tau2", "rounds")
+_SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
 _ROUNDING = 1.0 + 1e-9
@@ -115,16 +122,16 @@ def read_proposal(data: bytes) -> Proposal:
     signature, text = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
     try:
         values = json.loads(text)
-        if values["version"] != VERSION:
+        if values["version"] not in _VERSIONS:
             raise RemoteProtocolError(
                 "the proposal was made by another version of niss", hint="use the same version everywhere"
             )
         proposal = Proposal(
             **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
-            plan=_read_plan(values["plan"]),
+            plan=_read_plan({"rounds": None} | values["plan"] if values["version"] == 1 else values["plan"]),
             mode=str(values["mode"]),
-            participants=int(values["participants"]),
-            prekeys=int(values["prekeys"]),
+            participants=_whole(values["participants"]),
+            prekeys=_whole(values["prekeys"]),
             tracker=str(values["tracker"]),
             metrics=NoisyMetrics.of(**values.get("metrics", {})),
         )
@@ -159,6 +166,14 @@ def _read_plan(values: dict[str, Any]) -> Plan:
     """The plan that `plan_values` wrote; a server may have made up any other."""
     if set(values) != set(_PLAN_FIELDS):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
+    for name, value in values.items():
+        kind = int if name in _WHOLE else int | float if name in _NUMBERS else str
+        if value is None and name in _MAY_BE_MISSING:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise RemoteProtocolError(f"the plan in the proposal has no valid {name!r}")
+        if not isinstance(value, str) and not _is_sensible(value):
+            raise RemoteProtocolError(f"{name} in the proposed plan is not a number that a plan could have")
     try:
         plan = Plan(**values)
         plan_values(plan)
@@ -166,6 +181,19 @@ def _read_plan(values: dict[str, Any]) -> Plan:
     except NissError as error:
         raise RemoteProtocolError(f"the proposed plan cannot be carried out: {error.message}") from None
     return plan
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("no whole number")
+    return value
+
+
+def _is_sensible(value: Any) -> bool:
+    """Whether it is a number, and one that squares and quotients of a few such numbers do not run out of range on."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
 
 
 def _bytes(text: str, length: int) -> bytes:

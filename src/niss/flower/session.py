@@ -50,6 +50,7 @@ from niss.protocol import (
     decode,
     encode,
     fingerprint,
+    participants_hash,
 )
 from niss.redaction import printable
 from niss.tracker.client import TrackerClient
@@ -57,6 +58,8 @@ from niss.tracker.client import TrackerClient
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
 LIED = "what it revealed in the repair, or committed to, is proven false"
+# Most that are kept of one client, as many as a client itself keeps.
+_STOCK = 256
 
 
 class Relay:
@@ -73,6 +76,7 @@ class Relay:
         self._holder = Identity.generate(os.urandom)
         self._chain: BeaconChain | None = None
         self._prekeys: dict[bytes, list[Prekey]] = {}
+        self._publics: set[bytes] = set()
         self._seated: dict[int, tuple[Participant, ...]] = {}
 
     @property
@@ -85,11 +89,23 @@ class Relay:
         del run
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=os.urandom)
         self._prekeys.clear()
+        self._publics.clear()
+        self._seated.clear()
         return self._chain.anchor
 
     def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        """A client joined with these one-time keys."""
-        self._prekeys.setdefault(identity, []).extend(prekeys)
+        """A client joined with these one-time keys; of many the newest are kept.
+
+        A key that somebody handed over before is left out: whoever sat beside a copy of its own would have to decline.
+        """
+        stock = self._prekeys.setdefault(identity, [])
+        for one in prekeys:
+            if one.public not in self._publics:
+                self._publics.add(one.public)
+                stock.append(one)
+        for dropped in stock[:-_STOCK]:
+            self._publics.discard(dropped.public)
+        del stock[:-_STOCK]
 
     def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
         """One-time keys came with a client's upload."""
@@ -105,15 +121,19 @@ class Relay:
         """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
         del at_least  # Here all of them can.
         if attempt == 0 or number not in self._seated:
+            for before in self._seated.values():
+                self._publics.difference_update(one.prekey.public for one in before)
             seated = tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
             self._seated = {number: seated}
         # Nobody was told of the attempt before, so the keys are still unused.
         return self._seated[number]
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The link of this attempt at a round, once, for participants and terms that are committed to."""
+        """The link of this attempt at a round, once, for terms and those participants that were seated."""
         if self._chain is None:
             raise ProtocolError("no run has been started")
+        if not commitment.startswith(participants_hash(self._seated.get(number, ()))):
+            raise ProtocolError("a link is let out for the participants that were seated in the round alone")
         return self._chain.release(number, attempt, commitment)
 
 

@@ -13,7 +13,12 @@ how often the notes had been written. A ledger that is gone or was cut, and note
 are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
 
 A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
-marginal view, the number of charges, and the sum of the failure probabilities of all graphs that were drawn for them.
+marginal view, the number of charges, and what their grids cost in delta (with failure probabilities that an earlier
+version charged one by one).
+
+**Runs are paid for when they are joined.** A server that sees a graph before it shows it could show only those on
+which a client's bound on colluders fails. So the probability that it fails on any graph of a run's whole chain is
+added up over all runs that were joined, shown or not, and stays within the part of delta that is set aside for it.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ SELF = "self"
 """The name of the client in its own ledger."""
 _IDENTITY, _STATE = "identity.key", "notes"
 _MOST_RUNS = 64
+MOST_FAILING_RUNS = 1_000
+"""Most runs that one identity joins whose bounds on colluders may fail."""
 _START_ANEW = "use a new folder with a new identity; this one could answer a round twice, or overspend"
 # What sums of a few thousand charges may differ by from the exact value.
 _ROUNDING = 1.0 + 1e-8
@@ -60,6 +67,9 @@ class ClientState:
     steps      how many requests were answered
     saves      how often this was written
     ledger     head of the ledger after the last charge; None before the first, and in notes of version 0.1
+    failures   with what probability any bound on colluders of a run that was joined may fail, at most
+    failing    how many runs that is for
+    first_keys number of the first prekey that was made for the run
     """
 
     memory: bytes | None = None
@@ -67,21 +77,32 @@ class ClientState:
     steps: dict[str, int] = field(default_factory=dict)
     saves: int = 0
     ledger: str | None = None
+    failures: float = 0.0
+    failing: int = 0
+    first_keys: dict[str, int] = field(default_factory=dict)
 
-    def join(self, run: str, proposal: bytes) -> bytes:
+    def join(self, run: str, proposal: bytes, *, failure: float = 0.0, first_key: int = 0) -> bytes:
         """The proposal that was agreed to for a run: this one, unless it was joined before.
+
+        run        id of the run, in hex
+        proposal   as the server signed it
+        failure    with what probability a bound on colluders of any graph of the run may fail
+        first_key  number of the next prekey to be made: the run takes none from before
 
         Of many runs those joined first are forgotten, so that nobody fills the disk with them; a run that was
         forgotten counts as never joined, and its rounds stay answered in the protocol's memory.
         """
-        agreed_to = self.proposals.setdefault(run, proposal)
+        if run not in self.proposals:
+            self.proposals[run], self.first_keys[run] = proposal, first_key
+            self.failures, self.failing = self.failures + failure, self.failing + (failure > 0.0)
         for oldest in list(self.proposals)[:-_MOST_RUNS]:
             del self.proposals[oldest]
             self.steps.pop(oldest, None)
-        return agreed_to
+            self.first_keys.pop(oldest, None)
+        return self.proposals[run]
 
     def failure_of(self, run: str) -> float | None:
-        """With what probability the bound on colluders may fail on a graph of this run; None if it is not known."""
+        """With what probability the bound of one round of this run may fail, by its plan; None if it is not known."""
         if run not in self.proposals:
             return None
         return read_proposal(self.proposals[run]).plan.corruption.failure
@@ -89,6 +110,9 @@ class ClientState:
     def to_bytes(self) -> SecretBytes:
         """The state as it is kept: JSON, with bytes in base64, and runs in the order in which they were joined."""
         values = {
+            "failing": self.failing,
+            "failures": self.failures,
+            "first_keys": self.first_keys,
             "ledger": self.ledger,
             "memory": None if self.memory is None else base64.b64encode(self.memory).decode(),
             "proposals": {run: base64.b64encode(data).decode() for run, data in self.proposals.items()},
@@ -123,6 +147,9 @@ class ClientState:
                 {str(run): int(step) for run, step in values["steps"].items()},
                 int(values.get("saves", 0)),
                 None if values.get("ledger") is None else str(values["ledger"]),
+                float(values.get("failures", 0.0)),
+                int(values.get("failing", 0)),
+                {str(run): int(number) for run, number in values.get("first_keys", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
@@ -139,16 +166,46 @@ class StateStore(ABC):
         """Keep `state`; durable when this returns, as far as the place allows."""
 
     @abstractmethod
+    def spent(self, budget: Budget) -> tuple[float, float, float]:
+        """All that was charged: mu^2 of the joint view, failure probabilities, and how large these may become.
+
+        budget  what may be spent in all, where no earlier run has fixed it
+        """
+
+    def join(
+        self,
+        run: str,
+        proposal: bytes,
+        *,
+        failure: float,
+        first_key: int,
+        budget: Budget,
+        ceiling: Ceiling | None,
+    ) -> bytes:
+        """`ClientState.join`, for a run that there is room for; kept with the next `save`.
+
+        Raises `PrivacyError` where the bounds on colluders of all runs together could fail too often.
+        """
+        if run not in self.state.proposals and failure > 0.0:
+            if self.state.failing >= MOST_FAILING_RUNS:
+                raise PrivacyError(
+                    f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
+                    hint="give the node a new niss-state folder, and with it a new identity",
+                )
+            joint_squared, failures, allowed = self.spent(budget)
+            _check_failures(failures + failure, allowed)
+            _check_ceiling(ceiling, joint_squared, failures + failure)
+        return self.state.join(run, proposal, failure=failure, first_key=first_key)
+
+    @abstractmethod
     def ledger(
-        self, run: str, relation: str, budget: Budget, failure: float, ceiling: Ceiling | None = None
+        self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None
     ) -> ChargeableLedger:
         """The ledger that the rounds of a run are charged to.
 
         run       id of the run, in hex
         relation  what the run hides, `zero-out` or `replace-one`
         budget    what may be spent in all, where no earlier run has fixed it
-        failure   probability that the bound on colluding neighbours fails on one graph, which counts against delta:
-                  an upload pays for the graph of its attempt and for those of all attempts before
         ceiling   what may be spent in all, even if an earlier run fixed more
         """
 
@@ -156,21 +213,22 @@ class StateStore(ABC):
 class ContextStore(StateStore):
     """Keeps everything in the Context of a run: all there is in a simulation, and gone with the run.
 
-    spent     ledger of this one client
+    charged   ledger of this one client
     budget    what the first charge was made against; None before it
-    failures  sum of the probabilities with which bounds on colluders may have failed, over all graphs drawn
+    failures  what the grids of all rounds cost in delta, and the failure probabilities that an earlier version charged
+              round by round
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.spent, self.budget, self.failures = Ledger.empty(1), None, 0.0
+        self.charged, self.budget, self.failures = Ledger.empty(1), None, 0.0
         record: Any = context.state.config_records.get(RECORD)
         if record is None:
             self.identity, self.state = Identity.generate(os.urandom), ClientState()
             return
         self.identity = Identity(record["identity"])
         self.state = ClientState.from_bytes(record["notes"])
-        self.spent = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
+        self.charged = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
         self.budget = Budget(*record["budget"]) if record["budget"] else None
         self.failures = self._failures_before() if "failures" not in record else float(record["failures"])
 
@@ -178,7 +236,7 @@ class ContextStore(StateStore):
         """What a Context of version 0.1, which counted charges alone, has spent of delta at most."""
         plans = (read_proposal(proposal).plan for proposal in self.state.proposals.values())
         worst = max((plan.attempts * plan.corruption.failure for plan in plans), default=0.0)
-        return int(self.spent.participations[0]) * worst
+        return int(self.charged.participations[0]) * worst
 
     def save(self) -> None:
         self.state.saves += 1
@@ -186,19 +244,24 @@ class ContextStore(StateStore):
             {
                 "identity": bytes(self.identity.secret_bytes()),
                 "notes": bytes(self.state.to_bytes()),
-                "joint": float(self.spent.joint_squared[0]),
-                "marginal": float(self.spent.marginal_squared[0]),
-                "charges": int(self.spent.participations[0]),
+                "joint": float(self.charged.joint_squared[0]),
+                "marginal": float(self.charged.marginal_squared[0]),
+                "charges": int(self.charged.participations[0]),
                 "failures": self.failures,
                 "budget": [] if self.budget is None else list(astuple(self.budget)),
             }
         )
 
+    def spent(self, budget: Budget) -> tuple[float, float, float]:
+        # The first budget holds: a server cannot propose a second run to get a larger one.
+        allowed = (self.budget or budget).delta_failure
+        return float(self.charged.joint_squared[0]), self.failures + self.state.failures, allowed
+
     def ledger(
-        self, run: str, relation: str, budget: Budget, failure: float, ceiling: Ceiling | None = None
+        self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None
     ) -> ChargeableLedger:
         del run, relation
-        return _ContextLedger(self, budget, failure, ceiling)
+        return _ContextLedger(self, budget, ceiling)
 
 
 @dataclass(frozen=True)
@@ -207,21 +270,21 @@ class _ContextLedger:
 
     store: ContextStore
     budget: Budget
-    failure: float
     ceiling: Ceiling | None
 
     def charge(
         self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
     ) -> None:
-        del round, basis  # The protocol's memory knows which rounds were answered.
+        del round, attempt  # The protocol's memory knows which rounds were answered.
         store, (joint, marginal) = self.store, mus[SELF]
-        # The first budget holds: a server cannot propose a second run to get a larger one.
-        budget, failures = store.budget or self.budget, store.failures + (attempt + 1) * self.failure
-        _check_failures(failures, budget.delta_failure)
-        _check_ceiling(self.ceiling, float(store.spent.joint_squared[0]) + joint**2, failures)
-        store.spent.budget = np.array([budget.mu])
-        store.spent.charge(np.zeros(1, dtype=np.int64), np.array([joint]), np.array([marginal]))
-        store.budget, store.failures = budget, failures
+        joint_squared, failures, allowed = store.spent(self.budget)
+        grid = _grid_delta(self.budget, basis)
+        _check_failures(failures + grid, allowed)
+        _check_ceiling(self.ceiling, joint_squared + joint**2, failures + grid)
+        store.failures += grid
+        store.budget = store.budget or self.budget
+        store.charged.budget = np.array([store.budget.mu])
+        store.charged.charge(np.zeros(1, dtype=np.int64), np.array([joint]), np.array([marginal]))
         store.save()
 
 
@@ -277,10 +340,31 @@ class FolderStore(StateStore):
         path = self._folder / _STATE
         write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{_STATE}.new")
 
+    def spent(self, budget: Budget) -> tuple[float, float, float]:
+        if not self._ledger.exists():
+            return 0.0, self.state.failures, budget.delta_failure
+        return self.spent_by(LedgerFile.read(self._ledger))
+
+    def spent_by(self, ledger: LedgerFile) -> tuple[float, float, float]:
+        """`spent`, of a ledger that is open."""
+        allowed = ledger.header.delta_failure
+        charged = [self._failure_of(entry.basis) for entry in ledger.entries]
+        known = [failure for failure in charged if failure is not None]
+        # Whatever was charged before stayed within what was allowed.
+        earlier = math.fsum(known) if len(known) == len(charged) else allowed
+        return ledger.spent(SELF) ** 2, earlier + self.state.failures, allowed
+
+    def _failure_of(self, basis: Mapping[str, Any]) -> float | None:
+        """The failure probability of a single charge, from before runs were paid for as a whole; None: not known.
+
+        Version 0.1 did not write it down, but kept the proposal.
+        """
+        return float(basis["failure"]) if "failure" in basis else self.state.failure_of(str(basis.get("run")))
+
     def ledger(
-        self, run: str, relation: str, budget: Budget, failure: float, ceiling: Ceiling | None = None
+        self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None
     ) -> ChargeableLedger:
-        return _FolderLedger(self, self._ledger, run, relation, budget, failure, ceiling)
+        return _FolderLedger(self, self._ledger, run, relation, budget, ceiling)
 
 
 @dataclass(frozen=True)
@@ -292,7 +376,6 @@ class _FolderLedger:
     run: str
     relation: str
     budget: Budget
-    failure: float
     ceiling: Ceiling | None
 
     def charge(
@@ -315,22 +398,14 @@ class _FolderLedger:
                     f"{self.path} was started without a budget, so it can promise nothing",
                     hint="use a new niss-state folder, with a new identity",
                 )
-            failures = sum(self._failures_of(entry.basis) for entry in ledger.entries)
-            failures += (attempt + 1) * self.failure
-            _check_failures(failures, ledger.header.delta_failure)
-            _check_ceiling(self.ceiling, ledger.spent(SELF) ** 2 + mus[SELF][0] ** 2, failures)
-            noted = {"failure": self.failure, "notes": state.saves}
+            joint_squared, failures, allowed = self.store.spent_by(ledger)
+            grid = _grid_delta(self.budget, basis)
+            _check_failures(failures + grid, allowed)
+            _check_ceiling(self.ceiling, joint_squared + mus[SELF][0] ** 2, failures + grid)
+            noted = {"failure": grid, "notes": state.saves}
             ledger.charge(len(ledger.entries), 0, mus, {**basis, **this, **noted})
             state.ledger = ledger.head
         self.store.save()
-
-    def _failures_of(self, basis: Mapping[str, Any]) -> float:
-        """The failure probabilities of the graphs of an earlier charge, up to the one that was used.
-
-        The basis has that of one graph; version 0.1 did not write it down, but kept the proposal.
-        """
-        known = basis.get("failure", self.store.state.failure_of(str(basis.get("run"))))
-        return (int(basis.get("attempt", 0)) + 1) * (self.failure if known is None else float(known))
 
     def _open(self) -> LedgerFile:
         """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
@@ -349,16 +424,22 @@ class _FolderLedger:
         return ledger
 
 
-def _check_failures(failures: float, allowed: float) -> None:
-    """Refuse a charge whose bound on colluding neighbours may fail more often than delta has room for.
+def _grid_delta(budget: Budget, basis: Mapping[str, Any]) -> float:
+    """What the grid of a round costs in delta; nothing where nothing is promised."""
+    return float(basis.get("grid_delta", 0.0)) if math.isfinite(budget.mu) else 0.0
 
-    By the union bound, all graphs together fail with the sum of their probabilities at most. That counts graphs, not
-    uploads: a server may give up attempts until it likes the graph, and every one of them was a chance.
+
+def _check_failures(failures: float, allowed: float) -> None:
+    """Refuse runs whose bounds on colluders may fail more often, with what their grids cost, than delta has room for.
+
+    By the union bound, all graphs together fail with the sum of their probabilities at most.
     """
     if failures > allowed * _ROUNDING:
         raise PrivacyError(
-            "graphs on which the bound on colluders may fail together exceed this client's delta",
-            hint="use fewer rounds, or raise the cap on participations",
+            "the bounds on colluders of all runs that this client joined may fail with probability "
+            f"{failures:.2g}; its delta has room for {allowed:.2g}",
+            hint="plan with a smaller delta than the nodes' niss-delta, with more rounds (plan.rounds), or use new "
+            "niss-state folders with new identities",
         )
 
 

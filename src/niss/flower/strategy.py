@@ -34,6 +34,7 @@ from niss.accounting import Assessor, Plan, Promise, Statement
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
+from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
 from niss.flower.proposal import plan_values
 from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
@@ -46,7 +47,12 @@ _DEFAULT_ROUNDS = 1000
 _MOST_FAILED_ENROLMENTS = 2
 # Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
 _ATTEMPTS = 3
+# A plan pays for so many chains as long as the run's, so that clients can join that many runs under one delta.
+_CHAINS = 4
 
+_OWN_BEACON = (
+    "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
+)
 _EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
 _OWN_NOISE = "it clips or adds noise of its own, and its claim would not be the one that NISS accounts for"
 # What the names of Flower's strategies start with that need more than the mean of the updates, and why they do.
@@ -71,7 +77,8 @@ class NissStrategy(Strategy):
                    at the cost of two more messages a round
     participants   fewest participants of a round; a smaller round is skipped
     tracker        address of a tracker, with the certificate of its authority in `tracker_ca`; without one the server
-                   relays keys and holds the beacon itself
+                   relays keys and holds the beacon itself, and colluders count as placed after the graph was drawn:
+                   with few neighbours that takes far more noise
     key            key file of the server's identity, which nodes can pin; without one it is new in each run
     coalition      file with the identities that may take part
     report         file to write the statement and what happened in each round to, as JSON
@@ -122,17 +129,14 @@ class NissStrategy(Strategy):
         )
         plan = replace(plan, attempts=max(plan.attempts, _ATTEMPTS))
         # A server that holds the beacon can place colluders after it knows the graph: then all may be neighbours.
-        self.plan = plan if self._coordinator.independent else replace(plan, graph="complete")
+        self._given = plan if self._coordinator.independent else replace(plan, graph="complete")
+        self._plan_for(min(_DEFAULT_ROUNDS, plan.rounds or _DEFAULT_ROUNDS))
         self._participants = max(2, plan.colluders + 2) if participants is None else participants
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._report = None if report is None else Path(report)
         if self._report is not None and not self._report.parent.is_dir():
             raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
         self._stage_timeout = stage_timeout
-        self._assess = Assessor(
-            relation=plan.relation, failure=self.plan.corruption.failure, promise=Promise.of(self.plan)
-        )
-        self._rounds = _DEFAULT_ROUNDS
         self._sent: list[Message] = []
         self._failed_enrolments: dict[int, int] = {}
         self._begun: Session | None = None
@@ -153,7 +157,7 @@ class NissStrategy(Strategy):
         The arguments are those of `flwr.serverapp.strategy.Strategy.start`. The report is written
         even if the run fails.
         """
-        self._rounds = num_rounds
+        self._plan_for(num_rounds)
         self._begun = None
         result = Result()
         try:
@@ -163,6 +167,20 @@ class NissStrategy(Strategy):
         finally:
             self._conclude(result)
         return result
+
+    def _plan_for(self, rounds: int) -> None:
+        """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
+        planned = self._given.rounds or min(_CHAINS * rounds, MOST_ROUNDS)
+        if not rounds <= planned <= MOST_ROUNDS:
+            raise ConfigError(
+                f"a run of {rounds} rounds needs a plan for {rounds} to {MOST_ROUNDS} rounds, not {planned}",
+                field="plan.rounds",
+                hint="leave it out, or split the run",
+            )
+        self._rounds, self.plan = rounds, replace(self._given, rounds=planned)
+        self._assess = Assessor(
+            relation=self.plan.relation, failure=self.plan.corruption.failure, promise=Promise.of(self.plan)
+        )
 
     @property
     def statement(self) -> Statement:
@@ -272,7 +290,7 @@ class NissStrategy(Strategy):
         LOG.info("\t│\t├── dropouts: %s", self._mode)
         if self._metrics:
             LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
-        LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or "this server")
+        LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
         self.inner.summary()
 
     @property

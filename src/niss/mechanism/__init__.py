@@ -6,6 +6,7 @@
 from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_finite
 from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
 from niss.mechanism.grid import Grid, centred, discretisation_delta
+from niss.mechanism.sampled import poisson_epsilon, poisson_multiplier
 from niss.mechanism.shares import (
     DISTORTIONS,
     Distortion,
@@ -36,6 +37,8 @@ __all__ = [
     "gdp_epsilon",
     "gdp_mu",
     "l2_norm",
+    "poisson_epsilon",
+    "poisson_multiplier",
     "require_finite",
     "share_counts",
 ]

@@ -11,8 +11,19 @@ A new method is a file with a subclass of `Method`, and a line below.
 from __future__ import annotations
 
 from niss.errors import ConfigError
-from niss.methods.base import Method, PlainRows, Shares, UploadRows, mu_of, of_participants, server_adversary
+from niss.methods.base import (
+    Method,
+    NoiseHistory,
+    PlainRows,
+    Shares,
+    UploadRows,
+    mu_of,
+    of_participants,
+    server_adversary,
+)
+from niss.methods.central_correlated import CentralCarried, CentralMf
 from niss.methods.central_dp import CentralDp
+from niss.methods.central_dp_sampled import CentralDpSampled
 from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
 from niss.methods.dp_fedavg import DpFedAvg
 from niss.methods.fedavg import FedAvg
@@ -24,6 +35,7 @@ from niss.methods.niss import (
     marginal_variance,
     too_sparse,
 )
+from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -31,6 +43,10 @@ METHODS: dict[str, Method] = {
         FedAvg(),
         DpFedAvg(),
         CentralDp(),
+        CentralDpSampled(),
+        CentralMf(),
+        CentralCarried(),
+        SecAggDdg(),
         Niss(),
     )
 }  # fmt: skip
@@ -48,12 +64,15 @@ __all__ = [
     "METHODS",
     "Distortion",
     "Method",
+    "NoiseHistory",
     "PlainRows",
     "Shares",
     "UploadRows",
+    "discrete_mu",
     "distortion_named",
     "draw_graph",
     "enough_neighbours",
+    "enough_uploads",
     "marginal_mu",
     "marginal_variance",
     "method_named",

@@ -11,8 +11,8 @@ A new method is one file with a subclass of `Method`, and one line in `niss.meth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -87,6 +87,18 @@ class Shares:
     opponent: WorstCase | None = None
 
 
+@dataclass(frozen=True)
+class NoiseHistory:
+    """What a server needs to know of the noise of earlier rounds in order to correlate with it.
+
+    stream_of  the stream that the noise of a round (from 0) is drawn from
+    kept       noise of the latest rounds; what is missing, as after an interruption, is drawn again
+    """
+
+    stream_of: Callable[[int], SimStream]
+    kept: dict[int, FloatArray] = field(default_factory=dict)
+
+
 class Method(ABC):
     """One way of hiding updates.
 
@@ -97,7 +109,11 @@ class Method(ABC):
     adds_own_noise  whether every client hides its upload with noise of its own that nothing cancels
     shares_noise    whether clients share noise over a graph, so that it cancels in the sum
     has_protocol    whether `niss.protocol` can run it, with real keys and a real server
+    masks_uploads   whether the server sees nothing of an upload but the sum that it is part of
     settings        the fields of a plan that mean something to it and nothing to the other methods
+    samplings       how participants may be drawn, the one to fall back on first; empty: in any way
+    secret_draw     whether its epsilon holds only against those who do not learn who took part
+    whole_run       whether its noise is planned for a whole run of a known length, not for a round
     """
 
     name: ClassVar[str]
@@ -107,11 +123,18 @@ class Method(ABC):
     adds_own_noise: ClassVar[bool] = False
     shares_noise: ClassVar[bool] = False
     has_protocol: ClassVar[bool] = False
+    masks_uploads: ClassVar[bool] = False
     settings: ClassVar[frozenset[str]] = frozenset()
+    samplings: ClassVar[tuple[str, ...]] = ()
+    secret_draw: ClassVar[bool] = False
+    whole_run: ClassVar[bool] = False
 
     def uses(self, setting: str) -> bool:
         """Whether that field of a plan (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
         return setting in self.settings
+
+    def check(self, plan: Plan) -> None:  # noqa: B027
+        """Raise ConfigError where this method cannot keep such a plan."""
 
     # What runs. By default nothing is shared and nobody adds anything.
 
@@ -140,8 +163,38 @@ class Method(ABC):
         """
         return round_plan
 
-    def add_server_noise(self, total: FloatArray, round_plan: RoundPlan, stream: SimStream) -> None:  # noqa: B027
-        """Add what a trusted server adds to the sum before releasing it, in place."""
+    def add_server_noise(  # noqa: B027
+        self,
+        total: FloatArray,
+        round_plan: RoundPlan,
+        stream: SimStream,
+        history: NoiseHistory | None = None,
+    ) -> None:
+        """Add what a trusted server adds to the sum before releasing it, in place.
+
+        history  of the rounds before, where there were any
+        """
+
+    def loses(self, round_plan: RoundPlan, absent: Collection[int]) -> bool:
+        """Whether nothing comes of a round in which these seats never uploaded."""
+        return False
+
+    # What it costs. By default a target is spent in equal parts, and Gaussian rounds compose.
+
+    def round_mu(self, plan: Plan, epsilon: float) -> float | None:
+        """mu of a round under which the target holds; None: an equal part of what the target allows."""
+        return None
+
+    def planned_mu(self, plan: Plan, participants: IntArray, number: int) -> FloatArray:
+        """What round `number` (from 0) will cost each of these clients, as planned."""
+        return plan.round_mu(participants)
+
+    def epsilon_of_run(self, plan: Plan, noise_multipliers: Sequence[float]) -> float | None:
+        """Epsilon of every client over these rounds, where it is no sum over a client's participations; else None.
+
+        noise_multipliers  of the rounds that were released, see `RoundPlan.noise_multiplier`
+        """
+        return None
 
     # What it is worth, per coordinate of the uploads. By default an upload carries `own_variance` and nothing else.
 
@@ -202,6 +255,10 @@ class Method(ABC):
     def why_no_guarantee(self, plan: Plan) -> str:
         """Why there is no epsilon in the joint view, as a sentence; asked only where there is none."""
         return "Some upload carries no noise."
+
+    def over(self, plan: Plan, participations: int) -> str:
+        """What the epsilon is composed over, in words; `participations` is the most of any client."""
+        return f"over {participations} participation{'s' if participations != 1 else ''}"
 
     def caveats(self, plan: Plan) -> tuple[str, ...]:
         """What a reader of the statement has to know of this method under this plan."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niss.mechanism import add_gaussian
-from niss.methods.base import FloatArray, Method
+from niss.methods.base import FloatArray, Method, NoiseHistory
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
@@ -28,7 +28,13 @@ class CentralDp(Method):
     trusts = "the server, which sees every bare update"
     trusts_server = True
 
-    def add_server_noise(self, total: FloatArray, round_plan: RoundPlan, stream: SimStream) -> None:
+    def add_server_noise(
+        self,
+        total: FloatArray,
+        round_plan: RoundPlan,
+        stream: SimStream,
+        history: NoiseHistory | None = None,
+    ) -> None:
         add_gaussian(total, float(np.sqrt(round_plan.aggregate_variance)), stream.child("server"))
 
     def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
@@ -44,3 +50,6 @@ class CentralDp(Method):
 
     def adversary(self, plan: Plan) -> str:
         return "anyone who sees the released models; the server sees every bare update and is trusted"
+
+    def why_no_guarantee(self, plan: Plan) -> str:
+        return "The released sums carry no noise."

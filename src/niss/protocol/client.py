@@ -63,6 +63,7 @@ class Policy:
 
     participants    fewest participants of a round
     colluders       how many of them it assumes to help the server
+    rounds          rounds of the beacon chain: none from this number on is answered; None: as many as a chain has
     attempts        how often a round may be tried
     mu              most it spends on one round
     clip            largest clip it accepts
@@ -71,6 +72,8 @@ class Policy:
     modes           how dropouts may be handled
     server, holder  identities of the server and of the beacon's holder
     anchor          the end of the beacon chain
+    first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
+                    run: a graph drawn with one of them may have been looked at before it was asked
     trusted         identities it shares noise with; None: anyone with a valid signature
     """
 
@@ -85,6 +88,8 @@ class Policy:
     modes: tuple[str, ...] = MODES
     trusted: frozenset[bytes] | None = None
     strength: float | None = None
+    rounds: int | None = None
+    first_prekey: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,11 @@ class Client:
     def public(self) -> bytes:
         """The public half of the identity."""
         return self._identity.public
+
+    @property
+    def next_prekey(self) -> int:
+        """The number that the next prekey to be made will have."""
+        return self._prekeys.next_number
 
     def enrol(self, count: int, entropy: Entropy) -> tuple[Prekey, ...]:
         """`count` fresh signed prekeys to hand to the tracker or the server; of older ones the newest are kept."""
@@ -231,11 +241,12 @@ class Client:
         return self._signed("verdict", Verdict(agreed.digest, current.seat, current.verdict))
 
     def reveal(self, request: RevealRequest) -> Reveal:
-        """Give edges of dropped neighbours and pieces of surviving ones, each against a quorum of verdicts.
+        """Give edges of dropped neighbours and pieces of surviving ones, against a quorum of verdicts; nothing without.
 
-        For each neighbour the quorum is counted among that neighbour's own neighbours (`Agreed.quorum`): two survivor
-        sets cannot both reach it, so no server collects edge and piece of one client, which together would bare its
-        upload. What is given is remembered before its secrets are derived; the request repeated gets the same answer.
+        The quorum is counted among all participants (`Agreed.quorum`), of whom as many collude as this client's policy
+        says: one survivor set a round can reach it. So no server collects edge and piece of one client, which together
+        would bare its upload, nor the edges of more dropped clients than were charged, by several stories. What is
+        given is remembered before its secrets are derived; the request repeated gets the same answer.
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
@@ -248,7 +259,10 @@ class Client:
         signers = self._signers(agreed, request, agreed_set)
         secrets = PairSecrets(agreed, current.seat, self._prekeys.private(current.prekey))
         sealed = {piece.seat: piece for piece in request.pieces}
-        edges, pieces = self._choose(agreed, current, set(request.survivors), signers, set(sealed))
+        chosen: tuple[list[int], list[int]] = [], []
+        if len(signers) >= agreed.quorum(self.policy.colluders):
+            chosen = self._choose(agreed, current, set(request.survivors), set(sealed))
+        edges, pieces = chosen
         self._memory.state = following
         self._remember()
         # Only now that it is remembered what is given are the secrets themselves derived.
@@ -269,13 +283,18 @@ class Client:
     def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
         """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
 
-        Signature, replay of an attempt, too many attempts, mode, clip, number of participants, the list of them, the
-        beacon, terms that cannot be carried out, a grid on which the sum wraps.
+        Signature, replay of an attempt, too many rounds or attempts, mode, clip, number of participants, the list of
+        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps.
         """
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
         if self._memory.answered(terms.run, terms.round, terms.attempt):
             raise RemoteProtocolError(f"round {terms.round}, attempt {terms.attempt} was answered before")
+        if policy.rounds is not None and terms.round >= policy.rounds:
+            raise RemoteProtocolError(
+                f"round {terms.round} of a run that has {policy.rounds}, counted from 0",
+                hint="start a new run",
+            )
         if terms.attempt >= policy.attempts:
             raise RemoteProtocolError(
                 f"attempt {terms.attempt} of a round; this client allows only {policy.attempts}, counted from 0"
@@ -338,6 +357,10 @@ class Client:
                 raise RemoteProtocolError("a participant is not among the identities this client trusts")
         seat = identities.index(self.public)
         number, current = opened.participants[seat].prekey.number, self._memory.current
+        if number < self.policy.first_prekey:
+            raise RemoteProtocolError(
+                "this client is listed with a prekey that it made before it joined the run"
+            )
         if number not in self._prekeys or (current is not None and current.prekey == number):
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
         return seat
@@ -372,13 +395,11 @@ class Client:
         return signers
 
     def _choose(
-        self, agreed: Agreed, current: CurrentRound, survivors: set[int], signers: set[int], sealed: set[int]
+        self, agreed: Agreed, current: CurrentRound, survivors: set[int], sealed: set[int]
     ) -> tuple[list[int], list[int]]:
-        """The neighbours whose edges, and those whose pieces, are given: where a quorum agrees on which."""
+        """The neighbours whose edges, and those whose pieces, are given, once a quorum agrees on which."""
         edges, pieces = [], []
         for other in agreed.neighbours(current.seat):
-            if len(signers & set(agreed.neighbours(other))) < agreed.quorum(other):
-                continue
             if other not in survivors:
                 self._give(current, other, "edge")
                 edges.append(other)

@@ -182,6 +182,14 @@ _AGREES_ON_ZERO = frozenset(
         0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
     }
 )
+# Their spellings as bytes: X25519 ignores the highest bit and reduces modulo the field's prime.
+DEGENERATE = frozenset(
+    (spelt + high).to_bytes(32, "little")
+    for point in _AGREES_ON_ZERO
+    for spelt in (point, point + _FIELD)
+    if spelt < 2**255
+    for high in (0, 2**255)
+)
 
 
 class Identity(Secret):
@@ -260,8 +268,7 @@ def check_agreeable(public: bytes) -> None:
     Whoever sits beside such a key could not hide an update behind it and would have to decline the round; so it is
     refused wherever prekeys are taken in.
     """
-    # As X25519 reads it: without the highest bit, modulo the field's prime.
-    if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _AGREES_ON_ZERO:
+    if public in DEGENERATE:
         raise RemoteProtocolError(
             "this prekey is a degenerate key, with which no secret can be agreed on",
             hint="its owner must make another",
@@ -363,6 +370,11 @@ class PrekeyStore(Secret):
         self._privates |= privates
         self._next += count
         return tuple(signed)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next prekey to be made; all earlier ones are below it."""
+        return self._next
 
     def private(self, id: int) -> SecretBytes:
         """The private half; one erased or never made is a `LocalProtocolError`."""

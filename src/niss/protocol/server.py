@@ -21,7 +21,6 @@ that happens to drop out. Each of these is a false update, which no server that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -101,6 +100,10 @@ class _Round:
         """Note what only a liar does. `what` is one of a few texts: a liar cannot make this list long."""
         self.liars.add(seat)
         self.note(f"seat {seat} {what}; left out")
+
+
+# Fewer uploads than that are no sum.
+_LEAST_SUMMED = 2
 
 
 class Server:
@@ -186,7 +189,7 @@ class Server:
     def request_reveals(self) -> dict[int, RevealRequest]:
         """By seat, one request for each survivor that gave its verdict, with the pieces it is to open.
 
-        Each carries as few verdicts as make a quorum for all neighbours of that seat, not all of them.
+        Each carries all verdicts: how many make a quorum depends on how many colluders a client assumes.
         """
         current, following = self._step("request reveals")
         agreed = current.agreed
@@ -195,9 +198,9 @@ class Server:
             for piece in current.uploads[owner].pieces:
                 if piece.seat in sealed:
                     sealed[piece.seat].append(replace(piece, seat=owner))
+        verdicts = tuple(verdict for _, verdict in sorted(current.verdicts.items()))
         requests = {}
         for seat in current.verdicts:
-            verdicts = tuple(current.verdicts[one] for one in _signers_for(agreed, seat, current.verdicts))
             request = RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
             requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
         self.state = following
@@ -217,10 +220,17 @@ class Server:
 
         The sum of the survivors' vectors, modulo 2^modulus_bits, less the shares between survivors and dropped
         clients whose seeds were revealed, less the self-masks that could be rebuilt; then nearest to zero, as floats.
+
+        A single upload is not summed: its survivors are none. Its noise would protect it as before, but what is
+        promised to be a sum would be one client's update, passed on to whoever is given the model.
         """
         current, following = self._step("finish")
         agreed, terms = current.agreed, current.agreed.terms
         survivors = current.survivors or tuple(sorted(current.uploads))
+        if len(survivors) < _LEAST_SUMMED:
+            if survivors:
+                current.note(f"{_named(list(survivors))} alone uploaded; the sum would have been that upload")
+            survivors = ()
         vectors = (current.uploads[seat].vector for seat in survivors)
         total = sum_packed(vectors, terms.coordinates, terms.modulus_bits)
         dropped = tuple(sorted(set(range(len(agreed.participants))) - set(survivors)))
@@ -260,19 +270,6 @@ class Server:
             raise RemoteProtocolError("the message comes from a seat that this round does not have")
         verify(participants[message.seat].identity, purpose, signed_part(message), message.signature)
         return current, following
-
-
-def _signers_for(agreed: Agreed, seat: int, verdicts: Collection[int]) -> list[int]:
-    """Seats whose verdicts make a quorum, where there is one, among the neighbours of each neighbour of `seat`.
-
-    Greedy, lowest seats first, counting those already chosen for another neighbour: few, not the fewest.
-    """
-    chosen: set[int] = set()
-    for other in agreed.neighbours(seat):
-        willing = {one for one in agreed.neighbours(other) if one in verdicts}
-        missing = agreed.quorum(other) - len(willing & chosen)
-        chosen.update(sorted(willing - chosen)[: max(missing, 0)])
-    return sorted(chosen)
 
 
 def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[int]) -> tuple[int, float]:

@@ -33,8 +33,11 @@ from niss.report.templates import render
 INK = "#1c1c1f"
 RULE = "#d3d3d8"
 QUIET = "#7d7d86"
-# Without Okabe and Ito's yellow, which is lost on white; the unprotected baseline takes the ink.
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Without Okabe and Ito's yellow, which is lost on white, and with four more for long comparisons; the unprotected
+# baseline takes the ink.
+SERIES = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fb5", "#8a5a2c", "#5f7400", "#b3003c",
+)  # fmt: skip
 
 # The colours as drawn, and what stands for them in the page.
 THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {

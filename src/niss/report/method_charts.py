@@ -44,7 +44,7 @@ LINE_STYLES: tuple[LineStyle, ...] = (
     (0, (6, 1.5, 1.2, 1.5)),
     (0, (3, 1.2)),
 )
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9

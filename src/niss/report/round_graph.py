@@ -174,10 +174,10 @@ def _participations(config: Mapping[str, Any]) -> int:
         return 1
     if privacy.get("participations") is not None:
         return int(privacy["participations"])
-    if training.get("sampling") == "shuffled":
+    if training.get("sampling") in ("shuffled", "cyclic"):
         cohorts = int(config["data"]["clients"]) // int(training["participants"])
         return -(-rounds // cohorts)
-    return rounds
+    return -(-rounds // int(training.get("separation") or 1))
 
 
 def _dropped(

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,9 +21,10 @@ from niss.accounting.plans import UNITS
 from niss.errors import ConfigError
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
-from niss.methods import DISTORTIONS, METHODS, Distortion, Method
+from niss.methods import DISTORTIONS, METHODS, Distortion, Method, enough_uploads
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.simulation.config_checks import check_consistency
+from niss.simulation.sampling import Sampling, separation_of
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""
@@ -91,8 +92,10 @@ class TrainingConfig(_Section):
     """How clients are chosen and what they do with their data.
 
     participants   Clients in a round.
-    sampling       `shuffled`: dealt out in whole cohorts, so that all take part equally often. `uniform`: a
-                   fresh random set each round.
+    sampling       `shuffled`: dealt out in whole cohorts, so that all take part equally often. `cyclic`: the
+                   same cohorts again and again. `uniform`: a fresh random set each round. `poisson`: each
+                   client on its own. A method that needs another kind draws its own participants.
+    separation     Fewest rounds from one participation of a client to its next, with `cyclic` or `uniform`.
     epochs         Local epochs; the `record` unit takes 1, one step a round.
     batch_size     Local batch size.
     learning_rate  Local learning rate.
@@ -108,7 +111,8 @@ class TrainingConfig(_Section):
     """
 
     participants: Annotated[int, Field(ge=2)] = 200
-    sampling: Literal["shuffled", "uniform"] = "shuffled"
+    sampling: Sampling = "shuffled"
+    separation: Count | None = None
     epochs: Count = 5
     batch_size: Count = 10
     learning_rate: Positive = 0.1
@@ -168,6 +172,10 @@ class MethodConfig(_Section):
     distortion  How received shares are changed: `additive` (fresh noise), or by a factor for each share
                 (`scalar`, the paper's letter) or coordinate.
     tau2        Size of the distortion; `calibrated`: the least that keeps the target in the joint view.
+    threshold   Fewest uploads of which `secagg-ddg` opens a sum; none: such that one round in a million is
+                lost at the dropout rate of the protocol.
+    bands       Bands of the square root of `central-mf`; none: the separation of the clients.
+    carried_to_residual  Variance that `central-carried` carries over, in units of what stays; none: the best.
     """
 
     name: MethodName = "niss"
@@ -178,6 +186,9 @@ class MethodConfig(_Section):
     groups: tuple[tuple[int, ...], ...] = ()
     distortion: DistortionName = "additive"
     tau2: Literal["calibrated"] | NotNegative | tuple[NotNegative, ...] = "calibrated"
+    threshold: Count | None = None
+    bands: Count | None = None
+    carried_to_residual: NotNegative | None = None
 
     @property
     def title(self) -> str:
@@ -248,18 +259,41 @@ class Config(_Section):
 
     @property
     def participations(self) -> int:
-        """The rounds over which a client's target is composed."""
-        return 1 if self.privacy.scope == "round" else self.most_participations
+        """The rounds over which a client's target is composed, where participants are drawn as in `training`."""
+        return self._composed(self.training.sampling)
 
     @property
     def most_participations(self) -> int:
-        """The most rounds one client can take part in."""
+        """The most rounds one client can take part in, likewise."""
+        return self.most_participations_by(self.training.sampling)
+
+    def _composed(self, sampling: Sampling) -> int:
+        return 1 if self.privacy.scope == "round" else self.most_participations_by(sampling)
+
+    def most_participations_by(self, sampling: Sampling) -> int:
+        """The most rounds one client can take part in, with participants drawn like that."""
         if self.privacy.scope == "training" and self.privacy.participations is not None:
             return self.privacy.participations
-        if self.training.sampling == "shuffled":
+        if sampling == "shuffled":
             cohorts = self.data.clients // self.training.participants
             return -(-self.rounds // cohorts)
-        return self.rounds
+        return -(-self.rounds // self.separation_by(sampling))
+
+    def sampling_of(self, method: MethodConfig) -> Sampling:
+        """How the participants of this method are drawn: as in `training`, unless its claim needs another way."""
+        allowed = method.kind.samplings
+        if not allowed or self.training.sampling in allowed:
+            return self.training.sampling
+        return cast(Sampling, allowed[0])
+
+    def separation_by(self, sampling: Sampling) -> int:
+        """How many rounds after a participation a client may take part again, with participants drawn like that."""
+        return separation_of(
+            sampling,
+            clients=self.data.clients,
+            participants=self.training.participants,
+            least=self.training.separation,
+        )
 
     def plan(self, method: MethodConfig) -> Plan:
         """The plan that protects the clients when this method runs.
@@ -269,15 +303,22 @@ class Config(_Section):
         record = self.privacy.unit == "record"
         # A round of the protocol may draw its graph again; delta pays for every draw.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
+        sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
+        if threshold is None and method.kind.uses("threshold"):
+            threshold = enough_uploads(size, self.protocol.dropout)
         return Plan(
             **_plan_fields(self.privacy)
             | _plan_fields(method)
             | {
                 "method": method.name,
-                "participations": self.participations,
+                "participations": self._composed(sampling),
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "attempts": LINKS_PER_ROUND if redrawn else 1,
+                "rounds": self.rounds if method.kind.whole_run else None,
+                "separation": self.separation_by(sampling),
+                "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,
+                "threshold": threshold,
             }
         )
 

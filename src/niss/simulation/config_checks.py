@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from niss.errors import ConfigError
+
 if TYPE_CHECKING:
     from niss.simulation.config import Config, MethodConfig
 
@@ -40,6 +42,7 @@ def _check_training(config: Config) -> None:
         raise ValueError(
             "training.epochs: the record unit takes one local step a round; set it to 1 and raise rounds"
         )
+    _check_sampling(config)
     if privacy.mechanism == "classical" and not privacy.allow_invalid:
         largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
         if largest >= 1.0:
@@ -47,6 +50,34 @@ def _check_training(config: Config) -> None:
                 f"privacy.mechanism: classical is proved only for epsilon < 1, not {largest:g}; use analytic, or "
                 "allow_invalid = true to reproduce the paper without a guarantee"
             )
+
+
+def _check_sampling(config: Config) -> None:
+    """Whether participants can be drawn like that, and rest as long as they should."""
+    training, clients = config.training, config.data.clients
+    for sampling in {training.sampling, *(config.sampling_of(method) for method in config.methods)}:
+        if sampling == "cyclic" and clients % training.participants:
+            raise ValueError(
+                f"training.participants: {clients} clients do not make whole cohorts of {training.participants}, which "
+                "take part in turn; choose a number that divides them"
+            )
+        if sampling == "poisson" and training.weights != "equal":
+            raise ValueError(
+                "training.weights: with poisson sampling a weight may not depend on who else takes part; use equal"
+            )
+    least = training.separation
+    if least is None:
+        return
+    if training.sampling not in ("cyclic", "uniform"):
+        raise ValueError(
+            f"training.separation: {training.sampling} sampling may choose a client again in the next round; use "
+            "sampling = 'cyclic' or 'uniform'"
+        )
+    if least * training.participants > clients:
+        raise ValueError(
+            f"training.separation: {least} cohorts of {training.participants} in a row are more than {clients} "
+            f"clients; ask for at most {clients // training.participants}"
+        )
 
 
 def _check_titles(methods: tuple[MethodConfig, ...]) -> None:
@@ -78,6 +109,47 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         )
     if method.graph == "coalition" and not method.groups:
         raise ValueError("methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]")
+    _check_whole_run(config, method)
+    try:
+        config.plan(method)
+    except ConfigError as error:
+        raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None
+    _check_threshold(config, method)
+
+
+def _check_whole_run(config: Config, method: MethodConfig) -> None:
+    """Methods that plan their noise for all rounds promise nothing for one of them alone."""
+    privacy = config.privacy
+    if method.kind.whole_run and privacy.scope != "training":
+        raise ValueError(
+            f"privacy.scope: the claim of {method.name} is about the whole training; use scope = 'training'"
+        )
+    if method.kind.secret_draw and privacy.participations is not None:
+        raise ValueError(
+            f"privacy.participations: a cap would make the secret draw of {method.name} depend on the past; leave it "
+            "out"
+        )
+    least = config.training.separation
+    if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:
+        raise ValueError(
+            f"training.separation: {method.name} gains nothing from clients that may return at once; set it, or use "
+            "sampling = 'cyclic'"
+        )
+
+
+def _check_threshold(config: Config, method: MethodConfig) -> None:
+    """A sum that is opened must hold the noise of someone honest."""
+    threshold, colluders = config.plan(method).threshold, config.privacy.colluders
+    if method.kind.uses("threshold") and threshold is not None:
+        if threshold > config.training.participants:
+            raise ValueError(
+                f"methods.threshold: {threshold} uploads of {config.training.participants} participants; lower it"
+            )
+        if threshold <= colluders:
+            raise ValueError(
+                f"methods.threshold: {colluders} colluders among {threshold} uploads leave nobody whose noise is "
+                "unknown; assume fewer, or ask for more uploads"
+            )
 
 
 def _check_protocol(config: Config) -> None:

@@ -182,10 +182,12 @@ def recorded(
     if folder is None:
         yield RecordedLedger(*spent, rounds=rounds)
         return
+    history: list[NDArray[np.int64]] = []
     path = folder / LEDGER
     if rounds:
         _rewind_ledger(path, rounds)
         file = LedgerFile.open(path)
+        history = [np.array(sorted(map(int, entry.mus)), dtype=np.int64) for entry in file.entries]
     else:
         path.unlink(missing_ok=True)
         count = ledger.participations.size
@@ -201,7 +203,7 @@ def recorded(
             delta_failure=delta - plan.gaussian_delta,
         )
     with file:
-        yield RecordedLedger(*spent, file=file, rounds=rounds, basis=charge_basis(plan))
+        yield RecordedLedger(*spent, history=history, file=file, rounds=rounds, basis=charge_basis(plan))
 
 
 def charge_basis(plan: Plan) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run in one JSON object, as in result.json; variances and tau2 are means over the rounds."""
+        """The run in one JSON object, as in result.json; variances and tau2 are means over the rounds released."""
         settings, statement, method = self.settings, self.statement, self.settings.kind
         return {
             "label": settings.title,
@@ -98,7 +98,8 @@ class RunResult:
         }
 
     def _mean(self, name: str) -> float:
-        return float(np.mean([line[name] for line in self.metrics]))
+        released = [line for line in self.metrics if not line.get("lost")]
+        return float(np.mean([line[name] for line in released or self.metrics]))
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,14 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
         notes=caveats,
         outsider=_outsider(federation, metrics),
         noise_from="seed" if federation.exchange is None else "entropy",
+        noise_multipliers=_released_multipliers(metrics, plan),
     )
+
+
+def _released_multipliers(metrics: Metrics, plan: Plan) -> list[float]:
+    """Deviation of the noise over the sensitivity, for every round whose sum was released."""
+    mus = [_outsider_mu(line, stated_relation(plan)) for line in metrics if not line.get("lost")]
+    return [1.0 / mu for mu in mus if mu > 0.0]
 
 
 def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
@@ -175,23 +183,26 @@ def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
 
     In a sum of shares that were multiplied by random factors the noise has the predicted variance but is no Gaussian.
     """
-    config, plan = federation.config, federation.plan
+    config, plan, sampling = federation.config, federation.plan, federation.sampling
     multiplied = plan.kind.uses("distortion") and distortion_named(plan.distortion).multiplies and plan.tau2
-    if not plan.private or plan.heuristic or multiplied:
+    # A claim that is made for the whole run is an outsider's already.
+    if not plan.private or plan.heuristic or multiplied or plan.kind.whole_run:
         return None
     relation = stated_relation(plan)
-    # Without a budget nothing caps how often a client is drawn, except that cohorts are dealt out in turn.
-    shuffled = config.training.sampling == "shuffled"
-    capped = shuffled or (plan.calibrated and config.privacy.scope == "training")
+    # Draws that depend on the past are not credited; clients are then dealt out in turn, more or less.
+    in_turn = sampling in ("shuffled", "cyclic") or plan.separation > 1
+    # Without a budget nothing else caps how often a client is drawn.
+    capped = in_turn or (plan.calibrated and config.privacy.scope == "training")
+    mus = [_outsider_mu(line, relation) for line in metrics if not line.get("lost")]
     return outsider_epsilon(
-        mus=[_outsider_mu(line, relation) for line in metrics],
+        mus=mus,
         unit=plan.unit,
         relation=relation,
-        sampling=config.training.sampling,
+        sampling="shuffled" if in_turn else sampling,
         clients=config.data.clients,
         participants=config.training.participants,
         delta=plan.delta,
-        participations=min(config.most_participations, len(metrics)) if capped else None,
+        participations=min(config.most_participations_by(sampling), len(mus)) if capped else None,
         alike=config.training.weights == "equal" and _same_noise(plan),
     )
 
@@ -219,6 +230,11 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
     if dropped := sum(line["dropped"] for line in metrics):
         lied = "; every round is charged as if the server had lied about it" if sharing else ""
         caveats.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
+    if lost := sum(bool(line.get("lost")) for line in metrics):
+        caveats.append(
+            f"{_counted(lost, 'round')} {_was(lost)} lost: fewer uploads arrived than the threshold asks for. "
+            "They are charged all the same."
+        )
     if noisy := sum(not line.get("exact", True) for line in metrics):
         caveats.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
     if again := sum(line.get("attempts", 1) - 1 for line in metrics):

@@ -23,11 +23,12 @@ from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
-from niss.methods import mu_of
+from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
+from niss.simulation.sampling import Sampling, aggregation_weights, choose_participants
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads
 
@@ -44,6 +45,7 @@ class Federation:
     materials  the clients with their data, the test data, the model
     trainer    trains clients and evaluates models
     stream     every random number of a simulated run
+    history    what a trusted server remembers of its noise
     exchange   the parties of the real protocol; None where the exchange is simulated
     """
 
@@ -52,6 +54,7 @@ class Federation:
     materials: Materials
     trainer: Trainer
     stream: SimStream
+    history: NoiseHistory
     exchange: ProtocolExchange | None
 
     @classmethod
@@ -69,7 +72,14 @@ class Federation:
                 grid_bits=settings.grid_bits,
                 modulus_bits=settings.modulus_bits,
             )
-        return cls(config, plan, materials, trainer, SimStream(config.seed), exchange)
+        stream = SimStream(config.seed)
+        history = NoiseHistory(lambda number: stream.child("round", number).child("noise"))
+        return cls(config, plan, materials, trainer, stream, history, exchange)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How participants are drawn."""
+        return self.config.sampling_of(self.config.methods[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +100,7 @@ class RoundResult:
     marginal_mu         most that it cost a client whose upload is looked at alone
     outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     balance             how unequally shares were received, where they were
+    lost                too few uploads arrived, and nothing was released
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
     grid_delta          what rounding and the sampler add to delta
     public              the beacon and what it was let out for, from which the graph follows
@@ -109,6 +120,7 @@ class RoundResult:
     marginal_mu: float
     outsider_mu: float
     balance: Balance | None = None
+    lost: bool = False
     attempts: int | None = None
     grid_delta: float | None = None
     public: dict[str, str] | None = None
@@ -130,6 +142,8 @@ class RoundResult:
             "mu_outsider": self.outsider_mu,
             "balance": None if self.balance is None else asdict(self.balance),
         }
+        if self.lost:
+            line["lost"] = True
         # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
         if self.dropped or self.public is not None:
             line["exact"] = self.exact
@@ -151,27 +165,42 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
     stream = federation.stream.child("round", number)
 
     # 1. The server invites clients whose budget has room for one more round.
-    everyone = np.arange(len(clients))
+    everyone, sampling, size = np.arange(len(clients)), federation.sampling, config.training.participants
     participants = choose_participants(
         number,
-        sampling=config.training.sampling,
-        size=config.training.participants,
-        eligible=ledger.room(everyone, plan.round_mu(everyone)),
+        sampling=sampling,
+        size=size,
+        eligible=ledger.room(everyone, plan.kind.planned_mu(plan, everyone, number)),
         stream=federation.stream.child("participants"),
+        resting=ledger.history[max(len(ledger.history) - plan.separation + 1, 0) :],
     )
-    if participants.size < 2:
+    # Where a secret draw finds nobody, noise is released: someone stands in whose update counts nothing.
+    nobody = plan.kind.secret_draw and participants.size == 0
+    if nobody:
+        participants = everyone[:1]
+    elif participants.size < 2 and not plan.kind.secret_draw:
+        few = "were drawn" if sampling == "poisson" else "have budget left"
         raise PrivacyError(
-            f"round {number + 1}: only {participants.size} clients have budget left",
+            f"round {number + 1}: only {participants.size} clients {few}",
             hint="use fewer rounds, a larger epsilon or a higher privacy.participations",
         )
 
     # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
     sizes = clients.sizes[participants]
-    client_weights = aggregation_weights(sizes, rule=config.training.weights, cap=config.training.size_cap)
+    client_weights = aggregation_weights(
+        sizes,
+        rule=config.training.weights,
+        cap=config.training.size_cap,
+        expected=size if sampling == "poisson" else None,
+    )
     round_plan = None
     if federation.exchange is None:  # else its parties agree on both
         beacon = stream.child("beacon").generator().bytes(32)
-        round_plan = plan.for_round(participants, weights=client_weights, records=sizes, beacon=beacon)
+        round_plan = plan.for_round(
+            participants, weights=client_weights, records=sizes, beacon=beacon, number=number
+        )
+    if nobody:
+        client_weights = np.zeros(1)
 
     # 3. Every client trains on its own data: these jobs are done before the second half.
     jobs = [
@@ -252,9 +281,12 @@ class OpenRound:
         self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
         # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
-        method.add_server_noise(total, plan, noise)
+        method.add_server_noise(total, plan, noise, self.federation.history)
 
         predicted = method.left_over_variance(plan, absent, repaired=edges is not None)
+        lost = method.loses(plan, absent)
+        if lost:
+            total, without_noise, predicted = np.zeros_like(total), np.zeros_like(total), 0.0
         result = RoundResult(
             number=self.number + 1,
             weights=self.weights,  # not moved yet
@@ -268,9 +300,11 @@ class OpenRound:
             marginal_mu=float(plan.marginal_mu.max()),
             outsider_mu=plan.outsider_mu(predicted),
             balance=plan.balance(),
+            lost=lost,
         )
-        # Those who are left stand for all: dividing by their weight instead is post-processing.
-        if absent:
+        # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
+        # tell how many were drawn in secret, nor where noise is taken out again in another round.
+        if absent and not lost and self.federation.sampling != "poisson" and not method.whole_run:
             total *= self.client_weights.sum() / self.client_weights[here].sum()
         return total, result
 
@@ -306,40 +340,6 @@ class OpenRound:
             public=exchanged.public,
         )
         return total * (size / max(len(survivors), 1)), result
-
-
-def choose_participants(
-    number: int, *, sampling: str, size: int, eligible: NDArray[np.bool_], stream: SimStream
-) -> IntArray:
-    """The participants of round `number` (counted from 0), in ascending order.
-
-    `shuffled`: clients are shuffled and dealt out in whole cohorts, then shuffled anew, so that all take
-    part equally often. `uniform`: a fresh random set each round, as in the paper. Clients that are not
-    eligible, because their budget is spent, stay out.
-    """
-    clients = eligible.size
-    if sampling == "shuffled":
-        cohorts = clients // size
-        shuffle, place = divmod(number, cohorts)
-        order = stream.child("shuffle", shuffle).generator().permutation(clients)
-        chosen = order[place * size : (place + 1) * size]
-        chosen = chosen[eligible[chosen]]
-    else:
-        pool = np.flatnonzero(eligible)
-        chosen = stream.child("uniform", number).generator().permutation(pool)[:size]
-    return np.sort(chosen).astype(np.int64)
-
-
-def aggregation_weights(sizes: IntArray, *, rule: str, cap: int | None) -> FloatArray:
-    """`p_k` of the participants: equal, or in proportion to declared dataset sizes, capped.
-
-    Both are public and fixed before anything is uploaded; a weight that depended on private sizes would
-    leak through everybody's upload.
-    """
-    if rule == "equal":
-        return np.full(sizes.size, 1.0 / sizes.size)
-    declared = np.minimum(sizes, cap) if cap is not None else sizes
-    return np.asarray(declared / declared.sum(), dtype=np.float64)
 
 
 def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:

@@ -193,7 +193,7 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
     def beacon(request: Request, attempt: schema.AttemptPath, body: schema.CommitmentBody) -> Response:
         """The server commits to list and terms, and gets the link of this attempt: once, for this commitment.
 
-        Where the attempt was seated here, the commitment must be to that list. No link is let out below another.
+        The attempt must be seated, and the commitment be to that list. No link is let out below another.
         """
         caller = tracker.admit(_signed(tracker, request))
         wanted = Release(bytes.fromhex(body.commitment), body.neighbours)

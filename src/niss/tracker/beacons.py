@@ -5,7 +5,8 @@ only the identity can make and that never leaves this file, hashed. So a restart
 reads the store learns no link.
 
 With `ExternalChains` this tracker only keeps the lists. The two can then be run by different people, and whoever draws
-up the lists cannot know a link beforehand. The other tracker is started with this one's key as its --server-key.
+up the lists cannot know a link beforehand. The other tracker is started with this one's key as its --server-key, and
+with --holder-only: the lists are kept here.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 8.0
 _LARGEST_ANSWER = 1 << 24
 _AGAIN = (429, 502, 503, 504)
+USELESS = "the tracker cannot be used"
+"""All that a server is told by a client for which a tracker was of no use."""
 T = TypeVar("T")
 
 
@@ -45,9 +47,7 @@ class TrackerTrouble(RemoteProtocolError):
 
     def __init__(self, detail: str, *, hint: str | None) -> None:
         self.detail, self.advice = printable(detail), hint
-        super().__init__(
-            "the tracker cannot be used", hint=self.detail if hint is None else f"{self.detail}; {hint}"
-        )
+        super().__init__(USELESS, hint=self.detail if hint is None else f"{self.detail}; {hint}")
 
 
 class TrackerUnavailable(TrackerTrouble):

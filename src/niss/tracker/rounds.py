@@ -1,7 +1,8 @@
 """Runs and rounds: seats first, then the beacon, and never the other way round.
 
-Nobody joins an attempt once it is seated. A link is written down as let out before anyone sees it, and where the
-tracker seated an attempt its link is let out for that list alone.
+Nobody joins an attempt once it is seated. A link is written down as let out before anyone sees it, and it is let out
+for the list that was seated alone: a server that skips a round does not see its graph. Only a tracker that holds chains
+for another one leaves the lists to that one.
 
 A seating never changes once it is made, nor does a release; so both are prepared once as the JSON that is sent and
 cached, as few large objects: a tracker that holds a hundred thousand seats must not pause to look through all of them
@@ -170,6 +171,7 @@ class Rounds:
     server    the public key of the one identity that may open rounds
     clock     wall time in seconds, to tell who is live
     entropy   a source of random bytes, for the salt of each chain
+    lists     whether attempts are seated here; False: the server is another tracker, which seats them
     """
 
     store: Store
@@ -178,6 +180,7 @@ class Rounds:
     server: bytes
     clock: Callable[[], float]
     entropy: Entropy
+    lists: bool = True
 
     def __post_init__(self) -> None:
         self._cache, self._making = RoundCache(), threading.Lock()
@@ -247,12 +250,19 @@ class Rounds:
     def beacon(self, caller: bytes, attempt: Attempt, wanted: Release) -> Beacon:
         """Let out the link of an attempt for this commitment; asked again for the same, the same beacon.
 
-        Where the tracker seated the attempt, the commitment must be to that list. Where the server keeps the list
-        itself, the tracker holds it to its first commitment. Any other commitment is refused (409).
+        The commitment must be to the list that was seated, and is then the only one for this attempt; any other is
+        refused (409).
         """
         require_server(caller, self.server)
         run, committed = self._run_of(attempt), wanted.commitment[:_HASH_BYTES]
         seating = self.store.seating(attempt.run, attempt.link)
+        if seating is None and self.lists and self.store.released(attempt.run, attempt.link) != wanted:
+            raise Refusal(
+                409,
+                "nobody is seated in this attempt",
+                field="attempt",
+                hint="seat it first; a link is let out for the list that was seated alone",
+            )
         if seating is not None and committed != participants_hash(seating.participants()):
             raise Refusal(
                 409,

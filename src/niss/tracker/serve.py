@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Options:
     identity          the tracker's key file; None: the one beside the SQLite file
     tls_cert          with `tls_key`, PEM files to serve TLS with; None: plain HTTP
     external_beacon   the address of the tracker that holds the chains, `external_ca` its authority; None: this one
+    holder_only       whether it only holds chains, for the tracker that `server` is the key of
     admit             a coalition file: only its members may register
     coalitions        coalition files by name: only their members may join
     settings          rates, sizes and times
@@ -63,6 +64,7 @@ class Options:
     tls_key: Path | None = None
     external_beacon: str | None = None
     external_ca: Path | None = None
+    holder_only: bool = False
     admit: Path | None = None
     coalitions: dict[str, Path] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
@@ -91,6 +93,7 @@ def serve(options: Options) -> None:
             holder=holder,
             admitted=None if options.admit is None else load_coalition(options.admit),
             coalitions={name: load_coalition(path) for name, path in options.coalitions.items()},
+            lists=not options.holder_only,
         )
         config = _config(options, tracker)
         listening = _listen(options)
@@ -176,20 +179,55 @@ def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
     return config
 
 
-class _Server(uvicorn.Server):
-    """A server that says when it is ready, erases clients that are long gone, and drops half-open connections."""
+class TidyServer(uvicorn.Server):
+    """A server that drops half-open connections: uvicorn waits for the rest of a request for ever.
+
+    `unanswered` are the seconds that an answer may take.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, unanswered: float = _UNANSWERED_SECONDS) -> None:
+        super().__init__(config)
+        self._unanswered = unanswered
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, and whatever goes on beside the requests."""
+        await super().startup(sockets)
+        if self.started:
+            self._tasks = [asyncio.create_task(one) for one in self._beside()]
+
+    def _beside(self) -> list[Coroutine[Any, Any, None]]:
+        """What goes on beside the requests, until the server ends."""
+        return [self._drop_half_open()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what goes on beside, then answer the requests under way."""
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await super().shutdown(sockets)
+
+    async def _drop_half_open(self) -> None:
+        """Close connections on which nothing moves."""
+        seen: dict[Any, tuple[Any, bool, float]] = {}
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            seen = drop_half_open(self.server_state.connections, seen, time.monotonic(), self._unanswered)
+
+
+class _Server(TidyServer):
+    """A server that says when it is ready and erases clients that are long gone."""
 
     def __init__(self, config: uvicorn.Config, tracker: Tracker, options: Options) -> None:
         super().__init__(config)
         self._tracker, self._options = tracker, options
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, begin to sweep, then print the one line of JSON that says where and under which keys."""
+        """Start listening, then print the one line of JSON that says where and under which keys."""
         await super().startup(sockets)
         if not self.started:
             return
-        self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self._drop_half_open())]
         name: Any = self.servers[0].sockets[0].getsockname()
         host, port = str(name[0]), int(name[1])
         secure = self._options.tls_cert is not None
@@ -204,13 +242,8 @@ class _Server(uvicorn.Server):
         sys.stdout.write(json.dumps({"url": url, **keys}) + "\n")
         sys.stdout.flush()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop sweeping, then answer the requests under way; the store is closed only after that."""
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await super().shutdown(sockets)
+    def _beside(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super()._beside(), self._sweep()]
 
     async def _sweep(self) -> None:
         """Erase clients that are long gone, once an hour; a failure is logged and tried again the next hour."""
@@ -221,25 +254,22 @@ class _Server(uvicorn.Server):
             except Exception as error:
                 log("sweep failed", error=error)
 
-    async def _drop_half_open(self) -> None:
-        """Close connections on which nothing moves: uvicorn waits for the rest of a request for ever."""
-        seen: dict[Any, tuple[Any, bool, float]] = {}
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            seen = drop_half_open(self.server_state.connections, seen, time.monotonic())
-
 
 def drop_half_open(
-    connections: Collection[Any], seen: Mapping[Any, tuple[Any, bool, float]], now: float
+    connections: Collection[Any],
+    seen: Mapping[Any, tuple[Any, bool, float]],
+    now: float,
+    unanswered: float = _UNANSWERED_SECONDS,
 ) -> dict[Any, tuple[Any, bool, float]]:
     """Close each connection that has stood still for too long; returns what `seen` is to be the next time.
 
     connections   uvicorn's, each with the `cycle` of its latest request, if there was one
     seen          by connection: that cycle, whether it was being answered, and since when both are so
     now           in seconds
+    unanswered    seconds that an answer may take
 
     One that brought neither a first nor another request in 45 seconds is closed, however many parts of one it brings;
-    so is one that does not take its answer in 120.
+    so is one that does not take its answer in time.
     """
     standing = {}
     for one in list(connections):
@@ -248,7 +278,7 @@ def drop_half_open(
         before = seen.get(one)
         if before is None or before[0] is not cycle or before[1] != answering:
             standing[one] = (cycle, answering, now)
-        elif now - before[2] > (_UNANSWERED_SECONDS if answering else _SILENT_SECONDS):
+        elif now - before[2] > (unanswered if answering else _SILENT_SECONDS):
             one.transport.abort()
         else:
             standing[one] = before

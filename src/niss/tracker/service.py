@@ -161,6 +161,7 @@ class Tracker:
         holder: BeaconHolder | None = None,
         admitted: Coalition | None = None,
         coalitions: Mapping[str, Coalition] | None = None,
+        lists: bool = True,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         entropy: Entropy = os.urandom,
@@ -172,6 +173,7 @@ class Tracker:
         holder       who commits to chains and lets links out; None: this tracker
         admitted     the closed list of those who may register; None: anyone
         coalitions   closed lists of those who may join a coalition, by its name
+        lists        whether attempts are seated here; False: the server is another tracker, which seats them
         clock        wall time in seconds; `monotonic`: seconds that never go back
         entropy      a source of random bytes
         """
@@ -179,7 +181,7 @@ class Tracker:
         self.store, self.server, self.public = store, server, identity.public
         self.settings, self.holder = settings or Settings(), holder or OwnChains(identity)
         self.members = Membership(store, self.settings, server, admitted, coalitions or {}, clock, monotonic)
-        self.rounds = Rounds(store, identity, self.holder, server, clock, entropy)
+        self.rounds = Rounds(store, identity, self.holder, server, clock, entropy, lists)
         self._clock, self._monotonic = clock, monotonic
         self._buckets = Buckets(self.settings.identity_rate)
         self._gauging = threading.Lock()

@@ -205,7 +205,8 @@ class Store(ABC):
     def register(self, identity: bytes, prekeys: Batch, *, expires: float, largest: int) -> Stock:
         """Put new prekeys into stock, never one twice, and make the client live.
 
-        Refused (409): more than `largest` in stock, or a batch of used ones only.
+        Refused (409): more than `largest` in stock, a batch of used ones only, or one with a public key that another
+        client has in stock: its owner would have to decline any round in which it sat beside a copy of its own.
         """
         stock = self._add(identity, prekeys, expires, largest, newcomer=True)
         assert stock is not None
@@ -296,6 +297,13 @@ class Store(ABC):
     @abstractmethod
     def _seat(self, run: bytes, link: int, request: SeatRequest, now: float) -> Seating:
         """The seating there is, whatever request made it, or else a new one."""
+
+    @staticmethod
+    def _copied() -> Refusal:
+        """The refusal of a batch with a key that another client has in stock."""
+        return Refusal(
+            409, "another client has a prekey with this public key", field="prekeys", hint="make new ones"
+        )
 
     @staticmethod
     def _too_few(able: int, request: SeatRequest) -> Refusal:

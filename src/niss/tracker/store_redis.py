@@ -1,10 +1,10 @@
 """The shared store: one Redis server, for several tracker processes.
 
-Seatings, releases and the start of a run are single Lua scripts, which Redis runs in one piece between other requests.
-Stocks and coalitions are changed in optimistic transactions (WATCH, MULTI, EXEC): where another process touched the
-same keys in between, nothing is written and the change is computed anew. So two processes cannot hand out one prekey
-or let out one link for two commitments. Redis must write its log before it answers (`appendfsync always`) and must not
-evict; `connect` refuses one that does otherwise.
+Whatever hangs together is a single Lua script, which Redis runs in one piece between other requests: seatings,
+releases, the start of a run, new prekeys, a change of coalition. Leaving is an optimistic transaction (WATCH, MULTI,
+EXEC): where another process touched the same keys in between, nothing is written and the change is computed anew. So
+two processes cannot hand out one prekey or let out one link for two commitments. Redis must write its log before it
+answers (`appendfsync always`) and must not evict; `connect` refuses one that does otherwise.
 """
 
 from __future__ import annotations
@@ -12,35 +12,65 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
+from niss.protocol.keys import DEGENERATE, PUBLIC_BYTES
+from niss.tracker.store import (
+    NUMBER_BYTES,
+    Batch,
+    Counts,
+    Release,
+    Run,
+    Seating,
+    SeatRequest,
+    Stock,
+    Store,
+)
 
 # Seat an attempt with those candidates who are live and have a prekey left, and take the first prekey of each.
-# KEYS: run, seatings, live, number of prekeys.
-# ARGV: link, hash of the request, now, at least, at most, prefix of stocks, candidates...
+# Keys that nobody can agree on, or that another one in the list has too, are thrown away: earlier versions let them in.
+# KEYS: run, seatings, live, number of prekeys, public keys in stock.
+# ARGV: link, hash of the request, now, at least, at most, prefix of stocks, degenerate keys, candidates...
 # Answers 'seated' and the record, 'few' and how many there are, or 'over' and the highest link (none: no such run).
 _SEAT = """
 local before = redis.call('HGET', KEYS[2], ARGV[1])
 if before then return {'seated', before} end
 local highest = redis.call('HGET', KEYS[1], 'highest')
 if not highest or tonumber(ARGV[1]) <= tonumber(highest) then return {'over', highest} end
+local useless = {}
+for at = 1, #ARGV[7], 32 do useless[string.sub(ARGV[7], at, at + 31)] = true end
+local function has_key(one)
+    while true do
+        local key = redis.call('LINDEX', ARGV[6] .. one, 0)
+        if not key then return false end
+        local public = string.sub(key, 9, 40)
+        if not useless[public] then
+            useless[public] = true
+            return true
+        end
+        redis.call('LPOP', ARGV[6] .. one)
+        redis.call('DECR', KEYS[4])
+    end
+end
 local chosen = {}
-for place = 7, #ARGV do
+for place = 8, #ARGV do
     if #chosen >= tonumber(ARGV[5]) then break end
     local one = ARGV[place]
     local expires = redis.call('ZSCORE', KEYS[3], one)
-    if expires and tonumber(expires) > tonumber(ARGV[3]) and redis.call('LLEN', ARGV[6] .. one) > 0 then
+    if expires and tonumber(expires) > tonumber(ARGV[3]) and has_key(one) then
         chosen[#chosen + 1] = one
     end
 end
 if #chosen < tonumber(ARGV[4]) then return {'few', tostring(#chosen)} end
 local parts = {ARGV[2]}
 for _, one in ipairs(chosen) do
+    local key = redis.call('LPOP', ARGV[6] .. one)
+    redis.call('SREM', KEYS[5], string.sub(key, 9, 40))
     parts[#parts + 1] = one
-    parts[#parts + 1] = redis.call('LPOP', ARGV[6] .. one)
+    parts[#parts + 1] = key
 end
 redis.call('DECRBY', KEYS[4], #chosen)
 local record = table.concat(parts)
@@ -74,6 +104,41 @@ end
 return 1
 """
 
+# Put new prekeys into a stock and make their owner live.
+# KEYS: live, stock, highest, number of prekeys, public keys in stock.
+# ARGV: identity, expires, whether it may be new ('1'), the highest number that the new ones were sorted by, new ones...
+# Answers 'added' and how many are held, 'gone' for one who is not registered, 'copied' where another client has such a
+# key, 'again' where the highest number is another by now.
+_ADD = """
+if ARGV[3] ~= '1' and not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return {'gone'} end
+if (redis.call('GET', KEYS[3]) or '') ~= ARGV[4] then return {'again'} end
+for place = 5, #ARGV do
+    if redis.call('SISMEMBER', KEYS[5], string.sub(ARGV[place], 9, 40)) == 1 then return {'copied'} end
+end
+for place = 5, #ARGV do
+    redis.call('RPUSH', KEYS[2], ARGV[place])
+    redis.call('SADD', KEYS[5], string.sub(ARGV[place], 9, 40))
+    redis.call('SET', KEYS[3], string.sub(ARGV[place], 1, 8))
+    redis.call('INCR', KEYS[4])
+end
+redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+return {'added', redis.call('LLEN', KEYS[2])}
+"""
+
+# Put a registered client into one coalition, or with an empty name into none; 0 where it is not registered.
+# KEYS: live, coalition of the client. ARGV: identity, coalition, prefix of coalitions.
+_JOIN = """
+if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
+local before = redis.call('GET', KEYS[2])
+if before then redis.call('SREM', ARGV[3] .. before, ARGV[1]) end
+redis.call('DEL', KEYS[2])
+if ARGV[2] ~= '' then
+    redis.call('SET', KEYS[2], ARGV[2])
+    redis.call('SADD', ARGV[3] .. ARGV[2], ARGV[1])
+end
+return 1
+"""
+
 # One hash tag: all keys of a tracker lie in one slot, so that scripts and transactions may touch several.
 _PREFIX = b"niss:{tracker}:"
 _TIMEOUT_SECONDS = 5.0
@@ -95,14 +160,15 @@ class RedisStore(Store):
     nonce           for each identity and nonce that was used; they expire by themselves
     about           facts about the tracker, by name
     prekeys, runs   how many there are
+    publics         the public keys of all prekeys in stock
     """
 
     def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
         """`redis` is a connected `redis.Redis`; `prefix` keeps several stores on one server apart."""
         self._redis, self.trouble = redis, trouble
         self._prefix = prefix
-        self._run_seat, self._run_release, self._run_start = (
-            redis.register_script(script) for script in (_SEAT, _RELEASE, _START)
+        self._run_seat, self._run_release, self._run_start, self._run_add, self._run_join = (
+            redis.register_script(script) for script in (_SEAT, _RELEASE, _START, _ADD, _JOIN)
         )
 
     @classmethod
@@ -148,27 +214,24 @@ class RedisStore(Store):
     def _add(
         self, identity: bytes, prekeys: Batch, expires: float, largest: int, *, newcomer: bool
     ) -> Stock | None:
-        stock_key, highest_key = self._key("stock", identity), self._key("highest", identity)
-
-        def change(pipe: Any) -> Stock | None:
-            if not newcomer and pipe.zscore(self._key("live"), identity) is None:
+        live, stock_key, highest_key = (
+            self._key(*name) for name in (("live",), ("stock", identity), ("highest", identity))
+        )
+        keys = [live, stock_key, highest_key, self._key("prekeys"), self._key("publics")]
+        outcome = b"again"
+        while outcome == b"again":
+            with self._redis.pipeline() as pipe:
+                pipe.zscore(live, identity).lrange(stock_key, 0, -1)
+                known, held, highest = pipe.get(highest_key).execute()
+            if not newcomer and known is None:
                 return None
-            held = frozenset(pipe.lrange(stock_key, 0, -1))
-            new, stock = self._sort_batch(prekeys, held, pipe.get(highest_key), largest)
-            pipe.multi()
-            if new:
-                pipe.rpush(stock_key, *new.values())
-                pipe.set(highest_key, max(new))
-                pipe.incrby(self._key("prekeys"), len(new))
-            pipe.zadd(self._key("live"), {identity: expires})
-            return stock
-
-        stock: Stock | None = self._watched(change, stock_key, highest_key)
-        return stock
-
-    def _watched(self, change: Callable[[Any], Any], *keys: bytes) -> Any:
-        """Run `change` in a transaction, again if another process touched these keys meanwhile."""
-        return self._redis.transaction(change, *keys, value_from_callable=True)
+            new, stock = self._sort_batch(prekeys, frozenset(held), highest, largest)
+            # Rising numbers, so that the last one is the highest.
+            settings = [identity, repr(expires), int(newcomer), highest or b""]
+            outcome, *count = self._run_add(keys=keys, args=[*settings, *new.values()])
+        if outcome == b"copied":
+            raise self._copied()
+        return None if outcome == b"gone" else replace(stock, held=count[0])
 
     def beat(self, identity: bytes, *, expires: float) -> Stock | None:
         live = self._key("live")
@@ -184,36 +247,24 @@ class RedisStore(Store):
         def change(pipe: Any) -> bool:
             known = pipe.zscore(self._key("live"), identity) is not None
             group: bytes | None = pipe.get(group_key)
-            held: int = pipe.llen(held_key)
+            held: list[bytes] = pipe.lrange(held_key, 0, -1)
             pipe.multi()
             pipe.zrem(self._key("live"), identity)
             pipe.delete(held_key, group_key)
-            pipe.decrby(self._key("prekeys"), held)
+            if held:
+                pipe.decrby(self._key("prekeys"), len(held))
+                pipe.srem(self._key("publics"), *(packed[NUMBER_BYTES:][:PUBLIC_BYTES] for packed in held))
             # Kept for a while, so that used prekeys do not come back with their owner.
             pipe.expire(self._key("highest", identity), int(self.REMEMBER_LEFT))
             if group is not None:
                 pipe.srem(self._key("coalition", group), identity)
             return known
 
-        return bool(self._watched(change, held_key, group_key))
+        return bool(self._redis.transaction(change, held_key, group_key, value_from_callable=True))
 
     def set_coalition(self, identity: bytes, coalition: str | None) -> bool:
-        group_key = self._key("coalition-of", identity)
-
-        def change(pipe: Any) -> bool:
-            if pipe.zscore(self._key("live"), identity) is None:
-                return False
-            group: bytes | None = pipe.get(group_key)
-            pipe.multi()
-            if group is not None:
-                pipe.srem(self._key("coalition", group), identity)
-            pipe.delete(group_key)
-            if coalition is not None:
-                pipe.set(group_key, coalition.encode())
-                pipe.sadd(self._key("coalition", coalition.encode()), identity)
-            return True
-
-        return bool(self._watched(change, group_key))
+        keys = [self._key("live"), self._key("coalition-of", identity)]
+        return bool(self._run_join(keys=keys, args=[identity, coalition or "", self._key("coalition")]))
 
     def start_run(self, run: bytes, wanted: Run) -> Run:
         self._run_start(
@@ -231,10 +282,12 @@ class RedisStore(Store):
 
     def _seat(self, run: bytes, link: int, request: SeatRequest, now: float) -> Seating:
         candidates = [] if self.seating(run, link) is not None else self._candidates(request, now)
-        keys = [self._key("run", run), self._key("seatings", run), self._key("live"), self._key("prekeys")]
+        names = (("run", run), ("seatings", run), ("live",), ("prekeys",), ("publics",))
+        keys = [self._key(*name) for name in names]
         most = len(candidates) if request.members is not None else request.count
         settings = [link, request.hash, repr(now), request.at_least, most, self._key("stock")]
-        outcome, result = self._run_seat(keys=keys, args=[*settings, *candidates])
+        useless = b"".join(sorted(DEGENERATE))
+        outcome, result = self._run_seat(keys=keys, args=[*settings, useless, *candidates])
         if outcome == b"seated":
             return _as_seating(result)
         if outcome == b"few":

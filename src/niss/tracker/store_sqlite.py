@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from niss.errors import ConfigError
+from niss.protocol.keys import DEGENERATE
 from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
 
 # Prekey numbers are blobs of 8 bytes, since SQLite's integers end at 2^63. A client that left has a negative expiry.
@@ -28,6 +29,7 @@ CREATE TABLE IF NOT EXISTS clients (
 CREATE INDEX IF NOT EXISTS clients_live ON clients (expires);
 CREATE TABLE IF NOT EXISTS prekeys (
     identity BLOB, number BLOB, packed BLOB NOT NULL, PRIMARY KEY (identity, number)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS prekeys_public ON prekeys (substr(packed, 9, 32));
 CREATE TABLE IF NOT EXISTS nonces (
     identity BLOB, nonce BLOB, expires REAL NOT NULL, PRIMARY KEY (identity, nonce)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS nonces_old ON nonces (expires);
@@ -38,6 +40,13 @@ CREATE TABLE IF NOT EXISTS seatings (
     run BLOB, link INTEGER, asked BLOB NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (run, link));
 CREATE TABLE IF NOT EXISTS releases (
     run BLOB, link INTEGER, commitment BLOB NOT NULL, neighbours REAL, PRIMARY KEY (run, link)) WITHOUT ROWID;
+"""
+
+# Earlier versions let in keys that nobody can agree on, and copies of somebody else's.
+_CLEAN = f"""
+DELETE FROM prekeys WHERE substr(packed, 9, 32) IN ({", ".join(f"x'{key.hex()}'" for key in sorted(DEGENERATE))});
+DELETE FROM prekeys WHERE substr(packed, 9, 32) IN
+    (SELECT substr(packed, 9, 32) FROM prekeys GROUP BY 1 HAVING count(DISTINCT identity) > 1);
 """
 
 _VERSION = 1
@@ -80,7 +89,9 @@ class SqliteStore(Store):
                     hint="name a new file",
                 )
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version = {_VERSION}; COMMIT;")
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; {_LAYOUT} {_CLEAN} PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
             self._reader.execute("PRAGMA query_only = ON")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
@@ -139,6 +150,12 @@ class SqliteStore(Store):
             rows = db.execute("SELECT packed FROM prekeys WHERE identity = ?", (identity,))
             held = frozenset(packed for (packed,) in rows)
             new, stock = self._sort_batch(prekeys, held, client[1], largest)
+            for packed in new.values():
+                held_by = (
+                    "SELECT 1 FROM prekeys WHERE substr(packed, 9, 32) = substr(?, 9, 32) AND identity != ?"
+                )
+                if self._row(held_by, packed, identity) is not None:
+                    raise self._copied()
             db.executemany("INSERT INTO prekeys VALUES (?, ?, ?)", [(identity, *one) for one in new.items()])
             values = (expires, max(new, default=client[1]), identity)
             db.execute("UPDATE clients SET expires = ?, highest = ? WHERE identity = ?", values)

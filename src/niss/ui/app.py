@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
+from niss.tracker.serve import TidyServer
 from niss.ui.guard import Asgi, Guard
 from niss.ui.planning import PlanQuestion, answer
 from niss.ui.runs import ReportPages, RunFolders, live_view
@@ -39,6 +40,8 @@ _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
 # The status of an answer that nobody reads: the browser has gone on to another question.
 _NOBODY_WAITS = 499
+# A report of a long run takes its time.
+_UNANSWERED_SECONDS = 3600.0
 
 
 def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callable[[str], None]) -> None:
@@ -70,7 +73,7 @@ def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callab
         reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         # The socket listens already: a browser that is quicker than the server waits for it.
         threading.Thread(target=webbrowser.open, args=(reachable,), daemon=True).start()
-    uvicorn.Server(config).run([listening])
+    TidyServer(config, unanswered=_UNANSWERED_SECONDS).run([listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,9 +1,11 @@
-"""What an adversary sees and what it cannot know: pure linear algebra over one share graph.
+"""What an adversary sees and what it cannot know: pure linear algebra over share graphs.
 
 The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` bounds what the worst
 colluders leave a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise a target needs.
+`run_mu2` is the joint view over a whole training in which noise is carried from round to round.
 """
 
+from niss.views.carried import CarriedRound, CarriedRun, RunKnowledge, run_mu2
 from niss.views.collusion import (
     Corruption,
     WorstCase,
@@ -15,12 +17,16 @@ from niss.views.collusion import (
 from niss.views.joint import calibrate_tau2, effective_variance
 
 __all__ = [
+    "CarriedRound",
+    "CarriedRun",
     "Corruption",
+    "RunKnowledge",
     "WorstCase",
     "calibrate_for",
     "calibrate_tau2",
     "colluding_neighbours",
     "effective_variance",
     "expected_bound",
+    "run_mu2",
     "worst_case",
 ]

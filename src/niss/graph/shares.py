@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
+from niss.graph.beacon import BeaconStream, disjoint_permutations
 
 GRAPHS = ("regular", "complete", "random", "coalition")
 
@@ -52,9 +53,10 @@ class ShareGraph:
         self._set(size, senders, receivers, weights, kind)
 
     @classmethod
-    def _from_arrays(
+    def from_arrays(
         cls, size: int, senders: IntArray, receivers: IntArray, weights: FloatArray, kind: str
     ) -> ShareGraph:
+        """The same from parallel arrays."""
         graph = object.__new__(cls)
         graph._set(size, senders, receivers, weights, kind)
         return graph
@@ -87,7 +89,7 @@ class ShareGraph:
         """Everyone sends a share of that weight to everyone else."""
         _require_clients(size)
         senders, receivers = _edges_except(np.eye(size, dtype=bool))
-        return cls._from_arrays(size, senders, receivers, np.full(senders.size, float(weight)), "complete")
+        return cls.from_arrays(size, senders, receivers, np.full(senders.size, float(weight)), "complete")
 
     @classmethod
     def regular(
@@ -102,13 +104,13 @@ class ShareGraph:
         grows with v_k, from `degree` upwards, and in-weight = out-weight = v_k for every client.
         """
         neighbours = _neighbours(size, degree)
-        stream = _BeaconStream(beacon, "regular.v2", size)
+        stream = BeaconStream(beacon, "regular.v2", size)
         if shares is None:
-            senders, receivers = _disjoint_derangements(size, neighbours, stream)
+            senders, receivers = disjoint_permutations(size, neighbours, stream, derangements=True)
             weights = np.full(senders.size, float(degree) / neighbours)
         else:
             senders, receivers, weights = _balanced_edges(neighbours, _share_vector(shares, size), stream)
-        return cls._from_arrays(size, senders, receivers, weights, "regular")
+        return cls.from_arrays(size, senders, receivers, weights, "regular")
 
     @classmethod
     def random(
@@ -119,13 +121,13 @@ class ShareGraph:
         With `shares` client k sends v_k unit shares; what it receives is left to chance.
         """
         neighbours = _neighbours(size, degree)
-        stream = _BeaconStream(beacon, "random", size)
+        stream = BeaconStream(beacon, "random", size)
         chosen = np.stack([stream.permutation(size - 1)[:neighbours] for _ in range(size)])
         senders = np.repeat(np.arange(size, dtype=np.int64), neighbours)
         # Numbers 0..size-2 stand for "the others", skipping the sender itself.
         receivers = chosen.reshape(-1) + (chosen.reshape(-1) >= senders)
         sent = np.full(size, float(degree)) if shares is None else _share_vector(shares, size)
-        return cls._from_arrays(size, senders, receivers, sent[senders] / neighbours, "random")
+        return cls.from_arrays(size, senders, receivers, sent[senders] / neighbours, "random")
 
     @classmethod
     def coalition(
@@ -167,7 +169,7 @@ class ShareGraph:
         if not parts:
             raise ConfigError("must name at least one group", field="groups", hint="give lists of clients")
         senders, receivers, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return cls._from_arrays(size, senders, receivers, weights, "coalition")
+        return cls.from_arrays(size, senders, receivers, weights, "coalition")
 
     @cached_property
     def out_weight(self) -> FloatArray:
@@ -275,94 +277,14 @@ def _neighbours(size: int, degree: float) -> int:
     return min(math.ceil(degree), size - 1)
 
 
-class _BeaconStream:
-    """Public pseudo-random integers: SHAKE-256 over (beacon, purpose, size, counter)."""
-
-    _BLOCK = 1024
-
-    def __init__(self, beacon: bytes, purpose: str, size: int) -> None:
-        if not isinstance(beacon, bytes):
-            raise ConfigError(f"must be bytes, not {type(beacon).__name__}", field="beacon")
-        seed = hashlib.sha256(beacon).digest() + size.to_bytes(8, "little") + purpose.encode()
-        self._seed = b"niss.graph.v1" + seed
-        self._counter = 0
-        self._words = np.empty(0, dtype=np.uint64)
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` uniform 64-bit words."""
-        while self._words.size < count:
-            block = hashlib.shake_256(self._seed + self._counter.to_bytes(8, "little")).digest(
-                8 * self._BLOCK
-            )
-            self._counter += 1
-            self._words = np.concatenate([self._words, np.frombuffer(block, dtype="<u8").astype(np.uint64)])
-        taken, self._words = self._words[:count], self._words[count:]
-        return taken
-
-    def permutation(self, count: int) -> IntArray:
-        """A random permutation: the order of `count` 64-bit keys (ties: probability < count^2 / 2^65)."""
-        return np.argsort(self.words(count), kind="stable").astype(np.int64)
-
-    def below(self, limit: int) -> int:
-        """A uniform integer in [0, limit), by rejection."""
-        usable = 2**64 - 2**64 % limit
-        while True:
-            word = int(self.words(1)[0])
-            if word < usable:
-                return word % limit
-
-
 def _edges_except(absent: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
     """Senders and receivers of all edges that are not `absent` (size x size)."""
     senders, receivers = np.nonzero(~absent)
     return senders.astype(np.int64), receivers.astype(np.int64)
 
 
-def _disjoint_derangements(size: int, degree: int, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
-    """Senders and receivers of `degree` derangements that share no edge."""
-    if degree > (size - 1) // 2:
-        # The complement of a simple regular graph is one too, and sparse graphs are quick to draw.
-        rest = _disjoint_derangements(size, size - 1 - degree, stream)
-        absent = np.eye(size, dtype=bool)
-        absent[rest] = True
-        return _edges_except(absent)
-    forbidden = {client * size + client for client in range(size)}
-    permutations = []
-    for _ in range(degree):
-        images = _permutation_avoiding(forbidden, size, stream)
-        forbidden.update((np.arange(size) * size + images).tolist())
-        permutations.append(images)
-    if not permutations:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate(permutations)
-
-
-def _permutation_avoiding(forbidden: set[int], size: int, stream: _BeaconStream) -> IntArray:
-    """A random permutation that uses no forbidden (client, image) pair: random swaps mend a random start.
-
-    One exists whenever the pairs left form a regular bipartite graph (Koenig), which they do here.
-    """
-    while True:
-        images = stream.permutation(size).tolist()
-        pending = [client for client in range(size) if client * size + images[client] in forbidden]
-        # In a random order: relabelling the clients must not change the law of the graph, on which claims about
-        # colluders among a client's neighbours rest (`niss.views.collusion`).
-        pending = [pending[place] for place in stream.permutation(len(pending)).tolist()]
-        tries = 0
-        while pending and tries < 64 * size:
-            tries += 1
-            client, other = pending[-1], stream.below(size)
-            mine, theirs = images[client], images[other]
-            if client * size + theirs in forbidden or other * size + mine in forbidden:
-                continue
-            images[client], images[other] = theirs, mine
-            pending = [left for left in pending[:-1] if left * size + images[left] in forbidden]
-        if not pending:
-            return np.asarray(images, dtype=np.int64)
-
-
 def _balanced_edges(
-    fewest: int, shares: FloatArray, stream: _BeaconStream
+    fewest: int, shares: FloatArray, stream: BeaconStream
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Edges and weights with in-weight = out-weight = shares; the client with the least has `fewest` each way.
 
@@ -394,7 +316,7 @@ def _balanced_edges(
     )
 
 
-def _edges_of_degrees(degrees: IntArray, stream: _BeaconStream) -> tuple[IntArray, IntArray]:
+def _edges_of_degrees(degrees: IntArray, stream: BeaconStream) -> tuple[IntArray, IntArray]:
     """A random simple graph in which client k has `degrees[k]` edges out and about as many in.
 
     Stubs are matched at random (the configuration model); a self-loop or a repeated edge is swapped away where a few

@@ -1,0 +1,258 @@
+"""What a run with carried shares commits to: `CarriedPlan`, what it promises and how much noise it leaves in the model.
+
+With factors `a` (rate over planned round size) the noise in the model after round t is
+
+    sum_{s<=t} a_s^2 r_s  +  what is still under way, a_s^2 w_s  +  what came back, (a_s - a_{s+1})^2 w_s
+
+(0 in place of the last where receivers rescale). With a share d of dropouts `2 d (1 - d) w` of every round stays for
+good. The promise is mu-GDP for every client over the whole committed run, whatever allowed pattern it takes part in,
+against a server that sees everything and holds the assumed colluders.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.accounting.carried_charges import PATTERNS, CarriedCharges, WorstPattern, worst_pattern
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import CarriedGraph, ShareGraph
+from niss.views.carried_floor import (
+    RunFloor,
+    carried_touching,
+    complete_floor,
+    mixed_carried,
+    round_sums,
+)
+
+FloatArray = NDArray[np.float64]
+
+# Parts of the carried variance given up for the coupling of sums and deviations. A fixed list keeps claims monotone.
+_CONCESSIONS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class Connectivity:
+    """How well the graphs spread noise, against colluders placed anywhere. The default is complete graphs, exactly.
+
+    spatial  `y' L y >= spatial * (variance of the shares in one upload) * |y|^2` for deviations y of the honest
+             clients; None: complete graphs, h / (m - 1)
+    carried  s_2, second over first singular value of the carried matrices; None: complete graphs, 0
+    """
+
+    spatial: float | None = None
+    carried: float | None = None
+
+
+COMPLETE = Connectivity()
+
+
+def drawn_connectivity(
+    participants: int, *, neighbours: float, carried: float, colluding_neighbours: int = 0
+) -> Connectivity:
+    """The connectivity of graphs drawn with `neighbours` unit shares within a round and `carried` to the next.
+
+    colluding_neighbours  at most that many neighbours of any client collude
+
+    For deviations y of the honest clients `y'L_H y >= (W - lambda) |y|^2`: W the least weight of an honest client's
+    edges with honest ones, lambda the largest eigenvalue of the adjacency matrix across deviations of all clients.
+    Graphs of one size and degree differ little; a claim needs those that are used to be no worse (they are public).
+    """
+    beacon = b"niss.planner"
+    within = ShareGraph.regular(participants, degree=neighbours, beacon=beacon).laplacian()
+    weight = float(np.diag(within).min())
+    edge = float(-within.min())
+    adjacency = np.diag(np.diag(within)) - within
+    across = adjacency - adjacency.mean(axis=0)
+    across = across - across.mean(axis=1)[:, None]
+    largest = float(np.linalg.eigvalsh((across + across.T) / 2.0)[-1])
+    floor = max(weight - colluding_neighbours * edge - largest, 0.0) / weight
+    graph = CarriedGraph.draw(
+        (participants, participants), degree=carried, beacon=beacon, lists=(bytes(32), bytes(32))
+    )
+    matrix = graph.matrix() / carried
+    second = float(np.linalg.norm(matrix - 1.0 / participants, 2))
+    return Connectivity(floor, min(second, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarriedPlan:
+    """What is committed before the first round. Variances are those of uploads, or of sums of all uploads of a round.
+
+    participants         m of every round, of whom at most `colluders` collude
+    horizon              T: rounds in which clients take part; the last carries nothing on
+    separation, pattern  a client comes back after exactly (`cyclic`) or at least (`any`) that many rounds
+    residual             r: fresh noise in the sum of a round
+    carried_to_residual  w / r for each lag, the first being the next round
+    ends                 the residual of the first and of the last round is this many times r
+    spatial              variance of the shares within the round in one upload, sent and received
+    factors              a_t, with which rounds enter the model; () means equal
+    rescaled             receivers subtract `a_t / a_s` times a share, so that it cancels exactly
+    closing              one more round without data takes out what the last round carried
+    declared_dropped     most clients of a round whose shares within it may be revealed in repairs; they count like
+                         colluders
+    revealed             share of the carried variance between two rounds that repairs may reveal, by both sides
+                         together; 0: carried shares are not repaired
+    sensitivity          Delta: how far one client can move its upload
+    """
+
+    participants: int
+    horizon: int
+    separation: int
+    residual: float
+    carried_to_residual: tuple[float, ...]
+    spatial: float
+    pattern: str = "cyclic"
+    ends: float = 1.0
+    factors: tuple[float, ...] = ()
+    rescaled: bool = False
+    closing: bool = False
+    colluders: int = 0
+    declared_dropped: int = 0
+    revealed: float = 0.0
+    sensitivity: float = 1.0
+    connectivity: Connectivity = COMPLETE
+
+    def __post_init__(self) -> None:
+        counts = {"participants": 1, "horizon": 1, "separation": 1, "colluders": 0, "declared_dropped": 0}
+        for name, least in counts.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"must be at least {least}, not {getattr(self, name)}", field=name)
+        if self.pattern not in PATTERNS:
+            raise ConfigError(
+                f"unknown value {self.pattern!r}", field="pattern", hint="use one of: " + ", ".join(PATTERNS)
+            )
+        for name in ("residual", "ends", "sensitivity"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ConfigError(f"must be a finite number above 0, not {value!r}", field=name)
+        for name, values in (("carried_to_residual", self.carried_to_residual), ("spatial", (self.spatial,))):
+            if not all(math.isfinite(value) and value >= 0.0 for value in values):
+                raise ConfigError("must be finite and not negative", field=name)
+        if self.factors and (
+            len(self.factors) != self.horizon or not all(math.isfinite(a) and a > 0.0 for a in self.factors)
+        ):
+            raise ConfigError(f"needs {self.horizon} finite numbers above 0", field="factors")
+        if not 0.0 <= self.revealed < 1.0:
+            raise ConfigError(f"must lie in [0, 1), not {self.revealed!r}", field="revealed")
+        if self.known >= self.participants:
+            raise PrivacyError(
+                "no honest client is left to protect", hint="assume fewer colluders, or fewer that drop out"
+            )
+
+    @property
+    def known(self) -> int:
+        """Clients of a round whose shares the adversary may know."""
+        return self.colluders + self.declared_dropped
+
+    @property
+    def rounds(self) -> int:
+        """All rounds, the closing one included."""
+        return self.horizon + self.closing
+
+    @cached_property
+    def scales(self) -> FloatArray:
+        """a_t of all rounds; a closing round takes the last one's."""
+        factors = self.factors or (1.0,) * self.horizon
+        return np.array([*factors, *factors[-1:] * self.closing])
+
+    @cached_property
+    def residuals(self) -> FloatArray:
+        """r_t."""
+        values = np.full(self.rounds, self.residual)
+        values[[0, -1]] *= self.ends
+        return values
+
+    @cached_property
+    def carried(self) -> FloatArray:
+        """w_t as lags x rounds, in the units of the round that adds it."""
+        rows = np.zeros((max(len(self.carried_to_residual), 1), self.rounds))
+        for lag, ratio in enumerate(self.carried_to_residual, start=1):
+            rows[lag - 1, : max(self.rounds - lag, 0)] = ratio * self.residual
+        return rows
+
+    @cached_property
+    def floors(self) -> tuple[RunFloor, ...]:
+        """Noise that the run has at least, with the colluders and reveals assumed; one of them for complete graphs."""
+        m, honest = self.participants, self.participants - self.known
+        scales = self.scales if self.rescaled else np.ones(self.rounds)
+        if self.connectivity == COMPLETE and not self.revealed:
+            return (
+                complete_floor(
+                    participants=m,
+                    residual=self.residuals,
+                    carried=self.carried,
+                    spatial=self.spatial,
+                    colluders=self.known,
+                    factors=scales,
+                ),
+            )
+        squares, sizes = scales**2, np.full(self.rounds, float(honest))
+        fresh = honest / m * self.residuals * squares
+        carried = self.carried * squares
+        touching = carried_touching(carried)
+        second, within = self.connectivity.carried or 0.0, self.connectivity.spatial
+        kept, loss = mixed_carried(1.0, second, m, self.known, self.revealed)
+        spread = fresh / honest + self.spatial * squares * (
+            honest / max(m - 1, 1) if within is None else within
+        )
+        if not self.known and not self.revealed:
+            spread = spread + (1.0 - second) * touching / m
+        floors = [RunFloor(np.diag(fresh), spread, sizes, scales)]
+        for theta in _CONCESSIONS if loss else (0.0,):
+            deviations = spread - (loss * touching / theta if loss else 0.0)
+            if np.all(deviations > 0.0):
+                floors.append(
+                    RunFloor(round_sums(fresh, (1.0 - theta) * kept * carried), deviations, sizes, scales)
+                )
+        return tuple(floors)
+
+    @cached_property
+    def matrix(self) -> FloatArray:
+        """K (horizon x horizon): a client that takes part in P spends `Delta' K[P, P] Delta` of mu^2."""
+        candidates = [floor.matrix[: self.horizon, : self.horizon] for floor in self.floors]
+        return min(candidates, key=lambda k: worst_pattern(k, self.separation, "cyclic").cost)
+
+    @cached_property
+    def worst(self) -> WorstPattern:
+        """The costliest participations that the plan allows."""
+        return worst_pattern(
+            self.matrix,
+            self.separation,
+            self.pattern,
+            sensitivity=self.sensitivity,
+            one_lag=len(self.carried_to_residual) <= 1,
+        )
+
+    @property
+    def mu(self) -> float:
+        """The promise: mu-GDP for every client over the whole run."""
+        return math.sqrt(self.worst.cost)
+
+    def charges(self) -> CarriedCharges:
+        """A client's account for this run."""
+        return CarriedCharges(self.matrix, self.separation, self.pattern, self.worst.cost, self.sensitivity)
+
+    def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True) -> FloatArray:
+        """Noise variance in the model after each round.
+
+        dropout   share of the clients that vanish after the graphs were fixed; their carried shares stay, but for those
+                  that may be revealed
+        repaired  whether shares within the round are taken out again when a client drops out
+        """
+        squares = self.scales**2
+        fresh = (1.0 - dropout) * self.residuals * squares
+        if not repaired:
+            fresh = fresh + dropout * (1.0 - dropout) * self.participants * self.spatial * squares
+        total = np.cumsum(fresh)
+        lost = max(2.0 * dropout * (1.0 - dropout) - self.revealed, 0.0)
+        for lag, row in enumerate(self.carried, start=1):
+            for start in np.flatnonzero(row):
+                back = 0.0 if self.rescaled else (self.scales[start] - self.scales[start + lag]) ** 2
+                total[start : start + lag] += (1.0 - dropout) * squares[start] * row[start]
+                total[start + lag :] += ((1.0 - dropout) ** 2 * back + lost * squares[start]) * row[start]
+        return total

@@ -1,0 +1,213 @@
+"""What a participation in a run with carried shares costs, and the most that any allowed pattern of them can cost.
+
+`K` (T x T, no negative entry) belongs to the whole committed run at its worst (`views.carried_floor`): a client that
+took part in the rounds P has spent `Delta' K[P, P] Delta`. A participation is charged what it adds to that, before the
+upload; with the budget fixed in advance this is a filter (Smith and Thakurta, 2022), and valid whatever the server does
+within the rules. Charging by an endless run instead would undercharge the ends, where less noise is carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from niss.errors import ConfigError, PrivacyError
+from niss.views.covariance import per_client
+
+FloatArray = NDArray[np.float64]
+
+PATTERNS = ("cyclic", "any")
+# More labels than this at one round are merged, which can only raise the bound.
+_MOST_LABELS = 2_000
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class WorstPattern:
+    """The costliest allowed participations: `cost` = max Delta' K[P, P] Delta, reached by `rounds` where `exact`."""
+
+    cost: float
+    exact: bool
+    rounds: tuple[int, ...] = ()
+
+
+@dataclass
+class CarriedCharges:
+    """One client's participations in a committed run: a filter over `matrix` with a fixed budget.
+
+    matrix       K of the whole planned run, at its worst
+    separation   rounds from one participation to the next: exactly (pattern `cyclic`) or at least (`any`)
+    budget       mu^2 that may be spent
+    sensitivity  Delta of each round, or one for all
+    """
+
+    matrix: FloatArray
+    separation: int
+    pattern: str
+    budget: float
+    sensitivity: ArrayLike = 1.0
+    taken: list[int] = field(default_factory=list)
+
+    @property
+    def spent(self) -> float:
+        """Delta' K[P, P] Delta so far."""
+        return charged(self.matrix, self.taken, self.sensitivity)
+
+    def cost(self, number: int) -> float:
+        """What taking part in that round would add."""
+        return charged(self.matrix, [*self.taken, number], self.sensitivity) - self.spent
+
+    def charge(self, number: int) -> float:
+        """Charge a participation, before its upload, or refuse it."""
+        if not 0 <= number < len(self.matrix):
+            raise PrivacyError(
+                f"round {number} lies past the committed end of {len(self.matrix)} rounds",
+                hint="going on is a new run, with its own budget",
+            )
+        if self.taken:
+            gap = number - self.taken[-1]
+            if gap < self.separation or (self.pattern == "cyclic" and gap % self.separation):
+                wanted = "a multiple of" if self.pattern == "cyclic" else "at least"
+                raise PrivacyError(
+                    f"round {number} comes {gap} after round {self.taken[-1]}, but the plan promises {wanted} "
+                    f"{self.separation}",
+                    hint="leave this round out",
+                )
+        cost = self.cost(number)
+        if self.spent + cost > self.budget * (1.0 + _ROUNDING):
+            raise PrivacyError(
+                f"round {number} would cost {cost:.4g} of mu^2, and {self.budget - self.spent:.4g} are left",
+                hint="the plan's budget covers its worst pattern; this client was charged more",
+            )
+        self.taken.append(number)
+        return cost
+
+
+def charged(matrix: FloatArray, rounds: Sequence[int], sensitivity: ArrayLike = 1.0) -> float:
+    """Delta' K[P, P] Delta."""
+    shift = per_client(sensitivity, len(matrix), "sensitivity")
+    places = np.asarray(rounds, dtype=np.int64)
+    return float(shift[places] @ matrix[np.ix_(places, places)] @ shift[places])
+
+
+def worst_pattern(
+    matrix: FloatArray, separation: int, pattern: str, *, sensitivity: ArrayLike = 1.0, one_lag: bool = True
+) -> WorstPattern:
+    """The most that the allowed participations of one client can cost.
+
+    `cyclic` (every `separation` rounds, from any first round): the worst offset, exactly. `any` (at least
+    `separation` apart): with one lag exactly, by dynamic programming; with more lags a safe bound.
+    """
+    if pattern not in PATTERNS:
+        raise ConfigError(
+            f"unknown value {pattern!r}", field="pattern", hint="use one of: " + ", ".join(PATTERNS)
+        )
+    if separation < 1:
+        raise ConfigError(f"must be at least 1, not {separation}", field="separation")
+    shift = per_client(sensitivity, len(matrix), "sensitivity")
+    costs = shift[:, None] * matrix * shift
+    rounds = len(costs)
+    if pattern == "cyclic" or separation == 1:
+        offsets = [tuple(range(first, rounds, separation)) for first in range(min(separation, rounds))]
+        worst = max(offsets, key=lambda places: float(costs[np.ix_(places, places)].sum()))
+        return WorstPattern(float(costs[np.ix_(worst, worst)].sum()), True, worst)
+    return _by_labels(costs, separation) if one_lag else WorstPattern(_by_rows(costs, separation), False)
+
+
+def heaviest(weights: FloatArray, separation: int) -> float:
+    """The largest sum of weights (not negative) over places at least `separation` apart."""
+    best = np.zeros(weights.size + 1)
+    for place in range(weights.size):
+        best[place + 1] = max(best[place], best[max(place + 1 - separation, 0)] + weights[place])
+    return float(best[-1])
+
+
+def _by_rows(costs: FloatArray, separation: int) -> float:
+    """A bound for any matrix without negative entries: every round is given the companions that cost it most.
+
+    sum_{s,t in P} K_st <= sum_{t in P} max_{P' containing t} sum_{s in P'} K_st, and both maxima are sums of weights.
+    """
+    rounds = len(costs)
+    rows = np.empty(rounds)
+    for place in range(rounds):
+        before = heaviest(costs[place, : max(place - separation + 1, 0)], separation)
+        rows[place] = costs[place, place] + before + heaviest(costs[place, place + separation :], separation)
+    return heaviest(rows, separation)
+
+
+def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
+    """Exact for noise carried to the next round only.
+
+    `Gamma` is then tridiagonal, and off the diagonal its inverse is `K_st = p_s q_t` (s < t): of the past only
+    `z_t = sum_{s in P} K_st` matters. Labels (cost so far, z) grow from round to round; a label that cannot catch up
+    with another, whatever follows, is dropped. Gaps of 2b or more need not be tried: another participation fits in,
+    and no entry of K is negative.
+    """
+    rounds = len(costs)
+    # q_t / q_s for s < t, from the column of the first round, and from neighbours where that has underflowed.
+    decay = _decay(costs)
+    reach = _reach(decay, separation)
+    diagonal = np.diag(costs)
+    labels: list[list[tuple[float, float, int, int]]] = []
+    best, ending, exact = 0.0, (-1, -1), True
+    for place in range(rounds):
+        here = [(float(diagonal[place]), 0.0, -1, -1)] if place < separation else []
+        for before in range(max(place - 2 * separation + 1, 0), place - separation + 1):
+            rate, link = float(decay[before, place]), float(costs[before, place])
+            for index, (cost, past, _, _) in enumerate(labels[before]):
+                # What the participations up to `before` have in common with this one.
+                common = past * rate + link
+                here.append((cost + float(diagonal[place]) + 2.0 * common, common, before, index))
+        kept, merged = _undominated(here, float(reach[place]))
+        exact = exact and not merged
+        labels.append(kept)
+        if place >= rounds - separation:
+            for index, label in enumerate(kept):
+                if label[0] > best:
+                    best, ending = label[0], (place, index)
+    if not exact:
+        return WorstPattern(best, False)
+    chosen = []
+    place, index = ending
+    while place >= 0:
+        chosen.append(place)
+        _, _, place, index = labels[place][index]
+    return WorstPattern(best, True, tuple(reversed(chosen)))
+
+
+def _decay(costs: FloatArray) -> FloatArray:
+    """q_t / q_s for s < t: what an earlier round's entry in column s shrinks to in column t, step by step."""
+    rounds = len(costs)
+    steps = np.zeros(rounds)
+    for place in range(2, rounds):
+        # The entries of round place - 2 in the two columns, both off the diagonal.
+        above = costs[place - 2, place - 1]
+        steps[place] = costs[place - 2, place] / above if above > 0.0 else 0.0
+    decay = np.zeros((rounds, rounds))
+    for place in range(1, rounds):
+        decay[place, place + 1 :] = np.cumprod(steps[place + 1 :])
+    return decay
+
+
+def _reach(decay: FloatArray, separation: int) -> FloatArray:
+    """For each round: the most that z of that round can count for, sum of decays over what may follow."""
+    rounds = len(decay)
+    return np.array([heaviest(decay[place, place + separation :], separation) for place in range(rounds)])
+
+
+def _undominated(
+    labels: list[tuple[float, float, int, int]], reach: float
+) -> tuple[list[tuple[float, float, int, int]], bool]:
+    """Labels that another one does not beat whatever follows; merged upwards where there are too many."""
+    kept: list[tuple[float, float, int, int]] = []
+    for label in sorted(labels, key=lambda one: (-one[0], -one[1])):
+        # Future cost is at most 2 z reach, so a lead in cost may outweigh a larger z.
+        if all(label[0] + 2.0 * max(label[1] - other[1], 0.0) * reach > other[0] for other in kept):
+            kept.append(label)
+    if len(kept) <= _MOST_LABELS:
+        return kept, False
+    pairs = zip(kept[::2], [*kept[1::2], kept[-1]], strict=False)
+    return [(max(a[0], b[0]), max(a[1], b[1]), a[2], a[3]) for a, b in pairs], True

@@ -1,0 +1,370 @@
+"""Plans for carried shares: the design's figures, what is promised on real graphs, and that nothing flatters."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niss.accounting.carried import CarriedPlan, Connectivity, drawn_connectivity
+from niss.accounting.carried_planner import plan_carried
+from niss.accounting.trusted_noise import banded_noise, best_mean_noise, independent_noise
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import CarriedGraph, ShareGraph
+from niss.mechanism import gdp_mu
+from niss.views import CarriedRound, CarriedRun, RunKnowledge, run_mu2
+
+STRONG = 1e7
+
+
+def ratios(rounds, separation, participants=100, **settings_):
+    made = plan_carried(
+        participants=participants, clients=participants * separation, rounds=rounds, **settings_
+    )
+    return made.model_variance_ratio_to_central_mean, made.model_variance_ratio_to_central_final
+
+
+# Mean over rounds and final model, relative to a trusted server with independent noise; two figures each.
+@pytest.mark.parametrize(
+    ("rounds", "separation", "mean", "final"),
+    [(30, 5, 0.383, 0.29), (100, 10, 0.203, 0.148), (100, 34, 0.18, 0.10), (300, 10, 0.153, 0.125)],
+)
+def test_strong_shares_within_a_round(rounds, separation, mean, final):
+    assert ratios(rounds, separation, kappa=STRONG) == pytest.approx((mean, final), rel=0.02)
+
+
+def test_twice_the_residual_at_the_ends_and_a_separation_of_two():
+    assert ratios(30, 5, kappa=STRONG, ends=2.0)[0] == pytest.approx(0.374, rel=0.01)
+    assert ratios(30, 2, kappa=STRONG)[0] == pytest.approx(0.63, rel=0.01)
+
+
+# An upload's shares have ten times the variance that a client would need alone: sent and received, kappa = 5.
+@pytest.mark.parametrize(
+    ("rounds", "separation", "cyclic", "at_least", "closed"),
+    [
+        (30, 5, (0.425, 0.322), (0.454, 0.344), (0.427, 0.332)),
+        (100, 10, (0.226, 0.165), (0.239, 0.174), (0.226, 0.166)),
+        (100, 34, (0.202, 0.109), (0.245, 0.133), (0.202, 0.110)),
+        pytest.param(300, 10, (0.170, 0.139), (0.173, 0.141), (0.170, 0.139), marks=pytest.mark.slow),
+    ],
+)
+def test_a_hundred_a_round_by_what_is_promised(rounds, separation, cyclic, at_least, closed):
+    assert ratios(rounds, separation, kappa=5.0) == pytest.approx(cyclic, rel=0.02)
+    assert ratios(rounds, separation, kappa=5.0, pattern="any") == pytest.approx(at_least, rel=0.02)
+    assert ratios(rounds, separation, kappa=5.0, closing=True) == pytest.approx(closed, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "fixed", "mean", "ratio"),
+    [(0.01, 0.28, 0.275, 12.4), (0.05, 0.50, 0.40, 5.8), (0.1, 0.75, 0.48, 3.5), (0.2, 1.16, 0.57, 1.7)],
+)
+def test_dropouts_stay_in_the_model_and_less_is_carried(dropout, fixed, mean, ratio):
+    settings_ = {
+        "participants": 100,
+        "clients": 1000,
+        "rounds": 100,
+        "kappa": 5.0,
+        "dropout": dropout,
+        "mode": "repair",
+        "declared_dropped": 0,
+    }
+    unplanned = plan_carried(**settings_, carried_to_residual=18.9)
+    assert unplanned.model_variance_ratio_to_central_mean == pytest.approx(fixed, rel=0.02)
+    planned = plan_carried(**settings_)
+    assert planned.model_variance_ratio_to_central_mean == pytest.approx(mean, rel=0.02)
+    assert planned.carried_to_residual == pytest.approx(ratio, rel=0.05)
+
+
+def test_more_lags_pay_for_long_separations():
+    one = ratios(100, 34, kappa=STRONG)[0]
+    three = ratios(100, 34, kappa=STRONG, lags=3)[0]
+    assert three == pytest.approx(0.15, rel=0.03)
+    assert three < 0.9 * one
+
+
+def test_trusted_servers():
+    for rounds, separation, banded, best in ((30, 5, 0.34, 0.30), (100, 10, 0.18, 0.15)):
+        factors = np.ones(rounds)
+        central = independent_noise(factors, separation).mean()
+        assert banded_noise(factors, separation).mean() / central == pytest.approx(banded, rel=0.02)
+        assert best_mean_noise(factors, separation) / central == pytest.approx(best, rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 14), st.integers(1, 6), st.integers(0, 2**32))
+def test_nothing_beats_the_best_correlated_noise(rounds, separation, seed):
+    """Any covariance that a trusted server might use, scaled to mu = 1 by its true worst client, leaves more."""
+    rng = np.random.default_rng(seed)
+    factors = rng.uniform(0.5, 1.5, rounds)
+    best = best_mean_noise(factors, separation)
+    root = np.tril(rng.uniform(0.0, 1.0, (rounds, rounds))) + np.eye(rounds)
+    for inverse in (root.T @ root, np.eye(rounds)):
+        cohorts = [np.arange(first, rounds, separation) for first in range(min(separation, rounds))]
+        cost = max(inverse[np.ix_(places, places)].sum() for places in cohorts)
+        sums = np.tril(np.ones((rounds, rounds))) * factors
+        noise = np.trace(sums @ np.linalg.inv(inverse) @ sums.T) / rounds * cost
+        assert best <= noise * (1 + 1e-9)
+    assert best <= banded_noise(factors, separation).mean() * (1 + 1e-9)
+
+
+def test_a_separation_of_one_gains_nothing_and_says_so():
+    made = plan_carried(participants=50, clients=50, rounds=20)
+    assert made.carried_to_residual == 0.0
+    assert made.model_variance_ratio_to_central_mean > 1.0
+    assert any("every round" in note for note in made.notes)
+    wasted = plan_carried(
+        participants=100, clients=1000, rounds=100, kappa=5.0, dropout=0.2, carried_to_residual=18.9
+    )
+    assert any("less than 2 %" in note for note in wasted.notes)
+
+
+def test_the_forecast_is_json_and_keeps_the_promise():
+    made = plan_carried(
+        participants=40, clients=400, rounds=50, epsilon=2.0, sensitivity=0.3, collusion=0.2, pattern="any"
+    )
+    values = json.loads(json.dumps(made.to_json()))
+    for name in (
+        "separation",
+        "carried_to_residual",
+        "model_variance_ratio_to_central_mean",
+        "model_variance_ratio_to_central_final",
+        "model_variance_ratio_to_best",
+    ):
+        assert values[name] == getattr(made, name)
+    assert len(made.noise) == len(made.noise_central) == len(made.noise_banded) == 50
+    assert made.mu <= gdp_mu(2.0, 1e-5) <= made.mu * (1 + 1e-9)
+    assert made.plan.colluders == 8
+    assert made.model_variance_ratio_to_best > 1.0
+    account = made.plan.charges()
+    for number in made.plan.worst.rounds:
+        account.charge(number)
+    assert math.sqrt(account.spent) == pytest.approx(made.mu, rel=1e-9)
+
+
+def run_of(plan: CarriedPlan, *, degree=None, outgoing=None) -> CarriedRun:
+    """The run that a plan describes, on real graphs: cohorts that take turns."""
+    m, rounds = plan.participants, []
+    for number in range(plan.rounds):
+        first = number % plan.separation * m
+        beacon = b"round %d" % number
+        shares = (
+            ShareGraph.complete(m) if degree is None else ShareGraph.regular(m, degree=degree, beacon=beacon)
+        )
+        onward = []
+        for lag, row in enumerate(plan.carried, start=1):
+            if row[number]:
+                if outgoing is None:
+                    graph = CarriedGraph.complete((m, m), lag=lag)
+                else:
+                    graph = CarriedGraph.draw(
+                        (m, m), degree=outgoing, beacon=beacon, lists=(bytes(32),) * 2, lag=lag
+                    )
+                onward.append((graph, row[number] / graph.weights.sum()))
+        rounds.append(
+            CarriedRound(
+                tuple(range(first, first + m)),
+                shares,
+                plan.spatial / (2.0 * shares.out_weight[0]),
+                plan.residuals[number] / m,
+                tuple(onward),
+                plan.scales[number] if plan.rescaled else 1.0,
+            )
+        )
+    return CarriedRun(tuple(rounds))
+
+
+def in_every_cohort(plan, places):
+    return [cohort * plan.participants + place for cohort in range(plan.separation) for place in places]
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize("colluders", [0, 2])
+@pytest.mark.parametrize("lags", [1, 2])
+def test_a_plan_promises_what_its_run_on_complete_graphs_gives(rescaled, colluders, lags):
+    plan = CarriedPlan(
+        participants=6,
+        horizon=9,
+        separation=3,
+        residual=0.4,
+        carried_to_residual=(4.0, 1.5)[:lags],
+        spatial=3.0,
+        ends=2.0,
+        factors=tuple(np.linspace(1.5, 0.5, 9).tolist()),
+        rescaled=rescaled,
+        colluders=colluders,
+        sensitivity=0.7,
+    )
+    known = RunKnowledge(in_every_cohort(plan, range(colluders)))
+    exact = run_mu2(run_of(plan), known, sensitivity=0.7)
+    assert plan.worst.cost == pytest.approx(max(exact.values()), rel=1e-10)
+
+
+@pytest.mark.parametrize("colluders", [0, 2, 4])
+@pytest.mark.parametrize("spatial", [0.01, 0.3, 8.0])
+def test_sparse_plans_never_promise_more_than_their_run(colluders, spatial):
+    m = 24
+    plan = CarriedPlan(
+        participants=m,
+        horizon=10,
+        separation=2,
+        residual=0.4,
+        carried_to_residual=(5.0,),
+        spatial=spatial,
+        colluders=colluders,
+        connectivity=drawn_connectivity(m, neighbours=8, carried=5, colluding_neighbours=colluders),
+    )
+    rng = np.random.default_rng(11)
+    run = run_of(plan, degree=8, outgoing=5)
+    # The floor of the plan must be one of these very graphs.
+    lists = (bytes(32),) * 2
+    worst = [drawn_connectivity(m, neighbours=8, carried=5, colluding_neighbours=colluders)]
+    for number in range(plan.rounds):
+        graph = CarriedGraph.draw((m, m), degree=5, beacon=b"round %d" % number, lists=lists).matrix() / 5
+        laplacian = ShareGraph.regular(m, degree=8, beacon=b"round %d" % number).laplacian()
+        values = np.linalg.eigvalsh(laplacian - 1e3 * np.ones((m, m)))
+        within = max(float(values[1]) - colluders * float(-laplacian.min()), 0.0) / 16
+        worst.append(Connectivity(within, float(np.linalg.norm(graph - 1 / m, 2))))
+    floor = Connectivity(min(w.spatial for w in worst), max(w.carried for w in worst))
+    plan = replace(plan, connectivity=floor)
+    for _ in range(6):
+        places = [rng.permutation(m)[:colluders] for _ in range(2)]
+        known = [cohort * m + int(place) for cohort in range(2) for place in places[cohort]]
+        exact = run_mu2(run, RunKnowledge(known))
+        assert max(exact.values()) <= plan.worst.cost * (1 + 1e-10)
+
+
+def test_the_sparse_draw_of_the_design():
+    """40 a round, 20 rounds, separation 5, 10 and 6 edges, ten times the local noise in the shares; one draw."""
+    participants, separation, rounds, ratio, participations = 40, 5, 20, 4.0, 4
+    for share, wanted in ((0.0, 0.49), (0.1, 0.57), (0.2, 0.67), (0.3, 0.87)):
+        everyone = np.random.default_rng(1).permutation(participants * separation)
+        known = RunKnowledge(everyone[: round(share * everyone.size)].tolist())
+        plan = CarriedPlan(
+            participants=participants,
+            horizon=rounds,
+            separation=separation,
+            residual=1.0,
+            carried_to_residual=(ratio,),
+            spatial=10.0 * participations,
+        )
+        low, high = 1.0, 5.0
+        for _ in range(10):
+            middle = math.sqrt(low * high)
+            fitted = replace(plan, residual=middle)
+            worst = max(run_mu2(run_of(fitted, degree=10, outgoing=6), known).values())
+            low, high = (middle, high) if worst > 1.0 else (low, middle)
+        noise = replace(plan, residual=high).noise_in_model()
+        central = independent_noise(np.ones(rounds), separation)
+        assert noise.mean() / central.mean() == pytest.approx(wanted, rel=0.1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(3, 12),
+    st.integers(2, 14),
+    st.integers(1, 5),
+    st.floats(0.0, 30.0),
+    st.floats(0.0, 10.0),
+    st.floats(0.0, 0.4),
+    st.sampled_from([None, 0.3]),
+)
+def test_less_trust_never_gives_a_better_claim(
+    participants, horizon, separation, ratio, spatial, revealed, second
+):
+    plan = CarriedPlan(
+        participants=participants,
+        horizon=horizon,
+        separation=separation,
+        residual=0.5,
+        carried_to_residual=(ratio,),
+        spatial=spatial,
+        pattern="any",
+        connectivity=Connectivity(None if second is None else 0.2, second),
+    )
+    here = plan.worst.cost * (1 - 1e-9)
+    assert replace(plan, colluders=1).worst.cost >= here
+    assert replace(plan, declared_dropped=2).worst.cost >= replace(plan, colluders=1).worst.cost * (1 - 1e-9)
+    assert replace(plan, revealed=revealed).worst.cost >= here
+    if separation > 1:
+        assert replace(plan, separation=separation - 1).worst.cost >= here
+    assert replace(plan, pattern="cyclic").worst.cost <= here * (1 + 1e-8)
+
+
+def test_noise_in_the_model_equals_a_simulation_of_the_sums():
+    """Every share drawn, added and taken out: the variance of a linear map, computed column by column."""
+    factors = (1.0, 0.8, 0.9, 0.5)
+    plan = CarriedPlan(
+        participants=3,
+        horizon=4,
+        separation=2,
+        residual=0.5,
+        carried_to_residual=(3.0, 1.0),
+        spatial=1.0,
+        factors=factors,
+    )
+    for rescaled in (False, True):
+        plan = replace(plan, rescaled=rescaled)
+        columns = [
+            np.sqrt(r) * a * (np.arange(4) >= t)
+            for t, (r, a) in enumerate(zip(plan.residuals, factors, strict=True))
+        ]
+        for lag in (1, 2):
+            for start in range(4 - lag):
+                taken = factors[start] if rescaled else factors[start + lag]
+                column = factors[start] * (np.arange(4) >= start) - taken * (np.arange(4) >= start + lag)
+                columns.append(math.sqrt(plan.carried[lag - 1, start]) * column)
+        np.testing.assert_allclose(plan.noise_in_model(), np.sum(np.square(columns), axis=0), rtol=1e-12)
+
+
+def test_repairs_are_charged():
+    settings_ = {
+        "participants": 60,
+        "clients": 600,
+        "rounds": 40,
+        "kappa": 10.0,
+        "dropout": 0.05,
+        "mode": "repair",
+    }
+    careful = plan_carried(**settings_)
+    assert careful.plan.declared_dropped > 3
+    careless = plan_carried(**settings_, declared_dropped=0)
+    assert careful.plan.residual > careless.plan.residual
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"separation": 11},
+        {"separation": 0},
+        {"pattern": "poisson"},
+        {"mode": "hope"},
+        {"goal": "best"},
+        {"lags": 0},
+        {"collusion": 1.0},
+        {"clients": 50},
+        {"factors": (1.0, 2.0)},
+        {"revealed": 1.0},
+    ],
+)
+def test_bad_settings_are_refused(changes):
+    with pytest.raises(ConfigError):
+        plan_carried(**{"participants": 100, "clients": 1000, "rounds": 20, **changes})
+
+
+def test_nobody_left_is_refused():
+    with pytest.raises(PrivacyError):
+        CarriedPlan(
+            participants=4,
+            horizon=3,
+            separation=2,
+            residual=1.0,
+            carried_to_residual=(1.0,),
+            spatial=1.0,
+            colluders=3,
+            declared_dropped=1,
+        )

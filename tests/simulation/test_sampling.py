@@ -1,0 +1,163 @@
+"""Who takes part: cohorts that return in turn, rests that are kept, draws in secret."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import niss
+from niss.randomness import SimStream
+from niss.simulation.sampling import aggregation_weights, choose_participants
+from support.federation import small_config
+
+TRAINING = {"participants": 3, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
+EVERYONE = np.ones(12, dtype=bool)
+
+
+def drawn(
+    number: int, sampling: str, size: int = 3, eligible: np.ndarray = EVERYONE, resting=()
+) -> np.ndarray:
+    return choose_participants(
+        number,
+        sampling=sampling,  # type: ignore[arg-type]
+        size=size,
+        eligible=eligible,
+        stream=SimStream(1).child("participants"),
+        resting=resting,
+    )
+
+
+def test_cyclic_cohorts_return_after_exactly_their_separation() -> None:
+    rounds = [drawn(number, "cyclic").tolist() for number in range(12)]
+    assert rounds[:4] == rounds[4:8] == rounds[8:]
+    assert sorted(np.concatenate(rounds[:4])) == list(range(12))
+    assert rounds[0] == drawn(0, "shuffled").tolist()
+
+
+def test_those_who_rest_are_not_drawn() -> None:
+    rounds: list[np.ndarray] = []
+    for number in range(40):
+        rounds.append(drawn(number, "uniform", resting=rounds[-2:]))
+        assert rounds[-1].size == 3
+        assert not np.isin(rounds[-1], np.concatenate([*rounds[-3:-1], [-1]])).any()
+    assert len({tuple(cohort) for cohort in rounds}) > 12
+
+
+def test_poisson_draws_each_client_on_its_own() -> None:
+    """2,000 rounds of 12 clients; every mean within six deviations of one half, and pairs uncorrelated."""
+    joined = np.zeros((2_000, 12))
+    for number, row in enumerate(joined):
+        row[drawn(number, "poisson", size=6)] = 1.0
+    assert np.abs(joined.mean(axis=0) - 0.5).max() < 6 * 0.5 / np.sqrt(2_000)
+    correlation = np.corrcoef(joined.T) - np.eye(12)
+    assert np.abs(correlation).max() < 6 / np.sqrt(2_000)
+    assert len({int(row.sum()) for row in joined}) > 5
+    spent = EVERYONE.copy()
+    spent[3] = False
+    assert not any(3 in drawn(number, "poisson", size=6, eligible=spent) for number in range(20))
+
+
+def test_weights_of_a_secret_draw_do_not_depend_on_who_joined() -> None:
+    for count in (1, 4, 9):
+        sizes = np.full(count, 10)
+        assert aggregation_weights(sizes, rule="equal", cap=None, expected=5) == pytest.approx([0.2] * count)
+
+
+def test_a_run_keeps_the_separation_also_after_an_interruption(
+    tmp_path, monkeypatch, datasets, held_out, linear
+):
+    from niss.accounting import LedgerFile
+    from niss.simulation import records
+
+    config = small_config(
+        rounds=8,
+        training={**TRAINING, "sampling": "uniform", "separation": 3},
+        methods=[{"name": "central-mf"}],
+    )
+    materials = {"model": linear, "clients": datasets, "test": held_out}
+    niss.run(config, out=tmp_path / "whole", **materials)
+    append = records.RunFolder.append_round
+
+    def dying(self, metrics, seconds):
+        if metrics["round"] == 5:
+            raise KeyboardInterrupt
+        append(self, metrics, seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records.RunFolder, "append_round", dying)
+        with pytest.raises(KeyboardInterrupt):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    niss.resume(tmp_path / "cut", **materials)
+    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+    rounds = [set(entry.mus) for entry in LedgerFile.read(tmp_path / "cut" / "ledger.jsonl").entries]
+    for number, cohort in enumerate(rounds):
+        assert not any(cohort & earlier for earlier in rounds[max(number - 2, 0) : number])
+
+
+def test_poisson_rounds_divide_by_the_expected_number(datasets, held_out, linear):
+    """One full-batch step of every client drawn; the sum is divided by four, however many there were."""
+    config = small_config(
+        rounds=1,
+        training={
+            "participants": 4,
+            "sampling": "poisson",
+            "epochs": 1,
+            "batch_size": 100,
+            "learning_rate": 0.5,
+        },
+        methods=[{"name": "fedavg"}],
+    )
+    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    members = drawn_by(config, 0)
+    assert result.metrics[0]["participants"] == members.size != 4
+    expected = torch.zeros(3, 5)
+    for client in members:
+        inputs, labels = map(torch.from_numpy, datasets[client])
+        weight, bias = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, requires_grad=True)
+        scores = torch.nn.functional.linear(inputs, weight, bias)
+        torch.nn.functional.cross_entropy(scores, labels).backward()
+        expected -= 0.5 * weight.grad / 4
+    assert torch.allclose(result.state_dict["weight"], expected, atol=1e-6)
+
+
+def drawn_by(config, number: int) -> np.ndarray:
+    stream = SimStream(config.seed).child("participants").child("poisson", number)
+    size = config.training.participants / config.data.clients
+    return np.flatnonzero(stream.generator().random(config.data.clients) < size)
+
+
+@pytest.mark.parametrize(
+    ("training", "fault"),
+    [
+        ({"participants": 5, "sampling": "cyclic"}, "do not make whole cohorts"),
+        ({"participants": 3, "sampling": "uniform", "separation": 5}, "ask for at most 4"),
+        ({"participants": 3, "sampling": "cyclic", "separation": 5}, "ask for at most 4"),
+        ({"participants": 3, "sampling": "shuffled", "separation": 2}, "again in the next round"),
+        ({"participants": 3, "sampling": "poisson", "separation": 2}, "again in the next round"),
+        ({"participants": 3, "sampling": "poisson", "weights": "declared"}, "who else takes part"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(training: dict, fault: str) -> None:
+    with pytest.raises(niss.errors.ConfigError, match=fault):
+        small_config(training={**TRAINING, **training})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "separation", "most"),
+    [
+        ("shuffled", None, 3),
+        ("cyclic", None, 3),
+        ("uniform", None, 9),
+        ("uniform", 3, 3),
+        ("poisson", None, 9),
+    ],
+)
+def test_how_often_a_client_can_take_part(sampling: str, separation: int | None, most: int) -> None:
+    config = small_config(
+        rounds=9,
+        training={**TRAINING, "sampling": sampling, "separation": separation},
+        methods=[{"name": "fedavg"}],
+    )
+    assert config.participations == most
