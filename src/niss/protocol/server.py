@@ -46,7 +46,7 @@ from niss.protocol.messages import (
 from niss.protocol.shamir import Piece, check_commitment, combine
 from niss.protocol.shares import edge_commitment, piece_commitment
 from niss.protocol.states import ServerState, server_step
-from niss.protocol.wire import check_packed, signed_part, sum_packed
+from niss.protocol.wire import check_packed, signed_part, signed_parts, sum_packed
 from niss.randomness import SecretStream, add_gaussians
 
 
@@ -199,12 +199,17 @@ class Server:
                 if piece.seat in sealed:
                     sealed[piece.seat].append(replace(piece, seat=owner))
         verdicts = tuple(verdict for _, verdict in sorted(current.verdicts.items()))
-        requests = {}
-        for seat in current.verdicts:
-            request = RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
-            requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
+        requests = [
+            RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
+            for seat in current.verdicts
+        ]
+        # All of them hold all verdicts, which are encoded once.
+        signatures = [self._identity.sign("request", part) for part in signed_parts(requests)]
         self.state = following
-        return requests
+        return {
+            seat: replace(request, signature=signature)
+            for seat, request, signature in zip(current.verdicts, requests, signatures, strict=True)
+        }
 
     def take_reveal(self, reveal: Reveal) -> None:
         """Keep what a client reveals; of two different ones from one seat the first counts."""
