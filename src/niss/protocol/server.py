@@ -46,8 +46,8 @@ from niss.protocol.messages import (
 from niss.protocol.shamir import Piece, check_commitment, combine
 from niss.protocol.shares import edge_commitment, piece_commitment
 from niss.protocol.states import ServerState, server_step
-from niss.protocol.wire import check_packed, signed_part, sum_packed
-from niss.randomness import SecretStream
+from niss.protocol.wire import check_packed, signed_part, signed_parts, sum_packed
+from niss.randomness import SecretStream, add_gaussians
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,17 @@ class Server:
                 if piece.seat in sealed:
                     sealed[piece.seat].append(replace(piece, seat=owner))
         verdicts = tuple(verdict for _, verdict in sorted(current.verdicts.items()))
-        requests = {}
-        for seat in current.verdicts:
-            request = RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
-            requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
+        requests = [
+            RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
+            for seat in current.verdicts
+        ]
+        # All of them hold all verdicts, which are encoded once.
+        signatures = [self._identity.sign("request", part) for part in signed_parts(requests)]
         self.state = following
-        return requests
+        return {
+            seat: replace(request, signature=signature)
+            for seat, request, signature in zip(current.verdicts, requests, signatures, strict=True)
+        }
 
     def take_reveal(self, reveal: Reveal) -> None:
         """Keep what a client reveals; of two different ones from one seat the first counts."""
@@ -285,17 +290,18 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
         for pair, seed in _true_seeds(current, seat, survivors).items()
     }
     disputed = _disputed(current, survivors)
-    uncancelled, extra = 0, 0.0
+    uncancelled, extra, noises = 0, 0.0, []
     edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
     for sender, receiver, weight in edges:
         pair, variance = (sender, receiver), weight * agreed.terms.unit_variance
         ends = (sender in survivors) + (receiver in survivors)
         if ends == 1 and pair in seeds:
             sign = -1 if sender in survivors else 1
-            SecretStream(seeds[pair]).add_gaussian(total, agreed.grid.deviation_steps(variance), sign=sign)
+            noises.append((SecretStream(seeds[pair]), agreed.grid.deviation_steps(variance), sign))
         elif ends == 1 or (ends == 2 and (min(pair), max(pair)) in disputed):
             uncancelled += 1
             extra += ends * variance
+    add_gaussians(total, noises)
     return uncancelled, extra
 
 
@@ -352,7 +358,7 @@ def _take_out_masks(
     agreed = current.agreed
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     pieces = _true_pieces(current, survivors)
-    left, short = [], []
+    left, short, masks = [], [], []
     for seat in survivors:
         threshold = agreed.threshold(seat)
         if len(pieces[seat]) < threshold:
@@ -364,7 +370,8 @@ def _take_out_masks(
             current.lie(seat, "made pieces that do not give its self-mask")
             left.append(seat)
         else:
-            SecretStream(seed).add_gaussian(total, steps, sign=-1)
+            masks.append((SecretStream(seed), steps, -1))
+    add_gaussians(total, masks)
     if short:
         current.note(f"too few true pieces to take out the self-mask of {_named(short)}")
     return tuple(left)
