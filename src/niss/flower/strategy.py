@@ -256,6 +256,8 @@ class NissStrategy(Strategy):
             return self.inner.aggregate_train(server_round, results)
         results.insert(0, self._mean_as_reply(current, outcome, uploads, report.deviation))
         arrays, metrics = self.inner.aggregate_train(server_round, results)
+        if arrays is not None:
+            arrays = self._model.restored(arrays)
         counts = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
         counts.update({} if metrics is None else metrics)
         return arrays, counts
