@@ -22,7 +22,7 @@ def counting_app(steps: int = 10) -> ClientApp:
     app = ClientApp(mods=[niss_mod])
 
     @app.train()
-    def train(message: Message, context: Context) -> Message:  # noqa: ARG001
+    def train(message: Message, context: Context) -> Message:
         values = {name: array.numpy() for name, array in message.content["arrays"].items()}
         assert {name: str(value.dtype) for name, value in values.items()} == {
             "weight": "float32",

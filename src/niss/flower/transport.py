@@ -37,6 +37,7 @@ RECORD = "niss"
 UPLOAD = "niss-upload"
 METRICS = "metrics"
 NO_REPLY = "no answer in time"
+USE_THE_MOD = "Does its ClientApp have `mods=[niss_mod]`, and is it the first mod?"
 _REFUSAL = "refusal"
 _LARGEST_STEP = 2**63 - 1
 # A string of bytes as numpy saves it, and nothing else that numpy could read: the header is text that it evaluates.
@@ -143,7 +144,7 @@ def read_reply(message: Message) -> Reply:
     if RECORD not in content.config_records or UPLOAD not in content.array_records:
         raise RemoteProtocolError(
             "the reply was made without NISS",
-            hint="does the ClientApp have `mods=[niss_mod]`, and is it the first mod?",
+            hint=USE_THE_MOD,
         )
     step = _field(content.config_records[RECORD], "step", int)
     if not 0 <= step <= _LARGEST_STEP:
