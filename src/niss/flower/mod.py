@@ -258,6 +258,7 @@ class _Exchange:
             first_key=client.next_prekey,
             budget=self._limits.budget(proposal),
             ceiling=self._limits.ceiling_for(proposal.plan),
+            mu=proposal.round_mu,
         )
         if read_proposal(agreed_to) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
