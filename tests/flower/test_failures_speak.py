@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from flwr.app import MetricRecord
@@ -137,3 +138,35 @@ class TestSpentClients:
         start(strategy, FakeGrid(), rounds=3)
         assert [one.survivors for one in strategy.rounds] == [6, 0, 0]
         assert "0 of 6 nodes could take part" in strategy.rounds[2].skipped
+
+
+class TestOutlook:
+    def run(self, caplog, plan: Plan, nodes: int) -> str:
+        with caplog.at_level(logging.INFO, "flwr"):
+            start(NissStrategy(inner(), plan=plan), FakeGrid(nodes))
+        return caplog.text
+
+    def test_a_hopeless_plan_is_said_to_be_hopeless_before_anyone_is_charged(self, caplog):
+        plan = replace(PRIVATE, epsilon=0.1)
+        grid = FakeGrid()
+
+        def warned(message):
+            if message.content["niss"]["stage"] == "round":
+                assert "niss: Hopeless" in caplog.text
+            return message
+
+        grid.tamper = warned
+        with caplog.at_level(logging.WARNING, "flwr"):
+            start(NissStrategy(inner(), plan=plan), grid)
+        assert caplog.text.count("niss: Hopeless") == 1
+
+    def test_one_that_can_work_is_not_warned_of(self, caplog):
+        assert "Enough signal" in self.run(caplog, replace(PRIVATE, epsilon=10.0, neighbours=5), 12)
+        assert "Hopeless" not in caplog.text
+
+    def test_a_client_finds_the_norm_of_its_update_in_its_own_log_alone(self, caplog):
+        grid = FakeGrid()
+        with caplog.at_level(logging.INFO, "flwr"):
+            start(NissStrategy(inner(), plan=PRIVATE), grid, rounds=1)
+        assert caplog.text.count("the update has norm 0.") == 6
+        assert all(set(reply.content) == {"niss", "niss-upload"} for reply in grid.received)

@@ -12,6 +12,7 @@ from niss.accounting.carried_planner import CarriedForecast, plan_carried
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.outlook import Outlook, outlook
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
@@ -65,6 +66,7 @@ __all__ = [
     "Group",
     "Ledger",
     "LedgerFile",
+    "Outlook",
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
@@ -80,6 +82,7 @@ __all__ = [
     "grid_delta",
     "make_statement",
     "make_terms",
+    "outlook",
     "outsider_epsilon",
     "plan",
     "plan_carried",

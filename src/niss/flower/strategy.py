@@ -31,7 +31,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Assessor, Plan, Promise, Statement
+from niss.accounting import Assessor, Plan, Promise, Statement, outlook
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, RoundReport
@@ -193,6 +193,20 @@ class NissStrategy(Strategy):
                 *(wanted, wanted, wanted),
             )
 
+    def _say_outlook(self) -> None:
+        """Before the first round that anyone pays for: can this model learn anything under this noise?"""
+        opened = self.session.round
+        if opened is None or any(one.participants for one in self.rounds):
+            return
+        terms = opened.agreed.terms
+        judged = outlook(
+            parameters=self._model.size,
+            rounds=self._rounds,
+            clip=terms.clip,
+            variance=len(opened.nodes) * terms.residual_variance,
+        )
+        LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
+
     def _require_a_round(self) -> None:
         """Raise `ProtocolError` for a run whose model is the one that it began with."""
         if self._rounds == 0 or any(one.survivors for one in self.rounds):
@@ -262,6 +276,7 @@ class NissStrategy(Strategy):
                 f"; {spent} have spent what the plan allows" if spent else ""
             )
             return self._skip(number, why)
+        self._say_outlook()
         for message in messages:
             node = message.metadata.dst_node_id
             if node in requests:
