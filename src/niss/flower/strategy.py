@@ -18,16 +18,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -38,6 +36,7 @@ from niss.flower.account import Account, RoundReport
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
 from niss.flower.proposal import plan_values
+from niss.flower.run_config import plan_of, strategy_options
 from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
 from niss.flower.transport import (
     METRICS,
@@ -51,14 +50,17 @@ from niss.flower.transport import (
 )
 from niss.flower.wrapped import (
     GridOfWilling,
+    alike,
     fewest_nodes,
     guard_metrics,
+    mean_metrics,
+    most_common,
     require_wrappable,
+    shown,
     try_metrics,
     weight_of,
 )
 from niss.protocol import LINKS_PER_ROUND, MODES, Identity, Outcome, load_coalition, load_identity
-from niss.redaction import printable
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
@@ -154,6 +156,16 @@ class NissStrategy(Strategy):
         self._begun: Session | None = None
         self.account = Account(self.plan)
 
+    @classmethod
+    def from_run_config(cls, context: Context, strategy: Strategy, **options: Any) -> Self:
+        """Around a strategy, with plan, mode, tracker, key and the rest from `[tool.flwr.app.config]`.
+
+        The names are those of `niss.flower.run_config`; `options` are arguments as above, and go before them.
+        """
+        if "plan" not in options:
+            options["plan"] = plan_of(context.run_config)
+        return cls(strategy, **strategy_options(context.run_config) | options)
+
     def start(
         self,
         grid: Grid,
@@ -214,10 +226,10 @@ class NissStrategy(Strategy):
         why, hint = "the strategy asked no node to train", "see `fraction_train`"
         if self.rounds:
             last = self.rounds[-1]
-            why = last.skipped or f"every upload was lost ({_most_common(last.lost.values())})"
+            why = last.skipped or f"every upload was lost ({most_common(last.lost.values())})"
             hint = "the log says why of each node; `participants` is how many a round needs"
         if self._begun is not None and not self._begun.members:
-            why += f"; no node joined ({_most_common(self._begun.left_out.values())})"
+            why += f"; no node joined ({most_common(self._begun.left_out.values())})"
             hint = USE_THE_MOD
         raise ProtocolError(f"no round took place: {why}", hint=hint)
 
@@ -322,7 +334,7 @@ class NissStrategy(Strategy):
         mu = self._assess(current.agreed, self.plan.colluders)
         report = self.account.enter(current, outcome, self.session.members, mu)
         self._log(report)
-        results = [_shown(reply) for reply in replies if reply.has_error()]
+        results = [shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
         results.insert(0, self._mean_as_reply(current, outcome, uploads, report.deviation))
@@ -347,7 +359,7 @@ class NissStrategy(Strategy):
         Where it fails on their values, the round has no metrics: what a node sends does not end the run.
         """
         try:
-            return self.inner.aggregate_evaluate(server_round, _alike(replies))
+            return self.inner.aggregate_evaluate(server_round, alike(replies))
         except Exception as error:
             LOG.warning("niss: no metrics of `evaluate` in round %d: %s", server_round, type(error).__name__)
             return None
@@ -408,7 +420,7 @@ class NissStrategy(Strategy):
         """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants."""
         mean = outcome.total * (len(current.nodes) / len(outcome.survivors))
         survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
-        metrics = _mean_metrics([reply.metrics for reply in survivors])
+        metrics = mean_metrics([reply.metrics for reply in survivors])
         self.account.clear_metrics |= set(metrics)
         size, clip = self._model.size, current.agreed.terms.clip
         metrics.update(self._metrics.means(mean[size:], clip, deviation))
@@ -450,52 +462,3 @@ class NissStrategy(Strategy):
             for name, records in metrics.items()
         }
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
-
-
-def _mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
-    """The mean, with equal weights, of each number that every client sent; everything else is left out."""
-    sent = [record for record in records if record is not None]
-    means: dict[str, int | float | list[int] | list[float]] = {}
-    for name in sent[0] if len(sent) == len(records) else ():
-        values = [record.get(name) for record in sent]
-        numbers = [value for value in values if isinstance(value, int | float)]
-        if len(numbers) == len(values):
-            # Opposite infinities, or numbers beyond a float: such a metric has no mean.
-            with suppress(OverflowError, ValueError):
-                means[name] = math.fsum(numbers) / len(numbers)
-    return MetricRecord(means)
-
-
-def _most_common(reasons: Iterable[str]) -> str:
-    counted = Counter(reasons).most_common(1)
-    return counted[0][0] if counted else "no reason is known"
-
-
-def _shown(reply: Message) -> Message:
-    """A reply that is an error, with a reason that Flower can print."""
-    reply.error = Error(reply.error.code, printable(reply.error.reason or ""))
-    return reply
-
-
-def _alike(replies: Iterable[Message]) -> list[Message]:
-    """The errors, and the replies whose metrics have the names and kinds that most replies have."""
-    errors, made = [], []
-    for reply in replies:
-        if reply.has_error():
-            errors.append(_shown(reply))
-        else:
-            made.append((reply, _layout(reply)))
-    if not made:
-        return errors
-    usual, _ = Counter(layout for _, layout in made).most_common(1)[0]
-    return [reply for reply, layout in made if layout == usual] + errors
-
-
-def _layout(reply: Message) -> tuple[object, ...]:
-    """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
-    records = sorted(reply.content.metric_records.items())
-    return tuple(
-        (key, name, len(value) if isinstance(value, list) else -1)
-        for key, record in records
-        for name, value in sorted(record.items())
-    )

@@ -8,15 +8,19 @@ has spent anything.
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import METRICS
+from niss.redaction import printable
 
 LOG = logging.getLogger("flwr")
 
@@ -171,3 +175,53 @@ class GridOfWilling(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+def mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
+    """The mean, with equal weights, of each number that every client sent; everything else is left out."""
+    sent = [record for record in records if record is not None]
+    means: dict[str, int | float | list[int] | list[float]] = {}
+    for name in sent[0] if len(sent) == len(records) else ():
+        values = [record.get(name) for record in sent]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if len(numbers) == len(values):
+            # Opposite infinities, or numbers beyond a float: such a metric has no mean.
+            with suppress(OverflowError, ValueError):
+                means[name] = math.fsum(numbers) / len(numbers)
+    return MetricRecord(means)
+
+
+def most_common(reasons: Iterable[str]) -> str:
+    """The reason that was given most often."""
+    counted = Counter(reasons).most_common(1)
+    return counted[0][0] if counted else "no reason is known"
+
+
+def shown(reply: Message) -> Message:
+    """A reply that is an error, with a reason that Flower can print."""
+    reply.error = Error(reply.error.code, printable(reply.error.reason or ""))
+    return reply
+
+
+def alike(replies: Iterable[Message]) -> list[Message]:
+    """The errors, and the replies whose metrics have the names and kinds that most replies have."""
+    errors, made = [], []
+    for reply in replies:
+        if reply.has_error():
+            errors.append(shown(reply))
+        else:
+            made.append((reply, _layout(reply)))
+    if not made:
+        return errors
+    usual, _ = Counter(layout for _, layout in made).most_common(1)[0]
+    return [reply for reply, layout in made if layout == usual] + errors
+
+
+def _layout(reply: Message) -> tuple[object, ...]:
+    """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
+    records = sorted(reply.content.metric_records.items())
+    return tuple(
+        (key, name, len(value) if isinstance(value, list) else -1)
+        for key, record in records
+        for name, value in sorted(record.items())
+    )
