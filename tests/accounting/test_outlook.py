@@ -66,3 +66,12 @@ def test_niss_plan_says_it_too():
     assert values["outlook"]["deviation"] == pytest.approx(math.sqrt(10 * terms.residual_variance), rel=0.1)
     assert "outlook" not in CliRunner().invoke(app, options).output
     assert CliRunner().invoke(app, [*options, "--parameters", "0"]).exit_code != 0
+
+
+def test_niss_run_says_it_before_the_first_round(tmp_path):
+    pytest.importorskip("torch")
+    options = ["run", "--dataset", "mnist-mini", "--model", "mlp", "--method", "dp-fedavg", "--rounds", "1"]
+    options += ["--clients", "4", "--participants", "4", "--epochs", "1", "--epsilon", "0.5"]
+    said = CliRunner().invoke(app, [*options, "--out", str(tmp_path / "run")])
+    assert said.exit_code == 0, said.output
+    assert "dp-fedavg: Hopeless" in " ".join(said.output.split())
