@@ -32,8 +32,8 @@ from fuzz.driver import Feed, Target
 from niss.accounting import Plan
 from niss.flower.proposal import Enrolment
 from niss.flower.session import Relay, Session
-from niss.flower.strategy import _alike, _mean_metrics
 from niss.flower.transport import Reply, sign_refusal, sort_replies
+from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
 from niss.protocol.keys import published
 
@@ -176,8 +176,8 @@ def feed(session: Session, sent: Message, reply: Message) -> str:
             if np.load(BytesIO(reply.content["niss-upload"]["body"].data)).tobytes() != one.body:
                 return "another body"
             session.admit(NODE, one)
-            _mean_metrics([one.metrics, MetricRecord({"loss": math.inf}), one.metrics])
-        _alike([reply])
+            mean_metrics([one.metrics, MetricRecord({"loss": math.inf}), one.metrics])
+        alike([reply])
     except BaseException as error:
         return f"raised {type(error).__name__}"
     reasons = [*replies.failures.values(), *session.left_out.values()]

@@ -12,6 +12,7 @@ from niss.accounting.carried_planner import CarriedForecast, forecast_carried, p
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.outlook import Outlook, outlook
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
@@ -66,6 +67,7 @@ __all__ = [
     "Group",
     "Ledger",
     "LedgerFile",
+    "Outlook",
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
@@ -82,6 +84,7 @@ __all__ = [
     "grid_delta",
     "make_statement",
     "make_terms",
+    "outlook",
     "outsider_epsilon",
     "plan",
     "plan_carried",

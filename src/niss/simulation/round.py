@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan
+from niss.accounting import Balance, Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
@@ -283,6 +283,16 @@ class OpenRound:
         if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
             evaluation = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
         return replace(result, weights=weights, evaluation=evaluation, zeroed_updates=zeroed)
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """Whether a run of such rounds can learn anything; None where the noise of its rounds is not independent."""
+        plan, rounds = self.round_plan, self.federation.config.rounds
+        if plan is None or not plan.plan.private or plan.plan.unit != "client" or plan.plan.kind.whole_run:
+            return None
+        return outlook(
+            parameters=len(self.weights), rounds=rounds, clip=plan.plan.clip, variance=plan.aggregate_variance
+        )
 
     @property
     def _stream(self) -> SimStream:
