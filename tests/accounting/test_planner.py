@@ -152,9 +152,13 @@ def test_the_simulator_takes_the_plan_as_it_is() -> None:
         ({"participations": 0}, niss.errors.ConfigError, "participations"),
         ({"neighbours": 0.5}, niss.errors.ConfigError, "neighbours"),
         ({"collusion": 0.97}, niss.errors.PrivacyError, "infeasible: 30 colluders"),
-        ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, niss.errors.PrivacyError, "revealed edges"),
         (
-            {"mode": "repair", "dropout": 0.25, "collusion": 0.2},
+            {"mode": "repair", "dropout": 0.9, "collusion": 0.3},
+            niss.errors.PrivacyError,
+            "needs the verdicts of 20",
+        ),
+        (
+            {"mode": "repair", "dropout": 0.4, "collusion": 0.2},
             niss.errors.PrivacyError,
             "needs the verdicts of 19",
         ),

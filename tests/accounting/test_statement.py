@@ -27,7 +27,8 @@ def _after(rounds: int, notes: tuple[str, ...] = (), **settings: Any) -> Stateme
 
 def test_calibrated_noise_promises_the_target() -> None:
     statement = _after(4, epsilon=3.0, delta=1e-5, graph="complete")
-    assert statement.epsilon_joint == pytest.approx(3.0, rel=1e-9)
+    # Less than promised: what is reserved for a grid is not needed in a simulation.
+    assert statement.epsilon_joint == pytest.approx(2.99657, rel=1e-5)
     assert statement.budget_epsilon == pytest.approx(3.0, rel=1e-9)
     assert statement.words.startswith(
         "(3.00, 1e-05)-differential privacy for every client over 4 participations"
@@ -48,7 +49,7 @@ def test_clients_are_listed_with_what_they_spent() -> None:
     assert statement.epsilon_joint == max(value for value in spent if value is not None)
     for client, target in zip(statement.clients, (2.5, 3.0, 3.0, 3.0, 3.5), strict=False):
         assert client.mu_joint is not None
-        assert client.epsilon_joint == gdp_epsilon(client.mu_joint, 0.98e-5)
+        assert client.epsilon_joint == gdp_epsilon(client.mu_joint, 1e-5)
         assert client.epsilon_joint <= target + 1e-6
         assert client.mu_marginal is not None
         assert client.mu_marginal < client.mu_joint

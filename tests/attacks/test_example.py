@@ -15,6 +15,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     values = {line[:28].strip(): line[28:].split() for line in lines[1:]}
     assert values["tau = 0, all uploads"][2] == "100.0%"
-    assert values["tau = 0, one upload alone"][2] == values["calibrated, all uploads"][2] == "0.0%"
+    for hidden in ("tau = 0, one upload alone", "calibrated, all uploads"):
+        assert float(values[hidden][2].rstrip("%")) <= 0.1
     for error, predicted, _ in list(values.values())[::2]:
         assert float(error) == pytest.approx(float(predicted), rel=0.05)

@@ -193,7 +193,16 @@ def _draft(
             revealed = most_dropped(
                 min(math.ceil(2 * sent), participants - 1), dropout, target["delta"] / participants
             )
-            dropped = most_dropped(participants, dropout, target["delta"])
+            # Where more drop out than the quorum leaves, nothing is repaired, and nothing revealed.
+            most = participants - quorum_of(participants, target["colluders"])
+            dropped = min(most_dropped(participants, dropout, target["delta"]), most)
+            revealed = min(revealed, dropped)
+            if dropout * participants > most:
+                raise PrivacyError(
+                    f"infeasible: a repair needs the verdicts of {participants - most} of {participants} participants, "
+                    f"but {dropout:.0%} drop out",
+                    hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
+                )
         plan = Plan(
             **target,
             neighbours=sent,
@@ -349,13 +358,6 @@ def _require_room(plan: Plan, participants: int) -> None:
         raise PrivacyError(
             f"infeasible: {parts} of {participants} participants leave nobody to share noise with",
             hint="the collusion (or, in repair, the dropout rate) binds: lower it, or let more clients take part",
-        )
-    quorum = quorum_of(participants, plan.colluders)
-    if plan.dropped > participants - quorum:
-        raise PrivacyError(
-            f"infeasible: a repair needs the verdicts of {quorum} of {participants} participants, but {plan.dropped} "
-            "may drop out",
-            hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
         )
 
 

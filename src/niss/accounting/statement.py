@@ -120,6 +120,8 @@ def make_statement(
     """
     most = int(ledger.participations.max(initial=0))
     delta = stated_delta(plan, most)
+    # Noise that a simulation draws from a seed lies on no grid, so nothing of delta is spent on one.
+    gaussian = plan.gaussian_delta + (plan.grid_delta if noise_from == "seed" else 0.0)
     spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared]) if plan.private else None
     clients = tuple(
         _client(
@@ -127,7 +129,7 @@ def make_statement(
             int(count),
             math.inf if spent is None else float(spent[0, number]),
             math.inf if spent is None else float(spent[1, number]),
-            None if plan.heuristic or delta >= 1.0 else plan.gaussian_delta,
+            None if plan.heuristic or delta >= 1.0 else gaussian,
             plan.delta,
         )
         for number, count in enumerate(ledger.participations)

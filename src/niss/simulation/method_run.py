@@ -66,6 +66,7 @@ class MethodRun:
                     run=name,
                     rounds=self.rounds_done,
                     participations=self.config.most_participations,
+                    on_grid=self.federation.exchange is not None,
                 )
             )
         return self

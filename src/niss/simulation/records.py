@@ -170,13 +170,20 @@ class RecordedLedger(Ledger):
 
 @contextlib.contextmanager
 def recorded(
-    ledger: Ledger, folder: Path | None, plan: Plan, *, run: str, rounds: int, participations: int
+    ledger: Ledger,
+    folder: Path | None,
+    plan: Plan,
+    *,
+    run: str,
+    rounds: int,
+    participations: int,
+    on_grid: bool = False,
 ) -> Iterator[RecordedLedger]:
     """`ledger` as it stood after `rounds` rounds, written on into the folder's ledger.jsonl, where there is one.
 
     What was charged after the checkpoint is rewound: a simulated upload has not really left, and the
     round is played again. A real client never rewinds its ledger. `run` names the run in the file's header, whose delta
-    is for a client that takes part in `participations` rounds.
+    is for a client that takes part in `participations` rounds; `on_grid`: with what the protocol's grid costs.
     """
     spent = (ledger.joint_squared, ledger.marginal_squared, ledger.participations, ledger.budget)
     if folder is None:
@@ -200,7 +207,7 @@ def recorded(
             delta=delta,
             unit=plan.unit,
             relation=stated_relation(plan),
-            delta_failure=delta - plan.gaussian_delta,
+            delta_failure=max(delta - plan.gaussian_delta - (0.0 if on_grid else plan.grid_delta), 0.0),
         )
     with file:
         yield RecordedLedger(*spent, history=history, file=file, rounds=rounds, basis=charge_basis(plan))
