@@ -38,8 +38,9 @@ else:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 from niss.accounting import Plan
+from niss.flower.coordinator import Relay
 from niss.flower.proposal import Enrolment
-from niss.flower.session import Relay, Session
+from niss.flower.session import Session
 from niss.flower.strategy import _alike, _mean_metrics
 from niss.flower.transport import Reply, sign_refusal, sort_replies
 from niss.protocol import Identity, PrekeyStore, encode
