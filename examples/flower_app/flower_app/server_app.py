@@ -42,6 +42,7 @@ def main(grid: Grid, context: Context) -> None:
         key=settings["server-key"] or None,
         coalition=settings["coalition"] or None,
         report=settings["report"] or None,
+        resume=settings["resume"] or None,
         tracker=settings["tracker"] or None,
         tracker_ca=settings["tracker-ca"] or None,
         metrics=METRICS if settings["noisy-accuracy"] else None,
