@@ -160,6 +160,7 @@ def test_the_built_in_app_needs_no_checkout(monkeypatch, tmp_path):
     assert FakeDeployment.app == tmp_path / "kept" / "app"
     assert (FakeDeployment.app / "flower_app" / "server_app.py").is_file()
     assert FakeDeployment.more["resume"] == str(tmp_path / "kept" / "server")
+    assert FakeDeployment.more["clip"] == 1.0
     assert not FakeDeployment.passing
 
 

@@ -352,6 +352,7 @@ class Session:
         problems.update(replies.failures)
         for node, reply in replies.received.items():
             member = self.members[node]
+            replies.received[node] = replace(reply, body=b"")  # The message has what is in it.
             try:
                 message = decode(reply.body)
                 if isinstance(message, Refusal):

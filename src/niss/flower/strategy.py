@@ -41,7 +41,16 @@ from niss.flower.metrics import PART, NoisyMetrics
 from niss.flower.proposal import plan_values
 from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder
 from niss.flower.session import Round, Session
-from niss.flower.transport import METRICS, RECORD, Replies, Request, send_requests, shared_model, sort_replies
+from niss.flower.transport import (
+    METRICS,
+    RECORD,
+    Replies,
+    Request,
+    records_of,
+    send_requests,
+    shared_model,
+    sort_replies,
+)
 from niss.protocol import (
     LINKS_PER_ROUND,
     MODES,
@@ -475,7 +484,7 @@ def _alike(replies: Iterable[Message]) -> list[Message]:
 
 def _layout(reply: Message) -> tuple[object, ...]:
     """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
-    records = sorted(reply.content.metric_records.items())
+    records = sorted(records_of(reply.content, MetricRecord).items())
     return tuple(
         (key, name, len(value) if isinstance(value, list) else -1)
         for key, record in records
