@@ -199,7 +199,8 @@ def _pack(model: ArrayRecord, inner: Strategy) -> tuple[bytes, dict[str, Any]]:
             layout[attribute] = len(value)
             arrays += value
     file = io.BytesIO()
-    np.savez(file, **{str(number): np.asarray(array) for number, array in enumerate(arrays)})
+    numbered: dict[str, Any] = {str(number): np.asarray(array) for number, array in enumerate(arrays)}
+    np.savez(file, **numbered)
     return file.getvalue(), layout
 
 
