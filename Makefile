@@ -29,11 +29,12 @@ docs: .venv/.installed-dev
 	$(BIN)/mkdocs build --clean
 	$(BIN)/python tools/check_site.py build/site
 
-# A million damaged messages each against the wire format, the protocol's machines and what reads Flower's replies.
+# Damaged and hostile input against all that reads what others send: wire format, machines, terms, proposals, Flower's
+# replies, the tracker's API. Some hours; `make fuzz COUNT=10000` is a few minutes, `TARGETS=flower` one of them.
+COUNT ?= 1000000
+TARGETS ?=
 fuzz: .venv/.installed-dev
-	$(BIN)/python tests/fuzz/fuzz_wire.py --count 1000000 --seed 1
-	$(BIN)/python tests/fuzz/fuzz_machines.py --count 1000000 --seed 1
-	$(BIN)/python tests/fuzz/fuzz_flower.py --count 1000000 --seed 1
+	$(BIN)/python tests/fuzz $(TARGETS) --count $(COUNT) --seed 1
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -49,9 +49,8 @@ class Words:
 def deviates(words: list[int], extra: list[int]) -> NDArray[np.float64]:
     """What the stream makes of these keystream words; `extra` for each, used in the tail alone."""
     stream: Any = SecretStream(bytes(32))
-    stream._keystream = Words(words)
     stream._tail_keystream = Words([e for w, e in zip(words, extra, strict=True) if abs(w | 1) < TAIL])
-    result: NDArray[np.float64] = stream._deviates(len(words), _Work(len(words)))
+    result: NDArray[np.float64] = stream._deviates(np.array(words, dtype=np.int64), _Work(len(words)))
     return result
 
 

@@ -239,6 +239,86 @@ def draw_seeds(_: Names, path: Path) -> None:
     save(figure, path / "concept-seeds.svg", "Both ends of an edge derive the same noise")
 
 
+def draw_carried_graph(made: Names, path: Path) -> None:
+    cohort, cohorts, rounds = made["cohort"], made["cohorts"], made["rounds"]
+    figure, axes = canvas(width=8.2, height=3.4)
+    wide = 2.2
+    for number in range(rounds):
+        place = wide * number
+        axes.text(place, 0.75, f"round {number + 1}", ha="center", color=MUTED, fontsize=10)
+        for one, other in {
+            tuple(sorted(e)) for e in zip(made["within"].senders, made["within"].receivers, strict=True)
+        }:
+            axes.annotate(
+                "",
+                xy=(place, -other),
+                xytext=(place, -one),
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": MUTED,
+                    "shrinkA": 13,
+                    "shrinkB": 13,
+                    "connectionstyle": f"arc3,rad={0.35 * (other - one - 1)}",
+                },
+            )
+        for client in range(cohort):
+            back = number >= cohorts or number + cohorts < rounds
+            axes.scatter(
+                place,
+                -client,
+                s=520,
+                color=PALE,
+                edgecolors=ORANGE if back else BLUE,
+                linewidths=1.6,
+                zorder=3,
+            )
+            name = str(number % cohorts * cohort + client)
+            axes.text(place, -client, name, ha="center", va="center", fontsize=12, zorder=4)
+    for number, graph in enumerate(made["carried"]):
+        for sender, receiver in zip(graph.senders, graph.receivers, strict=True):
+            start, end = (wide * number, -sender), (wide * (number + 1), -receiver)
+            arrow = {"arrowstyle": "-|>", "color": BLUE, "shrinkA": 14, "shrinkB": 14, "linewidth": 1.4}
+            axes.annotate("", xy=end, xytext=start, arrowprops=arrow)
+            slope = (end[1] - start[1]) / wide
+            if number == 0:
+                for share, sign in ((0.27, "+ n"), (0.73, "− n")):
+                    axes.text(
+                        wide * (number + share),
+                        start[1] + slope * wide * share + 0.1,
+                        sign,
+                        ha="center",
+                        fontsize=8.5,
+                        color=BLUE if sign[0] == "+" else ORANGE,
+                    )
+    axes.set_xlim(-0.6, wide * (rounds - 1) + 0.6)
+    axes.set_ylim(-cohort + 0.55, 1.05)
+    bare(axes)
+    save(figure, path / "concept-carried-graph.svg", "Shares within rounds, and shares carried to the next")
+
+
+def draw_carried_noise(made: Names, path: Path) -> None:
+    planned = made["planned"]
+    final = planned.noise_central[-1]
+    figure, axes = canvas(height=3.2)
+    for values, name, colour, style in (
+        (planned.noise_central, "trusted server, fresh noise in every round", ORANGE, "--"),
+        (planned.noise, "carried shares, nobody trusted", BLUE, "-"),
+        (planned.noise_banded, "trusted server, BandMF", GREEN, "-."),
+        (planned.noise_best, "trusted server, best correlated noise", INK, ":"),
+    ):
+        rounds = np.arange(1, len(values) + 1)
+        width = 2.4 if style == "-" else 1.6
+        axes.plot(
+            rounds, np.array(values) / final, color=colour, linestyle=style, linewidth=width, label=name
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel("noise variance in the model\n(fresh noise, at the end = 1)")
+    axes.set_xlim(1, len(planned.noise))
+    axes.set_ylim(0, None)
+    axes.legend(frameon=False, loc="upper left")
+    save(figure, path / "concept-carried-noise.svg", "Noise in the model over the rounds")
+
+
 def _bars(axes: Axes, values: Any, colour: str, *, shift: float = 0.0, label: str | None = None) -> None:
     places = np.arange(len(values))
     axes.bar(places + shift, values, width=0.38 if shift else 0.55, color=colour, label=label)
@@ -252,6 +332,7 @@ PICTURES = {
     "joint-view.md": (draw_joint,),
     "dropouts.md": (draw_dropouts,),
     "shares-as-seeds.md": (draw_seeds,),
+    "carried-shares.md": (draw_carried_graph, draw_carried_noise),
 }
 
 

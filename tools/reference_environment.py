@@ -11,11 +11,11 @@ READ_BY_NISS = {
     "absolute.",
     "XDG_CONFIG_HOME": "Where `niss keys` keeps an identity, in its folder `niss`; else `~/.config/niss`. Must be "
     "absolute.",
+    "OMP_NUM_THREADS": "The most threads that expand shares (`niss[fast]`), and threads of linear algebra. `make` sets "
+    "it to 1: many small steps are fastest so, and the simulator sets its own by `training.threads`.",
 }
 READ_BY_OTHERS = {
     "NO_COLOR": "Set to anything: no colours in the terminal (rich).",
-    "OMP_NUM_THREADS": "Threads of linear algebra. `make` sets it to 1: many small steps are fastest so, and the "
-    "simulator sets its own by `training.threads`.",
     "CUDA_VISIBLE_DEVICES": "Which GPUs torch sees; empty: none, and `--device auto` takes the CPU.",
     "FLWR_HOME": "Flower's own settings, which name the SuperLink.",
 }

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments.reproduce.chart import write_figures  # noqa: E402
-from experiments.reproduce.text import IMAGES, copy_name, fill, results_folder  # noqa: E402
+from experiments.reproduce.text import IMAGES, TABLES_FILE, copy_name, fill, results_folder, tables_text  # noqa: E402
+from niss.files import write_output  # noqa: E402
 
 MOST_BYTES = 1_000_000
 
@@ -22,6 +23,7 @@ def main() -> None:
     root = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT
     folder = results_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else root / "results")
     write_figures(folder)
+    write_output(folder / TABLES_FILE, tables_text(folder).encode())
     for name in IMAGES:
         figure = folder / f"{name}.png"
         if figure.exists():

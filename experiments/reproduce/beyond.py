@@ -1,16 +1,15 @@
 """Same epsilon, joint view: every method at epsilon 1, 3 and 8 over the whole training; and the scale of a round.
 
-Every method is tuned on the same small grid, judged on images held out of the training set; test images are never
-seen. Every method gets the same number of trials: each combination of clip, rate and width, with one seed. FedAvg does
-not clip whole updates, so in the client unit its trials with different clips would be the same run and are run once.
+Every method is tuned by the same search (`tuning`), judged on images held out of the training set, on which no client
+trains; test images are never seen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,37 +18,38 @@ import numpy as np
 
 from experiments.reproduce.design import (
     BEYOND,
+    DELTA,
     EPSILONS,
     IMAGES_PER_CLIENT,
     METHODS,
     SCALE,
+    SCALE_EPSILON,
+    SCALE_METHODS,
+    SCALES,
     SPLITS,
     TUNING,
-    UNTUNED,
     VARIANTS,
     Choice,
     Method,
     Setting,
     Variant,
     find_setting,
+    run_cell,
+    trial_cell,
 )
-from experiments.reproduce.results import Result, read_result, result_path, select
-from experiments.reproduce.runner import Watch, run_cells
+from experiments.reproduce.results import Result, read_result, result_path
+from experiments.reproduce.runner import WHOLE, Part, Watch, run_cells
+from experiments.reproduce.tuning import AXES, Axes, axes_for, choice_of, chosen, next_trials, trials_of
 from niss.accounting import Plan, forecast
+from niss.accounting.carried_planner import plan_carried
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 from niss.simulation import Config, make_config
 
-DELTA = 1e-5
 PROTOCOL_PARTICIPANTS = 100
 """Dropouts of the client unit go through the real protocol in rounds of at most so many; else they are simulated."""
 HELD_OUT = 1 / 6
-TUNED = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
-GRID = {
-    "client": {"clip": (0.05, 0.1, 0.25, 0.5, 1.0), "learning_rate": (0.1, 0.2), "hidden": (16, 32)},
-    "record": {"clip": (0.5, 1.0, 2.0), "learning_rate": (0.5, 2.0), "hidden": (32, 128)},
-}
 
 
 def setting_config(
@@ -61,12 +61,21 @@ def setting_config(
     variant: Variant = VARIANTS["none"],
     seed: int = 1,
     device: str = "auto",
+    protocol: bool = True,
 ) -> Config:
-    """The run of one method. Colluders and dropouts count only where noise is shared."""
-    client = setting.unit == "client"
-    niss = method.kind == "niss"
-    drops = variant.dropout if niss else 0.0
-    real = drops > 0.0 and client and setting.participants <= PROTOCOL_PARTICIPANTS
+    """The run of one method. Colluders and dropouts count only where they make a difference to it.
+
+    `protocol`: dropouts of small rounds go through the real one, which takes minutes a run, and no GPU helps; with
+    fixed cohorts they are always simulated.
+    """
+    drops = variant.dropout if method.suffers(variant) else 0.0
+    real = (
+        protocol
+        and drops > 0.0
+        and setting.unit == "client"
+        and setting.images is None
+        and setting.participants <= PROTOCOL_PARTICIPANTS
+    )
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
@@ -76,19 +85,26 @@ def setting_config(
         "model": {"name": "mlp", "hidden": [choice.hidden]},
         "training": {
             "participants": setting.participants,
-            "sampling": "shuffled",
-            "epochs": 5 if client else 1,
-            "batch_size": 10,
+            "sampling": "shuffled" if setting.images is None else "cyclic",
+            "epochs": setting.epochs,
+            "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
             "device": device,
+            **method.training,
         },
         "privacy": {"unit": setting.unit, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
-        "methods": [{"name": method.kind, "label": method.name}],
+        "methods": [{"name": method.kind, "label": method.name, **method.settings}],
     }
-    if niss:
+    if setting.images is not None:
+        values["data"]["samples_per_client"] = setting.images
+    if method.faults or method.noise == "shares":
         values["protocol"] = {"mode": variant.mode, "dropout": drops}
         values["privacy"] |= {"colluders": math.ceil(variant.rho * setting.participants - 1e-9)}
+    if method.noise == "shares":
         _share_noise(values, setting, method, variant, make_config(values).participations)
+    if method.noise == "carried":
+        kappa = _carried_kappa(setting.participants, setting.clients, setting.rounds, variant)
+        values["methods"][0] |= {"kappa": kappa, "neighbours": setting.participants - 1}
     return make_config(values)
 
 
@@ -109,6 +125,20 @@ def _share_noise(
 
 
 @cache
+def _carried_kappa(participants: int, clients: int, rounds: int, variant: Variant) -> float:
+    """The planner's choice where noise is carried to the next round; one epsilon serves for all."""
+    return plan_carried(
+        participants=participants,
+        clients=clients,
+        rounds=rounds,
+        delta=DELTA,
+        collusion=variant.rho,
+        dropout=variant.dropout,
+        mode=variant.mode,
+    ).kappa
+
+
+@cache
 def _planned(participants: int, participations: int, variant: Variant, kappa: float | None) -> Plan:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
     return forecast(
@@ -124,6 +154,7 @@ def _planned(participants: int, participations: int, variant: Variant, kappa: fl
 
 def setting_base(setting: Setting) -> Mapping[str, Any]:
     """What all cells of a setting have in common, for its result file."""
+    cohorts = {} if setting.images is None else {"sampling": "cyclic", "images_per_client": setting.images}
     return {
         "dataset": setting.dataset,
         "split": setting.split,
@@ -132,26 +163,30 @@ def setting_base(setting: Setting) -> Mapping[str, Any]:
         "participants": setting.participants,
         "rounds": setting.rounds,
         "delta": DELTA,
-        "local_epochs": 5 if setting.unit == "client" else 1,
-        "batch_size": 10,
+        "local_epochs": setting.epochs,
+        "batch_size": setting.batch_size,
+        **cohorts,
     }
 
 
 def held_out_setting(setting: Setting, records: int) -> Setting:
-    """The same setting on a training set cut to `records` images: as many to a client, hence fewer clients."""
+    """The same setting on a training set cut to `records` images: as many to a client, hence fewer clients.
+
+    Where cohorts are fixed they stay as large, and there are fewer of them.
+    """
     if setting.unit == "record":
         return setting
-    clients = records // IMAGES_PER_CLIENT
-    return replace(setting, clients=clients, participants=min(setting.participants, clients))
+    clients = records // (setting.images or IMAGES_PER_CLIENT)
+    participants = min(setting.participants, clients)
+    if setting.images is not None:
+        clients -= clients % participants
+    return replace(setting, clients=clients, participants=participants)
 
 
-def choices(unit: str) -> list[Choice]:
-    """The grid of a unit of privacy."""
-    grid = GRID[unit]
-    return [
-        Choice(clip=clip, learning_rate=rate, hidden=int(hidden))
-        for clip, rate, hidden in product(grid["clip"], grid["learning_rate"], grid["hidden"])
-    ]
+@lru_cache(maxsize=1)
+def _loaded(name: str) -> Dataset:
+    """A process runs many cells of one dataset."""
+    return load_dataset(name)
 
 
 def hold_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
@@ -170,68 +205,99 @@ def hold_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
     )
 
 
+@dataclass(frozen=True)
+class Contestant:
+    """What is tuned: a method under a variant at an epsilon; None where nothing is promised."""
+
+    method: Method
+    variant: Variant
+    epsilon: float | None
+
+    def labels(self, choice: Choice, unit: str) -> dict[str, Any]:
+        """Of one trial."""
+        unclipped = not self.method.private and unit == "client"
+        return {
+            "method": self.method.name,
+            "variant": self.variant.name,
+            "epsilon": self.epsilon,
+            **asdict(choice),
+            "clip": None if unclipped else choice.clip,
+        }
+
+
+def contestants(
+    epsilons: Sequence[float], methods: Sequence[str], variants: Sequence[str] = ("none",)
+) -> list[Contestant]:
+    """Everyone who is tuned for these methods, under the variants that make a difference to them."""
+    own = [METHODS[name] for name in dict.fromkeys(METHODS[name].tuning for name in methods)]
+    return [
+        Contestant(method, VARIANTS[variant], epsilon)
+        for method, variant in product(own, variants)
+        if method.suffers(VARIANTS[variant])
+        for epsilon in (epsilons if method.private else (None,))
+    ]
+
+
 def tune(
     setting: Setting,
     epsilons: Sequence[float],
     *,
     out: Path,
     work: Path,
-    methods: Sequence[str] = TUNED,
+    methods: Sequence[str] | None = None,
+    variants: Sequence[str] = ("none",),
     device: str = "auto",
-    grid: Sequence[Choice] | None = None,
+    axes: Mapping[str, Axes] = AXES,
+    part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
 ) -> Result:
-    """Every method at every epsilon with every choice of the grid, trained without the held-out images."""
-    data = hold_out(load_dataset(setting.dataset))
-    cut = held_out_setting(setting, len(data.train_labels))
-    cells = {}
-    for method, choice, epsilon in product(methods, grid or choices(setting.unit), epsilons):
-        private = METHODS[method].kind != "fedavg"
-        labels: dict[str, Any] = {"method": method, "epsilon": epsilon if private else None, **asdict(choice)}
-        if not private and setting.unit == "client":
-            labels["clip"] = None
-        identity = "/".join(
-            [method]
-            + [f"{name}={labels[name]:g}" for name in ("epsilon", "clip") if labels[name] is not None]
-            + [f"rate={choice.learning_rate:g}", f"hidden={choice.hidden}"]
-        )
-        if identity not in cells:
-            config = setting_config(cut, METHODS[method], choice, epsilon=epsilon, seed=1, device=device)
-            cells[identity] = (labels, config)
-    base = {**setting_base(cut), "held_out": len(data.test_labels), "seed": 1}
-    return run_cells(
-        TUNING,
-        setting.full_name,
-        base,
-        cells,
-        out=out,
-        work=work,
-        dataset=data,
-        at_once=at_once,
-        progress=progress,
-    )
+    """The search of everyone in turn, trained without the held-out images; each trial is kept once it is done.
 
-
-def chosen(tuned: Result | None, setting: Setting, method: str, epsilon: float) -> tuple[Choice, str]:
-    """The best choice for a method on the held-out images, and what was tuned for it.
-
-    It is taken from the epsilon nearest to the one wanted, among those at which the method was tuned.
+    All searches take their next step together, so that trials of one width train as one cohort.
     """
-    untuned = UNTUNED[setting.unit]
-    cells = select(tuned, method=METHODS[method].tuned_as) if tuned is not None else []
-    if not cells:
-        return untuned, "nothing"
-    targets = sorted({cell.labels["epsilon"] for cell in cells if cell.labels["epsilon"] is not None})
-    target = min(targets, key=lambda one: abs(math.log(one / epsilon)), default=None)
-    tried = [cell for cell in cells if cell.labels["epsilon"] == target]
-    best = max(tried, key=lambda cell: (cell.accuracy, cell.id)).labels
-    clip = untuned.clip if best["clip"] is None else best["clip"]
-    choice = Choice(clip=clip, learning_rate=best["learning_rate"], hidden=best["hidden"])
-    return choice, METHODS[method].tuned_as + ("" if target is None else f" at epsilon {target:g}")
+    data = hold_out(_loaded(setting.dataset))
+    cut = held_out_setting(setting, len(data.train_labels))
+    base = {**setting_base(cut), "held_out": len(data.test_labels), "seed": 1}
+    mine = part.of(contestants(epsilons, methods or setting.methods, variants))
+    while True:
+        cells: dict[str, tuple[dict[str, Any], Config]] = {}
+        for one in mine:
+            tuned = read_result(result_path(out, TUNING, setting.full_name))
+            for choice in _open_trials(one, setting.unit, tuned, axes):
+                labels = one.labels(choice, setting.unit)
+                config = setting_config(
+                    cut,
+                    one.method,
+                    choice,
+                    epsilon=one.epsilon or 1.0,
+                    variant=one.variant,
+                    device=device,
+                    protocol=False,
+                )
+                cells[trial_cell(labels)] = labels, config
+        result = run_cells(
+            TUNING,
+            setting.full_name,
+            base,
+            cells,
+            out=out,
+            work=work,
+            dataset=data,
+            at_once=at_once,
+            progress=progress,
+        )
+        if not cells:
+            return result
 
 
-SCALES = (30, 100, 1000)
+def _open_trials(one: Contestant, unit: str, tuned: Result | None, axes: Mapping[str, Axes]) -> list[Choice]:
+    trials = {
+        choice_of(cell.labels, axes[unit]): cell.accuracy
+        for cell in trials_of(tuned, one.method.name, one.variant.name)
+        if cell.labels["epsilon"] == one.epsilon
+    }
+    return next_trials(axes_for(one.method, unit, axes), trials)
 
 
 def run_setting(
@@ -240,25 +306,33 @@ def run_setting(
     out: Path,
     work: Path,
     epsilons: Sequence[float] = EPSILONS,
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     seeds: Sequence[int] = (1, 2, 3),
     device: str = "auto",
     experiment: str = BEYOND,
+    protocol: bool = True,
+    part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
+    tuned_in: Path | None = None,
 ) -> Result:
-    """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any."""
+    """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
+
+    tuned_in  where the tuning is, unless in `out`
+    """
+    methods = methods or setting.methods
     unknown = [name for name in (*methods, *variants) if name not in METHODS and name not in VARIANTS]
     if unknown:
         raise ConfigError(
             f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join((*METHODS, *VARIANTS))
         )
     # Tuned for rounds of this size; the comparison of sizes takes the same choices for all.
-    tuned = read_result(result_path(out, TUNING, setting.name if experiment == SCALE else setting.full_name))
+    tuned_name = setting.name if experiment == SCALE else setting.full_name
+    tuned = read_result(result_path(tuned_in or out, TUNING, tuned_name))
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
-        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device)
+        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device, protocol)
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
@@ -267,9 +341,10 @@ def run_setting(
         experiment,
         name,
         setting_base(setting),
-        cells,
+        {identity: cells[identity] for identity in part.of(list(cells))},
         out=out,
         work=work,
+        dataset=_loaded(setting.dataset),
         at_once=at_once,
         progress=progress,
     )
@@ -283,16 +358,24 @@ def _cell(
     seed: int,
     tuned: Result | None,
     device: str,
+    protocol: bool,
 ) -> tuple[str, dict[str, Any], Any] | None:
     """One cell; None where a variant leaves a method as it is, so that its plain cell stands for it."""
-    kind = METHODS[method].kind
-    if variant.name != "none" and (kind != "niss" or METHODS[method].printed):
+    contestant = METHODS[method]
+    if not contestant.suffers(variant):
         return None
-    choice, tuned_for = chosen(tuned, setting, method, epsilon)
+    choice, tuned_for = chosen(tuned, setting, method, epsilon, variant.name)
     config = setting_config(
-        setting, METHODS[method], choice, epsilon=epsilon, variant=variant, seed=seed, device=device
+        setting,
+        contestant,
+        choice,
+        epsilon=epsilon,
+        variant=variant,
+        seed=seed,
+        device=device,
+        protocol=protocol,
     )
-    target = None if kind == "fedavg" else epsilon
+    plan, target = config.plan(config.methods[0]), epsilon if contestant.private else None
     labels = {
         "method": method,
         "epsilon": target,
@@ -301,14 +384,13 @@ def _cell(
         "mode": variant.mode,
         "variant": variant.name,
         "seed": seed,
-        "participations": config.participations,
-        "kappa": config.methods[0].kappa if kind == "niss" else None,
-        "neighbours": config.methods[0].neighbours if kind == "niss" else None,
+        "participations": plan.participations,
+        "kappa": plan.kappa if plan.kind.uses("kappa") else None,
+        "neighbours": plan.neighbours if plan.kind.uses("neighbours") else None,
         "tuned_for": tuned_for,
         **asdict(choice),
     }
-    parts = [variant.name, method, *([] if target is None else [f"epsilon={target:g}"]), f"seed-{seed}"]
-    return "/".join(parts), labels, config
+    return run_cell(variant.name, method, target, seed), labels, config
 
 
 def run_scale(
@@ -317,11 +399,11 @@ def run_scale(
     work: Path,
     dataset: str = "mnist",
     sizes: Sequence[int] = SCALES,
-    epsilon: float = 3.0,
+    epsilon: float = SCALE_EPSILON,
     seeds: Sequence[int] = (1, 2, 3),
     rounds: int | None = None,
     device: str = "auto",
-    methods: Sequence[str] = ("fedavg", "dp-fedavg", "central-dp", "niss-planned"),
+    methods: Sequence[str] = SCALE_METHODS,
     at_once: int | None = None,
     progress: Watch | None = None,
 ) -> list[Result]:

@@ -22,9 +22,12 @@ from experiments.reproduce.chart_paper import (
     curve_look,
     draw_figure_3,
     draw_figure_4,
+    draw_gaps,
 )
+from experiments.reproduce.chart_rivals import draw_noise, draw_rivals, of_cohorts
 from experiments.reproduce.design import (
     BEYOND,
+    EARLIER,
     EPSILONS,
     FIGURE_3,
     FIGURE_4,
@@ -36,6 +39,7 @@ from experiments.reproduce.design import (
     find_setting,
 )
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
+from experiments.reproduce.stamps import DRAWN_FROM, data_digest, stamp
 from experiments.reproduce.tables import leaks_in_order
 from niss.files import SHARED, write_atomically
 from niss.report.canvas import QUIET, STYLE, as_png
@@ -44,7 +48,8 @@ from niss.report.method_charts import MARKERS
 _COLUMNS = 4
 _HELD_AT = 3.0
 _UNITS = {"client": "a whole client hidden", "record": "one record hidden"}
-FAULTS = "faults"
+FAULTS, GAPS = "faults", "gaps"
+RIVALS_FIGURE, NOISE_FIGURE = "rivals", "noise"
 _METHOD = "niss-planned"
 _LOOKS = list(METHODS)
 # Without faults in the looks that the methods have in the other figures.
@@ -59,7 +64,11 @@ _CURVES = (
 
 
 def draw_beyond(results: dict[str, Result]) -> Figure:
-    """Accuracy over the epsilon promised, a panel for each setting; below, the epsilon that holds in each view."""
+    """Accuracy over the epsilon promised, a panel for each setting; below, the epsilon that holds in each view.
+
+    Settings with fixed cohorts have a figure of their own.
+    """
+    results = {name: result for name, result in results.items() if name not in of_cohorts(results)} or results
     rows = max(1, math.ceil(len(results) / _COLUMNS))
     height = 2.5 * rows + 3.4
     with mpl.rc_context(STYLE):
@@ -84,7 +93,7 @@ def draw_beyond(results: dict[str, Result]) -> Figure:
             handles=_handles(),
             loc="upper center",
             bbox_to_anchor=(0.5, 2.95 / height),
-            ncols=len(METHODS),
+            ncols=len(EARLIER),
         )
         for place, (unit, words) in enumerate(_UNITS.items()):
             below = figure.add_subplot(parts[1].subgridspec(1, 2, wspace=0.16)[0, place])
@@ -94,8 +103,9 @@ def draw_beyond(results: dict[str, Result]) -> Figure:
 
 def _handles() -> list[Line2D]:
     return [
-        Line2D([], [], marker=MARKERS[number], label=name, **curve_look(number))
+        Line2D([], [], marker=MARKERS[number % len(MARKERS)], label=name, **curve_look(number))
         for number, name in enumerate(METHODS)
+        if name in EARLIER
     ]
 
 
@@ -118,6 +128,8 @@ def _usual(result: Result) -> Setting:
 def setting_title(result: Result) -> str:
     """The setting, with the participants of a round where they are not the usual ones."""
     usual = _usual(result)
+    if "images_per_client" in result.base:
+        return f"{usual.title}, {result.base['participants']:,} of {result.base['clients']:,}"
     size = "" if result.name == usual.name else f", m = {result.base['participants']:,}"
     return usual.title + size
 
@@ -155,13 +167,15 @@ def draw_points(axes: Axes, cells: Sequence[Cell], label: str, number: int) -> l
 def _errorbar(axes: Axes, places: Any, values: Sequence[tuple[float, float]], number: int) -> None:
     means, deviations = [mean for mean, _ in values], [deviation for _, deviation in values]
     look = curve_look(number)
-    axes.errorbar(places, means, yerr=deviations, marker=MARKERS[number], markersize=4, capsize=2, **look)
+    axes.errorbar(
+        places, means, yerr=deviations, marker=MARKERS[number % len(MARKERS)], markersize=4, capsize=2, **look
+    )
 
 
 def _held(axes: Axes, results: Sequence[Result], words: str) -> None:
     """The epsilon that holds in the joint and in the marginal view where 3 was promised: the largest over runs."""
     axes.set_title(f"ε that holds where ε = {_HELD_AT:g} was promised ({words})", fontsize=9.5)
-    private = [name for name in METHODS if METHODS[name].kind != "fedavg"]
+    private = [name for name in EARLIER if METHODS[name].private]
     top = 2.0 * _HELD_AT
     for place, method in enumerate(private):
         number = list(METHODS).index(method)
@@ -192,7 +206,7 @@ def _two_views(axes: Axes, place: int, cells: Sequence[Cell], number: int, top: 
         axes.plot(
             [place + aside],
             [height],
-            marker=MARKERS[number],
+            marker=MARKERS[number % len(MARKERS)],
             markersize=7,
             color=colour,
             markerfacecolor=face,
@@ -283,7 +297,7 @@ def draw_faults(results: dict[str, Result]) -> Figure:
             if number % columns == 0:
                 axes.set_ylabel("Test accuracy")
         handles = [
-            Line2D([], [], marker=MARKERS[look], label=words, **curve_look(look))
+            Line2D([], [], marker=MARKERS[look % len(MARKERS)], label=words, **curve_look(look))
             for _, _, words, look in _CURVES
         ]
         figure.legend(handles=handles, loc="lower center", ncols=3)
@@ -310,13 +324,19 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     """
     drawers: dict[str, Callable[[dict[str, Result]], Figure]] = {
         FIGURE_3: draw_figure_3,
+        GAPS: draw_gaps,
         BEYOND: draw_beyond,
         SCALE: draw_scale,
     }
     figures: dict[str, Figure | None] = {
-        name: draw(results) for name, draw in drawers.items() if (results := read_results(folder, name))
+        name: draw(results)
+        for name, draw in drawers.items()
+        if (results := read_results(folder, DRAWN_FROM[name]))
     }
-    if dropping := with_faults(read_results(folder, BEYOND)):
+    beyond = read_results(folder, BEYOND)
+    if cohorts := of_cohorts(beyond):
+        figures[RIVALS_FIGURE], figures[NOISE_FIGURE] = draw_rivals(cohorts), draw_noise(cohorts)
+    if dropping := with_faults(beyond):
         figures[FAULTS] = draw_faults(dropping)
     if work is not None and (leaks := leaks_in_order(folder)):
         figures[FIGURE_4] = draw_figure_4(leaks, work)
@@ -324,5 +344,6 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     for name, figure in figures.items():
         if figure is not None:
             written.append(folder / f"{name}.png")
-            write_atomically(written[-1], as_png(figure), mode=SHARED)
+            png = stamp(as_png(figure), data_digest(folder, name))
+            write_atomically(written[-1], png, mode=SHARED)
     return written

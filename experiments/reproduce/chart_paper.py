@@ -11,10 +11,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
 from experiments.reproduce.design import LEVELS, PANELS, PAPER_LEVELS, X_VALUES, Level, Panel
-from experiments.reproduce.results import Attempt, Cell, Leaks, Result, pictures_path, select, select_level
+from experiments.reproduce.results import (
+    Attempt,
+    Cell,
+    Leaks,
+    Result,
+    Spread,
+    pictures_path,
+    select,
+    select_level,
+)
 from experiments.reproduce.sensitivity import NBAFL
 from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE
 from niss.report.method_charts import LINE_STYLES
@@ -66,6 +77,56 @@ def draw_figure_3(results: dict[str, Result], reading: str = NBAFL.name) -> Figu
         figure.legend(handles=handles, loc="lower center", ncols=len(handles))
         figure.subplots_adjust(left=0.075, right=0.985, top=0.94, bottom=0.17, hspace=0.32, wspace=0.3)
     return figure
+
+
+_GAP_LOOK: dict[str, Any] = {"color": COLOURS[1], "linewidth": 1.6}
+
+
+def draw_gaps(results: dict[str, Result]) -> Figure:
+    """The gap between X = 0 and X = 1 over rounds in the eight panels, with the range that the paper gives."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(11.0, 5.4))
+        grid = figure.subplots(2, 4, squeeze=False, sharex=True)
+        for number, panel in enumerate(_layout()):
+            axes = grid[number // 4][number % 4]
+            _gap_panel(axes, panel, gap_by_round(results.get(panel.name)))
+            if number % 4 == 0:
+                axes.set_ylabel("Gap, points")
+            if number >= 4:
+                axes.set_xlabel(f"Round (mean of {WINDOW} up to it)")
+        handles = [
+            Line2D([], [], label="measured; band: one deviation over seeds", **_GAP_LOOK),
+            Patch(
+                color=COLOURS[2],
+                alpha=0.25,
+                linewidth=0,
+                label="the paper's gap, at a round it does not name",
+            ),
+        ]
+        figure.legend(handles=handles, loc="lower center", ncols=2)
+        figure.subplots_adjust(left=0.06, right=0.985, top=0.94, bottom=0.17, hspace=0.26, wspace=0.24)
+    return figure
+
+
+def _gap_panel(axes: Axes, panel: Panel, gaps: dict[int, Spread]) -> None:
+    axes.set_title(panel.title, fontsize=9.5)
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    low, high = PAPER_GAPS[panel.name]
+    axes.axhspan(low, high, color=COLOURS[2], alpha=0.25, linewidth=0)
+    rounds, means = list(gaps), [100 * one.mean for one in gaps.values()]
+    if rounds:
+        axes.plot(rounds, means, **_GAP_LOOK)
+        aside = [100 * one.deviation for one in gaps.values()]
+        low_edge, high_edge = (
+            [mean + side * by for mean, by in zip(means, aside, strict=True)] for side in (-1.0, 1.0)
+        )
+        axes.fill_between(rounds, low_edge, high_edge, color=COLOURS[1], alpha=0.18, linewidth=0)
+    else:
+        axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", color=QUIET)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.1 * max([high, *means]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
 
 
 def _layout() -> list[Panel]:

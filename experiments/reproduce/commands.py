@@ -27,7 +27,6 @@ from niss.files import write_output
 app = typer.Typer()
 
 RESULTS, RUNS = Path("results/paper"), Path("runs/reproduce")
-TABLES_FILE = "tables.md"
 SECONDS_A_CELL = 25
 """Of Figure 4: the mean over the cells of the committed results, on one core of a busy machine: from 2 s to 2 min."""
 
@@ -236,19 +235,23 @@ class Beyond(Experiment):
     tune           Tune clip, rate and width on held-out images first.
     tune_epsilons  Where to tune; the others take the nearest one's choice.
     tune_only      Tune, and stop.
+    protocol       Dropouts of small rounds go through the real protocol, minutes a run on any machine.
     at_once        Cells that train together; results are kept after each such group.
+    part           Only a part of the work, e.g. 3/8, for processes side by side; give each its own --out.
     """
 
-    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS))
+    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS, *design.COMPARED))
     epsilons: tuple[float, ...] = design.EPSILONS
     methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
-    variant: tuple[str, ...] = option(("none", "collusion"), choices=tuple(design.VARIANTS))
+    variant: tuple[str, ...] = option(tuple(design.VARIANTS), choices=tuple(design.VARIANTS))
     rounds: int | None = option(None, min=1)
     participants: int | None = option(None, min=2)
     tune: bool = True
     tune_epsilons: tuple[float, ...] = (3.0,)
     tune_only: bool = False
+    protocol: bool = True
     at_once: int = option(8, min=1)
+    part: str = "1/1"
 
 
 @register(app, "beyond")
@@ -260,31 +263,28 @@ def beyond(options: Beyond) -> None:
     niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned
     """
     from experiments.reproduce.beyond import run_setting, tune
+    from experiments.reproduce.runner import Part
 
-    places = options.places("at_once")
-    seeds = places.pop("seeds")
+    places = {**options.places("at_once"), "part": Part.named(options.part)}
+    seeds, methods = places.pop("seeds"), options.methods
     pieces: dict[str, Piece] = {}
     for name in design.SETTINGS if options.setting == ("all",) else options.setting:
         setting = design.find_setting(name, rounds=options.rounds, participants=options.participants)
         if options.tune or options.tune_only:
-            pieces[f"{name}, tuning"] = partial(tune, setting, options.tune_epsilons, **places)
+            more: dict[str, Any] = {"methods": methods, "variants": options.variant, **places}
+            pieces[f"{name}, tuning"] = partial(tune, setting, options.tune_epsilons, **more)
         if not options.tune_only:
             pieces[name] = partial(
                 run_setting,
                 setting,
                 **places,
                 epsilons=options.epsilons,
-                methods=options.methods or tuple(design.METHODS),
-                variants=_variants(options.variant, setting.unit),
+                methods=methods,
+                variants=options.variant,
+                protocol=options.protocol,
                 seeds=seeds,
             )
     _work_through(pieces, options)
-
-
-def _variants(names: Sequence[str], unit: str) -> list[str]:
-    """The variants asked for; those in which clients drop out are run for whole clients only."""
-    dropping = {name for name, variant in design.VARIANTS.items() if variant.dropout}
-    return [name for name in names if unit == "client" or name not in dropping]
 
 
 @dataclass(frozen=True)
@@ -366,10 +366,9 @@ def readings() -> None:
 
 def present(out: Path, work: Path | None = None) -> None:
     """Write the tables, draw the figures, and say where; Figure 4 needs the pictures that are in `work`."""
-    from experiments.reproduce.text import TABLES
+    from experiments.reproduce.text import TABLES_FILE, tables_text
 
-    parts = [f"## {name}\n\n{table(out)}" for name, table in TABLES.items()]
-    typer.echo(str(write_output(out / TABLES_FILE, "\n".join(parts).encode())))
+    typer.echo(str(write_output(out / TABLES_FILE, tables_text(out).encode())))
     try:
         # Experiments run where nothing can be drawn, and what they found is kept all the same.
         from experiments.reproduce.chart import write_figures
@@ -410,36 +409,48 @@ def _seconds_left(options: Experiment, began: float) -> float | None:
     return None if options.stop_after is None else began + options.stop_after - time.monotonic()
 
 
-def verify(results: Path, text: Sequence[Path] | None, *, as_json: bool) -> None:
-    """Check every claim against the result files, and the numbers of `text` (README and docs by default) too.
+def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json: bool) -> None:
+    """Compute the result files again, check every claim against them, and what text and figures say.
 
-    Prints what was found; ends with code 1 where a required claim does not hold or a text disagrees.
+    `text` is README and docs by default; `partial`: not all of the design has been run, and nothing is published yet.
+    Prints what was found; ends with code 1 where something does not add up.
     """
+    from experiments.reproduce.checks import check_files
     from experiments.reproduce.claims import check_claims
-    from experiments.reproduce.text import disagreements, results_folder
+    from experiments.reproduce.stamps import figure_faults
+    from experiments.reproduce.text import disagreements, results_folder, text_faults
 
     folder = results_folder(results)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} does not exist", hint="run `niss reproduce` first")
-    files = text if text is not None else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
+    published = [] if partial else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
+    files = text if text is not None else published
+    faults = check_files(folder, partial=partial)
+    if not partial:
+        faults += [*figure_faults(folder, Path("docs/images")), *text_faults(folder, Path())]
     claims = check_claims(folder)
     wrong = [one for path in files if path.exists() for one in disagreements(path, folder)]
     failed = [claim for claim in claims if claim.required and claim.holds is False]
     if as_json:
         print_json(
             {
+                "faults": [asdict(fault) for fault in faults],
                 "claims": [asdict(claim) for claim in claims],
                 "disagreements": [{**asdict(one), "path": str(one.path)} for one in wrong],
             }
         )
     else:
+        files = sorted(folder.glob("*/*.json"))
+        say(f"{len(files)} result files computed again: {len(faults)} faults")
+        for fault in faults:
+            typer.echo(f"{fault.kind + ' is wrong':16}  {fault.where}: {fault.detail}")
         for claim in claims:
             typer.echo(f"{claim.verdict:16}  {claim.name}: {claim.detail}")
         for one in wrong:
             typer.echo(f"{'text is wrong':16}  {one.path}: {one.key} does not say what the files say")
-    if failed or wrong:
+    if faults or failed or wrong:
         typer.echo(
-            f"{len(failed)} claims do not hold, {len(wrong)} places in the text disagree; "
+            f"{len(faults)} faults, {len(failed)} claims do not hold, {len(wrong)} places in the text disagree; "
             "`python tools/update_results.py` fills the text from the files",
             err=True,
         )

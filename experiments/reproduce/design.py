@@ -5,17 +5,22 @@ Nothing here loads torch, so that the command line can name it all at once.
 Two units of privacy beyond the paper. `client`: thousands of clients of 10 images, 1,000 a round, where hiding a whole
 client is affordable. `record`: the paper's 100 clients, 30 a round; per-sample clipping, one local step a round, more
 rounds.
+
+The settings that all rivals share have their size in their name (`mnist-iid-client-100-of-1000`): fixed cohorts come in
+turn, so that every method has the same clients in the same rounds; only secret sampling draws its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from experiments.reproduce.sensitivity import Reading, Setup
 from niss.errors import ConfigError
+from niss.methods import METHODS as KINDS
 
 FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
 BEYOND, TUNING, SCALE = "beyond", "tuning", "scale"
@@ -64,12 +69,18 @@ PANELS = tuple(
 )
 
 
-def find_panel(name: str) -> Panel:
-    """The panel of that name; any dataset that niss knows may stand in front."""
+@cache
+def _training_images() -> dict[str, int]:
+    """The datasets that niss knows, and how many training images each has."""
     from niss.data import list_datasets
 
+    return {info.name: info.train_size for info in list_datasets()}
+
+
+def find_panel(name: str) -> Panel:
+    """The panel of that name; any dataset that niss knows may stand in front."""
     found = re.fullmatch(r"(.+)-(mlp|cnn)-(iid|non-iid)", name)
-    if found is None or found[1] not in {info.name for info in list_datasets()}:
+    if found is None or found[1] not in _training_images():
         raise ConfigError(
             f"unknown panel {name!r}",
             field="--panel",
@@ -163,15 +174,25 @@ def cells_of(
     return cells
 
 
+SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""sigma_k in a sweep, in units of the NbAFL reading's."""
+
 EPSILONS = (1.0, 3.0, 8.0)
+DELTA = 1e-5
 IMAGES_PER_CLIENT = 10
+SCALES = (30, 100, 1000)
+SCALE_EPSILON = 3.0
+SCALE_METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
 ROUNDS = {"client": 30, "record": 100}
 PARTICIPANTS = {"client": 1000, "record": 30}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`."""
+    """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`.
+
+    images  of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
+    """
 
     dataset: str
     split: str
@@ -179,6 +200,9 @@ class Setting:
     participants: int
     clients: int
     rounds: int
+    epochs: int = 5
+    batch_size: int = 10
+    images: int | None = None
 
     @property
     def name(self) -> str:
@@ -186,7 +210,9 @@ class Setting:
 
     @property
     def full_name(self) -> str:
-        """With the size of a round where it is not the usual one: `mnist-iid-client-100`."""
+        """With the size of a round where it is not the usual one: `mnist-iid-client-100`, or with that of a cohort."""
+        if self.images is not None:
+            return f"{self.name}-{self.participants}-of-{self.clients}"
         usual = self.participants == find_setting(self.name).participants
         return self.name if usual else f"{self.name}-{self.participants}"
 
@@ -195,12 +221,19 @@ class Setting:
         """For a reader: `MNIST, IID, client`."""
         return _title(self.dataset, self.split, self.unit)
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Everyone who is compared in it."""
+        names = EARLIER if self.images is None else RIVALS
+        return tuple(name for name in names if name in METHODS)
+
 
 @dataclass(frozen=True)
 class Variant:
     """What goes wrong: the share `rho` of a round's clients that collude, and the share that drops out."""
 
     name: str
+    words: str
     rho: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
@@ -209,10 +242,10 @@ class Variant:
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("none"),
-        Variant("collusion", rho=0.2),
-        Variant("tolerate", dropout=0.1),
-        Variant("repair", dropout=0.1, mode="repair"),
+        Variant("none", "nothing"),
+        Variant("collusion", "a fifth colluding", rho=0.2),
+        Variant("tolerate", "a tenth dropping out, tolerated", dropout=0.1),
+        Variant("repair", "a tenth dropping out, repaired", dropout=0.1, mode="repair"),
     )
 }
 
@@ -231,33 +264,84 @@ UNTUNED = {"client": Choice(), "record": Choice(clip=1.0, learning_rate=0.5)}
 
 @dataclass(frozen=True)
 class Method:
-    """A contestant: `kappa` None is the planner's choice; `tuned_as` names whose tuning it takes."""
+    """A contestant.
+
+    kind      the method of niss that runs
+    noise     how its epsilon is recomputed (`promises`): `none`, each client's `own`, in the `sum` alone, `shares`, ...
+    faults    the variants under which it is run: those that make a difference to it
+    tuned_as  whose tuning it takes; its own by default
+    kappa     strength of the shares; None is the planner's choice
+    printed   to the letter of the paper: tau = 0
+    trusting  its epsilon does not hold against the server
+    settings  what else its entry in `methods` says
+    training  what else `training` says, such as another sampling
+    """
 
     name: str
     kind: str
-    tuned_as: str
+    noise: str
+    faults: tuple[str, ...] = ()
+    tuned_as: str = ""
     kappa: float | None = None
     printed: bool = False
+    trusting: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tuning(self) -> str:
+        return self.tuned_as or self.name
+
+    @property
+    def private(self) -> bool:
+        return self.noise != "none"
+
+    def suffers(self, variant: Variant) -> bool:
+        """Whether it is run under a variant: where that makes a difference to it."""
+        return variant.name == "none" or variant.name in self.faults
 
 
+_ALL = ("collusion", "tolerate", "repair")
 METHODS = {
     method.name: method
     for method in (
-        Method("fedavg", "fedavg", "fedavg"),
-        Method("dp-fedavg", "dp-fedavg", "dp-fedavg"),
-        Method("central-dp", "central-dp", "central-dp"),
-        Method("niss-as-printed", "niss", "niss-planned", printed=True),
-        Method("niss-kappa-1", "niss", "niss-planned", kappa=1.0),
-        Method("niss-planned", "niss", "niss-planned"),
+        Method("fedavg", "fedavg", "none"),
+        Method("dp-fedavg", "dp-fedavg", "own"),
+        Method("central-dp", "central-dp", "sum", trusting=True),
+        Method("niss-as-printed", "niss", "shares", tuned_as="niss-planned", printed=True),
+        Method("niss-kappa-1", "niss", "shares", ("collusion",), tuned_as="niss-planned", kappa=1.0),
+        Method("niss-planned", "niss", "shares", _ALL),
+        Method("central-dp-sampled", "central-dp-sampled", "sampled", trusting=True),
+        Method("central-mf", "central-mf", "banded", trusting=True),
+        Method("secagg-ddg", "secagg-ddg", "masked", ("collusion", "repair")),
+        Method("niss-carried", "niss-carried", "carried", _ALL, settings={"graph": "complete"}),
     )
+    if method.kind in KINDS
 }
+"""The contestants, in the order of tables and legends. Another one is another line."""
+EARLIER = ("fedavg", "dp-fedavg", "central-dp", "niss-as-printed", "niss-kappa-1", "niss-planned")
+"""Those of the settings without fixed cohorts."""
+RIVALS = (
+    "fedavg",
+    "dp-fedavg",
+    "central-dp",
+    "central-dp-sampled",
+    "central-mf",
+    "secagg-ddg",
+    "niss-planned",
+    "niss-carried",
+)
+"""Those of the settings with fixed cohorts."""
 
 
 def find_setting(name: str, *, participants: int | None = None, rounds: int | None = None) -> Setting:
-    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front."""
-    from niss.data import list_datasets
+    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front.
 
-    known = {info.name: info.train_size for info in list_datasets()}
+    With `-100-of-1000` behind it cohorts of 100 come in turn, and the images are dealt out to 1,000 clients.
+    """
+    if found := re.fullmatch(r"(.+-client)-(\d+)-of-(\d+)", name):
+        return _cohorts(find_setting(found[1]), int(found[2]), int(found[3]), rounds)
+    known = _training_images()
     dataset, unit = name.removesuffix("-client").removesuffix("-record"), name.rpartition("-")[2]
     split = "non-iid" if dataset.endswith("-non-iid") else "iid"
     dataset = dataset.removesuffix(f"-{split}")
@@ -265,7 +349,7 @@ def find_setting(name: str, *, participants: int | None = None, rounds: int | No
         raise ConfigError(
             f"unknown setting {name!r}",
             field="--setting",
-            hint="for example mnist-iid-client, cifar10-non-iid-record",
+            hint="for example mnist-iid-client, cifar10-non-iid-record, mnist-iid-client-100-of-1000",
         )
     size = known[dataset]
     clients = size // IMAGES_PER_CLIENT if unit == "client" else 100
@@ -276,6 +360,26 @@ def find_setting(name: str, *, participants: int | None = None, rounds: int | No
         participants=min(participants or PARTICIPANTS[unit], clients),
         clients=clients,
         rounds=rounds or ROUNDS[unit],
+        epochs=5 if unit == "client" else 1,
+    )
+
+
+def _cohorts(usual: Setting, participants: int, clients: int, rounds: int | None) -> Setting:
+    """Rounds of thousands are dear and few; clients with many images take larger batches, so as few steps."""
+    images = _training_images()[usual.dataset] // max(clients, 1)
+    if not 2 <= participants <= clients or clients % participants or not images:
+        raise ConfigError(
+            f"cannot deal {usual.dataset} out to {clients} clients in cohorts of {participants}",
+            field="--setting",
+            hint="clients must be a multiple of participants",
+        )
+    return replace(
+        usual,
+        participants=participants,
+        clients=clients,
+        rounds=rounds or (ROUNDS["client"] if participants >= PARTICIPANTS["client"] else COHORT_ROUNDS),
+        batch_size=10 if images <= 100 else 20,
+        images=images,
     )
 
 
@@ -285,3 +389,36 @@ SETTINGS = tuple(
     for split in ("iid", "non-iid")
     for unit in ("client", "record")
 )
+
+
+COHORT_ROUNDS = 100
+COMPARED = (
+    "mnist-iid-client-100-of-1000",
+    "mnist-iid-client-1000-of-6000",
+    "mnist-non-iid-client-100-of-1000",
+    "cifar10-iid-client-1000-of-5000",
+    "mnist-non-iid-client-1000-of-6000",
+    "mnist-iid-client-30-of-300",
+    "cifar10-non-iid-client-1000-of-5000",
+)
+"""The settings with fixed cohorts, in which all rivals meet; the most telling first."""
+
+
+def panel_cell(reading: str, x: float, seed: int) -> str:
+    """The id of a cell of Figure 3 or of the sweep."""
+    return f"{reading}/X={x:g}/seed-{seed}"
+
+
+def run_cell(variant: str, method: str, epsilon: float | None, seed: int) -> str:
+    """The id of a run beyond the paper."""
+    parts = [variant, method, *([] if epsilon is None else [f"epsilon={epsilon:g}"]), f"seed-{seed}"]
+    return "/".join(parts)
+
+
+def trial_cell(labels: Mapping[str, Any]) -> str:
+    """The id of a trial of the tuning."""
+    variant = labels.get("variant", "none")
+    numbers = [f"{name}={labels[name]:g}" for name in ("epsilon", "clip") if labels[name] is not None]
+    rate, hidden = labels["learning_rate"], labels["hidden"]
+    parts = [] if variant == "none" else [variant]
+    return "/".join([*parts, labels["method"], *numbers, f"rate={rate:g}", f"hidden={hidden}"])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.design import FIGURE_3, SPLITS, SWEEP, X_VALUES, Panel
+from experiments.reproduce.design import FIGURE_3, SPLITS, SWEEP, SWEEP_FACTORS, X_VALUES, Panel, panel_cell
 from experiments.reproduce.results import Result
 from experiments.reproduce.runner import Watch, common_settings, run_cells
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, given_sigma
@@ -87,17 +87,13 @@ def panel_cells(
     """All cells of a panel, by id, with what tells them apart."""
     sigma = reading.sigma(setup_of(base))
     return {
-        f"{reading.name}/X={x:g}/seed-{seed}": (
+        panel_cell(reading.name, x, seed): (
             {"reading": reading.name, "sigma_k": sigma, "x": x, "seed": seed},
             cell_config(base, x=x, seed=seed, reading=reading),
         )
         for x in xs
         for seed in seeds
     }
-
-
-SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""sigma_k in a sweep, in units of the NbAFL reading's."""
 
 
 def run_panel(

@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from experiments.reproduce.design import FIGURE_4
 from niss.errors import RunFolderError
-from niss.files import SHARED, read_json, to_json, write_atomically
+from niss.files import SHARED, parse_json, to_json, write_atomically
 
 
 class AnyCell(Protocol):
@@ -171,7 +172,8 @@ class Cell:
     """One training run: what tells it apart (`labels`), and what came of it.
 
     `curve` holds (round, accuracy on the test data); `accuracy` is the last of them. An epsilon of None means that
-    there is none: nothing finite holds.
+    there is none: nothing finite holds. `mechanism` is what its epsilon was made of, for those who compute it again;
+    files of earlier versions do not have it.
     """
 
     id: str
@@ -184,6 +186,7 @@ class Cell:
     aggregate_variance: float
     seconds: float
     engine: str
+    mechanism: dict[str, Any] = field(default_factory=dict)
 
     @property
     def settled(self) -> float:
@@ -206,20 +209,26 @@ class Result(Record[Cell]):
     """All cells of one panel or setting; `base` are the settings they have in common."""
 
 
-R = TypeVar("R", Result, Leaks)
-
-
-def _read(path: Path, kind: type[R], cell_kind: type[Cell] | type[Attempt]) -> R | None:
+def _read(path: Path, *, attacks: bool) -> Any:
     if not path.exists():
         return None
-    value = read_json(path)
     try:
-        cells = tuple(cell_kind(**{**cell, **_curves(cell)}) for cell in value["cells"])
-        return kind(value["experiment"], value["name"], value["base"], cells)  # type: ignore[arg-type]
+        return _parsed(path.read_bytes(), attacks)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} does not contain results: {error!r}", hint="was it written by `niss reproduce`?"
         ) from None
+
+
+@lru_cache(maxsize=256)
+def _parsed(content: bytes, attacks: bool) -> Result | Leaks:
+    """Tables, claims and checks read the same files over and over."""
+    value = parse_json(content.decode("utf-8", errors="replace"))
+    cells = [{**cell, **_curves(cell)} for cell in value["cells"]]
+    head = value["experiment"], value["name"], value["base"]
+    if attacks:
+        return Leaks(*head, tuple(Attempt(**cell) for cell in cells))
+    return Result(*head, tuple(Cell(**cell) for cell in cells))
 
 
 def _curves(cell: dict[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -230,12 +239,14 @@ def _curves(cell: dict[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
 
 def read_result(path: Path) -> Result | None:
     """The training runs in a file, or None if it does not exist."""
-    return _read(path, Result, Cell)
+    found: Result | None = _read(path, attacks=False)
+    return found
 
 
 def read_leaks(path: Path) -> Leaks | None:
     """The attacks in a file, or None if it does not exist."""
-    return _read(path, Leaks, Attempt)
+    found: Leaks | None = _read(path, attacks=True)
+    return found
 
 
 def read_results(folder: Path, experiment: str) -> dict[str, Result]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.reproduce.results import (
     Cell,
@@ -18,12 +21,36 @@ from experiments.reproduce.results import (
     write_result,
 )
 from niss.data import Dataset
-from niss.errors import NissError, RunFolderError
+from niss.errors import ConfigError, NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
-from niss.simulation import Comparison, Config, RoundEvent, TrainingEvent, compare_together
+from niss.simulation import Comparison, Config, RoundEvent, RunResult, TrainingEvent, compare_together
 
+T = TypeVar("T")
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
 """Cells by id: what tells each apart, and its settings, which have one method."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` machines or processes that share the work, counted from 1."""
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def named(cls, text: str) -> Part:
+        """`3/8`: the third of eight."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ConfigError(f"expected a part such as 3/8, got {text!r}", field="--part")
+        return cls(int(found[1]), int(found[2]))
+
+    def of(self, things: Sequence[T]) -> Sequence[T]:
+        """Every `count`-th of them."""
+        return things[self.number - 1 :: self.count]
+
+
+WHOLE = Part()
 
 
 class OutOfTime(NissError):
@@ -84,7 +111,7 @@ def run_cells(
     folder = work / experiment / name
     for configs in _chunks(groups.values(), at_once):
         found = compare_together(configs, out=folder, dataset=dataset, progress=progress)
-        result = result.with_cells(_cell(cell, cells[cell][0], found[cell]) for cell in configs)
+        result = result.with_cells(_cell(cell, *cells[cell], found[cell]) for cell in configs)
         write_result(path, result)
     return result
 
@@ -96,7 +123,7 @@ def _chunks(groups: Iterable[dict[str, Config]], at_once: int | None) -> Iterato
             yield chunk
 
 
-def _cell(name: str, labels: dict[str, Any], comparison: Comparison) -> Cell:
+def _cell(name: str, labels: dict[str, Any], config: Config, comparison: Comparison) -> Cell:
     (run,) = comparison.results
     if run.folder is None or comparison.folder is None:
         raise RunFolderError(f"{name} was run without a folder")
@@ -112,7 +139,41 @@ def _cell(name: str, labels: dict[str, Any], comparison: Comparison) -> Cell:
         aggregate_variance=run.summary["aggregate_variance"],
         seconds=round(sum(line["seconds"] for line in read_json_lines(run.folder / TIMING)[0]), 2),
         engine=read_json(comparison.folder / MANIFEST)["engine"],
+        mechanism=_mechanism(config, run),
     )
+
+
+def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
+    """What the epsilons of a run were made of: its plan, and the most that one of its rounds cost a client."""
+    plan = config.plan(config.methods[0])
+    if not plan.private:
+        return {}
+    names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped", "threshold", "bands")
+    shared = {name: getattr(plan, name) for name in (*names, "carried_to_residual") if plan.kind.uses(name)}
+    if plan.kind.whole_run:
+        shared |= {name: getattr(plan, name) for name in ("separation", "sampling_probability")}
+    committed: Any = getattr(plan, "committed", None)
+    if committed is not None and plan.kind.uses("carried_neighbours"):
+        run_noise = committed(config.training.participants)
+        shared |= {name: getattr(run_noise, name) for name in ("spatial", "carried", "residual")}
+    return {
+        "exchange": config.exchange,
+        "participations": plan.participations,
+        "delta": run.statement.delta,
+        "gaussian_delta": plan.gaussian_delta,
+        **shared,
+        "tau2": run.summary["tau2"],
+        "mu_joint": _largest(run, "mu_joint"),
+        "mu_marginal": _largest(run, "mu_marginal"),
+        "predicted_variance": run.summary["aggregate_variance_predicted"],
+        "grid_delta": sum(line.get("grid_delta") or 0.0 for line in run.metrics),
+    }
+
+
+def _largest(run: RunResult, name: str) -> float | None:
+    """Over the rounds; None where there is no bound."""
+    values = [line[name] for line in run.metrics]
+    return None if any(value is None or not math.isfinite(value) for value in values) else max(values)
 
 
 def common_settings(config: Config) -> dict[str, Any]:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from experiments.reproduce.claims import PAPER_GAPS, check_claims, gap
+from experiments.reproduce.checks import fingerprint, setting_of
+from experiments.reproduce.claims import (
+    PAPER_GAPS,
+    WINDOW,
+    check_claims,
+    gap,
+    gap_by_round,
+    rounds_within,
+    stretches,
+)
 from experiments.reproduce.design import (
     BEYOND,
     CLIENT_NOISE,
+    COMPARED,
     EPSILONS,
     FIGURE_3,
     IMAGES,
@@ -28,6 +40,7 @@ from experiments.reproduce.results import (
     Attempt,
     Cell,
     Leaks,
+    Record,
     Result,
     Spread,
     all_leaks,
@@ -37,6 +50,7 @@ from experiments.reproduce.results import (
     spread,
 )
 from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup
+from experiments.reproduce.tuning import best_trial, edges_of, trials_of
 
 MISSING = "not measured yet"
 
@@ -163,31 +177,76 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
     return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == CLIENT_NOISE else ", heuristic")
 
 
-_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view"]
+_LEAD = "Ahead of DP-FedAvg, points"
+_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view", _LEAD]
 
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
     results = _in_order(read_results(folder, BEYOND))
     rows = [[result.name, *row] for result in results for row in _setting_rows(result)]
-    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6))
+    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6, 7))
 
 
 def setting_table(folder: Path, name: str) -> str:
     """The part of `beyond_table` for one setting."""
     result = read_results(folder, BEYOND).get(name)
-    return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5))
+    return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5, 6))
 
 
 def _setting_rows(result: Result) -> list[list[str]]:
     rows = []
-    for variant in VARIANTS:
-        for method in METHODS:
-            cells = select(result, method=method, variant=variant)
-            if cells:
-                shown = [percent(final(_at(cells, epsilon))) for epsilon in EPSILONS]
-                rows.append([variant, method, *shown, _epsilon_of_runs(cells)])
+    local = _local(result)
+    for variant, method in product(VARIANTS, METHODS):
+        cells = select(result, method=method, variant=variant)
+        if cells:
+            found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
+            shown = [percent(one) for one in found]
+            rows.append([variant, method, *shown, _epsilon_of_runs(cells), _leads(method, found, local)])
     return rows
+
+
+def _local(result: Result) -> list[Spread | None]:
+    return [final(select(result, method=_RIVAL, epsilon=epsilon)) for epsilon in EPSILONS]
+
+
+_RIVAL = "dp-fedavg"
+HEADLINE = {
+    "mnist-iid-client-1000-of-6000": "mnist-iid-client",
+    "mnist-iid-client-100-of-1000": "mnist-iid-client-100",
+}
+"""The settings of the headline, and what stands for them until they are measured."""
+
+
+def headline_table(folder: Path) -> str:
+    """Every method under everything that may go wrong, and by how much it leads DP-FedAvg, or is behind."""
+    results = read_results(folder, BEYOND)
+    rows = []
+    for result in (results.get(name, results.get(before)) for name, before in HEADLINE.items()):
+        if result is None:
+            continue
+        local, setting = _local(result), setting_of(result)
+        size = f"{setting.participants:,}" + (f" of {setting.clients:,}" if setting.images else "")
+        for method, variant in product((METHODS[name] for name in setting.methods), VARIANTS.values()):
+            if method.suffers(variant) and not method.tuned_as:
+                cells = select(result, method=method.name, variant=variant.name)
+                found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
+                shown = [percent(one) for one in found]
+                rows.append([size, method.name, variant.words, *shown, _leads(method.name, found, local)])
+    columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    header = ["Participants", "Method", "What goes wrong", *columns, _LEAD]
+    return or_missing(header, rows, words=(1, 2, 6))
+
+
+def _leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | None]) -> str:
+    """Points at each epsilon; where DP-FedAvg is better it says so."""
+    if method == _RIVAL:
+        return "–"
+    if any(one is None or other is None for one, other in zip(found, local, strict=True)):
+        return MISSING
+    leads = [100 * (one.mean - other.mean) for one, other in zip(found, local, strict=True) if one and other]
+    shown = " / ".join(f"{lead:+.1f}".replace("-", "−") for lead in leads)
+    return shown + ("; **behind**" if min(leads) < 0.0 else "")
 
 
 def scale_table(folder: Path) -> str:
@@ -217,7 +276,7 @@ def scale_table(folder: Path) -> str:
 
 def _in_order(results: dict[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in SETTINGS if name in results]
+    known = [name for name in (*SETTINGS, *COMPARED) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 
@@ -227,13 +286,14 @@ def _at(cells: Sequence[Cell], epsilon: float) -> list[Cell]:
 
 def _epsilon_of_runs(cells: Sequence[Cell]) -> str:
     """The largest epsilon of the joint view over the seeds, for each one promised."""
-    if cells[0].labels["method"] == "fedavg":
+    method = METHODS[cells[0].labels["method"]]
+    if not method.private:
         return "not private"
     if any(cell.epsilon_joint is None for cell in cells):
         return "none is finite"
     promised = sorted({cell.labels["epsilon"] for cell in cells})
     held = [max(cell.epsilon_joint or 0.0 for cell in _at(cells, epsilon)) for epsilon in promised]
-    trusted = ", server trusted" if cells[0].labels["method"] == "central-dp" else ""
+    trusted = ", server trusted" if method.trusting else ""
     return " / ".join(f"{epsilon:.2f}" for epsilon in held) + trusted
 
 
@@ -241,27 +301,42 @@ def tuning_table(folder: Path) -> str:
     """What the grid chose for each method at each epsilon."""
     rows = []
     for result in _in_order(read_results(folder, TUNING)):
-        groups = sorted({(cell.labels["method"], cell.labels["epsilon"] or 0.0) for cell in result.cells})
-        for method, epsilon in groups:
-            tried = select(result, method=method, epsilon=epsilon or None)
-            best = max(tried, key=lambda cell: (cell.accuracy, cell.id))
+        labels = [cell.labels for cell in result.cells]
+        groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
+        for method, variant, epsilon in sorted(groups):
+            trials = trials_of(result, method, variant)
+            tried = [cell for cell in trials if cell.labels["epsilon"] == (epsilon or None)]
+            best = best_trial(tried)
             clip = best.labels["clip"]
             rows.append(
                 [
                     result.name,
-                    method,
+                    method if variant == "none" else f"{method}, {variant}",
                     f"{epsilon:g}" if epsilon else "–",
                     f"{len(tried)}",
                     "–" if clip is None else f"{clip:g}",
                     f"{best.labels['learning_rate']:g}",
                     f"{best.labels['hidden']}",
                     f"{best.accuracy:.1%}",
+                    ", ".join(edges_of(tried, best)) or "–",
                 ]
             )
-    header = ["Setting", "Method", "ε", "Trials", "Clip", "Rate", "Hidden", "Accuracy on held-out images"]
-    return or_missing(header, rows, words=(0, 1))
+    header = [
+        "Setting",
+        "Method",
+        "ε",
+        "Trials",
+        "Clip",
+        "Rate",
+        "Hidden",
+        "Held-out accuracy",
+        "On the edge",
+    ]
+    return or_missing(header, rows, words=(0, 1, 8))
 
 
+GAP_ROUNDS = (10, 25, 50, 100)
+"""The last rounds of the windows shown."""
 UNIT_VARIANCE = 0.01
 """sigma^2 in the paper's list of settings."""
 
@@ -280,6 +355,28 @@ def figure_3_table(folder: Path) -> str:
         rows.append([find_panel(name).title, *cells, measured, f"{low} to {high}", extent])
     header = ["Panel", *[f"X = {x:g}" for x in X_VALUES], "Gap, points", "Gap in the paper", "Rounds × seeds"]
     return markdown(header, rows)
+
+
+def gaps_table(folder: Path) -> str:
+    """The gap between X = 0 and X = 1 after so many rounds, and where it is the paper's."""
+    results = read_results(folder, FIGURE_3)
+    rows = []
+    for name, (low, high) in PAPER_GAPS.items():
+        gaps = gap_by_round(results.get(name))
+        if gaps:
+            most = max(gaps, key=lambda last: gaps[last].mean)
+            rows.append(
+                [
+                    find_panel(name).title,
+                    f"{low} to {high}",
+                    *[points(gaps.get(last)) for last in GAP_ROUNDS],
+                    f"{points(gaps[most])} ({most - WINDOW + 1} to {most})",
+                    stretches(rounds_within(gaps, low, high)),
+                ]
+            )
+    shown = [f"Rounds {last - WINDOW + 1} to {last}" for last in GAP_ROUNDS]
+    header = ["Panel", "In the paper", *shown, "Largest (rounds)", "Ours is the paper's"]
+    return or_missing(header, rows, words=(0, 7))
 
 
 def _extent(result: Result | None) -> str:
@@ -331,6 +428,17 @@ def sweep_table(folder: Path) -> str:
             rows.append([find_panel(name).title, f"{sigma:.3g}", percent(clean), percent(found), lost])
     header = ["Panel", "σ_k", "X = 0", "X = 1", "Gap, points"]
     return or_missing(header, rows)
+
+
+def files_table(folder: Path) -> str:
+    """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
+    records: list[Record[Any]] = [*all_leaks(folder).values()]
+    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE):
+        records += read_results(folder, experiment).values()
+    rows = sorted(
+        [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"] for one in records
+    )
+    return or_missing(["File", "Cells", "Fingerprint"], rows, words=(0, 2))
 
 
 def claims_table(folder: Path) -> str:

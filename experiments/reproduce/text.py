@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.reproduce import tables
+from experiments.reproduce.checks import Fault
 from experiments.reproduce.claims import BY_ROUND, gap
 from experiments.reproduce.design import BEYOND, FIGURE_3, FIGURE_4, LEVELS
 from experiments.reproduce.results import read_leaks, read_result, result_path, select, select_level, spread
 from experiments.reproduce.sensitivity import NBAFL
+from experiments.reproduce.stamps import DRAWN_FROM
 from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
 from niss.errors import ConfigError
 
@@ -22,22 +24,37 @@ _MARKED = re.compile(r"<!-- result: (?P<key>\S+) -->(?P<text>.*?)<!-- end -->", 
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "figure-3": tables.figure_3_table,
+    "gaps": tables.gaps_table,
     "figure-4": tables.figure_4_table,
     "readings": lambda _: tables.readings_table(),
     "sweep": tables.sweep_table,
+    "headline": tables.headline_table,
     "beyond": tables.beyond_table,
     "tuning": tables.tuning_table,
     "scale": tables.scale_table,
     "claims": tables.claims_table,
+    "files": tables.files_table,
 }
+TABLES_FILE = "tables.md"
+MARKS = {
+    "README.md": {"headline"},
+    "docs/concepts/paper.md": {
+        *(TABLES.keys() - {"files", "headline"}),
+        *(f"{name}.image" for name in DRAWN_FROM),
+    },
+}
+"""Results that a text has to take from the files: without their marks somebody might have typed them."""
 
 
 IMAGES = {
     "figure-3": "Eight panels: test accuracy over rounds at X = 0, 0.3, 0.6 and 1, with bands over seeds",
+    "gaps": "Eight panels: the gap between X = 0 and X = 1 over rounds, beside the range that the paper gives",
     "figure-4": "Original and recovered pictures by kind of protection, and the DLG loss over iterations",
     "beyond": "Accuracy over epsilon by method and setting, and the epsilon that holds in each view",
     "faults": "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts repaired and tolerated",
     "scale": "Accuracy over the participants of a round, by method",
+    "rivals": "Accuracy over epsilon of all rivals in settings with fixed cohorts",
+    "noise": "Noise variance in the model over rounds, by method, at epsilon 3",
 }
 """The figures of the text, and what they show for those who cannot see them."""
 
@@ -122,6 +139,25 @@ def disagreements(path: Path, folder: Path) -> list[Disagreement]:
         for found in _MARKED.finditer(path.read_text(encoding="utf-8"))
         if (computed := computed_text(folder, found["key"])) != found["text"]
     ]
+
+
+def tables_text(folder: Path) -> str:
+    """All tables, one under the other, as in `TABLES_FILE`."""
+    return "\n".join(f"## {name}\n\n{table(folder)}" for name, table in TABLES.items())
+
+
+def text_faults(folder: Path, root: Path) -> Iterator[Fault]:
+    """Texts that lost their marks, and tables that are not those of the files."""
+    for name, keys in MARKS.items():
+        if (root / name).exists():
+            found = {one["key"] for one in _MARKED.finditer((root / name).read_text(encoding="utf-8"))}
+            for key in sorted(keys - found):
+                yield Fault("text", name, f"does not show {key} between marks")
+    tables_file = folder / TABLES_FILE
+    if not tables_file.exists() or tables_file.read_text(encoding="utf-8") != tables_text(folder):
+        yield Fault(
+            "text", TABLES_FILE, "is not what the files say; `niss reproduce figures` writes it again"
+        )
 
 
 def results_folder(path: Path) -> Path:

@@ -41,6 +41,7 @@ except ImportError:  # Not POSIX: there a second process is not kept out.
 MANIFEST = "manifest.json"
 METRICS = "metrics.jsonl"
 LEDGER = "ledger.jsonl"
+LIMITS = "limits.json"
 TIMING = "timing.jsonl"
 DIAGNOSTICS = "diagnostics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"

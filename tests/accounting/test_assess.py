@@ -15,6 +15,7 @@ from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from niss.views import Corruption, worst_case
 from support.protocol_round import Federation
+from support.what_left import Held
 
 
 def proposed(size: int = 10, **changes: Any) -> Agreed:
@@ -87,16 +88,16 @@ def test_a_self_mask_must_protect_alone(alone: float) -> None:
     assert Assessor()(agreed, 0) == pytest.approx(mu_of(agreed, 0.2 + alone))
 
 
-def test_a_quorum_too_small_for_the_colluders_is_refused() -> None:
+def test_a_threshold_too_small_for_the_colluders_is_refused() -> None:
     repair = {"mode": "repair", "self_variance": 1.0, "revealed": 0, "dropped": 0}
-    with pytest.raises(RemoteProtocolError, match="the quorum allows for 1"):
+    with pytest.raises(RemoteProtocolError, match="the terms allow for 1"):
         Assessor()(proposed(colluding_neighbours=1, **repair), 2)
     assert Assessor()(proposed(colluding_neighbours=2, **repair), 2) < math.inf
-    # All neighbours may collude: no quorum helps.
+    # All neighbours may collude: no threshold helps.
     sparse = proposed(20, neighbours=2.0, colluding_neighbours=19, **repair)
     with pytest.raises(RemoteProtocolError, match="may collude"):
         Assessor()(sparse, 18)
-    # In `tolerate` nothing is revealed, and no quorum is needed.
+    # In `tolerate` nothing is revealed, and no threshold is needed.
     assert Assessor()(proposed(colluding_neighbours=0), 2) < math.inf
 
 
@@ -187,3 +188,13 @@ def test_a_charge_costs_what_the_simulator_says_of_the_same_round(relation: str,
 
     charge_to(Recorder(), "me", relation=relation)(agreed, 0.25)
     assert charged == [(0.25, pytest.approx(float(simulated.marginal_mu[0]), rel=1e-12))]
+
+
+@pytest.mark.parametrize("neighbours", [3.0, 9.0])
+def test_shares_far_above_the_residual_noise_are_not_charged_less_for_rounding(neighbours: float) -> None:
+    """Where variances are 10^13 apart, the inverse of the covariance is off by a thousandth, to either side."""
+    for power in range(0, 44, 2):
+        agreed = proposed(10, neighbours=neighbours, unit_variance=2.0**power, grid_bits=8)
+        held = Held(agreed.opened, ())
+        held.uploads = dict.fromkeys(range(10))
+        assert max(held.true_mu().values()) <= Assessor()(agreed, 0) * (1.0 + 1e-6)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.accounting.carried import CarriedPlan, Connectivity, drawn_connectivity
+from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity, drawn_connectivity
 from niss.accounting.carried_planner import plan_carried
-from niss.accounting.trusted_noise import banded_noise, best_mean_noise, independent_noise
+from niss.accounting.trusted_noise import banded_noise, best_noise, independent_noise
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import CarriedGraph, ShareGraph
 from niss.mechanism import gdp_mu
@@ -92,7 +92,7 @@ def test_trusted_servers():
         factors = np.ones(rounds)
         central = independent_noise(factors, separation).mean()
         assert banded_noise(factors, separation).mean() / central == pytest.approx(banded, rel=0.02)
-        assert best_mean_noise(factors, separation) / central == pytest.approx(best, rel=0.02)
+        assert best_noise(factors, separation).mean() / central == pytest.approx(best, rel=0.02)
 
 
 @settings(max_examples=25, deadline=None)
@@ -101,7 +101,7 @@ def test_nothing_beats_the_best_correlated_noise(rounds, separation, seed):
     """Any covariance that a trusted server might use, scaled to mu = 1 by its true worst client, leaves more."""
     rng = np.random.default_rng(seed)
     factors = rng.uniform(0.5, 1.5, rounds)
-    best = best_mean_noise(factors, separation)
+    best = best_noise(factors, separation).mean()
     root = np.tril(rng.uniform(0.0, 1.0, (rounds, rounds))) + np.eye(rounds)
     for inverse in (root.T @ root, np.eye(rounds)):
         cohorts = [np.arange(first, rounds, separation) for first in range(min(separation, rounds))]
@@ -136,7 +136,9 @@ def test_the_forecast_is_json_and_keeps_the_promise():
         "model_variance_ratio_to_best",
     ):
         assert values[name] == getattr(made, name)
-    assert len(made.noise) == len(made.noise_central) == len(made.noise_banded) == 50
+    assert {len(made.noise), len(made.noise_central), len(made.noise_banded), len(made.noise_best)} == {50}
+    assert np.mean(made.noise) / np.mean(made.noise_best) == pytest.approx(made.model_variance_ratio_to_best)
+    assert (made.clients, made.epsilon, made.participations, made.mode) == (400, 2.0, 5, "tolerate")
     assert made.mu <= gdp_mu(2.0, 1e-5) <= made.mu * (1 + 1e-9)
     assert made.plan.colluders == 8
     assert made.model_variance_ratio_to_best > 1.0
@@ -347,13 +349,67 @@ def test_repairs_are_charged():
         {"lags": 0},
         {"collusion": 1.0},
         {"clients": 50},
+        {"clients": 1050},
+        {"rounds": 0},
+        {"kappa": 0.0},
+        {"epsilon": float("nan")},
         {"factors": (1.0, 2.0)},
         {"revealed": 1.0},
     ],
 )
 def test_bad_settings_are_refused(changes):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as refused:
         plan_carried(**{"participants": 100, "clients": 1000, "rounds": 20, **changes})
+    assert refused.value.field in changes
+
+
+def test_clients_that_make_no_whole_cohorts_may_come_back_in_any_pattern():
+    with pytest.raises(ConfigError, match="whole cohorts of 100") as refused:
+        plan_carried(participants=100, clients=1050, rounds=20)
+    assert "1000 or 1100" in refused.value.hint
+    assert plan_carried(participants=100, clients=1050, rounds=20, pattern="any").separation == 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(3, 40),
+    st.integers(1, 25),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.floats(0.0, 30.0),
+    st.sampled_from(["cyclic", "any"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([COMPLETE, Connectivity(0.3, 0.2)]),
+    st.floats(0.0, 0.2),
+)
+def test_the_residual_found_is_the_least_one_that_keeps_the_promise(
+    participants, rounds, separation, lags, ratio, pattern, rescaled, closing, connectivity, collusion
+):
+    """The quick search works on sums over cohorts; here the plan's own whole matrix judges what it found."""
+    target = {"epsilon": 2.0, "sensitivity": 0.3, "kappa": 20.0, "collusion": collusion, "lags": lags}
+    made = plan_carried(
+        participants=participants,
+        clients=participants * separation,
+        rounds=rounds,
+        pattern=pattern,
+        carried_to_residual=ratio,
+        factors=tuple(np.linspace(1.5, 0.5, rounds).tolist()),
+        rescaled=rescaled,
+        closing=closing,
+        connectivity=connectivity,
+        **target,
+    )
+    budget = gdp_mu(2.0, 1e-5) ** 2
+    assert made.plan.worst.cost <= budget
+    assert replace(made.plan, residual=made.plan.residual * (1 - 1e-7)).worst.cost > budget
+
+
+def test_a_short_run_gains_little_and_says_so():
+    made = plan_carried(participants=100, clients=1000, rounds=3)
+    assert made.model_variance_ratio_to_central_mean > 0.75
+    assert any("the run is short" in note for note in made.notes)
+    assert not any("short" in note for note in plan_carried(participants=100, clients=1000, rounds=50).notes)
 
 
 def test_nobody_left_is_refused():

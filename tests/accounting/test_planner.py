@@ -153,6 +153,11 @@ def test_the_simulator_takes_the_plan_as_it_is() -> None:
         ({"neighbours": 0.5}, niss.errors.ConfigError, "neighbours"),
         ({"collusion": 0.97}, niss.errors.PrivacyError, "infeasible: 30 colluders"),
         ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, niss.errors.PrivacyError, "revealed edges"),
+        (
+            {"mode": "repair", "dropout": 0.25, "collusion": 0.2},
+            niss.errors.PrivacyError,
+            "needs the verdicts of 19",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
@@ -187,3 +192,13 @@ def test_each_group_answers_for_its_own_colluders() -> None:
     assert mixed.aggregate_variance_ratio_to_central > trusted.aggregate_variance_ratio_to_central
     with pytest.raises(niss.errors.ConfigError, match="group 0 has 1"):
         plan_coalitions([Group(1), Group(20)], flat_collusion=0.0)
+
+
+def test_dense_graphs_of_large_rounds_are_not_drawn_for_a_plan():
+    expected = forecast(participants=600, neighbours=180, collusion=0.1)
+    drawn = forecast(participants=600, neighbours=160, collusion=0.1)
+    assert any("to be expected" in note for note in expected.notes)
+    assert not any("to be expected" in note for note in drawn.notes)
+    assert expected.aggregate_variance_ratio_to_central == pytest.approx(
+        drawn.aggregate_variance_ratio_to_central, rel=0.01
+    )

@@ -17,6 +17,7 @@ import niss.attacks
 from niss.attacks import EXPERIMENTS, load_experiment
 from niss.attacks.audit import AuditExperiment
 from niss.attacks.average import AverageExperiment
+from niss.attacks.carried import CarriedExperiment
 from niss.attacks.collude import ColludeExperiment
 from niss.attacks.drawing import save
 from niss.attacks.experiment import (
@@ -42,6 +43,7 @@ CASES: dict[str, Experiment] = {
     "average": AverageExperiment(clients=3, rounds=4),
     "fake-dropout": FakeDropoutExperiment(clients=6),
     "rerun": RerunExperiment(clients=3, repeats=2),
+    "carried": CarriedExperiment(clients=4, rounds=6, separation=3, colluders=1, revealed=0.25, runs=100),
     "audit": AuditExperiment(rounds=200),
 }
 

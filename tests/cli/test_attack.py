@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 
     from niss.cli.attack import app
 
-COMMANDS = ("dlg", "invert", "joint", "collude", "average", "fake-dropout", "rerun", "audit")
+COMMANDS = ("dlg", "invert", "joint", "collude", "average", "fake-dropout", "rerun", "carried", "audit")
 PNG = b"\x89PNG\r\n"
 
 
@@ -157,6 +157,27 @@ def test_rerun(tmp_path: Path) -> None:
     assert others[-1]["error"] == pytest.approx(others[-1]["predicted_error"], rel=0.1)
 
 
+def test_carried(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        "carried",
+        "--clients",
+        "5",
+        "--rounds",
+        "12",
+        "--separation",
+        "4",
+        "--colluders",
+        "1",
+        "--runs",
+        "300",
+    )
+    ratio = {(row["attack"], row["rule"]): row["ratio"] for row in result["rows"]}
+    assert ratio["likelihood ratio", None] == pytest.approx(1.0, abs=1e-9)
+    assert ratio["each round is the last", "off"] > 1.3
+    assert all(value <= 1.0 + 1e-9 for (_, rule), value in ratio.items() if rule != "off")
+
+
 def test_audit(tmp_path: Path) -> None:
     result = run(tmp_path, "audit", "--rounds", "4000")
     rows = {row["case"]: row for row in result["rows"]}
@@ -196,6 +217,8 @@ def test_audit(tmp_path: Path) -> None:
         (("fake-dropout", "--threshold-share", "0"), "--threshold-share"),
         (("fake-dropout", "--clients", "3"), "--clients"),
         (("rerun", "--repeats", "0"), "--repeats"),
+        (("carried", "--rounds", "10"), "--separation"),
+        (("carried", "--revealed", "1"), "--revealed"),
         (("audit", "--confidence", "1"), "--confidence"),
         (("audit", "--rounds", "10"), "--rounds"),
     ],

@@ -53,7 +53,7 @@ def runs(tmp_path: Path) -> Path:
         ("niss run --dataset mnist", ["mnist", "mnist-mini"]),
         ("niss run --method central-m", ["central-mf"]),
         ("niss run --method ", sorted(method_names())),
-        ("niss compare --methods fedavg,n", ["fedavg,niss"]),
+        ("niss compare --methods fedavg,n", ["fedavg,niss", "fedavg,niss-carried"]),
         ("niss compare --preset ", ["demo", "paper"]),
         ("niss run --device c", ["cpu", "cuda"]),
         ("niss data fetch cifar", ["cifar10", "cifar100"]),
@@ -128,6 +128,7 @@ def test_folders_that_cannot_be_read_offer_nothing(tmp_path: Path) -> None:
 
 
 def test_the_names_are_those_of_the_settings() -> None:
+    from niss.accounting import carried_charges
     from niss.data import list_datasets
     from niss.simulation import config
 
@@ -143,6 +144,7 @@ def test_the_names_are_those_of_the_settings() -> None:
     assert literal(config.TrainingConfig, "device") == completion.DEVICES
     assert literal(config.PrivacyConfig, "relation") == completion.RELATIONS
     assert literal(config.ProtocolConfig, "mode") == completion.MODES
+    assert carried_charges.PATTERNS == completion.PATTERNS
     assert tuple(info.name for info in list_datasets()) == completion.DATASETS
 
 

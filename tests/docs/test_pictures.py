@@ -27,7 +27,7 @@ def words(path: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "pattern", "count"),
-    [("draw_concepts.py", "concept-*.svg", 9), ("draw_states.py", "states-*.svg", 2)],
+    [("draw_concepts.py", "concept-*.svg", 11), ("draw_states.py", "states-*.svg", 2)],
 )
 def test_committed_pictures_say_what_the_tools_draw(tmp_path, tool, pattern, count):
     command = [sys.executable, str(ROOT / "tools" / tool), str(tmp_path)]

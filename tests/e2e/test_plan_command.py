@@ -57,10 +57,41 @@ def test_coalitions_show_their_gain() -> None:
     assert "less noise" in done.stdout
 
 
+CARRY = ["plan", "--carry", "--rounds", "40", "--participants", "50", "--clients", "250"]
+
+
+def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
+    faults = ["--collusion", "0.1", "--dropout", "0.02", "--mode", "repair", "--pattern", "any"]
+    text, data = niss(*CARRY, *faults), niss(*CARRY, *faults, "--json")
+    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
+    plan = json.loads(data.stdout)
+    assert (plan["separation"], plan["participations"], plan["rounds"]) == (5, 8, 40)
+    assert plan["plan"]["colluders"] == 5
+    assert (plan["dropout"], plan["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
+    for name in ("to_central_mean", "to_central_final", "to_best"):
+        assert f"{plan['model_variance_ratio_' + name]:.3g} x" in text.stdout
+    assert f"{plan['carried_to_residual']:.3g}" in text.stdout
+    for words in (
+        "over all 40 rounds",
+        "at least so many rounds",
+        "5 static colluders of 50",
+        "going on is a new run",
+        "Adam",
+    ):
+        assert words in text.stdout
+
+
+def test_where_carrying_does_not_help_the_plan_says_so() -> None:
+    crowded = niss("plan", "--carry", "--rounds", "20", "--participants", "50", "--clients", "50")
+    assert "hides nothing" in crowded.stdout
+    assert "the run is short" in niss(*CARRY, "--rounds", "3").stdout
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_trade_off_is_drawn(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("plan", [PAPER, CARRY], ids=["trade-off", "rounds"])
+def test_a_plan_is_drawn(tmp_path: Path, plan: list[str], suffix: str) -> None:
     path = tmp_path / f"plan.{suffix}"
-    done = niss(*PAPER, "--plot", str(path))
+    done = niss(*plan, "--plot", str(path))
     assert done.returncode == 0, done.stderr
     assert path.stat().st_size > 5_000
 
@@ -74,6 +105,16 @@ def test_the_trade_off_is_drawn(tmp_path: Path, suffix: str) -> None:
         (["--group", "ten"], 2, "SIZE:COLLUSION"),
         (["--participants", "10", "--plot", "plan.docx"], 2, "neither .png nor .svg"),
         (["--participants", "10", "--epsilon", "0"], 2, "epsilon"),
+        ([*CARRY[1:], "--clients", "260"], 2, "do not make whole cohorts of 50"),
+        ([*CARRY[1:], "--clients", "40"], 2, "cannot fill a round of 50"),
+        ([*CARRY[1:], "--delta", "2"], 2, "not 2.0"),
+        ([*CARRY[1:], "--clip", "-1"], 2, "clip"),
+        ([*CARRY[1:], "--tau2", "0.1"], 2, "--tau2"),
+        ([*CARRY[1:], "--kappa", "0"], 2, "kappa"),
+        ([*CARRY[1:], "--lags", "0"], 2, "lags"),
+        ([*CARRY[1:], "--collusion", "0.97", "--dropout", "0.3", "--mode", "repair"], 4, "colluders"),
+        (["--carry", "--participants", "50", "--clients", "250"], 2, "--rounds"),
+        (["--participants", "50", "--clients", "250"], 2, "add --carry"),
     ],
 )
 def test_wrong_input_is_refused(arguments: list[str], code: int, message: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 
+from niss.errors import ProtocolError
 from niss.flower import niss_mod
 
 SHAPES = {"dense": (3, 4), "bias": (4,)}
@@ -132,6 +134,16 @@ class FakeGrid(Grid):
             recorddict_to_proto(kept.state)
         )  # As it is saved between messages.
         return copy.deepcopy(reply)
+
+
+@contextmanager
+def perhaps_without_a_round() -> Iterator[None]:
+    """For runs that are all about a refusal: that one without a single round raises is tested elsewhere."""
+    try:
+        yield
+    except ProtocolError as error:
+        if not error.message.startswith("no round took place: "):
+            raise
 
 
 def config() -> ConfigRecord:

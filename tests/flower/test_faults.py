@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FIRST, FakeGrid, global_model, make_app, step_of
 from niss.accounting import Plan
-from niss.errors import RemoteProtocolError
+from niss.errors import ProtocolError, RemoteProtocolError
 from niss.flower import NissStrategy, niss_mod
 from niss.flower.transport import Stage
 from niss.protocol.wire import decode
@@ -219,8 +219,8 @@ def test_a_node_lost_during_the_repair_does_not_spoil_it(stage):
 def test_too_few_nodes_skip_the_round_and_the_statement_says_so():
     grid = FakeGrid(NODES)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=REPAIRED, mode="repair", participants=9)
-    result = strategy.start(grid, global_model(), num_rounds=2, timeout=1)
-    assert not result.arrays
+    with pytest.raises(ProtocolError, match="8 nodes could take part, at least 9 are needed"):
+        strategy.start(grid, global_model(), num_rounds=2, timeout=1)
     assert all(one.skipped == "8 nodes could take part, at least 9 are needed" for one in strategy.rounds)
     assert any("Rounds that were skipped: 2;" in caveat for caveat in strategy.statement.caveats)
 

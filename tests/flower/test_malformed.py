@@ -10,8 +10,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FIRST, FakeGrid, global_model
-from fuzz.fuzz_flower import NASTY_HEADERS, NASTY_NUMBERS, feed, make_session, npy, run_chunk
+from flower.grid import FIRST, FakeGrid, global_model, perhaps_without_a_round
+from fuzz.driver import run_chunk
+from fuzz.fuzz_flower import NASTY_HEADERS, NASTY_NUMBERS, TARGET, feed, make_session, npy
 from niss.accounting import Plan
 from niss.errors import RemoteProtocolError
 from niss.flower import NissMod, NissStrategy
@@ -182,7 +183,8 @@ def test_neither_are_those_of_a_server(caplog: pytest.LogCaptureFixture) -> None
     flower = logging.getLogger("flwr")
     flower.addHandler(caplog.handler)
     try:
-        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+        with perhaps_without_a_round():
+            strategy.start(grid, global_model(), num_rounds=1, timeout=1)
     finally:
         flower.removeHandler(caplog.handler)
     said = [record.getMessage() for record in caplog.records if "declined" in record.getMessage()]
@@ -200,10 +202,10 @@ def test_what_is_printable_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_a_slice_of_the_fuzzer(chunk: int) -> None:
-    counts, findings = run_chunk(seed=20_000, chunk=chunk, count=1_500)
-    assert findings == []
-    assert counts["taken"] > 30
-    assert counts["refused"] > 500
+    tally = run_chunk(TARGET, seed=20_000, chunk=chunk, count=1_500)
+    assert tally.findings == []
+    assert tally.counts["taken"] > 30
+    assert tally.counts["refused"] > 500
 
 
 def test_the_fuzzer_notices_a_crash_and_another_body(monkeypatch: pytest.MonkeyPatch) -> None:

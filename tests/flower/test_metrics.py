@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, make_app, step_of
+from flower.grid import (
+    FIRST,
+    SHAPES,
+    FakeGrid,
+    arrays,
+    global_model,
+    make_app,
+    perhaps_without_a_round,
+    step_of,
+)
 from flower.test_drop_in import PRIVATE, WITHOUT_NOISE, values
 from flower.test_trust import body_of, with_folders
 from niss.accounting import LedgerFile, Plan, make_terms
@@ -69,7 +78,10 @@ def start(grid: FakeGrid, rounds: int = 3, **options) -> tuple[NissStrategy, Res
     strategy = NissStrategy(
         FedAvg(fraction_evaluate=0.0), **{"plan": WITHOUT_NOISE, "metrics": RANGES, **options}
     )
-    return strategy, strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+    result = Result()
+    with perhaps_without_a_round():
+        result = strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+    return strategy, result
 
 
 def uploads(grid: FakeGrid) -> list[Upload]:

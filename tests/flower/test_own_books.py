@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import logging
 import os
 import shutil
 from dataclasses import replace
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
+from typer.testing import CliRunner
 
 from flower.grid import FIRST, FakeGrid
 from flower.test_trust import NODES, ODD, PLAN, body_of, letter, start, with_folders
 from niss.accounting import LedgerFile
+from niss.cli import app
 from niss.errors import ConfigError, PrivacyError
 from niss.flower import Limits, state
 from niss.flower.limits import Budget, Ceiling
@@ -77,6 +80,65 @@ class TestThePinCounts:
         grid = FakeGrid(NODES, **{"niss-epsilon": 8.0, "niss-delta": 1e-5})
         with_folders(grid, tmp_path)
         assert [one.survivors for one in start(grid, rounds=4).rounds] == [NODES] * 4
+
+
+class TestWhichLimitBinds:
+    """In epsilon, and by the name of the setting: in the node's log, and from `niss account` on its folder."""
+
+    def nodes(self, folder: Path, **limits: float) -> FakeGrid:
+        """Nodes with folders of their own, new or as an earlier run left them, and with these limits."""
+        grid = FakeGrid(NODES, **{f"niss-{name}": value for name, value in limits.items()})
+        if not folder.joinpath(str(ODD)).exists():
+            with_folders(grid, folder)
+        for node, context in grid.contexts.items():
+            context.node_config["niss-state"] = str(folder / str(node))
+        return grid
+
+    def account(self, folder: Path) -> str:
+        outcome = CliRunner().invoke(app, ["account", str(folder)])
+        assert outcome.exit_code == 0, outcome.output
+        return " ".join(outcome.output.split())
+
+    def test_a_lowered_one(self, tmp_path, caplog):
+        start(self.nodes(tmp_path, epsilon=8.0, delta=1e-5), rounds=2)
+        lowered = self.nodes(tmp_path, epsilon=6.0, delta=1e-5)
+        with caplog.at_level(logging.WARNING, "flwr"):
+            strategy = start(lowered, rounds=2, plan=replace(PLAN, epsilon=6.0, participations=2))
+        assert not any(one.survivors for one in strategy.rounds)
+        assert "what binds is niss-epsilon, epsilon 6 at delta 1e-05" in caplog.text
+        said = self.account(tmp_path / str(ODD))
+        assert "Limit: niss-epsilon, epsilon 6 at delta 1e-05; 5." in said
+        assert "What binds is niss-epsilon." in said
+
+    def test_a_raised_one(self, tmp_path, caplog):
+        start(self.nodes(tmp_path, epsilon=8.0, delta=1e-5), rounds=4)
+        raised = self.nodes(tmp_path, epsilon=20.0, delta=1e-5)
+        with caplog.at_level(logging.WARNING, "flwr"):
+            strategy = start(raised, rounds=2)
+        assert not any(one.survivors for one in strategy.rounds)
+        assert (
+            "what binds is the budget that the ledger was begun with, epsilon 8 at delta 1e-05; a larger one "
+            "(niss-epsilon, epsilon 20 at delta 1e-05) does not raise it" in caplog.text
+        )
+        said = self.account(tmp_path / str(ODD))
+        assert "What binds is the budget that the ledger was begun with." in said
+        assert "a larger niss-epsilon does not raise it" in said
+
+    def test_none_of_its_own(self, tmp_path, caplog):
+        start(self.nodes(tmp_path), rounds=4, plan=replace(PLAN, epsilon=10.0))
+        with caplog.at_level(logging.WARNING, "flwr"):
+            start(self.nodes(tmp_path), rounds=1, plan=replace(PLAN, epsilon=10.0))
+        assert "epsilon 10 at delta 1e-05" in caplog.text
+        assert "the limit of a node without an niss-epsilon of its own" in self.account(tmp_path / str(ODD))
+
+    def test_a_spent_client_declines_to_join_and_nobody_waits_for_its_upload(self, tmp_path):
+        grid = self.nodes(tmp_path)
+        start(grid, rounds=4)
+        again = FakeGrid(NODES)
+        again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
+        strategy = start(again, rounds=2)
+        assert [(one.participants, one.survivors) for one in strategy.rounds] == [(NODES - 1, NODES - 1)] * 2
+        assert all(one.exact for one in strategy.rounds)
 
 
 class TestFirstUse:
@@ -238,7 +300,9 @@ class TestFailuresAreSummed:
         limits = Limits(epsilon=1.0, delta=5e-7)
         store = a_store(kind, tmp_path)
         spend(store, "first", 4e-7, ceiling=limits.ceiling_for(PLAN))
-        with pytest.raises(PrivacyError, match="its owner"):
+        with pytest.raises(
+            PrivacyError, match="whole delta with bounds that may fail, and what binds is niss-epsilon"
+        ):
             spend(store, "second", 4e-7, ceiling=limits.ceiling_for(PLAN))
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from flower.grid import FIRST, SHAPES, FakeGrid, global_model, step_of
+from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of
 from niss.accounting import LedgerFile, Plan
-from niss.errors import ConfigError, PrivacyError, RunFolderError
-from niss.flower import NissStrategy
+from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
+from niss.flower import NissStrategy, niss_mod
 from niss.flower.declines import Declines
 from niss.flower.saving import RunFolder
 from niss.protocol import Identity, create_keyfile
@@ -173,14 +174,62 @@ def test_the_moments_of_the_wrapped_strategy_go_on(tmp_path, kind, options):
     np.testing.assert_allclose(values(resumed.arrays), values(whole.arrays), rtol=0, atol=2e-5)
 
 
-def _killed_between_rounds(one: NissStrategy, grid: FakeGrid, after: int = 2) -> None:
+def _killed_between_rounds(one: NissStrategy, grid: FakeGrid, after: int = 2, model=None) -> None:
     def dying(number, arrays):
         if number == after:
             raise Killed
         return evaluate(number, arrays)
 
     with pytest.raises(Killed):
-        one.start(grid, global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=dying)
+        one.start(grid, model or global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=dying)
+
+
+def test_dtypes_and_whole_numbers_go_on(tmp_path):
+    def model():
+        return arrays(
+            {
+                "weight": np.zeros(4, dtype=np.float32),
+                "half": np.zeros(2, dtype=np.float16),
+                "counter": np.array(7, dtype=np.int64),
+            }
+        )
+
+    app = ClientApp(mods=[niss_mod])
+
+    @app.train()
+    def train(message, _context):
+        got = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        assert [one.dtype for one in got.values()] == [array.numpy().dtype for array in model().values()]
+        moved = {name: np.asarray(one + one.dtype.type(0.25)) for name, one in got.items()}
+        return Message(RecordDict({"arrays": arrays(moved), "metrics": MetricRecord()}), reply_to=message)
+
+    def inner():
+        return flower.FedAvgM(fraction_evaluate=0.0, server_momentum=0.5)
+
+    grid = nodes_with_state(tmp_path, app=app)
+    _killed_between_rounds(strategy(tmp_path / "run", inner()), grid, model=model())
+    result = strategy(tmp_path / "run", inner()).start(grid, model(), num_rounds=ROUNDS, timeout=1).arrays
+    assert [(name, array.numpy().dtype) for name, array in result.items()] == [
+        (name, array.numpy().dtype) for name, array in model().items()
+    ]
+    assert result["counter"].numpy() == 7
+    # Steps of 0.25, and half of the step before: 0.25, 0.375 and 0.4375.
+    np.testing.assert_allclose(result["weight"].numpy(), 1.0625, rtol=0, atol=1e-5)
+
+
+def test_a_run_whose_only_round_was_lost_says_so(tmp_path):
+    grid = nodes_with_state(tmp_path)
+
+    def dying(reply):
+        if grid.sent[-1].content["niss"]["stage"] == "round":
+            raise Killed
+        return reply
+
+    grid.mangle = dying
+    with pytest.raises(Killed):
+        strategy(tmp_path / "run").start(grid, global_model(), num_rounds=1, timeout=1)
+    with pytest.raises(ProtocolError, match="no round took place: the server ended while it was open"):
+        strategy(tmp_path / "run").start(renumbered(grid), global_model(), num_rounds=1, timeout=1)
 
 
 def test_a_strategy_of_somebody_elses_is_warned_about(tmp_path, caplog):

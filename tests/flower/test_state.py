@@ -42,15 +42,14 @@ def test_a_spent_budget_holds_in_the_next_run_too(tmp_path):
     again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
     strategy = start(again, rounds=3)
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 3
-    assert NOT_ALLOWED in strategy.rounds[0].lost[str(ODD)]
-    # Whoever declined once is asked again, and after the second time no more.
-    assert [one.participants for one in strategy.rounds] == [NODES, NODES, NODES - 1]
+    assert NOT_ALLOWED in strategy.session.left_out[ODD]
+    assert [one.participants for one in strategy.rounds] == [NODES - 1] * 3
 
 
 def test_the_server_spares_clients_a_round_their_plan_does_not_cover():
     strategy = start(FakeGrid(NODES), rounds=6)
     assert [one.survivors for one in strategy.rounds] == [NODES] * 4 + [0, 0]
-    assert "6 have spent what the plan allows" in strategy.rounds[-1].skipped
+    assert "0 of 6 nodes could take part" in strategy.rounds[-1].skipped
     assert strategy.statement.epsilon_joint == pytest.approx(8.0, rel=0.01)
     assert strategy.statement.epsilon_joint <= 8.0
 

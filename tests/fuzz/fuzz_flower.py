@@ -1,7 +1,5 @@
 """Mutated Flower replies against what the ServerApp reads them with: each is taken or is its node's failure.
 
-    python tests/fuzz/fuzz_flower.py --count 1000000 --seed 1
-
 An input is the reply of a node to one message, whole at first, in which the records, the array with its `.npy` header,
 the fields beside it, the metrics or the protocol's bytes are then damaged. A reply may be refused with a reason in
 words; an exception of any kind out of `sort_replies`, `Session.admit` or the mean of the metrics is a finding, and so
@@ -10,21 +8,14 @@ is a reason that could move the cursor of a terminal. So is a body other than th
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
 import os
 import random
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 import numpy as np
@@ -37,16 +28,16 @@ except ModuleNotFoundError:
 else:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
+from fuzz.driver import Feed, Target
 from niss.accounting import Plan
 from niss.flower.coordinator import Relay
 from niss.flower.proposal import Enrolment
 from niss.flower.session import Session
-from niss.flower.strategy import _alike, _mean_metrics
 from niss.flower.transport import Reply, sign_refusal, sort_replies
+from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
 from niss.protocol.keys import published
 
-CHUNK = 2_000
 NODE = 77
 NASTY_NUMBERS = [0, 1, -1, 2, 255, 256, 2**16, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 2**80, 10**400]
 NASTY_FLOATS = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324]
@@ -188,8 +179,8 @@ def feed(session: Session, sent: Message, reply: Message) -> str:
             if np.load(BytesIO(sent_back["body"].data)).tobytes() != one.body:
                 return "another body"
             session.admit(NODE, one)
-            _mean_metrics([one.metrics, MetricRecord({"loss": math.inf}), one.metrics])
-        _alike([reply])
+            mean_metrics([one.metrics, MetricRecord({"loss": math.inf}), one.metrics])
+        alike([reply])
     except BaseException as error:
         return f"raised {type(error).__name__}"
     reasons = [*replies.failures.values(), *session.left_out.values()]
@@ -201,66 +192,26 @@ def feed(session: Session, sent: Message, reply: Message) -> str:
     return "taken" if joined else "refused"
 
 
-def run_chunk(seed: int, chunk: int, count: int) -> tuple[Counter[str], list[str]]:
-    """Feeds `count` replies; says what came out, and what should not have."""
-    rng = random.Random(f"fuzz_flower {seed} {chunk}")
+@contextmanager
+def start(_label: str) -> Iterator[Feed]:
+    """A run that waits for replies to one message."""
     session, bodies = make_session()
     sent = Message(RecordDict(), dst_node_id=NODE, message_type="train")
     sent.metadata.__dict__["_message_id"] = "1"
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    for number in range(count):
+
+    def one_input(rng: random.Random) -> tuple[str, str]:
         if rng.random() < 0.05:
             reply = Message(Error(rng.choice([0, 3, 901]), rng.choice(NASTY_TEXTS)), reply_to=sent)
         else:
             try:
                 content = content_of(rng, bodies)
             except (TypeError, ValueError, IndexError):
-                counts["not a record of Flower's"] += 1
-                continue
+                return "not a record of Flower's", ""
             reply = Message(content, reply_to=sent)
         outcome = feed(session, sent, reply)
-        if outcome in ("taken", "refused"):
-            counts[outcome] += 1
-        else:
-            findings.append(f"{outcome}: seed {seed}, chunk {chunk}, input {number}")
-    return counts, findings
+        return outcome, "" if outcome in ("taken", "refused") else outcome
+
+    yield one_input
 
 
-def _job(chunk: tuple[int, int], seed: int) -> tuple[Counter[str], list[str]]:
-    return run_chunk(seed, *chunk)
-
-
-Job = Callable[[tuple[int, int]], tuple[Counter[str], list[str]]]
-
-
-def main() -> int:
-    """Runs the chunks, over all cores, and reports as it goes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    chunks = [(place, min(CHUNK, options.count - place)) for place in range(0, options.count, CHUNK)]
-    job: Job = partial(_job, seed=options.seed)
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    started = time.perf_counter()
-    with multiprocessing.Pool(options.workers) as pool:
-        for part, found in pool.imap_unordered(job, chunks):
-            counts += part
-            findings += found
-            done, passed = counts.total() + len(findings), time.perf_counter() - started
-            sys.stdout.write(f"{done:>10,} fed, {done / passed:,.0f} a second, {len(findings)} findings\n")
-            sys.stdout.flush()
-    for kind, number in sorted(counts.items()):
-        sys.stdout.write(f"{number:>10,} {kind}\n")
-    for finding in findings[:20]:
-        sys.stdout.write(f"FOUND {finding}\n")
-    return 1 if findings else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+TARGET = Target("flower", 2_000, start)

@@ -1,33 +1,22 @@
 """Feeds client and server machines with damaged and lying messages: no crash, no forgery, no false exactness.
 
-    python tests/fuzz/fuzz_machines.py --count 1000000 --seed 1 [--workers 2]
-
 Bytes are damaged on their way through `decode`; fields are changed with the old signature (a relay's lie, which must
-be refused) or signed anew by their sender (a lie it stands by, which may be refused or taken, but never crash). Exits
-with 1 if anything was found.
+be refused) or signed anew by their sender (a lie it stands by, which may be refused or taken, but never crash).
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
-import multiprocessing
-import os
 import random
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `support`, when run as a script
 
 import numpy as np
 
+from fuzz.driver import Feed, Target
 from fuzz.fuzz_wire import MUTATORS, Specimen
 from niss.accounting.protocol_rounds import Assessor
 from niss.errors import ConfigError, PrivacyError, ProtocolError
@@ -48,7 +37,7 @@ PURPOSES = {
     RevealRequest: "request",
     Reveal: "reveal",
 }
-SIZE, ASKED, CHUNK = 5, 1, 500
+SIZE, ASKED = 5, 1
 
 
 class World:
@@ -269,67 +258,13 @@ def signed_lie(world: World, rng: random.Random) -> tuple[str, str]:
 KINDS: list[Callable[[World, random.Random], tuple[str, str]]] = [damaged_bytes, relayed_lie, signed_lie]
 
 
-def run_chunk(seed: int, chunk: int, count: int) -> tuple[Counter[str], list[str], float]:
-    """Feeds `count` inputs; says what came out, what should not have, and how long the slowest took."""
-    rng = random.Random(f"fuzz_machines {seed} {chunk}")
-    world = World(f"fuzz {seed} {chunk}")
+@contextmanager
+def start(label: str) -> Iterator[Feed]:
+    """One round, of which every message is accepted as it was sent."""
+    world = World(f"fuzz {label}")
     for message in world.messages:
         assert world.feed(message) == "accepted", type(message).__name__
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    slowest = 0.0
-    for _ in range(count):
-        kind = rng.choice(KINDS)
-        started = time.perf_counter()
-        try:
-            outcome, finding = kind(world, rng)
-        except BaseException as error:
-            outcome, finding = "crash", f"{kind.__name__}: {type(error).__name__}: {error}"
-        slowest = max(slowest, time.perf_counter() - started)
-        counts[outcome] += 1
-        if finding:
-            findings.append(finding)
-    return counts, findings, slowest
+    yield lambda rng: rng.choice(KINDS)(world, rng)
 
 
-def _job(chunk: tuple[int, int], seed: int) -> tuple[Counter[str], list[str], float]:
-    return run_chunk(seed, *chunk)
-
-
-def main() -> int:
-    """Runs the chunks, over all cores, and reports as it goes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after about this long")
-    options = parser.parse_args()
-    chunks = [(place, min(CHUNK, options.count - place)) for place in range(0, options.count, CHUNK)]
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    slowest, started = 0.0, time.perf_counter()
-    with multiprocessing.Pool(options.workers) as pool:
-        for part, found, slow in pool.imap_unordered(partial(_job, seed=options.seed), chunks):
-            counts += part
-            findings += found
-            slowest = max(slowest, slow)
-            passed = time.perf_counter() - started
-            sys.stdout.write(
-                f"{counts.total():>10,} fed, {counts.total() / passed:,.0f} a second, {len(findings)} findings\n"
-            )
-            sys.stdout.flush()
-            if passed > options.seconds:
-                pool.terminate()
-                break
-    for kind, number in sorted(counts.items()):
-        sys.stdout.write(f"{number:>10,} {kind}\n")
-    sys.stdout.write(f"slowest input: {1e3 * slowest:.1f} ms\n")
-    for finding in findings[:20]:
-        sys.stdout.write(f"FOUND {finding[:1000]}\n")
-    return 1 if findings else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+TARGET = Target("machines", 500, start)

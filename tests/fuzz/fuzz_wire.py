@@ -1,34 +1,20 @@
-"""Feeds `decode` with damaged encodings: it must refuse them, or give a message that encodes to the same bytes.
-
-    python tests/fuzz/fuzz_wire.py --count 1000000 --seed 1 [--workers 2]
-
-The same count and seed feed the same bytes, whatever the number of workers. Exits with 1 if anything was found.
-"""
+"""Feeds `decode` with damaged encodings: it must refuse them, or give a message that encodes to the same bytes."""
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-import os
 import random
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `support`, when run as a script
-
+from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
 from niss.protocol.messages import Message, Participant, RevealedEdge, RevealedPiece, SealedPiece, Verdict
 from niss.protocol.wire import HEADER_BYTES, MAGIC, decode, encode, write
 from niss.protocol.wire_fields import Limits, Writer
 from support.protocol_messages import example_prekey, examples
 
-CHUNK = 5_000
 Span = tuple[int, int]
 
 
@@ -184,29 +170,6 @@ MUTATORS: list[Mutator] = [
 ]  # fmt: skip
 
 
-def run_chunk(seed: int, chunk: int, count: int) -> tuple[Counter[str], list[str], float]:
-    """Feeds `count` inputs; says what came out, what should not have, and how long the slowest took."""
-    rng = random.Random(f"fuzz_wire {seed} {chunk}")
-    specimens = [Specimen(random_message(rng)) for _ in range(60)]
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    slowest = 0.0
-    for _ in range(count):
-        one, two = rng.choices(specimens, k=2)
-        data = one.data
-        for _step in range(rng.choice([0, 1, 1, 1, 1, 1, 2, 2, 3])):
-            data = rng.choice(MUTATORS)(rng, data, one, two)
-        started = time.perf_counter()
-        outcome = feed(data)
-        slowest = max(slowest, time.perf_counter() - started)
-        changed = "unchanged" if data == one.data else "damaged"
-        if outcome == "accepted" or (outcome == "refused" and changed == "damaged"):
-            counts[f"{changed}, {outcome}"] += 1
-        else:
-            findings.append(f"{changed}, {outcome}: {data.hex()}")
-    return counts, findings, slowest
-
-
 def feed(data: bytes) -> str:
     """What `decode` makes of the bytes: accepted, refused, or what went wrong."""
     try:
@@ -221,38 +184,23 @@ def feed(data: bytes) -> str:
         return f"encode raised {type(error).__name__}"
 
 
-def _job(chunk: tuple[int, int], seed: int) -> tuple[Counter[str], list[str], float]:
-    return run_chunk(seed, *chunk)
+@contextmanager
+def start(label: str) -> Iterator[Feed]:
+    """Some specimens, and what damages and feeds them."""
+    drawn = random.Random(f"specimens {label}")
+    specimens = [Specimen(random_message(drawn)) for _ in range(60)]
+
+    def one_input(rng: random.Random) -> tuple[str, str]:
+        one, two = rng.choices(specimens, k=2)
+        data = one.data
+        for _step in range(rng.choice([0, 1, 1, 1, 1, 1, 2, 2, 3])):
+            data = rng.choice(MUTATORS)(rng, data, one, two)
+        outcome = feed(data)
+        changed = "unchanged" if data == one.data else "damaged"
+        right = outcome == "accepted" or (outcome == "refused" and changed == "damaged")
+        return f"{changed}, {outcome}", "" if right else data.hex()
+
+    yield one_input
 
 
-def main() -> int:
-    """Runs the chunks, over all cores, and reports as it goes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    chunks = [(place, min(CHUNK, options.count - place)) for place in range(0, options.count, CHUNK)]
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    slowest, started = 0.0, time.perf_counter()
-    with multiprocessing.Pool(options.workers) as pool:
-        for part, found, slow in pool.imap_unordered(partial(_job, seed=options.seed), chunks):
-            counts += part
-            findings += found
-            slowest = max(slowest, slow)
-            done, passed = counts.total() + len(findings), time.perf_counter() - started
-            sys.stdout.write(f"{done:>10,} fed, {done / passed:,.0f} a second, {len(findings)} findings\n")
-            sys.stdout.flush()
-    for kind, number in sorted(counts.items()):
-        sys.stdout.write(f"{number:>10,} {kind}\n")
-    sys.stdout.write(f"slowest input: {1e3 * slowest:.1f} ms\n")
-    for finding in findings[:20]:
-        sys.stdout.write(f"FOUND {finding}\n")
-    return 1 if findings else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+TARGET = Target("wire", 5_000, start)

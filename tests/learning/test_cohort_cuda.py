@@ -368,6 +368,42 @@ def test_uploads_on_the_device_are_clipped_and_hidden_like_those_of_the_processo
         assert abs(float(there.rows().std()) / 100.0 - 1.0) < 0.1
 
 
+@needs_cuda
+def test_carried_noise_on_the_device_has_its_law_and_cancels_one_round_later() -> None:
+    """Two rounds with one vector in common, and the ends of single edges in two rounds."""
+    clients, coordinates, gap = 100, 200_003, SimStream(1).child("gap")
+    rounds = [
+        DeviceUploads(torch.zeros((clients, coordinates), device="cuda")),
+        DeviceUploads(torch.zeros((clients, coordinates), device="cuda")),
+    ]
+    seats = np.arange(clients)
+    rounds[0].add_spread(seats, 2.0, [(0.5, gap)], SimStream(2))
+    rounds[1].add_spread(seats, 1.0, [(-0.5, gap)], SimStream(3))
+    assert np.abs(rounds[0].total() + rounds[1].total()).max() < 1e-2
+    assert abs(float(rounds[0].total().var()) / (clients * 0.5) ** 2 - 1.0) < 7.0 * (2.0 / coordinates) ** 0.5
+    rows = np.concatenate([rounds[0].rows()[:3], rounds[1].rows()[:3]]).astype(np.float64)
+    deviation = np.eye(3) - 1.0 / clients
+    expected = np.block(
+        [[2.0 * deviation + 0.25, np.full((3, 3), -0.25)], [np.full((3, 3), -0.25), deviation + 0.25]]
+    )
+    # Seven deviations of a mean of products of variables whose variances are at most 2.25.
+    assert np.abs(rows @ rows.T / coordinates - expected).max() < 7.0 * 2.25 * (2.0 / coordinates) ** 0.5
+
+    again = rounds[0].blank(clients)
+    again.add_spread(seats, 2.0, [(0.5, gap)], SimStream(2))
+    assert np.array_equal(again.rows(), rounds[0].rows())
+    partly = rounds[0].blank(clients)
+    partly.add_spread(seats[::2], 2.0, [(0.5, gap)], SimStream(2))
+    assert not partly.rows()[1::2].any()
+
+    streams = [SimStream(5).child(number) for number in range(3)]
+    first, second = rounds[0].blank(3), rounds[0].blank(3)
+    first.add_edge_noise(np.array([0, 0, 2]), np.array([1.0, 2.0, 3.0]), streams)
+    second.add_edge_noise(np.array([1, 2, 1]), -np.array([1.0, 2.0, 3.0]), streams)
+    assert np.abs(first.total() + second.total()).max() < 1e-4
+    assert not first.rows()[1].any()
+
+
 if __name__ == "__main__":
     failed = 0
     for name, test in sorted(globals().items()):

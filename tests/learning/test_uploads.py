@@ -69,6 +69,42 @@ def test_totals_are_sums_in_float64() -> None:
 
 
 @pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])
+def test_carried_noise_has_its_law_and_cancels_one_round_later(
+    make: Callable[[np.ndarray], HostUploads],
+) -> None:
+    """Two rounds that have one vector in common, one row left out of the first; then single edges, at both ends."""
+    seats, coordinates, gap = np.array([0, 1, 3, 4], dtype=np.int64), 60_000, SimStream(1).child("gap")
+    rounds = [make(np.zeros((5, coordinates), dtype=np.float32)) for _ in range(2)]
+    rounds[0].add_spread(seats, 2.0, [(0.5, gap)], SimStream(2))
+    rounds[1].add_spread(np.arange(5), 1.0, [(-0.4, gap), (0.3, SimStream(4))], SimStream(3))
+    rows = np.concatenate([one.rows() for one in rounds])
+    assert not rows[2].any()
+    expected = np.zeros((10, 10))
+    expected[np.ix_(seats, seats)] = 2.0 * (np.eye(4) - 0.25) + 0.25
+    expected[5:, 5:] = np.eye(5) - 0.2 + 0.16 + 0.09
+    expected[np.ix_(seats, range(5, 10))] = expected[np.ix_(range(5, 10), seats)] = -0.2
+    # Six deviations of a mean of products of variables whose variances are at most 2.
+    assert np.abs(rows @ rows.T / coordinates - expected).max() < 6.0 * 2.0 * np.sqrt(2.0 / coordinates)
+
+    again = make(np.zeros((5, coordinates), dtype=np.float32))
+    again.add_spread(seats, 2.0, [(0.5, gap)], SimStream(2))
+    assert np.array_equal(again.rows(), rounds[0].rows())
+    blank = rounds[0].blank(3)
+    assert blank.shape == (3, coordinates)
+    assert not blank.rows().any()
+
+    streams = [SimStream(5).child(number) for number in range(3)]
+    first, second = (make(np.zeros((3, 1_000), dtype=np.float32)) for _ in range(2))
+    first.add_edge_noise(np.array([0, 0, 2]), np.array([1.0, 2.0, 3.0]), streams)
+    second.add_edge_noise(np.array([1, 2, 1]), -np.array([1.0, 2.0, 3.0]), streams)
+    assert not first.rows()[1].any()
+    np.testing.assert_allclose(first.total() + second.total(), 0.0, atol=1e-5)
+    np.testing.assert_allclose(
+        first.rows()[0], -second.rows()[2] - second.rows()[1] - first.rows()[2], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])
 def test_own_noise_has_its_deviation_and_is_repeatable(make: Callable[[np.ndarray], HostUploads]) -> None:
     deviations = np.linspace(0.0, 2.0, CLIENTS)
     drawn = []

@@ -289,7 +289,7 @@ def test_without_the_quorum_the_graded_attack_succeeds(monkeypatch: pytest.Monke
     scene = Scene(10, 9.0, 0, threshold_share=0.2)
     story = graded(scene, 3, random.Random(1))
     assert scene.left(scene.attack(story)).min() >= scene.charged
-    monkeypatch.setattr(Agreed, "quorum", lambda _self, _seat: 0)
+    monkeypatch.setattr(Agreed, "quorum", lambda _self, _colluders: 0)
     stripped = scene.left(scene.attack(story))
     assert stripped.min() < 0.8 * scene.charged
     assert int(stripped.argmin()) == 3

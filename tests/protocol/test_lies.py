@@ -240,7 +240,7 @@ def test_a_client_reveals_no_more_of_its_own_edges_than_agreed() -> None:
 
 
 def test_verdicts_of_colluders_alone_open_nothing() -> None:
-    """Fewer signers than the quorum, valid though they are: nothing is given for that neighbour."""
+    """Fewer signers than the quorum, valid though they are: nothing is given."""
     federation = Federation(6)
     opened = federation.open(
         federation.terms(mode="repair", neighbours=5.0, colluding_neighbours=2, revealed=1)

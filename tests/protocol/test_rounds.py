@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
-from niss.protocol.messages import RevealRequest
+from niss.protocol.messages import RevealRequest, Verdict
+from niss.protocol.wire_fields import Record
 from support.protocol_round import Federation, carried, resigned
 
 
@@ -252,8 +254,30 @@ def test_contradictory_claims_cannot_both_gather_a_quorum() -> None:
         reveal = federation.clients[seat].reveal(resigned(federation.server, request, "request"))
         assert reveal.edges == ()
         assert reveal.pieces == ()
-    agreed = agree(opened)
-    assert 2 * agreed.quorum(5) > len(agreed.neighbours(5))
+    assert 2 * agree(opened).quorum(0) > len(opened.participants)
+    assert 2 * agree(opened).quorum(3) > len(opened.participants) + 3
+
+
+def test_requests_to_all_encode_each_verdict_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of n requests hold all of n verdicts: n^2 encodings were most of a large repair."""
+    federation = Federation(6)
+    opened = federation.open(federation.terms(mode="repair"))
+    federation.upload(opened, federation.updates())
+    claim = carried(federation.server.claim_survivors())
+    for client in federation.clients:
+        federation.server.take_verdict(client.judge(claim))
+    written: list[Verdict] = []
+    write = Record.write
+
+    def counting(self: Record, out: Any, value: Any) -> None:
+        if isinstance(value, Verdict):
+            written.append(value)
+        write(self, out, value)
+
+    monkeypatch.setattr(Record, "write", counting)
+    requests = federation.server.request_reveals()
+    assert len(written) == len(requests) == 6
+    assert all(len(request.verdicts) == 6 for request in requests.values())
 
 
 def test_prekeys_are_erased_when_the_round_is_over() -> None:

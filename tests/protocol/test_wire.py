@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.messages import Message, RevealedEdge, Upload
-from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, pack, signed_part
+from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, pack, signed_part, signed_parts
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
@@ -46,6 +46,16 @@ def test_different_messages_have_different_encodings(one: Message, two: Message)
     assert (encode(one) == encode(two)) == (one == two)
     unsigned = replace(one, signature=b"") == replace(two, signature=b"")
     assert (signed_part(one) == signed_part(two)) == (unsigned and type(one) is type(two))
+
+
+@settings(max_examples=200)
+@given(st.lists(messages(), max_size=4), st.booleans())
+def test_many_messages_are_signed_as_one_by_one(several: list[Message], twice: bool) -> None:
+    """Also where they share tuples, as a message does with its copy."""
+    several += [replace(one, signature=b"") for one in several if twice]
+    parts = [SIGNING_DOMAIN + encode(replace(one, signature=b"")) for one in several]
+    assert list(signed_parts(several)) == parts
+    assert [signed_part(one) for one in several] == parts
 
 
 @settings(max_examples=200)

@@ -117,7 +117,7 @@ def test_no_more_attempts_than_links() -> None:
 
 
 def test_delta_pays_for_every_attempt() -> None:
-    privacy = {"epsilon": 50.0, "clip": 1.0, "colluders": 2}
+    privacy = {"epsilon": 20.0, "clip": 1.0, "colluders": 2}
     protocol, simulated = (
         (config := small_config(exchange=exchange, privacy=privacy)).plan(config.methods[0])
         for exchange in ("protocol", "simulated")
@@ -165,7 +165,7 @@ def test_a_run_goes_on_tells_of_it_and_resumes(
     ledger = LedgerFile.read(tmp_path / "a" / "ledger.jsonl")
     assert [(entry.round, entry.attempt + 1) for entry in ledger.entries] == list(enumerate(attempts, 1))
     assert all(ledger.participations(str(client)) == 3 for client in range(12))
-    assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
+    assert result.statement.epsilon_joint <= 20.0 * (1 + 1e-9)
 
 
 def test_a_resumed_ledger_has_the_same_bytes(

@@ -13,7 +13,7 @@ def small_config(**changes: object) -> Config:
         "rounds": 4,
         "data": {"clients": 12},
         "training": {"participants": 6, "epochs": 2, "batch_size": 4, "learning_rate": 0.1},
-        "privacy": {"epsilon": 50.0, "clip": 1.0},
+        "privacy": {"epsilon": 20.0, "clip": 1.0},
         "methods": [{"name": "niss", "neighbours": 3}],
     }
     return make_config({**values, **changes})

@@ -52,6 +52,7 @@ class Seat:
     kept: list[bytes] = field(default_factory=list)
     charges: list[tuple[int, int, float]] = field(default_factory=list)
     assess: Callable[[Agreed, int], float] = lambda _agreed, _colluders: 0.5
+    book: Callable[[Agreed, float], None] = lambda _agreed, _mu: None
     client: Client = field(init=False)
 
     def start(self, kept: bytes | None = None) -> Client:
@@ -73,6 +74,7 @@ class Seat:
         self.kept.append(kept)
 
     def _charge(self, agreed: Agreed, mu: float) -> None:
+        self.book(agreed, mu)
         self.charges.append((agreed.terms.round, agreed.terms.attempt, mu))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,17 @@ KEYS = (
     "aggregate_variance_ratio_to_local",
     "aggregate_variance_ratio_ideal",
     "dropout_part",
+)
+
+
+CARRIED_KEYS = (
+    "epsilon",
+    "separation",
+    "kappa",
+    "carried_to_residual",
+    "model_variance_ratio_to_central_mean",
+    "model_variance_ratio_to_central_final",
+    "model_variance_ratio_to_best",
 )
 
 
@@ -50,8 +61,8 @@ def planned(tab: Tab, **asked: str) -> None:
     )
 
 
-def shown(tab: Tab) -> dict[str, float]:
-    return {key: float(tab.page.get_attribute(f'[data-key="{key}"]', "data-value")) for key in KEYS}
+def shown(tab: Tab, keys: Iterable[str] = KEYS) -> dict[str, float]:
+    return {key: float(tab.page.get_attribute(f'[data-key="{key}"]', "data-value")) for key in keys}
 
 
 def slide(tab: Tab, name: str, place: int) -> None:
@@ -92,11 +103,60 @@ def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
             "dropout",
         ):
             before = shown(tab)
-            slide(tab, name, 300)
+            # Few neighbours would be too few for the colluders that follow.
+            slide(tab, name, 900 if name == "neighbours" else 300)
             assert shown(tab) != before, name
             words = tab.page.inner_text("#command").split()
             assert float(words[words.index(f"--{name}") + 1]) == float(tab.page.input_value(f"#set-{name}"))
         tab.check()
+
+
+def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=20&rounds=30") as tab:
+        planned(tab)
+        assert tab.page.is_hidden("#set-clients")
+        assert tab.page.is_hidden("#rounds-chart")
+        tab.page.get_by_role("switch", name="Carry shares to the next round").check()
+        planned(tab, carry="true")
+        assert tab.page.is_hidden("#curve")
+        assert tab.page.is_hidden("#set-neighbours")
+        slide(tab, "clients", 400)
+        assert int(tab.page.input_value("#set-clients")) % 20 == 0
+        printed = cli_plan(tab.page.inner_text("#command"))
+        assert shown(tab, CARRIED_KEYS) == {key: printed[key] for key in CARRIED_KEYS}
+        assert json.loads(tab.page.text_content("#json")) == printed
+        assert "forecast_carried" in tab.page.inner_text("#python")
+        assert tab.page.locator("#rounds-chart svg path.line").count() >= 4
+        tab.page.focus("#rounds-chart .frame")
+        tab.page.keyboard.press("End")
+        reading = tab.page.inner_text("#rounds-chart .reading")
+        assert reading.startswith("round 30: carried shares, nobody trusted 0.")
+        assert "trusted server, fresh noise 1" in reading
+        for name in ("rounds", "participants", "epsilon", "collusion", "dropout"):
+            before = tab.page.text_content("#json")
+            slide(tab, name, 300)
+            assert tab.page.text_content("#json") != before, name
+            assert (
+                int(tab.page.input_value("#set-clients")) % int(tab.page.input_value("#set-participants"))
+                == 0
+            )
+        tab.page.uncheck("#set-carry")
+        planned(tab)
+        assert tab.page.is_visible("#curve")
+        assert "--carry" not in tab.page.inner_text("#command")
+        tab.check()
+
+
+def test_clients_that_fill_no_cohorts_are_explained(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=20&rounds=30&carry=true&clients=100") as tab:
+        planned(tab)
+        tab.page.fill("#set-clients", "110")
+        tab.page.wait_for_selector("#fault:not([hidden])")
+        assert "whole cohorts of 20" in tab.page.inner_text("#fault-message")
+        assert "100 or 120" in tab.page.inner_text("#fault-hint")
+        tab.page.select_option("#set-pattern", "any")
+        planned(tab, pattern="any", clients="110")
+        assert tab.page.is_hidden("#fault")
 
 
 def test_a_fault_is_shown_with_its_hint_and_goes_away(browser: Any, server: str) -> None:
@@ -150,6 +210,7 @@ def test_the_chart_is_read_with_the_keyboard_and_the_pointer(browser: Any, serve
 def test_the_pages_fit_and_are_accessible(browser: Any, server: str, width: int, scheme: str) -> None:
     pages = {
         "/?participants=24&dropout=0.05": "#answer:not([hidden])",
+        "/?participants=20&rounds=30&carry=true&clients=100": "#answer:not([hidden])",
         "/runs": "#runs li",
         "/live?run=going": "#methods td",
     }

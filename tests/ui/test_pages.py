@@ -22,6 +22,19 @@ from ui.conftest import get, play_round, serving, write_run
         {"participants": 30, "epsilon": 8, "delta": 1e-6, "rounds": 100, "participations": 30, "clip": 2.5},
         {"participants": 40, "neighbours": 9, "collusion": 0.1, "dropout": 0.05, "kappa": 2.5},
         {"participants": 25, "dropout": 0.1, "mode": "repair", "relation": "replace-one"},
+        {"participants": 1_000_000, "collusion": 0.2},
+        {"participants": 20, "carry": "true", "clients": 100, "rounds": 30},
+        {
+            **{
+                "participants": 20,
+                "carry": "true",
+                "clients": 110,
+                "rounds": 30,
+                "pattern": "any",
+                "lags": 2,
+            },
+            **{"collusion": 0.1, "dropout": 0.05, "mode": "repair", "relation": "replace-one", "clip": 0.5},
+        },
     ],
 )
 def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
@@ -42,7 +55,14 @@ def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
         ({"participants": 10, "collusion": 0.95}, "infeasible"),
         ({"participants": 10, "epsilon": "nan"}, "epsilon"),
         ({"participants": 10, "rounds": 3, "participations": 9}, "9 participations do not fit into 3 rounds"),
-        ({"participants": 1_000_000}, "at most"),
+        ({"participants": 10, "clients": 100}, "without carried shares"),
+        ({"participants": 10, "clients": 100, "carry": "true"}, "rounds"),
+        (
+            {"participants": 10, "clients": 100, "carry": "true", "rounds": 9, "neighbours": 4},
+            "with carried shares",
+        ),
+        ({"participants": 10, "clients": 100, "carry": "true", "rounds": 5000}, "at most 1000 rounds"),
+        ({"participants": 10, "clients": 95, "carry": "true", "rounds": 9}, "whole cohorts of 10"),
         ({"participants": "many"}, "participants"),
         ({}, "participants"),
         ({"participants": 10, "colusion": 0.1}, "colusion"),
@@ -52,7 +72,8 @@ def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
 def test_a_fault_is_explained(server: str, question: dict[str, Any], said: str) -> None:
     answer = get(server, "/api/plan", question)
     assert answer.status == 422
-    assert said in answer.json()["message"]
+    fault = answer.json()
+    assert said in f"{fault['field']}: {fault['message']}"
 
 
 def test_a_fault_carries_its_hint(server: str) -> None:

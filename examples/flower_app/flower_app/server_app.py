@@ -9,7 +9,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from flower_app.task import METRICS, accuracy, make_model
-from niss import Plan
 from niss.flower import NissStrategy
 
 app = ServerApp()
@@ -19,38 +18,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds, then say how well it works and what was promised."""
     settings = context.run_config
-    rounds = int(settings["rounds"])
-    plan = Plan(
-        clip=float(settings["clip"]),
-        epsilon=float(settings["epsilon"]),
-        delta=float(settings["delta"]),
-        participations=rounds,
-        kappa=float(settings["kappa"]),
-        neighbours=float(settings["neighbours"]),
-        colluders=int(settings["colluders"]),
-        dropped=1 if settings["mode"] == "repair" else 0,
-        revealed=1 if settings["mode"] == "repair" else 0,
-    )
     # Wait for them once: as a minimum of the strategy, one node lost on the way would stop the run.
     while len(list(grid.get_node_ids())) < int(settings["min-nodes"]):
         time.sleep(1.0)
-    strategy = NissStrategy(
-        FedAvg(fraction_evaluate=0.0),
-        plan=plan,
-        mode=str(settings["mode"]),
-        stage_timeout=float(settings["stage-timeout"]),
-        key=settings["server-key"] or None,
-        coalition=settings["coalition"] or None,
-        report=settings["report"] or None,
-        resume=settings["resume"] or None,
-        tracker=settings["tracker"] or None,
-        tracker_ca=settings["tracker-ca"] or None,
-        metrics=METRICS if settings["noisy-accuracy"] else None,
+    strategy = NissStrategy.from_run_config(
+        context, FedAvg(fraction_evaluate=0.0), metrics=METRICS if settings["noisy-accuracy"] else None
     )
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(make_model().state_dict()),
-        num_rounds=rounds,
+        num_rounds=int(settings["rounds"]),
         timeout=float(settings["timeout"]),
         evaluate_fn=evaluate,
     )

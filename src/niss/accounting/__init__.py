@@ -2,16 +2,17 @@
 
 `plan` and `forecast` find the cheapest protection for a target; a `Plan` gives every round its noise and its cost;
 a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` says what was promised in the end, and
-`assess` what one graph and its noise would promise. `plan_carried` plans a run whose noise is carried from round
-to round.
+`assess` what one graph and its noise would promise. `forecast_carried` plans a run whose noise is carried from
+round to round.
 """
 
 from niss.accounting.carried import CarriedPlan, Connectivity
 from niss.accounting.carried_charges import CarriedCharges
-from niss.accounting.carried_planner import CarriedForecast, plan_carried
+from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
+from niss.accounting.outlook import Outlook, outlook
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
@@ -26,7 +27,7 @@ from niss.accounting.planner import (
     plan,
     plan_coalitions,
 )
-from niss.accounting.plans import RELATIONS, Balance, Plan, RoundPlan
+from niss.accounting.plans import Balance, Plan, RoundPlan
 from niss.accounting.protocol_rounds import (
     Assessor,
     charge_to,
@@ -42,6 +43,7 @@ from niss.accounting.statement import (
     stated_delta,
     stated_relation,
 )
+from niss.accounting.targets import RELATIONS
 from niss.methods import METHODS
 from niss.views import calibrate_tau2, effective_variance
 
@@ -65,6 +67,7 @@ __all__ = [
     "Group",
     "Ledger",
     "LedgerFile",
+    "Outlook",
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
@@ -77,9 +80,11 @@ __all__ = [
     "client_dp_event",
     "effective_variance",
     "forecast",
+    "forecast_carried",
     "grid_delta",
     "make_statement",
     "make_terms",
+    "outlook",
     "outsider_epsilon",
     "plan",
     "plan_carried",

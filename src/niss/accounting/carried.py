@@ -51,6 +51,25 @@ class Connectivity:
 COMPLETE = Connectivity()
 
 
+@dataclass(frozen=True)
+class UnitFloor:
+    """A floor of residual 1 without shares within the round, and what such shares add to its deviations.
+
+    With w / r fixed, all of a floor is proportional to the residual, except for the shares within the round.
+    """
+
+    floor: RunFloor
+    by_spatial: FloatArray
+
+    def at(self, residual: float, spatial: float) -> RunFloor:
+        one = self.floor
+        deviations = self.deviations(residual, spatial)
+        return RunFloor(residual * one.sums, deviations, one.honest, one.factors)
+
+    def deviations(self, residual: float, spatial: float) -> FloatArray:
+        return np.asarray(residual * self.floor.deviations + spatial * self.by_spatial)
+
+
 def drawn_connectivity(
     participants: int, *, neighbours: float, carried: float, colluding_neighbours: int = 0
 ) -> Connectivity:
@@ -176,45 +195,49 @@ class CarriedPlan:
         return rows
 
     @cached_property
-    def floors(self) -> tuple[RunFloor, ...]:
-        """Noise that the run has at least, with the colluders and reveals assumed; one of them for complete graphs."""
+    def unit_floors(self) -> tuple[UnitFloor, ...]:
+        """The floors at residual 1, for the colluders and reveals assumed; one of them for complete graphs."""
         m, honest = self.participants, self.participants - self.known
         scales = self.scales if self.rescaled else np.ones(self.rounds)
-        if self.connectivity == COMPLETE and not self.revealed:
-            return (
-                complete_floor(
-                    participants=m,
-                    residual=self.residuals,
-                    carried=self.carried,
-                    spatial=self.spatial,
-                    colluders=self.known,
-                    factors=scales,
-                ),
-            )
         squares, sizes = scales**2, np.full(self.rounds, float(honest))
-        fresh = honest / m * self.residuals * squares
-        carried = self.carried * squares
-        touching = carried_touching(carried)
+        residuals, carried = self.residuals / self.residual, self.carried / self.residual
         second, within = self.connectivity.carried or 0.0, self.connectivity.spatial
+        by_spatial = squares * (honest / max(m - 1, 1) if within is None else within)
+        if self.connectivity == COMPLETE and not self.revealed:
+            whole = complete_floor(
+                participants=m,
+                residual=residuals,
+                carried=carried,
+                spatial=0.0,
+                colluders=self.known,
+                factors=scales,
+            )
+            return (UnitFloor(whole, by_spatial),)
+        fresh, carried = honest / m * residuals * squares, carried * squares
+        touching = carried_touching(carried)
         kept, loss = mixed_carried(1.0, second, m, self.known, self.revealed)
-        spread = fresh / honest + self.spatial * squares * (
-            honest / max(m - 1, 1) if within is None else within
-        )
+        spread = fresh / honest
         if not self.known and not self.revealed:
             spread = spread + (1.0 - second) * touching / m
-        floors = [RunFloor(np.diag(fresh), spread, sizes, scales)]
+        floors = [UnitFloor(RunFloor(np.diag(fresh), spread, sizes, scales), by_spatial)]
         for theta in _CONCESSIONS if loss else (0.0,):
             deviations = spread - (loss * touching / theta if loss else 0.0)
-            if np.all(deviations > 0.0):
-                floors.append(
-                    RunFloor(round_sums(fresh, (1.0 - theta) * kept * carried), deviations, sizes, scales)
-                )
+            sums = round_sums(fresh, (1.0 - theta) * kept * carried)
+            floors.append(UnitFloor(RunFloor(sums, deviations, sizes, scales), by_spatial))
         return tuple(floors)
+
+    @cached_property
+    def floors(self) -> tuple[RunFloor, ...]:
+        """Noise that the run has at least."""
+        scaled = (unit.at(self.residual, self.spatial) for unit in self.unit_floors)
+        return tuple(floor for floor in scaled if np.all(floor.deviations > 0.0))
 
     @cached_property
     def matrix(self) -> FloatArray:
         """K (horizon x horizon): a client that takes part in P spends `Delta' K[P, P] Delta` of mu^2."""
         candidates = [floor.matrix[: self.horizon, : self.horizon] for floor in self.floors]
+        if len(candidates) == 1:
+            return candidates[0]
         return min(candidates, key=lambda k: worst_pattern(k, self.separation, "cyclic").cost)
 
     @cached_property
@@ -248,11 +271,13 @@ class CarriedPlan:
         fresh = (1.0 - dropout) * self.residuals * squares
         if not repaired:
             fresh = fresh + dropout * (1.0 - dropout) * self.participants * self.spatial * squares
-        total = np.cumsum(fresh)
         lost = max(2.0 * dropout * (1.0 - dropout) - self.revealed, 0.0)
+        # What each round adds to the noise in the model, and takes out of it.
+        steps = fresh
         for lag, row in enumerate(self.carried, start=1):
-            for start in np.flatnonzero(row):
-                back = 0.0 if self.rescaled else (self.scales[start] - self.scales[start + lag]) ** 2
-                total[start : start + lag] += (1.0 - dropout) * squares[start] * row[start]
-                total[start + lag :] += ((1.0 - dropout) ** 2 * back + lost * squares[start]) * row[start]
-        return total
+            away = row[: max(self.rounds - lag, 0)]
+            sent = squares[: away.size] * away
+            back = 0.0 if self.rescaled else (self.scales[: away.size] - self.scales[lag:]) ** 2 * away
+            steps[: away.size] += (1.0 - dropout) * sent
+            steps[lag:] += (1.0 - dropout) ** 2 * back + (lost - (1.0 - dropout)) * sent
+        return np.cumsum(steps)

@@ -111,8 +111,10 @@ def worst_pattern(
     costs = shift[:, None] * matrix * shift
     rounds = len(costs)
     if pattern == "cyclic" or separation == 1:
-        offsets = [tuple(range(first, rounds, separation)) for first in range(min(separation, rounds))]
-        worst = max(offsets, key=lambda places: float(costs[np.ix_(places, places)].sum()))
+        cohort = np.arange(rounds) % separation
+        within = np.where(cohort[:, None] == cohort, costs, 0.0).sum(axis=1)
+        offset = int(np.argmax(np.bincount(cohort, weights=within)))
+        worst = tuple(range(offset, rounds, separation))
         return WorstPattern(float(costs[np.ix_(worst, worst)].sum()), True, worst)
     return _by_labels(costs, separation) if one_lag else WorstPattern(_by_rows(costs, separation), False)
 
@@ -193,9 +195,20 @@ def _decay(costs: FloatArray) -> FloatArray:
 
 
 def _reach(decay: FloatArray, separation: int) -> FloatArray:
-    """For each round: the most that z of that round can count for, sum of decays over what may follow."""
+    """For each round: the most that z of that round can count for, sum of decays over what may follow.
+
+    Decays multiply along the way, so with F_t the most from round t on, in units of round t,
+    `F_t = max(1 + decay(t, t + b) F_(t+b), decay(t, t + 1) F_(t+1))`.
+    """
     rounds = len(decay)
-    return np.array([heaviest(decay[place, place + separation :], separation) for place in range(rounds)])
+    reach, most = np.zeros(rounds), np.zeros(rounds + 1)
+    for place in reversed(range(rounds)):
+        later = place + separation
+        if later < rounds:
+            reach[place] = decay[place, later] * most[later]
+        passed = decay[place, place + 1] * most[place + 1] if place + 1 < rounds else 0.0
+        most[place] = max(1.0 + reach[place], passed)
+    return reach
 
 
 def _undominated(

@@ -13,7 +13,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.plans import GRID_SHARE, Plan
+from niss.accounting.plans import Plan
+from niss.accounting.targets import GRID_SHARE
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta

@@ -24,8 +24,8 @@ KAPPA_LIMIT = 100.0
 NOMINAL_KAPPA = 4.0
 # Up to this many participants a plan without colluders rests on the exact matrix, beyond on the bound.
 _EXACT_LIMIT = 400
-# Larger rounds are planned without drawing a graph; the graph of each round is examined when it runs.
-DRAWN_LIMIT = 2_000
+# Larger graphs are not drawn for a plan, which would take seconds; the graph of each round is examined when it runs.
+_DRAWN_PARTICIPANTS, _DRAWN_SHARES = 2_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class TradeOff:
     @property
     def total(self) -> float:
         return self.residual + self.dropout
+
+
+def is_drawn(participants: int, neighbours: float) -> bool:
+    """Whether a plan rests on a sparse graph that is drawn for it, or on the one to be expected."""
+    return participants <= _DRAWN_PARTICIPANTS and participants * neighbours <= _DRAWN_SHARES
 
 
 def total_noise(point: TradeOff) -> float:
@@ -64,7 +69,7 @@ class NoiseNeeded:
         exact = complete or (few_sets(participants, assumed.removed) and participants <= _EXACT_LIMIT)
         self._bound: SpectralBound | None = None
         self._graph: ShareGraph | None = None
-        if not complete and participants <= DRAWN_LIMIT:
+        if not complete and is_drawn(participants, draft.neighbours):
             self._graph = draw_graph(
                 draft.graph, range(participants), degree=draft.neighbours, beacon=b"niss.planner"
             )
@@ -121,9 +126,9 @@ class NoiseNeeded:
             return worst
         if graph is None:
             raise ConfigError(
-                f"a search through rounds of {self._size} takes too long",
+                f"a search through rounds of {self._size} with {self._draft.neighbours:g} neighbours takes too long",
                 field="search",
-                hint=f"at most {DRAWN_LIMIT} participants",
+                hint=f"at most {_DRAWN_PARTICIPANTS:,} participants, and {_DRAWN_SHARES:,} shares in all",
             )
         return search_colluders(
             graph,

@@ -29,17 +29,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting.plan_noise import (
-    DRAWN_LIMIT,
     NOMINAL_KAPPA,
     NoiseNeeded,
     TradeOff,
+    is_drawn,
     noise_in_the_sum,
     total_noise,
 )
 from niss.accounting.plans import Plan
+from niss.accounting.targets import check_target, most_dropped
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 from niss.methods import enough_neighbours, marginal_mu, too_sparse
+from niss.protocol.agreement import quorum_of
 from niss.protocol.messages import MODES
 from niss.views import WorstCase
 
@@ -146,7 +148,7 @@ def forecast(
     >>> planned.plan.colluders
     6
     """
-    _check(participants, epsilon, collusion, dropout, mode, kappa)
+    check_target(participants, epsilon, collusion, dropout, mode, kappa)
     say = progress or (lambda _: None)
     target = {
         "clip": clip,
@@ -188,10 +190,10 @@ def _draft(
     def with_neighbours(sent: float) -> Plan:
         revealed = dropped = 0
         if mode == "repair":
-            revealed = _most_of(
+            revealed = most_dropped(
                 min(math.ceil(2 * sent), participants - 1), dropout, target["delta"] / participants
             )
-            dropped = _most_of(participants, dropout, target["delta"])
+            dropped = most_dropped(participants, dropout, target["delta"])
         plan = Plan(
             **target,
             neighbours=sent,
@@ -316,7 +318,7 @@ def _notes(
         yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
     if not worst.exact and plan.corruption.removed:
         yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
-    if participants > DRAWN_LIMIT and plan.graph != "complete":
+    if plan.graph != "complete" and not is_drawn(participants, plan.neighbours):
         yield (
             "For a round this large the noise is that of the graph to be expected; the graph of every round is "
             "examined when it is drawn."
@@ -338,13 +340,6 @@ def _cheapest(curve: tuple[TradeOff, ...]) -> float:
     return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)
 
 
-def _most_of(count: int, dropout: float, delta: float) -> int:
-    """The most of `count` clients that drop out, but for one round in a million; beyond it a repair is refused."""
-    from scipy.stats import binom
-
-    return int(binom.isf(min(1e-6, delta), count, dropout)) if dropout else 0
-
-
 def _require_room(plan: Plan, participants: int) -> None:
     known = plan.corruption.removed
     if known > participants - 2:
@@ -355,24 +350,13 @@ def _require_room(plan: Plan, participants: int) -> None:
             f"infeasible: {parts} of {participants} participants leave nobody to share noise with",
             hint="the collusion (or, in repair, the dropout rate) binds: lower it, or let more clients take part",
         )
-
-
-def _check(
-    participants: int, epsilon: float, collusion: float, dropout: float, mode: str, kappa: float | None
-) -> None:
-    if participants < 2:
-        raise ConfigError(f"a round needs at least two, not {participants}", field="participants")
-    if not (math.isfinite(epsilon) and epsilon > 0.0):
-        raise ConfigError(f"must be a finite number above 0, not {epsilon!r}", field="epsilon")
-    for field, value in (("collusion", collusion), ("dropout", dropout)):
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(
-                f"must lie in [0, 1), not {value!r}", field=field, hint="a share of the participants"
-            )
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if kappa is not None and not (math.isfinite(kappa) and kappa > 0.0):
-        raise ConfigError(f"must be a finite number above 0, not {kappa!r}", field="kappa")
+    quorum = quorum_of(participants, plan.colluders)
+    if plan.dropped > participants - quorum:
+        raise PrivacyError(
+            f"infeasible: a repair needs the verdicts of {quorum} of {participants} participants, but {plan.dropped} "
+            "may drop out",
+            hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
+        )
 
 
 @dataclass(frozen=True)

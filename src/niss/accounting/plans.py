@@ -16,18 +16,25 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from niss.accounting.carried_charges import PATTERNS
+from niss.accounting.committed import CommittedRun, committed_run
+from niss.accounting.targets import FAILURE_SHARE, GRID_SHARE, RELATIONS, client_sensitivity
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
-from niss.methods import DISTORTIONS, METHODS, Method, distortion_named, method_named, mu_of, of_participants
+from niss.methods import (
+    DISTORTIONS,
+    METHODS,
+    Carrying,
+    Method,
+    distortion_named,
+    method_named,
+    mu_of,
+    of_participants,
+)
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
-# Neighbouring updates of a client lie this many times the clip apart.
-RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
-# The parts of delta that pay for the bound on colluding neighbours, and for noise that is drawn on a grid.
-FAILURE_SHARE = 0.1
-GRID_SHARE = 0.02
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -40,7 +47,8 @@ class Plan:
     method          `fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted
                     server adds the noise once), `central-dp-sampled` (and draws participants in secret),
                     `central-mf` and `central-carried` (and correlates it over rounds), `secagg-ddg` (secure
-                    aggregation, every client adds a part of the noise), `niss` (noise shares that cancel)
+                    aggregation, every client adds a part of the noise), `niss` (noise shares that cancel),
+                    `niss-carried` (and noise carried from one round to the next)
     unit            what is hidden: a whole `client`, one `record`, or `nbafl`: the reading of the paper,
                     sensitivity 2 clip / d_k after many local steps, which is a heuristic and proves nothing
     relation        neighbouring inputs of the client unit: its update becomes zero (`zero-out`) or any
@@ -63,8 +71,13 @@ class Plan:
     sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
     threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
     bands           of the square root of `central-mf`; None: the separation
-    carried_to_residual   variance that `central-carried` carries to the next round, in units of what stays; None:
-                    what leaves least noise in the model
+    carried_to_residual   variance that is carried to the next round, in units of what stays; None: what leaves least
+                    noise in the model
+    participants    of every round, where noise is carried from one to the next; None: those of the first
+    pattern         rounds of a client are exactly (`cyclic`) or at least (`any`) the separation apart
+    dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
+    carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
+    closing         one more round, without data, takes out what the last one carried
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -97,6 +110,11 @@ class Plan:
     threshold: int | None = None
     bands: int | None = None
     carried_to_residual: float | None = None
+    participants: int | None = None
+    pattern: str = "cyclic"
+    dropout: float = 0.0
+    carried_neighbours: float | None = None
+    closing: bool = False
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -106,6 +124,7 @@ class Plan:
             "mechanism": MECHANISMS,
             "graph": GRAPHS,
             "distortion": DISTORTIONS,
+            "pattern": PATTERNS,
         }
         for field, allowed in choices.items():
             value = getattr(self, field)
@@ -117,14 +136,25 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in ("attempts", "participations", "rounds", "separation", "threshold", "bands"):
+        for field in (
+            "attempts",
+            "participations",
+            "rounds",
+            "separation",
+            "threshold",
+            "bands",
+            "participants",
+            "carried_neighbours",
+        ):
             value = getattr(self, field)
-            if value is not None and not value >= 1:
+            if value is not None and not 1 <= value < math.inf:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ConfigError(
                 f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
             )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"must lie in [0, 1), not {self.dropout!r}", field="dropout")
         carried = self.carried_to_residual
         if carried is not None and not (math.isfinite(carried) and carried >= 0.0):
             raise ConfigError(
@@ -256,6 +286,34 @@ class Plan:
             return 1.0 / (sigma * math.sqrt(self.participations))
         return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
 
+    def committed(self, participants: int) -> CommittedRun:
+        """The noise of the whole run and what its rounds cost, where noise is carried over; for rounds of that size."""
+        if self.participants not in (None, participants):
+            raise ConfigError(
+                f"{participants} clients in a round of a run that was planned for {self.participants}",
+                field="participants",
+                hint="noise that is carried from round to round needs rounds of one size",
+            )
+        if isinstance(self.epsilon, tuple) or isinstance(self.tau2, tuple):
+            raise ConfigError("carried shares have one target for all clients", field="epsilon")
+        return committed_run(
+            participants=participants,
+            rounds=self.planned_rounds,
+            separation=self.separation,
+            pattern=self.pattern,
+            epsilon=self.epsilon,
+            delta=self.gaussian_delta,
+            kappa=self.kappa,
+            colluders=self.colluders,
+            dropped=self.dropped,
+            dropout=self.dropout,
+            closing=self.closing,
+            carried_to_residual=self.carried_to_residual,
+            neighbours=self.neighbours if self.graph == "regular" else None,
+            carried_neighbours=self.carried_neighbours,
+            tau2=self.tau2,
+        )
+
     def for_round(
         self,
         participants: ArrayLike,
@@ -324,6 +382,7 @@ class RoundPlan:
     scales         the factors that a multiplicative distortion drew, once they are drawn and kept
     opponent       the worst case for which tau2 was calibrated
     number         of the round, from 0
+    carrying       what it has to know of the rounds before and after, where noise is carried; None: nothing is known
     """
 
     plan: Plan
@@ -336,6 +395,7 @@ class RoundPlan:
     scales: FloatArray | None = None
     opponent: WorstCase | None = None
     number: int = 0
+    carrying: Carrying | None = None
 
     def with_scales(self, scales: FloatArray | None) -> RoundPlan:
         """The same round, conditioned on the distortion factors that were drawn."""
@@ -404,11 +464,6 @@ class RoundPlan:
     def marginal_mu(self) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
         return self.plan.kind.marginal_mu(self)
-
-
-def client_sensitivity(weight: ArrayLike, clip: float, relation: str) -> FloatArray:
-    """`p_k clip`, or twice that: how far a client whose update has norm <= clip can move `p_k x_k`."""
-    return np.asarray(np.asarray(weight) * clip * RELATIONS[relation])
 
 
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:

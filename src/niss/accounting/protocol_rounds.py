@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,11 +24,13 @@ from niss.accounting.discretisation import (
     Draws,
     Promise,
     check_discretisation,
+    grid_delta,
     is_wide_enough,
     round_grid_delta,
 )
 from niss.accounting.ledger import ChargeableLedger
-from niss.accounting.plans import RELATIONS, Plan, client_sensitivity
+from niss.accounting.plans import Plan
+from niss.accounting.targets import RELATIONS, client_sensitivity
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
@@ -47,6 +50,8 @@ _GRAPHS, _MARGIN = 3, 1.03
 # A hair more than the promise needs, so that no client refuses for the last bit of a float.
 _ROUNDING = 1.0 + 1e-9
 _LOG_STEPS = 8.0
+# From this ratio of variances on, rounding in the joint view counts.
+_FAR_APART = 1e9
 _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
 # A further attempt takes this much more noise than its predecessor lacked, and at most that much more.
@@ -113,6 +118,8 @@ def make_terms(
         dropped=plan.dropped if repairing else 0,
         threshold_share=0.5,
     )
+    if grid_bits is not None and plan.calibrated:
+        grid_delta(plan, terms, participants)  # refuses a grid that is too coarse
     if grid_bits is None and residual > 0.0:
         weight = max(1.0, plan.neighbours / (participants - 1))
         drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
@@ -128,7 +135,7 @@ def make_terms(
                 f"{coordinates} numbers of {participants} participants over {promise.rounds} rounds are more than the "
                 f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
                 field="plan",
-                hint="fewer rounds or neighbours, a smaller model, or a larger delta",
+                hint="a smaller epsilon or a larger delta, fewer rounds or neighbours, or a smaller model",
             )
     return terms
 
@@ -285,7 +292,7 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
     repairing = terms.mode == "repair"
     if repairing:
-        _check_quorum(agreed, colluders, failure)
+        _check_threshold(agreed, colluders, failure)
     worst = worst_case(
         agreed.graph,
         Corruption(
@@ -304,18 +311,30 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         mask = terms.self_variance if is_wide_enough(agreed, terms.self_variance) else 0.0
         variance = min(variance, terms.residual_variance + mask)
     moved = RELATIONS[relation] * terms.clip / size
-    return moved / math.sqrt(variance) if variance > 0.0 else math.inf, worst
+    return _rounded_up(agreed, moved / math.sqrt(variance)) if variance > 0.0 else math.inf, worst
 
 
-def _check_quorum(agreed: Agreed, colluders: int, failure: float) -> None:
-    """The quorum and the threshold must hold against as many colluding neighbours as this client assumes."""
+def _rounded_up(agreed: Agreed, mu: float) -> float:
+    """mu, and what rounding may have taken off it while the covariance was inverted.
+
+    That is some units in the last place for each participant, times how far the variances are apart, which a server
+    can make 10^13. In the terms of an honest server it stays below a millionth and is not counted.
+    """
+    terms, graph = agreed.terms, agreed.graph
+    shares = 2.0 * terms.unit_variance * float(graph.weights.max()) * float(graph.degrees.max())
+    apart = shares / terms.residual_variance if terms.residual_variance > 0.0 else math.inf
+    return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
+
+
+def _check_threshold(agreed: Agreed, colluders: int, failure: float) -> None:
+    """The pieces of a self-mask must be safe with as many colluding neighbours as this client assumes."""
     size = len(agreed.participants)
     for seat in range(size):
         degree = len(agreed.neighbours(seat))
         feared = colluding_neighbours(size, degree, colluders, Corruption(failure=failure).own_failure)
         if agreed.terms.colluding_neighbours < feared or feared >= degree:
             raise RemoteProtocolError(
-                f"{feared} of the {degree} neighbours of a client may collude, the quorum allows for "
+                f"{feared} of the {degree} neighbours of a client may collude, the terms allow for "
                 f"{agreed.terms.colluding_neighbours}",
                 hint="more neighbours, or fewer colluders to be assumed",
             )

@@ -378,8 +378,6 @@ def _caveats(plan: Plan, most: int, delta: float, noise_from: str) -> tuple[str,
         return ()
     caveats = [_SIMULATED[noise_from]] if noise_from in _SIMULATED else []
     caveats += plan.kind.caveats(plan)
-    if plan.unit == "client" and plan.relation == "zero-out":
-        caveats.append("Zero-out neighbours do not hide that a client took part.")
     if delta > plan.delta:
         caveats.append(
             f"The plan's delta of {plan.delta:g} is for {plan.participations} of the {most} rounds in which a client "

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from niss.accounting.carried_charges import heaviest
+from niss.mechanism.correlated import banded_root
 
 FloatArray = NDArray[np.float64]
 
-# Beyond, the best correlated noise takes minutes.
+# Every step towards the best correlated noise costs T^3, so that longer runs would keep a reader waiting.
 BEST_ROUNDS = 200
 
 
@@ -27,21 +27,12 @@ def independent_noise(factors: FloatArray, separation: int) -> FloatArray:
 
 
 def banded_noise(factors: FloatArray, separation: int) -> FloatArray:
-    """The same with the truncated square root (BandMF, Choquette-Choo et al., 2023), `separation` bands.
-
-    `C` has the first coefficients of (1 - x)^(-1/2) on its bands; the noise is `C^-1` times independent noise.
-    Columns of participations lie apart, so the sensitivity is the heaviest sum of squared columns.
-    """
-    rounds = factors.size
-    coefficients = np.cumprod([1.0, *((2 * k - 1) / (2 * k) for k in range(1, min(separation, rounds)))])
-    encoder = np.zeros((rounds, rounds))
-    for band, value in enumerate(coefficients):
-        encoder[np.arange(band, rounds), np.arange(rounds - band)] = value
-    mixed = np.cumsum(factors[:, None] * np.linalg.inv(encoder), axis=0)
-    return np.asarray(heaviest(np.sum(encoder**2, axis=0), separation) * np.sum(mixed**2, axis=1))
+    """The same with the truncated square root (BandMF, `mechanism.correlated.BandedRoot`), `separation` bands."""
+    root = banded_root(factors.size, separation)
+    return root.worst_client * root.noise_in_model(factors)
 
 
-def best_mean_noise(factors: FloatArray, separation: int) -> float:
+def best_noise(factors: FloatArray, separation: int) -> FloatArray:
     """No correlated noise of a trusted server leaves less than this, on average over the rounds (fixed cyclic cohorts).
 
     The least `tr(S X^-1)` over X with sensitivity at most 1, `S = A'A / T` and A the sums over rounds. By duality it is
@@ -50,26 +41,32 @@ def best_mean_noise(factors: FloatArray, separation: int) -> float:
         (tr (S^1/2 U S^1/2)^1/2)^2 / sum_o lambda_o,       U = blocks lambda_o R_o, R_o a correlation matrix,
 
     one block for each cohort's rounds, and equal at the best U, since the problem is convex. Every U gives a bound, so
-    what is returned is never above the truth; it is found by ascent over `R_o = F F'` with unit rows.
+    the mean of what is returned is never above the truth; it is found by ascent over `R_o = F F'` with unit rows. The
+    noise that belongs to U is `X^-1 = S^-1/2 (S^1/2 U S^1/2)^1/2 S^-1/2`.
     """
     rounds = factors.size
     sums = np.tril(np.ones((rounds, rounds))) * factors
     values, vectors = np.linalg.eigh(sums.T @ sums / rounds)
     root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    # A = turn S^1/2, with orthogonal columns.
+    turn = sums @ (vectors / np.sqrt(values) @ vectors.T)
     cohort = np.arange(rounds) % separation
     same = cohort[:, None] == cohort
     width = math.ceil(rounds / separation)
 
-    def dual(point: FloatArray) -> tuple[float, FloatArray]:
+    def spectrum_at(point: FloatArray) -> tuple[FloatArray, ...]:
         logs, rows = point[:separation], point[separation:].reshape(rounds, width)
         lengths = np.linalg.norm(rows, axis=1)
         unit = rows / lengths[:, None]
         shares = np.exp(logs - logs.max())
         shares /= shares.sum()
-        weights = shares[cohort]
         blocks = np.where(same, unit @ unit.T, 0.0)
-        spectrum, basis = np.linalg.eigh(root @ (weights[:, None] * blocks) @ root)
-        spectrum = np.sqrt(np.maximum(spectrum, 1e-26 * spectrum[-1]))
+        spectrum, basis = np.linalg.eigh(root @ (shares[cohort][:, None] * blocks) @ root)
+        return np.sqrt(np.maximum(spectrum, 1e-26 * spectrum[-1])), basis, shares, blocks, unit, lengths
+
+    def dual(point: FloatArray) -> tuple[float, FloatArray]:
+        spectrum, basis, shares, blocks, unit, lengths = spectrum_at(point)
+        weights = shares[cohort]
         total = float(spectrum.sum())
         # Half the gradient of the trace in U; weights are constant within a block.
         slope = root @ (basis / spectrum @ basis.T) @ root / 2.0 * same
@@ -88,4 +85,5 @@ def best_mean_noise(factors: FloatArray, separation: int) -> float:
         method="L-BFGS-B",
         options={"maxiter": 400, "ftol": 1e-9, "gtol": 1e-7},
     )
-    return math.exp(-2.0 * float(found.fun))
+    spectrum, basis, *_ = spectrum_at(found.x)
+    return np.asarray(spectrum.sum() * ((turn @ basis) ** 2 @ spectrum))

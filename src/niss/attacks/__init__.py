@@ -13,7 +13,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss.attacks import canary, drawing, estimates, observation, pictures, protocol_rounds, rounds
+    from niss.attacks import (
+        canary,
+        carried_runs,
+        carried_servers,
+        drawing,
+        estimates,
+        observation,
+        pictures,
+        protocol_rounds,
+        rounds,
+    )
     from niss.attacks.canary import canary_scores, epsilon_bound
     from niss.attacks.estimates import estimate_alone, estimate_jointly
     from niss.attacks.experiment import Experiment, Findings
@@ -39,12 +49,15 @@ EXPERIMENTS = {
     "average": "niss.attacks.average.AverageExperiment",
     "fake-dropout": "niss.attacks.fake_dropout.FakeDropoutExperiment",
     "rerun": "niss.attacks.rerun.RerunExperiment",
+    "carried": "niss.attacks.carried.CarriedExperiment",
     "audit": "niss.attacks.audit.AuditExperiment",
 }
 
 # Each module, and the names of `__all__` that it holds.
 _MODULES = {
     "canary": "canary_scores epsilon_bound",
+    "carried_runs": "",
+    "carried_servers": "",
     "drawing": "",
     "estimates": "estimate_alone estimate_jointly",
     "experiment": "Experiment Findings",
@@ -71,6 +84,8 @@ __all__ = [
     "SimulatedRound",
     "canary",
     "canary_scores",
+    "carried_runs",
+    "carried_servers",
     "deep_leakage",
     "drawing",
     "epsilon_bound",

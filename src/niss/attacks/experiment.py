@@ -122,10 +122,10 @@ def method_names() -> Iterable[str]:
 
 
 def visible_names() -> Collection[str]:
-    """Those under which a server sees single uploads, so that there is something to attack."""
+    """Those under which a server sees single uploads, and whose rounds can be attacked one by one."""
     from niss.methods import METHODS
 
-    return [name for name, method in METHODS.items() if not method.masks_uploads]
+    return [name for name, method in METHODS.items() if not (method.masks_uploads or method.carries)]
 
 
 def distortion_names() -> Iterable[str]:

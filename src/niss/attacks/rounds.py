@@ -92,13 +92,19 @@ def simulate_round(
     public             the plan of an earlier round, whose graph and noise are taken over, as where the graph is
                        complete and nothing else has changed
 
-    Raises ConfigError for a method under which a server sees no single upload.
+    Raises ConfigError for a method under which a server sees no single upload, or whose rounds hang together.
     """
     if plan.kind.masks_uploads:
         raise ConfigError(
             f"under {plan.method} a server sees the sum of the uploads and no single one",
             field="method",
             hint="attack a method whose uploads can be seen",
+        )
+    if plan.kind.carries:
+        raise ConfigError(
+            f"the claim of {plan.method} is about a whole run, and a round alone shows less",
+            field="method",
+            hint="attack a method whose rounds are protected one by one",
         )
     size = len(updates)
     p = np.full(size, 1.0 / size) if share is None else share

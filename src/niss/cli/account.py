@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from niss.cli.completion import run_folders
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import print_json, print_sentence, print_table, results, say, warn
 from niss.errors import ConfigError, RunFolderError
-from niss.files import LEDGER, MANIFEST, find_json, write_output
+from niss.files import LEDGER, LIMITS, MANIFEST, find_json, write_output
 
 if TYPE_CHECKING:
     from niss.accounting.ledger_file import LedgerFile
+    from niss.accounting.node_limits import Limit
 
 _MOST_ROWS = 10
 """How many clients the table shows, those that spent most; --json and --csv have all."""
@@ -25,7 +26,7 @@ _MOST_ROWS = 10
 class AccountOptions:
     """Whose charges to show, and where to write them.
 
-    run      The folder of a run or comparison, finished or not.
+    run      The folder of a run or comparison, finished or not; or a node's own `niss-state` folder.
     client   One client: every round it was charged for.
     as_json  Print all of it as JSON.
     csv      Write every charge of every client as CSV.
@@ -47,6 +48,7 @@ def account_command(options: AccountOptions) -> None:
     niss account runs/demo
     niss account runs/demo/niss --client 17
     niss account runs/demo --csv charges.csv --plot spent.png
+    niss account node-0                             a Flower node's own books, and which limit binds
     """
     from niss.accounting.ledger_file import LedgerFile
 
@@ -168,7 +170,11 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
         )
     else:
         notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")
-    for name in sorted({str(entry.basis.get("method")) for entry in ledger.entries}):
+    notes += _limit_notes(ledger)
+    bases = {str(entry.basis.get("method")): entry.basis for entry in ledger.entries}
+    for name, basis in sorted(bases.items()):
+        if name in METHODS and (note := METHODS[name].ledger_note(basis)):
+            notes.append(note)
         if name in METHODS and METHODS[name].trusts_server:
             notes.append(
                 f"{name}: against those who see the released models"
@@ -177,11 +183,44 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
     return notes
 
 
+def _limit_notes(ledger: LedgerFile) -> list[str]:
+    """Of a node's own ledger: the limits on all its runs together, what is spent of each, and which binds."""
+    from niss.accounting.node_limits import FIRST_BUDGET, binding
+
+    limits, spent = _limits(ledger), ledger.spent("self") if ledger.participations("self") else 0.0
+    notes = [f"Limit: {limit.words}; {limit.spent(spent):.4g} of it is spent." for limit in limits]
+    if (smallest := binding(limits)) is not None and len(limits) > 1:
+        notes.append(f"What binds is {smallest.source}.")
+        if smallest.source == FIRST_BUDGET:
+            notes.append("It was fixed by the first charge: a larger niss-epsilon does not raise it.")
+    return notes
+
+
+def _limits(ledger: LedgerFile) -> list[Limit]:
+    """What holds for all runs of a node; nothing for the ledger of anything else."""
+    from niss.accounting.node_limits import Limit
+
+    header = ledger.header
+    owner = find_json(ledger.path.parent / LIMITS)
+    if owner is None or ledger.clients != ("self",):
+        return []
+    limits, mu = [], ledger.budget("self")
+    if mu is not None:
+        limits.append(Limit.of_ledger(mu, header.delta, header.delta_failure))
+    if owner:
+        failing = sum(float(entry.basis.get("failure", 0.0)) for entry in ledger.entries)
+        setting, epsilon, delta = (owner[name] for name in ("setting", "epsilon", "delta"))
+        limits.append(Limit.of_owner(setting, epsilon, delta, failing + float(owner["failures"])))
+    return limits
+
+
 def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
     """A ledger as JSON: the charges of all clients or of one; a heuristic spends no epsilon, since it proves none."""
     from niss.report.ledger import is_heuristic
 
     value = {**ledger.to_json(), "heuristic": is_heuristic(ledger)}
+    if limits := _limits(ledger):
+        value["limits"] = [asdict(limit) for limit in limits]
     if value["heuristic"]:
         for one in value["clients"]:
             one["epsilon_spent"] = None

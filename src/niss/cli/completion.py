@@ -21,6 +21,7 @@ GRAPHS = ("regular", "complete", "random", "coalition")
 DEVICES = ("auto", "cpu", "cuda")
 RELATIONS = ("zero-out", "replace-one")
 MODES = ("tolerate", "repair")
+PATTERNS = ("cyclic", "any")
 DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -11,6 +11,7 @@ import typer
 
 from niss.cli import completion
 from niss.cli.options import from_options, option
+from niss.cli.plan_carried import plan_carry
 from niss.cli.terminal import print_aligned, print_json, working
 from niss.errors import ConfigError
 
@@ -38,9 +39,14 @@ class PlanOptions:
     kappa           Strength of the shares; default: the cheapest.
     tau2            Ask what this distortion promises.
     relation        zero-out or replace-one.
+    parameters      Size of the model: say whether it can learn anything under this noise.
     search          Also look for the worst colluders: how near does an attacker come?
     group           A coalition; repeat for each.
-    plot            Draw the trade-off into this file (.png or .svg).
+    carry           Carry noise shares to the next round, where they are taken out again.
+    clients         All clients, with --carry; rounds are filled from them in turn.
+    lags            Rounds ahead to which shares are carried, with --carry.
+    pattern         How clients come back, with --carry: cyclic (fixed cohorts) or any.
+    plot            Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
     as_json         Print the plan as JSON.
     """
 
@@ -57,8 +63,13 @@ class PlanOptions:
     kappa: float | None = None
     tau2: float | None = None
     relation: str = option("zero-out", choices=completion.RELATIONS)
+    parameters: int | None = None
     search: bool = False
     group: list[str] | None = option(None, metavar="SIZE:COLLUSION")
+    carry: bool = False
+    clients: int | None = None
+    lags: int | None = None
+    pattern: str | None = option(None, choices=completion.PATTERNS)
     plot: Path | None = None
     as_json: bool = option(False, "--json")
 
@@ -71,11 +82,20 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
     niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
     niss plan --participants 200 --collusion 0.2 --search      how near does the worst attacker found come?
+    niss plan --participants 10 --epsilon 8 --rounds 20 --parameters 62000      is there any hope?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
     niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
+    niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
+    niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
-    from niss.accounting import Group, forecast, plan_coalitions
+    from niss.accounting import Group, forecast, outlook, plan_coalitions
 
+    if options.carry:
+        plan_carry(options)
+        return
+    for name in ("clients", "lags", "pattern"):
+        if getattr(options, name) is not None:
+            raise ConfigError("belongs to carried shares", field=f"--{name}", hint="add --carry")
     rounds, participations = options.rounds, options.participations
     if rounds is not None and participations is not None and participations > rounds:
         raise ConfigError(f"{participations} in only {rounds} rounds", field="--participations")
@@ -97,7 +117,24 @@ def plan_command(options: PlanOptions) -> None:
         )
     if options.plot is not None:
         _plot(planned, options.plot)
-    print_json({**planned.to_json(), "rounds": rounds}) if options.as_json else _print_plan(planned)
+    values = {**planned.to_json(), "rounds": rounds}
+    judged = None
+    if options.parameters is not None:
+        if options.parameters < 1:
+            raise ConfigError(f"must be at least 1, not {options.parameters}", field="--parameters")
+        judged = outlook(
+            parameters=options.parameters,
+            rounds=rounds or planned.plan.participations,
+            clip=planned.plan.clip,
+            variance=planned.aggregate_variance_ratio_to_central * planned.sigma**2,
+        )
+        values["outlook"] = judged.to_json()
+    if options.as_json:
+        print_json(values)
+        return
+    _print_plan(planned)
+    if judged is not None:
+        typer.echo(f"outlook: {judged.words}")
 
 
 def _group(text: str) -> tuple[int, float]:

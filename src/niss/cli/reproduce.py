@@ -84,20 +84,22 @@ class VerifyOptions:
 
     results  The folder that `niss reproduce` wrote.
     text     Files whose numbers are checked; by default README.md and docs/.
+    partial  Results of your own: do not ask for every cell and figure, nor look into README.md and docs/.
     as_json  Print the findings as JSON.
     """
 
     results: Path = argument(Path("results"))
     text: list[Path] | None = None
+    partial: bool = False
     as_json: bool = option(False, "--json")
 
 
 @from_options(VerifyOptions)
 def verify_command(options: VerifyOptions) -> None:
-    """Recompute every claim from the result files; fail where one does not hold or the text disagrees.
+    """Recompute every epsilon and claim from the result files; fail where one does not hold or the text disagrees.
 
     Examples:
     niss verify results/
     niss verify results/ --text README.md --text docs/concepts/paper.md --json
     """
-    load_experiments().verify(options.results, options.text, as_json=options.as_json)
+    load_experiments().verify(options.results, options.text, partial=options.partial, as_json=options.as_json)

@@ -96,7 +96,8 @@ class Output:
 class Method:
     """The method of `niss run`; a field is the setting of the same name in `[[methods]]`.
 
-    method      fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried, secagg-ddg or niss.
+    method      fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried, secagg-ddg, niss or
+                niss-carried.
     tau2        Distortion of received shares: a number, or 'calibrated'.
     kappa       Strength of the shares, in units of the DP noise.
     neighbours  Unit shares each client sends.
@@ -117,7 +118,7 @@ class Methods:
     """The methods of `niss compare`.
 
     methods  Comma-separated: fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried,
-             secagg-ddg, niss.
+             secagg-ddg, niss, niss-carried.
     """
 
     methods: tuple[str, ...] | None = option(None, choices=method_names)

@@ -23,6 +23,7 @@ from niss.cli.errors import INTERRUPTED
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn, TaskID
 
+    from niss.accounting import Outlook
     from niss.simulation import RoundEvent, TrainingEvent
 
 _QUIET = "niss.cli.quiet"
@@ -189,6 +190,11 @@ class RoundProgress(LiveBars):
             self._console.print(
                 f"{title}: round {event.round}/{event.rounds}, accuracy {accuracy}, {left:.0f} s left"
             )
+
+    def outlook(self, label: str, judged: Outlook) -> None:
+        """Say before the first round of a method that its noise leaves little to learn."""
+        if judged.verdict != "good":
+            self._console.print(f"{label}: {judged.words}", soft_wrap=True, markup=False)
 
     def training(self, event: TrainingEvent) -> None:
         """Move the bars within a round, as clients are done."""

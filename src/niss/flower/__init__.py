@@ -6,6 +6,8 @@ Where to read, on the client and on the server:
     limits       what the owner of a node insists on
     state        what a client keeps between messages
     strategy     wraps one of Flower's strategies; a round from its side
+    wrapped      what is asked of that strategy, and what it gets to see
+    run_config   its settings in an app's pyproject.toml
     session      a run of the protocol: enrolment, rounds, repair
     coordinator  who hands out keys and holds the beacon: the server, or a tracker
     saving       what is kept of a run, to go on after the server was killed

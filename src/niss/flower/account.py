@@ -203,21 +203,24 @@ class Account:
         return ledger
 
     def _caveats(self, session: Session) -> tuple[str, ...]:
-        caveats = [
-            f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {self.grid_delta:.2g} "
-            "of delta, which is part of it; the claim is computational, as are the keys behind it."
-        ]
-        if not session.proposal.tracker:
+        caveats = []
+        if self.charges and self.plan.calibrated:
             caveats.append(
-                "The server holds the beacon itself (no tracker), so it could have chosen the graph: colluders are "
-                "counted as if they were placed after it was drawn."
+                "Rounding to the grid, and the sampler's distance from the Gaussian, cost at most "
+                f"{self.grid_delta:.2g} of delta, which is part of it; the claim is "
+                "computational, as are the keys behind it."
             )
-        trusting = Counter(
-            name for member in session.members.values() for name in _TRUSTED if name not in member.pinned
-        )
-        if trusting:
-            counts = ", ".join(f"{_TRUSTED[name]} ({count})" for name, count in trusting.items())
-            caveats.append(f"Of {len(session.members)} clients, some took on trust: {counts}.")
+        if not session.proposal.tracker:
+            placed = ": colluders are counted as if they were placed after it was drawn."
+            caveats.append(
+                "The server holds the beacon itself (no tracker), so it could have chosen the graph"
+                + (
+                    placed
+                    if self.plan.colluders
+                    else ", which would matter only if clients colluded with it."
+                )
+            )
+        caveats += _taken_on_trust(session)
         if lost := sum(len(one.lost) for one in self.rounds):
             noisy = sum(not one.exact for one in self.rounds)
             caveats.append(
@@ -241,3 +244,17 @@ class Account:
             names = ", ".join(sorted(self.clear_metrics))
             caveats.append(f"Metrics of `train` that travel in the clear and are not counted here: {names}.")
         return tuple(caveats)
+
+
+def _taken_on_trust(session: Session) -> list[str]:
+    """What the clients did not pin, in a sentence; none where everyone pinned everything."""
+    size = len(session.members)
+    trusting = Counter(
+        name for member in session.members.values() for name in _TRUSTED if name not in member.pinned
+    )
+    if not trusting:
+        return []
+    if set(trusting.values()) == {size}:
+        return [f"All {size} clients took on trust: {', '.join(_TRUSTED[name] for name in trusting)}."]
+    counts = ", ".join(f"{_TRUSTED[name]} ({count})" for name, count in trusting.items())
+    return [f"Of {size} clients, some took on trust: {counts}."]

@@ -48,13 +48,17 @@ class Budget:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that all runs together may cost, whatever was promised when the ledger was begun."""
+    """The most that all runs together may cost, whatever was promised when the ledger was begun.
+
+    setting  what sets it, in words
+    """
 
     epsilon: float
     delta: float
+    setting: str = f"{PREFIX}epsilon"
 
 
-FIRST_USE = Ceiling(10.0, 1e-5)
+FIRST_USE = Ceiling(10.0, 1e-5, f"the limit of a node without an {PREFIX}epsilon of its own")
 """The ceiling of a node that sets none."""
 
 
@@ -164,7 +168,9 @@ class Limits:
             if limit is not None and not proposed <= limit:
                 raise RemoteProtocolError(
                     f"{name} = {proposed:g} is proposed, but this node allows at most {limit:g}",
-                    hint=f"its owner may set {PREFIX}epsilon and {PREFIX}delta",
+                    hint=f"its owner may set {PREFIX}clip"
+                    if name == "clip"
+                    else f"its owner may set {PREFIX}epsilon and {PREFIX}delta",
                 )
         if self.colluders is not None and plan.colluders < self.colluders:
             raise RemoteProtocolError(

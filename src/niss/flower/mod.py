@@ -46,6 +46,7 @@ from niss.flower.transport import (
     sign_refusal,
     take_request,
 )
+from niss.mechanism import l2_norm
 from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
 from niss.protocol import Message as ProtocolMessage
 from niss.redaction import printable
@@ -144,7 +145,7 @@ class NissMod:
         except Exception as error:
             LOG.warning(
                 "niss: the app failed (%s); sending an update of zeros instead. Flower's log has more at level DEBUG",
-                type(error).__name__,
+                _shown(error) if isinstance(error, NissError) else type(error).__name__,
             )
             LOG.debug("niss: how the app failed", exc_info=True)
         return np.zeros(model.size), {}, None
@@ -191,6 +192,8 @@ class _Exchange:
         """
         assert self._accepted is not None
         client, proposal, opened = self._accepted
+        # For the owner alone, who may want to know whether the clip fits; never sent.
+        LOG.info("niss: the update has norm %.3g, the clip is %g", l2_norm(update), opened.terms.clip)
         joined = proposal.metrics.joined(update, metrics, opened.terms, len(opened.participants))
         return Reply(encode(client.answer(joined, os.urandom)), self._step, clear)
 
@@ -267,6 +270,7 @@ class _Exchange:
             first_key=client.next_prekey,
             budget=self._limits.budget(proposal),
             ceiling=self._limits.ceiling_for(proposal.plan),
+            mu=proposal.round_mu,
         )
         if read_proposal(agreed_to) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")

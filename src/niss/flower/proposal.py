@@ -61,6 +61,7 @@ _PLAN_FIELDS = (
 _WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds")
 _NUMBERS = ("clip", "epsilon", "delta", "kappa", "neighbours", "tau2")
 _MAY_BE_MISSING = ("tau2", "rounds")
+_SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
 _ROUNDING = 1.0 + 1e-9
@@ -167,10 +168,12 @@ def _read_plan(values: dict[str, Any]) -> Plan:
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     for name, value in values.items():
         kind = int if name in _WHOLE else int | float if name in _NUMBERS else str
-        if not (value is None and name in _MAY_BE_MISSING) and (
-            isinstance(value, bool) or not isinstance(value, kind)
-        ):
+        if value is None and name in _MAY_BE_MISSING:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kind):
             raise RemoteProtocolError(f"the plan in the proposal has no valid {name!r}")
+        if not isinstance(value, str) and not _is_sensible(value):
+            raise RemoteProtocolError(f"{name} in the proposed plan is not a number that a plan could have")
     try:
         plan = Plan(**values)
         plan_values(plan)
@@ -184,6 +187,13 @@ def _whole(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError("no whole number")
     return value
+
+
+def _is_sensible(value: Any) -> bool:
+    """Whether it is a number, and one that squares and quotients of a few such numbers do not run out of range on."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
 
 
 def _bytes(text: str, length: int) -> bytes:

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from niss.errors import ConfigError, PrivacyError, RunFolderError
 from niss.files import lock_file, parse_json, read_private, write_atomically
 from niss.flower.account import Pending
-from niss.protocol import SecretBytes
+from niss.protocol import Identity, SecretBytes
 
 if TYPE_CHECKING:
     from niss.flower.strategy import NissStrategy
@@ -176,6 +176,12 @@ class RunFolder:
                 f"{path} is damaged, or was written by another version of niss", hint=_DAMAGED
             )
         return values
+
+
+def saved_or_new(folder: RunFolder | None) -> Identity:
+    """The server's identity: the one that the run in the folder began with, or a new one."""
+    secret = None if folder is None else folder.identity()
+    return Identity.generate(os.urandom) if secret is None else Identity(secret)
 
 
 def _parsed(text: SecretBytes) -> dict[str, Any] | None:

@@ -293,6 +293,11 @@ class Session:
         self._declined_before.add(node)
         self.leave_out(node, reason)
 
+    def not_left_out(self, nodes: Iterable[int]) -> list[int]:
+        """Those of these nodes that may be asked in the next round, whether they have joined or not."""
+        out = (self.left_out.keys() - self._to_ask_again) | self._declines.set_aside
+        return [node for node in nodes if node not in out]
+
     def seatable(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes that can take part now."""
         aside = self._declines.set_aside

@@ -7,6 +7,7 @@ depend on the Context. There everything is on disk before anything is sent, and 
     identity.key   the identity, as `niss keys new` makes it; made at first use where there is none
     notes          the `ClientState`: protocol memory with its one-time keys, and what was agreed to; mode 0600
     ledger.jsonl   what was spent, in every run, against one budget; mode 0600
+    limits.json    the owner's limit when a run was last answered, for `niss account`; nothing rests on it
 
 The folder has mode 0700. Notes and ledger name each other: the notes say what the head of the ledger was, each charge
 how often the notes had been written. A ledger that is gone or was cut, and notes that were put back to before a charge,
@@ -31,7 +32,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from niss.accounting import ChargeableLedger, Ledger, LedgerFile
+from niss.accounting.node_limits import Limit, require_within
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
-from niss.files import LEDGER, PRIVATE, locked_folder, read_private, write_atomically
+from niss.files import LEDGER, LIMITS, PRIVATE, locked_folder, read_private, write_atomically
 from niss.flower.limits import Budget, Ceiling
 from niss.flower.proposal import read_proposal
-from niss.mechanism import gdp_mu
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 
 RECORD = "niss"
@@ -166,8 +167,8 @@ class StateStore(ABC):
         """Keep `state`; durable when this returns, as far as the place allows."""
 
     @abstractmethod
-    def spent(self, budget: Budget) -> tuple[float, float, float]:
-        """All that was charged: mu^2 of the joint view, failure probabilities, and how large these may become.
+    def spent(self, budget: Budget) -> tuple[float, float, Budget]:
+        """All that was charged: mu^2 of the joint view, failure probabilities, and the budget that was fixed for them.
 
         budget  what may be spent in all, where no earlier run has fixed it
         """
@@ -181,20 +182,26 @@ class StateStore(ABC):
         first_key: int,
         budget: Budget,
         ceiling: Ceiling | None,
+        mu: float = 0.0,
     ) -> bytes:
         """`ClientState.join`, for a run that there is room for; kept with the next `save`.
 
-        Raises `PrivacyError` where the bounds on colluders of all runs together could fail too often.
+        mu  what one round of it costs, at most
+
+        Raises `PrivacyError` where the budget does not cover another round, so that nobody waits for this client, and
+        where the bounds on colluders of all runs together could fail too often.
         """
+        joint_squared, failures, first = self.spent(budget)
+        if math.isfinite(mu):
+            require_within(_limits(first, ceiling, failures), joint_squared + mu**2)
         if run not in self.state.proposals and failure > 0.0:
             if self.state.failing >= MOST_FAILING_RUNS:
                 raise PrivacyError(
                     f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
                     hint="give the node a new niss-state folder, and with it a new identity",
                 )
-            joint_squared, failures, allowed = self.spent(budget)
-            _check_failures(failures + failure, allowed)
-            _check_ceiling(ceiling, joint_squared, failures + failure)
+            _check_failures(failures + failure, first.delta_failure)
+            require_within(_limits(first, ceiling, failures + failure), joint_squared)
         return self.state.join(run, proposal, failure=failure, first_key=first_key)
 
     @abstractmethod
@@ -252,10 +259,10 @@ class ContextStore(StateStore):
             }
         )
 
-    def spent(self, budget: Budget) -> tuple[float, float, float]:
+    def spent(self, budget: Budget) -> tuple[float, float, Budget]:
         # The first budget holds: a server cannot propose a second run to get a larger one.
-        allowed = (self.budget or budget).delta_failure
-        return float(self.charged.joint_squared[0]), self.failures + self.state.failures, allowed
+        first = self.budget or budget
+        return float(self.charged.joint_squared[0]), self.failures + self.state.failures, first
 
     def ledger(
         self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None
@@ -277,10 +284,10 @@ class _ContextLedger:
     ) -> None:
         del round, attempt  # The protocol's memory knows which rounds were answered.
         store, (joint, marginal) = self.store, mus[SELF]
-        joint_squared, failures, allowed = store.spent(self.budget)
+        joint_squared, failures, first = store.spent(self.budget)
         grid = _grid_delta(self.budget, basis)
-        _check_failures(failures + grid, allowed)
-        _check_ceiling(self.ceiling, joint_squared + joint**2, failures + grid)
+        _check_failures(failures + grid, first.delta_failure)
+        require_within(_limits(first, self.ceiling, failures + grid), joint_squared + joint**2)
         store.failures += grid
         store.budget = store.budget or self.budget
         store.charged.budget = np.array([store.budget.mu])
@@ -340,19 +347,20 @@ class FolderStore(StateStore):
         path = self._folder / _STATE
         write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{_STATE}.new")
 
-    def spent(self, budget: Budget) -> tuple[float, float, float]:
+    def spent(self, budget: Budget) -> tuple[float, float, Budget]:
         if not self._ledger.exists():
-            return 0.0, self.state.failures, budget.delta_failure
+            return 0.0, self.state.failures, budget
         return self.spent_by(LedgerFile.read(self._ledger))
 
-    def spent_by(self, ledger: LedgerFile) -> tuple[float, float, float]:
+    def spent_by(self, ledger: LedgerFile) -> tuple[float, float, Budget]:
         """`spent`, of a ledger that is open."""
-        allowed = ledger.header.delta_failure
+        header, mu = ledger.header, ledger.budget(SELF)
+        first = Budget(math.inf if mu is None else mu, header.delta, header.delta_failure)
         charged = [self._failure_of(entry.basis) for entry in ledger.entries]
         known = [failure for failure in charged if failure is not None]
         # Whatever was charged before stayed within what was allowed.
-        earlier = math.fsum(known) if len(known) == len(charged) else allowed
-        return ledger.spent(SELF) ** 2, earlier + self.state.failures, allowed
+        earlier = math.fsum(known) if len(known) == len(charged) else first.delta_failure
+        return ledger.spent(SELF) ** 2, earlier + self.state.failures, first
 
     def _failure_of(self, basis: Mapping[str, Any]) -> float | None:
         """The failure probability of a single charge, from before runs were paid for as a whole; None: not known.
@@ -364,6 +372,10 @@ class FolderStore(StateStore):
     def ledger(
         self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None
     ) -> ChargeableLedger:
+        limits = {} if ceiling is None else {**asdict(ceiling), "failures": self.state.failures}
+        path, text = self._folder / LIMITS, (json.dumps(limits) + "\n").encode()
+        if not path.exists() or path.read_bytes() != text:
+            write_atomically(path, text)
         return _FolderLedger(self, self._ledger, run, relation, budget, ceiling)
 
 
@@ -398,10 +410,10 @@ class _FolderLedger:
                     f"{self.path} was started without a budget, so it can promise nothing",
                     hint="use a new niss-state folder, with a new identity",
                 )
-            joint_squared, failures, allowed = self.store.spent_by(ledger)
+            joint_squared, failures, first = self.store.spent_by(ledger)
             grid = _grid_delta(self.budget, basis)
-            _check_failures(failures + grid, allowed)
-            _check_ceiling(self.ceiling, joint_squared + mus[SELF][0] ** 2, failures + grid)
+            _check_failures(failures + grid, first.delta_failure)
+            require_within(_limits(first, self.ceiling, failures + grid), joint_squared + mus[SELF][0] ** 2)
             noted = {"failure": grid, "notes": state.saves}
             ledger.charge(len(ledger.entries), 0, mus, {**basis, **this, **noted})
             state.ledger = ledger.head
@@ -443,17 +455,14 @@ def _check_failures(failures: float, allowed: float) -> None:
         )
 
 
-def _check_ceiling(ceiling: Ceiling | None, joint_squared: float, failures: float) -> None:
-    """Refuse a charge after which all runs together would not be within the owner's epsilon and delta."""
-    if ceiling is None:
-        return
-    left = ceiling.delta - failures
-    if not (left > 0.0 and joint_squared <= gdp_mu(ceiling.epsilon, left) ** 2 * _ROUNDING):
-        raise PrivacyError(
-            f"all runs together would cost more than its owner allows (epsilon {ceiling.epsilon:g} at delta "
-            f"{ceiling.delta:g})",
-            hint="use fewer rounds, or set a larger niss-epsilon",
-        )
+def _limits(first: Budget, ceiling: Ceiling | None, failures: float) -> list[Limit]:
+    """The limits that hold for a client: the first budget, and its owner's of today."""
+    limits = []
+    if math.isfinite(first.mu):
+        limits.append(Limit.of_ledger(first.mu, first.delta, first.delta_failure))
+    if ceiling is not None:
+        limits.append(Limit.of_owner(ceiling.setting, ceiling.epsilon, ceiling.delta, failures))
+    return limits
 
 
 def _require_private(path: Path, wanted: str) -> None:

@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Assessor, Plan, Promise, Statement
+from niss.accounting import Assessor, Plan, Promise, Statement, outlook
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, Pending, RoundReport
@@ -39,28 +36,39 @@ from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
 from niss.flower.proposal import plan_values
-from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder
+from niss.flower.run_config import plan_of, strategy_options
+from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder, saved_or_new
 from niss.flower.session import Round, Session
 from niss.flower.transport import (
     METRICS,
     RECORD,
+    USE_THE_MOD,
     Replies,
     Request,
-    records_of,
     send_requests,
     shared_model,
     sort_replies,
 )
+from niss.flower.wrapped import (
+    GridOfWilling,
+    alike,
+    fewest_nodes,
+    guard_metrics,
+    mean_metrics,
+    most_common,
+    require_wrappable,
+    shown,
+    try_metrics,
+    weight_of,
+)
 from niss.protocol import (
     LINKS_PER_ROUND,
     MODES,
-    Identity,
     Outcome,
     SecretBytes,
     load_coalition,
     load_identity,
 )
-from niss.redaction import printable
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
@@ -73,19 +81,6 @@ _CHAINS = 4
 _OWN_BEACON = (
     "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
 )
-_EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
-_OWN_NOISE = "it clips or adds noise of its own, and its claim would not be the one that NISS accounts for"
-# What the names of Flower's strategies start with that need more than the mean of the updates, and why they do.
-_NOT_AVERAGING = {
-    "FedMedian": f"a median is not a sum: {_EACH}",
-    "FedTrimmedAvg": f"a trimmed mean is not a sum: {_EACH}",
-    "Krum": f"it chooses among the updates: {_EACH}",
-    "MultiKrum": f"it chooses among the updates: {_EACH}",
-    "Bulyan": f"it chooses among the updates: {_EACH}",
-    "QFedAvg": f"it weights each update by its norm and its loss: {_EACH}",
-    "FedXgb": "it collects trees, which cannot be summed",
-    "DifferentialPrivacy": _OWN_NOISE,
-}
 
 
 class NissStrategy(Strategy):
@@ -130,23 +125,30 @@ class NissStrategy(Strategy):
         metric_part: float = PART,
         resume: str | Path | None = None,
     ) -> None:
-        _require_averaging(strategy)
+        require_wrappable(strategy)
         plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
         if mode not in MODES:
             raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
         self._metrics = NoisyMetrics.of(metrics, metric_part)
-        if _weight_of(strategy) in self._metrics.names:
+        if weight_of(strategy) in self._metrics.names:
             raise ConfigError(
-                f"{_weight_of(strategy)!r} is the weight of a result",
+                f"{weight_of(strategy)!r} is the weight of a result",
                 field="metrics",
                 hint="use another name",
             )
+        if tracker is not None and key is None:
+            raise ConfigError(
+                "is needed with a tracker, which lets in one server and knows it by its key",
+                field="key",
+                hint="make one with `niss keys new --out server.key`, and give its public key to `niss tracker`",
+            )
+        guard_metrics(strategy)
         self.inner, self._mode = strategy, mode
         self._folder = None if resume is None else RunFolder(Path(resume))
         self._own_key = key is not None
-        self._identity = _saved_or_new(self._folder) if key is None else load_identity(Path(key).expanduser())
+        self._identity = saved_or_new(self._folder) if key is None else load_identity(Path(key).expanduser())
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
@@ -165,6 +167,16 @@ class NissStrategy(Strategy):
         self._begun: Session | None = None
         self.account = Account(self.plan)
 
+    @classmethod
+    def from_run_config(cls, context: Context, strategy: Strategy, **options: Any) -> Self:
+        """Around a strategy, with plan, mode, tracker, key and the rest from `[tool.flwr.app.config]`.
+
+        The names are those of `niss.flower.run_config`; `options` are arguments as above, and go before them.
+        """
+        if "plan" not in options:
+            options["plan"] = plan_of(context.run_config)
+        return cls(strategy, **strategy_options(context.run_config) | options)
+
     def start(
         self,
         grid: Grid,
@@ -178,15 +190,58 @@ class NissStrategy(Strategy):
         """Run as the wrapped strategy would, then log what was promised and write the report.
 
         The arguments are those of `flwr.serverapp.strategy.Strategy.start`. The report is written after every round,
-        and even if the run fails. With a run saved in `resume`, only the rounds that are left take place.
+        and even if the run fails. With a run saved in `resume`, only the rounds that are left take place. Raises
+        `ProtocolError` if no update of any client came to be summed.
         """
         self._plan_for(num_rounds)
         self._begun = None
+        self._warn()
         recorder = RunRecorder(self, self._folder, num_rounds)
         try:
-            return recorder.run(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
+            result = recorder.run(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
         finally:
             self._conclude(recorder.metrics)
+        self._require_a_round()
+        return result
+
+    def _warn(self) -> None:
+        """Say what will go wrong, while nobody has been asked anything."""
+        try_metrics(self.inner, self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0))
+        if fewest_nodes(self.inner) < self._participants:
+            wanted = self._participants
+            LOG.warning(
+                "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
+                "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
+                *(wanted, wanted, wanted),
+            )
+
+    def _say_outlook(self) -> None:
+        """Before the first round that anyone pays for: can this model learn anything under this noise?"""
+        opened = self.session.round
+        if opened is None or any(one.participants for one in self.rounds):
+            return
+        terms = opened.agreed.terms
+        judged = outlook(
+            parameters=self._model.size,
+            rounds=self._rounds,
+            clip=terms.clip,
+            variance=len(opened.nodes) * terms.residual_variance,
+        )
+        LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
+
+    def _require_a_round(self) -> None:
+        """Raise `ProtocolError` for a run whose model is the one that it began with."""
+        if self._rounds == 0 or any(one.survivors for one in self.rounds):
+            return
+        why, hint = "the strategy asked no node to train", "see `fraction_train`"
+        if self.rounds:
+            last = self.rounds[-1]
+            why = last.skipped or f"every upload was lost ({most_common(last.lost.values())})"
+            hint = "the log says why of each node; `participants` is how many a round needs"
+        if self._begun is not None and not self._begun.members:
+            why += f"; no node joined ({most_common(self._begun.left_out.values())})"
+            hint = USE_THE_MOD
+        raise ProtocolError(f"no round took place: {why}", hint=hint)
 
     def _plan_for(self, rounds: int) -> None:
         """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
@@ -221,10 +276,14 @@ class NissStrategy(Strategy):
         round is skipped.
         """
         self._sent.clear()
-        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        number = server_round - 1
+        try:
+            willing = GridOfWilling(grid, self._willing, fewest_nodes(self.inner))
+            messages = list(self.inner.configure_train(server_round, arrays, config, willing))
+        except ProtocolError as error:
+            return self._skip(number, error.message)
         if not messages:
             return []
-        number = server_round - 1
         self._grid, self._type = grid, messages[0].metadata.message_type
         self._enrol([message.metadata.dst_node_id for message in messages], grid)
         self._model, self._array_key = shared_model(messages)
@@ -238,9 +297,8 @@ class NissStrategy(Strategy):
             why = getattr(error, "detail", error.message) + (
                 f"; {spent} have spent what the plan allows" if spent else ""
             )
-            LOG.warning("niss: round %d is skipped: %s", server_round, why)
-            self.account.rounds.append(RoundReport.skip(number, why))
-            return []
+            return self._skip(number, why)
+        self._say_outlook()
         for message in messages:
             node = message.metadata.dst_node_id
             if node in requests:
@@ -250,6 +308,21 @@ class NissStrategy(Strategy):
                 message.content = content
                 self._sent.append(message)
         return list(self._sent)
+
+    def _willing(self, nodes: list[int]) -> list[int]:
+        """Those of these nodes that could take part if they were drawn; new ones count."""
+        if self._begun is None:
+            return nodes
+        members = self._begun.members
+        known = [node for node in nodes if node in members]
+        spent = set(known) - set(self.account.with_room(known, members))
+        return [node for node in self._begun.not_left_out(nodes) if node not in spent]
+
+    def _skip(self, number: int, why: str) -> list[Message]:
+        """Note that a round did not take place; no message is sent."""
+        LOG.warning("niss: round %d is skipped: %s", number + 1, why)
+        self.account.rounds.append(RoundReport.skip(number, why))
+        return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -271,11 +344,13 @@ class NissStrategy(Strategy):
         mu = self._assess(current.agreed, self.plan.colluders)
         report = self.account.enter(current, outcome, self.session.members, mu)
         self._log(report)
-        results = [_shown(reply) for reply in replies if reply.has_error()]
+        results = [shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
         results.insert(0, self._mean_as_reply(current, outcome, uploads, report.deviation))
         arrays, metrics = self.inner.aggregate_train(server_round, results)
+        if arrays is not None:
+            arrays = self._model.restored(arrays)
         counts = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
         counts.update({} if metrics is None else metrics)
         return arrays, counts
@@ -294,7 +369,7 @@ class NissStrategy(Strategy):
         Where it fails on their values, the round has no metrics: what a node sends does not end the run.
         """
         try:
-            return self.inner.aggregate_evaluate(server_round, _alike(replies))
+            return self.inner.aggregate_evaluate(server_round, alike(replies))
         except Exception as error:
             LOG.warning("niss: no metrics of `evaluate` in round %d: %s", server_round, type(error).__name__)
             return None
@@ -364,7 +439,7 @@ class NissStrategy(Strategy):
         for node, reply in replies.received.items():
             self.session.admit(node, reply)
         for node, why in replies.failures.items():
-            LOG.warning("niss: node %d did not join: %s", node, why)
+            LOG.warning("niss: node %d did not join: %s. %s", node, why, USE_THE_MOD)
             self._failed_enrolments[node] = self._failed_enrolments.get(node, 0) + 1
             if self._failed_enrolments[node] >= _MOST_FAILED_ENROLMENTS:
                 self.session.leave_out(node, f"did not join: {why}")
@@ -377,11 +452,11 @@ class NissStrategy(Strategy):
         """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants."""
         mean = outcome.total * (len(current.nodes) / len(outcome.survivors))
         survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
-        metrics = _mean_metrics([reply.metrics for reply in survivors])
+        metrics = mean_metrics([reply.metrics for reply in survivors])
         self.account.clear_metrics |= set(metrics)
         size, clip = self._model.size, current.agreed.terms.clip
         metrics.update(self._metrics.means(mean[size:], clip, deviation))
-        metrics[_weight_of(self.inner)] = 1
+        metrics[weight_of(self.inner)] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean[:size]), METRICS: metrics})
         return Message(content, reply_to=self._sent[0])
 
@@ -418,75 +493,3 @@ class NissStrategy(Strategy):
             for name, records in metrics.items()
         }
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
-
-
-def _saved_or_new(folder: RunFolder | None) -> Identity:
-    secret = None if folder is None else folder.identity()
-    return Identity.generate(os.urandom) if secret is None else Identity(secret)
-
-
-def _require_averaging(strategy: Strategy) -> None:
-    """Refuse a strategy of Flower's, or one derived from it, that needs more than the mean."""
-    if not isinstance(strategy, Strategy):
-        raise ConfigError(
-            f"{type(strategy).__name__} is not a strategy of flwr.serverapp.strategy",
-            field="strategy",
-            hint="the older strategies of flwr.server cannot be wrapped; use those of the Message API",
-        )
-    origins = [kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")]
-    for start, reason in _NOT_AVERAGING.items():
-        if any(origin.startswith(start) for origin in origins):
-            raise ConfigError(
-                f"{type(strategy).__name__} cannot be used: {reason}",
-                field="strategy",
-                hint="use one that averages, such as FedAvg, FedProx, FedAvgM, FedAdam, FedYogi or FedAdagrad",
-            )
-
-
-def _weight_of(strategy: Strategy) -> str:
-    """The name of the metric that a strategy weights results by."""
-    return str(getattr(strategy, "weighted_by_key", "num-examples"))
-
-
-def _mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
-    """The mean, with equal weights, of each number that every client sent; everything else is left out."""
-    sent = [record for record in records if record is not None]
-    means: dict[str, int | float | list[int] | list[float]] = {}
-    for name in sent[0] if len(sent) == len(records) else ():
-        values = [record.get(name) for record in sent]
-        numbers = [value for value in values if isinstance(value, int | float)]
-        if len(numbers) == len(values):
-            # Opposite infinities, or numbers beyond a float: such a metric has no mean.
-            with suppress(OverflowError, ValueError):
-                means[name] = math.fsum(numbers) / len(numbers)
-    return MetricRecord(means)
-
-
-def _shown(reply: Message) -> Message:
-    """A reply that is an error, with a reason that Flower can print."""
-    reply.error = Error(reply.error.code, printable(reply.error.reason or ""))
-    return reply
-
-
-def _alike(replies: Iterable[Message]) -> list[Message]:
-    """The errors, and the replies whose metrics have the names and kinds that most replies have."""
-    errors, made = [], []
-    for reply in replies:
-        if reply.has_error():
-            errors.append(_shown(reply))
-        else:
-            made.append((reply, _layout(reply)))
-    if not made:
-        return errors
-    usual, _ = Counter(layout for _, layout in made).most_common(1)[0]
-    return [reply for reply, layout in made if layout == usual] + errors
-
-
-def _layout(reply: Message) -> tuple[object, ...]:
-    """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
-    records = sorted(records_of(reply.content, MetricRecord).items())
-    return tuple(
-        (key, name, len(value) if isinstance(value, list) else -1)
-        for key, record in records
-        for name, value in sorted(record.items())
-    )

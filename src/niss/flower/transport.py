@@ -37,6 +37,7 @@ RECORD = "niss"
 UPLOAD = "niss-upload"
 METRICS = "metrics"
 NO_REPLY = "no answer in time"
+USE_THE_MOD = "Does its ClientApp have `mods=[niss_mod]`, and is it the first mod?"
 _REFUSAL = "refusal"
 _LARGEST_STEP = 2**63 - 1
 # A string of bytes as numpy saves it, and nothing else that numpy could read: the header is text that it evaluates.
@@ -153,7 +154,7 @@ def read_reply(message: Message) -> Reply:
     if not isinstance(note, ConfigRecord) or not isinstance(upload, ArrayRecord):
         raise RemoteProtocolError(
             "the reply was made without NISS",
-            hint="does the ClientApp have `mods=[niss_mod]`, and is it the first mod?",
+            hint=USE_THE_MOD,
         )
     step = _field(note, "step", int)
     if not 0 <= step <= _LARGEST_STEP:
@@ -263,13 +264,15 @@ class Model:
     def update_to(self, trained: ArrayRecord) -> FloatArray:
         """Trained weights minus these, as one vector of float64.
 
-        Raises `LocalProtocolError` where names or shapes are not those that were sent. Infinities and NaN of a
-        training that diverged are passed on; what to do about them is the caller's business.
+        Arrays are matched by name, in whatever order they come. Raises `LocalProtocolError` where names or shapes are
+        not those that were sent. Infinities and NaN of a training that diverged are passed on; what to do about them
+        is the caller's business.
         """
-        if list(trained) != list(self.arrays):
+        if set(trained) != set(self.arrays):
+            differing = sorted(set(trained) ^ set(self.arrays))
             raise LocalProtocolError(
-                "the names of the trained arrays are not those of the arrays the server sent",
-                hint="return the arrays of the message under the same names and in the same order",
+                f"the trained arrays are not those that the server sent; they differ in {differing[0]!r}",
+                hint="return all arrays of the message, and no others, under the names they came with",
             )
         update, start = np.empty(self.size), 0
         for name, before in self._floating:
@@ -294,6 +297,22 @@ class Model:
             np.add(before, part, out=moved[name], dtype=np.float64, casting="unsafe")
             start += before.size
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in moved.items()})
+
+    def restored(self, aggregated: ArrayRecord) -> ArrayRecord:
+        """What a strategy made of these weights, in their order and dtypes, and with their whole numbers.
+
+        Strategies multiply every array by a float. A counter that came back as one would be a weight from the next
+        round on, and use up the clip; a model in half precision would be sent in full. Arrays that a strategy added
+        of its own, or gave another shape, are left as they are.
+        """
+        floating, restored = dict(self._floating), dict(aggregated.items())
+        for name, before in self.arrays.items():
+            if name in restored and restored[name].numpy().shape == before.shape:
+                after = restored[name].numpy().astype(before.dtype) if name in floating else before
+                restored[name] = Array(np.asarray(after))
+        order = [name for name in self.arrays if name in restored]
+        order += [name for name in restored if name not in self.arrays]
+        return ArrayRecord({name: restored[name] for name in order})
 
 
 def shared_model(messages: Sequence[Message]) -> tuple[Model, str]:

@@ -47,12 +47,20 @@ class RoundNoise(ABC):
         """What a participation in round `number` (from 0) adds to `mu^2`, at sensitivity 1 and scale 1."""
 
     @cached_property
-    def per_participation(self) -> float:
-        """The most that all participations of a client cost, over the number of them."""
-        most = self.participations or math.ceil(self.rounds / self.separation)
+    def worst_client(self) -> float:
+        """The most that all participations of a client cost."""
         cohorts = range(min(self.separation, self.rounds))
-        patterns = [range(self.rounds)[first :: self.separation][:most] for first in cohorts]
-        return max(math.fsum(map(self.charge, pattern)) for pattern in patterns) / most
+        patterns = [range(self.rounds)[first :: self.separation][: self._most] for first in cohorts]
+        return max(math.fsum(map(self.charge, pattern)) for pattern in patterns)
+
+    @property
+    def per_participation(self) -> float:
+        """The same over the number of them."""
+        return self.worst_client / self._most
+
+    @property
+    def _most(self) -> int:
+        return self.participations or math.ceil(self.rounds / self.separation)
 
     @abstractmethod
     def round_variance(self, number: int) -> float:
@@ -121,6 +129,12 @@ class BandedRoot(RoundNoise):
     @property
     def model_variance(self) -> FloatArray:
         return np.cumsum(np.cumsum(self.inverse) ** 2)
+
+    def noise_in_model(self, factors: FloatArray) -> FloatArray:
+        """The same where round t enters the model with the factor `factors[t]`."""
+        past = np.subtract.outer(np.arange(self.rounds), np.arange(self.rounds))
+        mixing = np.where(past >= 0, self.inverse[np.maximum(past, 0)], 0.0)
+        return np.asarray(np.sum(np.cumsum(factors[:, None] * mixing, axis=0) ** 2, axis=1))
 
 
 @dataclass(frozen=True)

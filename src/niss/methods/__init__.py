@@ -3,7 +3,7 @@
 >>> method_named("central-dp").trusts_server
 True
 >>> [name for name, method in METHODS.items() if method.shares_noise]
-['niss']
+['niss', 'niss-carried']
 
 A new method is a file with a subclass of `Method`, and a line below.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from niss.errors import ConfigError
 from niss.methods.base import (
+    Carrying,
+    Gap,
     Method,
     NoiseHistory,
     PlainRows,
@@ -35,6 +37,7 @@ from niss.methods.niss import (
     marginal_variance,
     too_sparse,
 )
+from niss.methods.niss_carried import NissCarried
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 
 METHODS: dict[str, Method] = {
@@ -48,6 +51,7 @@ METHODS: dict[str, Method] = {
         CentralCarried(),
         SecAggDdg(),
         Niss(),
+        NissCarried(),
     )
 }  # fmt: skip
 
@@ -62,7 +66,9 @@ def method_named(name: str) -> Method:
 __all__ = [
     "DISTORTIONS",
     "METHODS",
+    "Carrying",
     "Distortion",
+    "Gap",
     "Method",
     "NoiseHistory",
     "PlainRows",

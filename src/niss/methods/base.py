@@ -11,16 +11,18 @@ A new method is one file with a subclass of `Method`, and one line in `niss.meth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.graph import ShareGraph
+from niss.graph import CarriedGraph, ShareGraph
 from niss.mechanism import add_gaussian, add_shares
+from niss.mechanism.carried import Common, add_edge_noise, add_spread
 from niss.mechanism.shares import Edges
 from niss.randomness import SimStream
 from niss.views import WorstCase
@@ -55,6 +57,14 @@ class UploadRows(Protocol):
     ) -> Rows | None:
         """As `niss.mechanism.add_shares`."""
 
+    def add_spread(
+        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
+    ) -> None:
+        """As `niss.mechanism.carried.add_spread`."""
+
+    def add_edge_noise(self, seats: IntArray, scales: FloatArray, streams: Sequence[SimStream]) -> None:
+        """As `niss.mechanism.carried.add_edge_noise`."""
+
 
 @dataclass(frozen=True)
 class PlainRows:
@@ -72,6 +82,14 @@ class PlainRows:
 
     def add_shares(self, edges: Edges, **settings: Any) -> Rows | None:
         return add_shares(self.rows, edges, **settings)
+
+    def add_spread(
+        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
+    ) -> None:
+        add_spread(self.rows, seats, variance, common, stream)
+
+    def add_edge_noise(self, seats: IntArray, scales: FloatArray, streams: Sequence[SimStream]) -> None:
+        add_edge_noise(self.rows, seats, scales, streams)
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,34 @@ class NoiseHistory:
     kept: dict[int, FloatArray] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Gap:
+    """From one round to the next, as far as noise is carried between them.
+
+    stream    what is carried is drawn from, by both rounds
+    absent    seats of the first round that never uploaded
+    repaired  the shares that they would have carried were taken out of the second round's sum
+    graph     who carries noise to whom; None: everyone to everyone
+    """
+
+    stream: SimStream
+    absent: tuple[int, ...] = ()
+    repaired: bool = False
+    graph: CarriedGraph | None = None
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """What a round needs to know of the rounds before and after it; None: there is none, or nothing is carried.
+
+    history  participants of all earlier rounds
+    """
+
+    before: Gap | None
+    after: Gap | None
+    history: tuple[IntArray, ...] = ()
+
+
 class Method(ABC):
     """One way of hiding updates.
 
@@ -114,6 +160,9 @@ class Method(ABC):
     samplings       how participants may be drawn, the one to fall back on first; empty: in any way
     secret_draw     whether its epsilon holds only against those who do not learn who took part
     whole_run       whether its noise is planned for a whole run of a known length, not for a round
+    carries         whether clients carry noise from one round to the next
+    carrying        the method that does the same with noise carried between rounds, where there is one
+    defaults        settings that are not what they are for other methods, unless they are given
     """
 
     name: ClassVar[str]
@@ -128,6 +177,9 @@ class Method(ABC):
     samplings: ClassVar[tuple[str, ...]] = ()
     secret_draw: ClassVar[bool] = False
     whole_run: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
+    carrying: ClassVar[str | None] = None
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def uses(self, setting: str) -> bool:
         """Whether that field of a plan (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
@@ -146,6 +198,12 @@ class Method(ABC):
         """
         size = participants.size
         return Shares(ShareGraph(size, []), 0.0, np.zeros(size))
+
+    def carried_graph(
+        self, plan: Plan, lists: tuple[IntArray, IntArray], beacon: bytes
+    ) -> CarriedGraph | None:
+        """Who of the first participants carries noise to whom of the second; None: everyone to everyone, or nobody."""
+        return None
 
     def add_client_noise(
         self,
@@ -185,8 +243,13 @@ class Method(ABC):
         """mu of a round under which the target holds; None: an equal part of what the target allows."""
         return None
 
-    def planned_mu(self, plan: Plan, participants: IntArray, number: int) -> FloatArray:
-        """What round `number` (from 0) will cost each of these clients, as planned."""
+    def planned_mu(
+        self, plan: Plan, participants: IntArray, number: int, history: Sequence[IntArray] = ()
+    ) -> FloatArray:
+        """What round `number` (from 0) will cost each of these clients, as planned.
+
+        history  the participants of all rounds before it
+        """
         return plan.round_mu(participants)
 
     def epsilon_of_run(self, plan: Plan, noise_multipliers: Sequence[float]) -> float | None:
@@ -228,6 +291,21 @@ class Method(ABC):
         """
         return float(np.delete(round_plan.own_variance, sorted(absent)).sum())
 
+    def model_variance_change(
+        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
+    ) -> float:
+        """How much the noise variance of the model, the sum over all rounds, changes with this round.
+
+        Independent noise adds up. Arguments are those of `left_over_variance`.
+        """
+        return self.left_over_variance(round_plan, absent, repaired=repaired)
+
+    def under_way(
+        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
+    ) -> float:
+        """Of the noise in the model after this round, what a later one takes out: an end here would leave it there."""
+        return 0.0
+
     def joint_mu(self, round_plan: RoundPlan, *, repairing: bool = False) -> FloatArray:
         """mu of the joint view; infinite where there is no guarantee or none was computed.
 
@@ -267,6 +345,10 @@ class Method(ABC):
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
         """What a charge in a ledger rests on, beyond the method's name."""
         return {}
+
+    def ledger_note(self, basis: Mapping[str, Any]) -> str | None:
+        """What the charges of a ledger mean, where it is not what they mean for other methods, in a sentence."""
+        return None
 
 
 def mu_of(sensitivity: ArrayLike, variance: ArrayLike) -> FloatArray:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +58,9 @@ class CorrelatedServer(CentralDp):
     def _scale2(self, round_plan: RoundPlan) -> float:
         return float(round_plan.own_variance.max()) * self.noise(round_plan.plan).per_participation
 
-    def planned_mu(self, plan: Plan, participants: IntArray, number: int) -> FloatArray:
+    def planned_mu(
+        self, plan: Plan, participants: IntArray, number: int, history: Sequence[IntArray] = ()
+    ) -> FloatArray:
         noise = self.noise(plan)
         return plan.round_mu(participants) * math.sqrt(noise.charge(number) / noise.per_participation)
 
@@ -71,6 +73,12 @@ class CorrelatedServer(CentralDp):
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
     ) -> float:
         return self._scale2(round_plan) * self.noise(round_plan.plan).round_variance(round_plan.number)
+
+    def model_variance_change(
+        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
+    ) -> float:
+        model = np.append(self.noise(round_plan.plan).model_variance, 0.0)
+        return self._scale2(round_plan) * float(model[round_plan.number] - model[round_plan.number - 1])
 
     def epsilon_holds_for(self, plan: Plan) -> str:
         """Which participations are promised, in words."""

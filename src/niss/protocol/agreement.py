@@ -148,13 +148,14 @@ class Agreed:
         shared = math.ceil(min(self.terms.threshold_share, 1.0) * degree)
         return min(max(shared, self.terms.colluding_neighbours + 1, 2), degree)
 
-    def quorum(self, seat: int) -> int:
-        """Verdicts needed from the neighbours of a seat: more than (d + c) / 2 of d, c of whom may collude.
+    def quorum(self, colluders: int) -> int:
+        """Verdicts needed before anything is revealed: more than (m + c) / 2 of all m participants, c of whom collude.
 
-        Two contradictory verdicts cannot both gather it, since an honest neighbour signs only one.
+        An honest client signs one survivor set a round, so no two sets gather it. Counted among the neighbours of a
+        client alone, it would let a server tell every part of a sparse graph another story, and have more revealed
+        by all of them together than anyone was charged for.
         """
-        degree = self.graph.neighbours(seat).size
-        return (degree + min(degree, self.terms.colluding_neighbours)) // 2 + 1
+        return quorum_of(len(self.participants), colluders)
 
     def mask_context(self, seat: int) -> bytes:
         """What the commitment to a self-mask is bound to: the round and its owner."""
@@ -173,6 +174,11 @@ class Agreed:
             clients=size * rounded,
             modulus_bits=terms.modulus_bits,
         )
+
+
+def quorum_of(size: int, colluders: int) -> int:
+    """`Agreed.quorum` of a round of that size; where more than the others drop out, nothing can be repaired."""
+    return (size + min(size, colluders)) // 2 + 1
 
 
 def agree(opened: RoundOpen) -> Agreed:

@@ -241,11 +241,12 @@ class Client:
         return self._signed("verdict", Verdict(agreed.digest, current.seat, current.verdict))
 
     def reveal(self, request: RevealRequest) -> Reveal:
-        """Give edges of dropped neighbours and pieces of surviving ones, each against a quorum of verdicts.
+        """Give edges of dropped neighbours and pieces of surviving ones, against a quorum of verdicts; nothing without.
 
-        For each neighbour the quorum is counted among that neighbour's own neighbours (`Agreed.quorum`): two survivor
-        sets cannot both reach it, so no server collects edge and piece of one client, which together would bare its
-        upload. What is given is remembered before its secrets are derived; the request repeated gets the same answer.
+        The quorum is counted among all participants (`Agreed.quorum`), of whom as many collude as this client's policy
+        says: one survivor set a round can reach it. So no server collects edge and piece of one client, which together
+        would bare its upload, nor the edges of more dropped clients than were charged, by several stories. What is
+        given is remembered before its secrets are derived; the request repeated gets the same answer.
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
@@ -258,7 +259,10 @@ class Client:
         signers = self._signers(agreed, request, agreed_set)
         secrets = PairSecrets(agreed, current.seat, self._prekeys.private(current.prekey))
         sealed = {piece.seat: piece for piece in request.pieces}
-        edges, pieces = self._choose(agreed, current, set(request.survivors), signers, set(sealed))
+        chosen: tuple[list[int], list[int]] = [], []
+        if len(signers) >= agreed.quorum(self.policy.colluders):
+            chosen = self._choose(agreed, current, set(request.survivors), set(sealed))
+        edges, pieces = chosen
         self._memory.state = following
         self._remember()
         # Only now that it is remembered what is given are the secrets themselves derived.
@@ -391,13 +395,11 @@ class Client:
         return signers
 
     def _choose(
-        self, agreed: Agreed, current: CurrentRound, survivors: set[int], signers: set[int], sealed: set[int]
+        self, agreed: Agreed, current: CurrentRound, survivors: set[int], sealed: set[int]
     ) -> tuple[list[int], list[int]]:
-        """The neighbours whose edges, and those whose pieces, are given: where a quorum agrees on which."""
+        """The neighbours whose edges, and those whose pieces, are given, once a quorum agrees on which."""
         edges, pieces = [], []
         for other in agreed.neighbours(current.seat):
-            if len(signers & set(agreed.neighbours(other))) < agreed.quorum(other):
-                continue
             if other not in survivors:
                 self._give(current, other, "edge")
                 edges.append(other)

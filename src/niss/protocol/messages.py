@@ -58,7 +58,7 @@ class Terms:
     unit_variance           variance of a unit share, an entry
     residual_variance       of the noise that stays in the sum, a client
     self_variance           of a self-mask, which a repair takes out
-    colluding_neighbours    how many neighbours of a client may collude: behind quorum and threshold
+    colluding_neighbours    how many neighbours of a client may collude: behind the threshold
     revealed, dropped       most edges a client may have to reveal, most clients that may drop out
     threshold_share         share of the neighbours whose pieces rebuild a self-mask's seed
 

@@ -21,7 +21,6 @@ that happens to drop out. Each of these is a false update, which no server that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -47,8 +46,8 @@ from niss.protocol.messages import (
 from niss.protocol.shamir import Piece, check_commitment, combine
 from niss.protocol.shares import edge_commitment, piece_commitment
 from niss.protocol.states import ServerState, server_step
-from niss.protocol.wire import check_packed, signed_part, sum_packed
-from niss.randomness import SecretStream
+from niss.protocol.wire import check_packed, signed_part, signed_parts, sum_packed
+from niss.randomness import SecretStream, add_gaussians
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class Server:
     def request_reveals(self) -> dict[int, RevealRequest]:
         """By seat, one request for each survivor that gave its verdict, with the pieces it is to open.
 
-        Each carries as few verdicts as make a quorum for all neighbours of that seat, not all of them.
+        Each carries all verdicts: how many make a quorum depends on how many colluders a client assumes.
         """
         current, following = self._step("request reveals")
         agreed = current.agreed
@@ -199,13 +198,18 @@ class Server:
             for piece in current.uploads[owner].pieces:
                 if piece.seat in sealed:
                     sealed[piece.seat].append(replace(piece, seat=owner))
-        requests = {}
-        for seat in current.verdicts:
-            verdicts = tuple(current.verdicts[one] for one in _signers_for(agreed, seat, current.verdicts))
-            request = RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
-            requests[seat] = replace(request, signature=self._identity.sign("request", signed_part(request)))
+        verdicts = tuple(verdict for _, verdict in sorted(current.verdicts.items()))
+        requests = [
+            RevealRequest(agreed.digest, current.survivors, verdicts, tuple(sealed[seat]))
+            for seat in current.verdicts
+        ]
+        # All of them hold all verdicts, which are encoded once.
+        signatures = [self._identity.sign("request", part) for part in signed_parts(requests)]
         self.state = following
-        return requests
+        return {
+            seat: replace(request, signature=signature)
+            for seat, request, signature in zip(current.verdicts, requests, signatures, strict=True)
+        }
 
     def take_reveal(self, reveal: Reveal) -> None:
         """Keep what a client reveals; of two different ones from one seat the first counts."""
@@ -274,19 +278,6 @@ class Server:
         return current, following
 
 
-def _signers_for(agreed: Agreed, seat: int, verdicts: Collection[int]) -> list[int]:
-    """Seats whose verdicts make a quorum, where there is one, among the neighbours of each neighbour of `seat`.
-
-    Greedy, lowest seats first, counting those already chosen for another neighbour: few, not the fewest.
-    """
-    chosen: set[int] = set()
-    for other in agreed.neighbours(seat):
-        willing = {one for one in agreed.neighbours(other) if one in verdicts}
-        missing = agreed.quorum(other) - len(willing & chosen)
-        chosen.update(sorted(willing - chosen)[: max(missing, 0)])
-    return sorted(chosen)
-
-
 def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[int]) -> tuple[int, float]:
     """Subtract the revealed shares of dropped clients; count those that stay, and their variance.
 
@@ -300,17 +291,18 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
         for pair, seed in _true_seeds(current, seat, survivors).items()
     }
     disputed = _disputed(current, survivors)
-    uncancelled, extra = 0, 0.0
+    uncancelled, extra, noises = 0, 0.0, []
     edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
     for sender, receiver, weight in edges:
         pair, variance = (sender, receiver), weight * agreed.terms.unit_variance
         ends = (sender in survivors) + (receiver in survivors)
         if ends == 1 and pair in seeds:
             sign = -1 if sender in survivors else 1
-            SecretStream(seeds[pair]).add_gaussian(total, agreed.grid.deviation_steps(variance), sign=sign)
+            noises.append((SecretStream(seeds[pair]), agreed.grid.deviation_steps(variance), sign))
         elif ends == 1 or (ends == 2 and (min(pair), max(pair)) in disputed):
             uncancelled += 1
             extra += ends * variance
+    add_gaussians(total, noises)
     return uncancelled, extra
 
 
@@ -367,7 +359,7 @@ def _take_out_masks(
     agreed = current.agreed
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     pieces = _true_pieces(current, survivors)
-    left, short = [], []
+    left, short, masks = [], [], []
     for seat in survivors:
         threshold = agreed.threshold(seat)
         if len(pieces[seat]) < threshold:
@@ -379,7 +371,8 @@ def _take_out_masks(
             current.lie(seat, "made pieces that do not give its self-mask")
             left.append(seat)
         else:
-            SecretStream(seed).add_gaussian(total, steps, sign=-1)
+            masks.append((SecretStream(seed), steps, -1))
+    add_gaussians(total, masks)
     if short:
         current.note(f"too few true pieces to take out the self-mask of {_named(short)}")
     return tuple(left)

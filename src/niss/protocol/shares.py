@@ -50,7 +50,7 @@ from niss.protocol.keys import (
 )
 from niss.protocol.messages import SHORT_BYTES, SealedPiece
 from niss.protocol.shamir import Piece, commit, split
-from niss.randomness import SecretStream
+from niss.randomness import SecretStream, add_gaussians
 
 SEED_BYTES = 32
 SALT_BYTES = 32
@@ -282,12 +282,14 @@ def masked_upload(
     """
     agreed, terms = secrets.agreed, secrets.agreed.terms
     vector = steps.astype(np.int64).view(np.uint64)
-    for sender, receiver, deviation in agreed.edges_of(secrets.seat):
-        sign = 1 if sender == secrets.seat else -1
-        SecretStream(secrets.edge_seed(sender, receiver)).add_gaussian(vector, deviation, sign=sign)
+    noises = [
+        (SecretStream(secrets.edge_seed(sender, receiver)), deviation, 1 if sender == secrets.seat else -1)
+        for sender, receiver, deviation in agreed.edges_of(secrets.seat)
+    ]
     if terms.residual_variance:
         # Never from a seed anyone else could replay.
-        SecretStream.fresh(entropy).add_gaussian(vector, agreed.grid.deviation_steps(terms.residual_variance))
+        noises.append((SecretStream.fresh(entropy), agreed.grid.deviation_steps(terms.residual_variance), 1))
     if mask is not None:
-        SecretStream(mask).add_gaussian(vector, agreed.grid.deviation_steps(terms.self_variance))
+        noises.append((SecretStream(mask), agreed.grid.deviation_steps(terms.self_variance), 1))
+    add_gaussians(vector, noises)
     return vector

@@ -26,7 +26,7 @@ vector has exactly one packed form, and only that is unpacked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
@@ -282,9 +282,17 @@ def signed_part(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
 
     Signatures inside the message (of prekeys, the beacon, verdicts) stay in: the signer vouches for them too.
     """
-    if type(message) not in TAGS:
-        raise LocalProtocolError("message: must be one of the messages of the protocol")
-    return SIGNING_DOMAIN + encode(replace(message, signature=b""), limits=limits)
+    return next(signed_parts([message], limits=limits))
+
+
+def signed_parts(messages: Iterable[Message], *, limits: Limits = _DEFAULT) -> Iterator[bytes]:
+    """The `signed_part` of one after another; a tuple that several of them hold is encoded once."""
+    kept: dict[tuple[int, int], tuple[Any, bytes]] = {}
+    for message in messages:
+        if type(message) not in TAGS:
+            raise LocalProtocolError("message: must be one of the messages of the protocol")
+        writer = write(replace(message, signature=b""), Writer(limits, kept))
+        yield b"".join([SIGNING_DOMAIN, *writer.parts])
 
 
 def write(message: Message, writer: Writer) -> Writer:

@@ -86,10 +86,13 @@ class Fault(Exception):
 
 
 class Writer:
-    """Collects the bytes of a message: `parts`, and their `size` so far."""
+    """Collects the bytes of a message: `parts`, and their `size` so far.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    `kept` remembers sequences and their encodings for messages that hold the very same ones.
+    """
+
+    def __init__(self, limits: Limits, kept: dict[tuple[int, int], tuple[Any, bytes]] | None = None) -> None:
+        self.limits, self.kept = limits, kept
         self.parts: list[bytes] = []
         self.size = 0
 
@@ -337,6 +340,11 @@ class Sequence(Field):
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not tuple:
             raise Fault("must be a tuple")
+        key = id(self), id(value)
+        if out.kept is not None and key in out.kept:
+            out.raw(out.kept[key][1])
+            return
+        start = len(out.parts)
         self._check_count(len(value), out.limits)
         out.varint(len(value))
         for place, item in enumerate(value):
@@ -347,6 +355,11 @@ class Sequence(Field):
             if place:
                 self._check_rising(value[place - 1], item)
         self._check_unique(value)
+        if out.kept is not None:
+            out.kept[key] = (
+                value,
+                b"".join(out.parts[start:]),
+            )  # with the value itself, lest its id be used again
 
     def read(self, source: Reader) -> tuple[Any, ...]:
         count = source.varint()

@@ -1,12 +1,19 @@
 """Randomness of two kinds that never mix.
 
 `SimStream` is named, seeded and reproducible, for simulations: whoever knows the seed knows the noise.
-`SecretStream` expands a secret 32-byte seed into the noise that protects a real client; `sampler_distance` and
-`sampler_factor` bound how far that is from ideal Gaussians.
+`SecretStream` expands a secret 32-byte seed into the noise that protects a real client; `add_gaussians`
+adds that of many at once, `sampler_distance` and `sampler_factor` bound how far it is from ideal Gaussians.
 """
 
 from niss.randomness.distance import sampler_distance, sampler_factor
-from niss.randomness.secret import SecretStream
+from niss.randomness.secret import SecretStream, add_gaussians
 from niss.randomness.sim import SimStream, normal_blocks
 
-__all__ = ["SecretStream", "SimStream", "normal_blocks", "sampler_distance", "sampler_factor"]
+__all__ = [
+    "SecretStream",
+    "SimStream",
+    "add_gaussians",
+    "normal_blocks",
+    "sampler_distance",
+    "sampler_factor",
+]

@@ -34,10 +34,16 @@ COLUMNS = 6
 ROWS = ((HIGHEST_EXPONENT - LOWEST_EXPONENT) << SEGMENT_BITS) + 1
 # What a float64 with `LOWEST_EXPONENT` has in the bits above its place: row 0.
 FIRST_ROW = (1023 + LOWEST_EXPONENT) << SEGMENT_BITS
+# Of the bits of a float64, sign aside: those of its place, and those of its row once shifted.
+PLACE_MASK = (1 << PLACE_BITS) - 1
+ROW_MASK = (1 << (11 + SEGMENT_BITS)) - 1
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
 
 
 @cache
-def normal_table() -> NDArray[np.float64]:
+def normal_table() -> Floats:
     """The coefficients, `COLUMNS` x `ROWS`, read-only; verified against their SHA-256."""
     content = files(__package__).joinpath(FILE).read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
@@ -48,3 +54,29 @@ def normal_table() -> NDArray[np.float64]:
     table = np.frombuffer(content, dtype="<f8").astype(np.float64).reshape(COLUMNS, ROWS)
     table.flags.writeable = False
     return table
+
+
+def find_rows(uniform: Floats, out: Int64s) -> Int64s:
+    """The table row of each `|f|`: its exponent and the leading bits of its mantissa."""
+    np.right_shift(uniform.view(np.int64), PLACE_BITS, out=out)
+    np.bitwise_and(out, np.int64(ROW_MASK), out=out)
+    return np.subtract(out, FIRST_ROW, out=out)
+
+
+def look_up(uniform: Floats, row: Int64s, spare: Int64s, work: Floats) -> Floats:
+    """The deviate of each `|f|`, with the sign of `f`; in the last of three rows of `work`, `spare` overwritten.
+
+    Each operation is its own pass, so that no compiler fuses two of them into one.
+    """
+    place, term = work[0], work[1]
+    result: Floats = work[2]
+    np.bitwise_and(uniform.view(np.int64), np.int64(PLACE_MASK), out=spare)
+    place[:] = spare
+    table = normal_table()
+    table[-1].take(row, out=result, mode="clip")
+    for coefficients in table[-2::-1]:
+        np.multiply(result, place, out=result)
+        coefficients.take(row, out=term, mode="clip")
+        np.add(result, term, out=result)
+    np.copysign(result, uniform, out=result)
+    return result

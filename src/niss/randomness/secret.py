@@ -5,7 +5,8 @@
 
 Both ends of a share must draw the same whole numbers, on any machine. So the only operations are those on
 whole numbers, table look-ups, and the ones IEEE 754 rounds exactly (float64 `+` and `*`, conversion,
-`rint`, comparison), each its own pass over a block, so that no compiler fuses two of them into one.
+`rint`, comparison), each its own pass over a block, so that no compiler fuses two of them into one. With numba long
+sums are added by a compiled loop instead, of the same operations and with the same result (`compiled`).
 
 A word `w` gives `v = w | 1`, an odd number in (-2^63, 2^63), symmetric: its sign, and `t = |v| / 2^64`. In the
 tail (`t < 2^-20`, beyond 4.76 sigma) 16 more bits of a second keystream divide the step between two `v`.
@@ -27,15 +28,17 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, final
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError, PrivacyError
-from niss.randomness.normal_table import FIRST_ROW, LOWEST_EXPONENT, PLACE_BITS, SEGMENT_BITS, normal_table
+from niss.randomness.compiled import TAIL_ROW, Demand, Loop
+from niss.randomness.normal_table import Floats, Int64s, find_rows, look_up
 
 SEED_BYTES = 32
 BLOCK = 16384
@@ -44,12 +47,21 @@ BLOCK = 16384
 LARGEST_DEVIATION = 2.0**30
 
 _DOMAIN = b"niss.secret-stream.v1"
-_TAIL_EXPONENT = 44
-_TAIL_ROW = (_TAIL_EXPONENT - LOWEST_EXPONENT) << SEGMENT_BITS
-_PLACE = np.int64((1 << PLACE_BITS) - 1)
-_ROW = np.int64((1 << (11 + SEGMENT_BITS)) - 1)
+_WORD = 8  # bytes of keystream for a number
+_CIPHER_BLOCK = 16
+_ZEROS = memoryview(bytes(BLOCK * _WORD))
+# A thread is worth starting for so many numbers, a few milliseconds of work.
+_DRAWS_A_THREAD = 2**20
+demand = Demand()
 
-Int64s = NDArray[np.int64]
+Residues = NDArray[np.int64] | NDArray[np.uint64]
+
+
+def _refuse_copy(*_: Any) -> NoReturn:
+    raise PrivacyError(
+        "a SecretStream cannot be copied or pickled: the copy would repeat its noise",
+        hint="keep the seed where secrets are kept and make a new stream of it",
+    )
 
 
 @final
@@ -73,8 +85,8 @@ class SecretStream:
             del seed  # a report that prints local variables must not show it
             raise ConfigError(f"must be {SEED_BYTES} bytes, not {description}", field="seed")
         keys = hashlib.blake2b(seed, key=_DOMAIN, digest_size=64).digest()
-        self._keystream = _Keystream(keys[:32])
-        self._tail_keystream = _Keystream(keys[32:])
+        self._keystream = _Keystream(algorithms.AES256(keys[:32]))
+        self._tail_keystream = _Keystream(algorithms.AES256(keys[32:]))
 
     @classmethod
     def fresh(cls, entropy: Callable[[int], bytes] = os.urandom) -> SecretStream:
@@ -103,108 +115,195 @@ class SecretStream:
             words = self._keystream.words(min(block, count - start), "<u8")
             yield (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def add_gaussian(
-        self, target: NDArray[np.int64] | NDArray[np.uint64], deviation_steps: float, sign: int = 1
-    ) -> None:
+    def add_gaussian(self, target: Residues, deviation_steps: float, sign: int = 1) -> None:
         """`target += sign * noise` modulo 2^64, in place, one draw of `gaussian_grid` an entry.
 
         `target` is a writable array of int64 or uint64 with one axis, `sign` 1 or -1; memory beyond it: a block.
         """
-        array = isinstance(target, np.ndarray) and target.ndim == 1
-        if not array or target.dtype not in (np.int64, np.uint64):
-            raise ConfigError("must be an array of int64 or uint64 with one axis", field="target")
-        if not target.flags.writeable:
-            raise ConfigError("must be writable", field="target")
-        if sign not in (1, -1):
-            raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
-        _require_deviation(deviation_steps)
-        # Whole numbers modulo 2^64 add alike, signed or not; unsigned is where C defines it.
-        residues = target.view(np.uint64)
-        change = np.add if sign == 1 else np.subtract
-        start = 0
-        for noise in self._blocks(target.size, float(deviation_steps), BLOCK):
-            part = residues[start : start + noise.size]
-            change(part, noise.view(np.uint64), out=part)
-            start += noise.size
+        add_gaussians(target, [(self, deviation_steps, sign)])
 
     def _blocks(self, count: int, deviation: float, block: int) -> Iterator[Int64s]:
         work = _Work(min(block, count))
         for start in range(0, count, block):
-            deviates = self._deviates(min(block, count - start), work)
-            deviates *= deviation
-            np.rint(deviates, out=deviates)
-            yield deviates.astype(np.int64)
+            words = self._keystream.words(min(block, count - start), "<i8")
+            yield _to_grid(self._deviates(words, work), deviation)
 
-    def _deviates(self, size: int, work: _Work) -> NDArray[np.float64]:
-        """The next `size` standard normal deviates, in `work`, until the next call."""
-        odd, row = work.odd[:size], work.row[:size]
-        uniform, place, term, result = (array[:size] for array in work.floats)
-        np.bitwise_or(self._keystream.words(size, "<i8"), 1, out=odd)
+    def _deviates(self, words: Int64s, work: _Work) -> Floats:
+        """The standard normal deviates of the next words of the keystream, in `work`, until the next call."""
+        size = words.size
+        odd, row, uniform = work.odd[:size], work.row[:size], work.uniform[:size]
+        np.bitwise_or(words, 1, out=odd)
         uniform[:] = odd
-        _find_rows(uniform, out=row)
-        if int(row.min()) < _TAIL_ROW:
+        find_rows(uniform, out=row)
+        if int(row.min()) < TAIL_ROW:
             self._refine_tail(odd, row, uniform)
-        np.bitwise_and(uniform.view(np.int64), _PLACE, out=odd)
-        place[:] = odd
-        table = normal_table()
-        table[-1].take(row, out=result, mode="clip")
-        for coefficients in table[-2::-1]:
-            np.multiply(result, place, out=result)
-            coefficients.take(row, out=term, mode="clip")
-            np.add(result, term, out=result)
-        return np.copysign(result, uniform, out=result)
+        return look_up(uniform, row, odd, work.floats[:, :size])
 
-    def _refine_tail(self, odd: Int64s, row: Int64s, uniform: NDArray[np.float64]) -> None:
+    def _refine_tail(self, odd: Int64s, row: Int64s, uniform: Floats) -> None:
         """Put the tail's `|v| - 1 + (2 e + 1) / 2^16`, `e` of 16 more bits, where there was `|v|`."""
-        tail = np.flatnonzero(row < _TAIL_ROW)
+        tail = np.flatnonzero(row < TAIL_ROW)
         extra = self._tail_keystream.words(tail.size, "<u2")
         whole = np.abs(odd[tail]) - 1
         fraction = 2 * extra.astype(np.int64) + 1
         refined = whole.astype(np.float64) + fraction.astype(np.float64) * 2.0**-16
         uniform[tail] = np.copysign(refined, uniform[tail])
-        row[tail] = _find_rows(refined, out=np.empty(tail.size, dtype=np.int64))
+        row[tail] = find_rows(refined, out=np.empty(tail.size, dtype=np.int64))
 
     def __repr__(self) -> str:
         return "SecretStream(secret)"
 
-    def _refuse_copy(self, *_: Any) -> NoReturn:
-        raise PrivacyError(
-            "a SecretStream cannot be copied or pickled: the copy would repeat its noise",
-            hint="keep the seed where secrets are kept and make a new stream of it",
-        )
-
     __copy__ = __deepcopy__ = __getstate__ = __reduce__ = __reduce_ex__ = _refuse_copy
+
+
+def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, int]]) -> None:
+    """`target += sign * noise` for each (stream, deviation in steps, sign): `add_gaussian` for all of them.
+
+    With a compiled loop in one pass over `target`, in as many threads as the process has cores and `OMP_NUM_THREADS`
+    allows; the sum does not depend on either. Nothing is drawn if any argument is refused.
+    """
+    array = isinstance(target, np.ndarray) and target.ndim == 1
+    if not array or target.dtype not in (np.int64, np.uint64):
+        raise ConfigError("must be an array of int64 or uint64 with one axis", field="target")
+    if not target.flags.writeable:
+        raise ConfigError("must be writable", field="target")
+    terms = list(noises)
+    for _, deviation, sign in terms:
+        if sign not in (1, -1):
+            raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
+        _require_deviation(deviation)
+    # Whole numbers modulo 2^64 add alike, signed or not; unsigned is where C defines it.
+    residues = target.view(np.uint64)
+    loop = demand.loop(target.size * len(terms)) if target.flags.carray else None
+    if loop is not None:
+        _add_compiled(residues, terms, loop)
+        return
+    for stream, deviation, sign in terms:
+        change = np.add if sign == 1 else np.subtract
+        start = 0
+        for noise in stream._blocks(target.size, float(deviation), BLOCK):
+            part = residues[start : start + noise.size]
+            change(part, noise.view(np.uint64), out=part)
+            start += noise.size
+
+
+def _add_compiled(
+    residues: NDArray[np.uint64], terms: Sequence[tuple[SecretStream, float, int]], loop: Loop
+) -> None:
+    size = residues.size
+    # Each takes its part of its stream before anything is drawn: nothing is drawn twice, whatever happens.
+    parts = [_Part(stream._keystream.cut(size * _WORD), deviation, sign) for stream, deviation, sign in terms]
+    threads = max(1, min(thread_limit(), size * len(parts) // _DRAWS_A_THREAD, -(-size // BLOCK)))
+    borders = [size * number // threads // BLOCK * BLOCK for number in range(threads)] + [size]
+
+    def add(number: int) -> list[list[tuple[Int64s, Int64s]]]:
+        return _add_range(residues, parts, borders[number], borders[number + 1], loop)
+
+    if threads == 1:
+        found = [add(0)]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(add, range(threads)))
+    # The second keystream is used in the order of the first: only now is the place of a word in it known.
+    for (stream, deviation, sign), *tails in zip(terms, *found, strict=True):
+        for places, words in (tail for of_range in tails for tail in of_range):
+            noise = _to_grid(stream._deviates(words, _Work(words.size)), float(deviation))
+            residues[places] += (sign * noise).view(np.uint64)
+
+
+def _add_range(
+    residues: NDArray[np.uint64], parts: Sequence[_Part], start: int, stop: int, loop: Loop
+) -> list[list[tuple[Int64s, Int64s]]]:
+    """Add the noise of all words outside the tail to the entries from `start`; of each part, the others by place."""
+    found: list[list[tuple[Int64s, Int64s]]] = [[] for _ in parts]
+    keystreams = [part.keystream.ahead(start * _WORD) for part in parts]
+    tail = np.empty(BLOCK, dtype=np.int64)
+    buffer = bytearray(BLOCK * _WORD + _CIPHER_BLOCK)
+    for first in range(start, stop, BLOCK):
+        target = residues[first : min(first + BLOCK, stop)]
+        for part, keystream, of_part in zip(parts, keystreams, found, strict=True):
+            words = keystream.fill(buffer, target.size)
+            count = loop(words, target, part.deviation, part.flip, tail)
+            if count:
+                of_part.append((first + tail[:count], words[tail[:count]]))
+    return found
+
+
+def thread_limit() -> int:
+    """The cores that this process may use, or fewer if `OMP_NUM_THREADS` says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return min(cores, max(1, int(asked))) if asked.isdecimal() else cores
+
+
+class _Part:
+    """What of one stream is added to a vector, and how."""
+
+    __slots__ = ("deviation", "flip", "keystream")
+
+    def __init__(self, keystream: _Keystream, deviation: float, sign: int) -> None:
+        self.keystream, self.deviation, self.flip = keystream, float(deviation), 0 if sign == 1 else -1
 
 
 class _Keystream:
     """AES-256 in counter mode from zero, each key used for one stream alone."""
 
-    __slots__ = ("_encryptor",)
+    __slots__ = ("_algorithm", "_encryptor", "_position")
 
-    def __init__(self, key: bytes) -> None:
-        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    def __init__(self, algorithm: algorithms.AES256, position: int = 0) -> None:
+        self._algorithm, self._position = algorithm, position
+        self._encryptor: CipherContext | None = None
 
     def words(self, count: int, dtype: str) -> NDArray[Any]:
         """The next `count` words; read-only."""
         kind = np.dtype(dtype)
-        return np.frombuffer(self._encryptor.update(bytes(count * kind.itemsize)), dtype=kind)
+        size = count * kind.itemsize
+        return np.frombuffer(self._next(size).update(bytes(size)), dtype=kind)
+
+    def fill(self, buffer: bytearray, count: int) -> Int64s:
+        """The next `count` words, at most a block, in a buffer that is a block of the cipher longer than they are."""
+        size = count * _WORD
+        self._next(size).update_into(_ZEROS[:size], buffer)
+        return np.frombuffer(buffer, dtype="<i8", count=count).astype(np.int64, copy=False)
+
+    def cut(self, count: int) -> _Keystream:
+        """The next `count` bytes as a keystream of their own, which starts where this one stood; this one moves on."""
+        part = self.ahead(0)
+        self._position, self._encryptor = self._position + count, None
+        return part
+
+    def ahead(self, count: int) -> _Keystream:
+        """A keystream of the same key that starts `count` bytes from here."""
+        return _Keystream(self._algorithm, self._position + count)
+
+    def _next(self, count: int) -> CipherContext:
+        """What encrypts the next `count` bytes."""
+        if self._encryptor is None:
+            blocks, within = divmod(self._position, _CIPHER_BLOCK)
+            counter = modes.CTR(blocks.to_bytes(_CIPHER_BLOCK, "big"))
+            self._encryptor = Cipher(self._algorithm, counter).encryptor()
+            self._encryptor.update(bytes(within))
+        self._position += count
+        return self._encryptor
+
+    __copy__ = __deepcopy__ = __getstate__ = __reduce__ = __reduce_ex__ = _refuse_copy
 
 
 class _Work:
     """The arrays of one block, used again for the next."""
 
-    __slots__ = ("floats", "odd", "row")
+    __slots__ = ("floats", "odd", "row", "uniform")
 
     def __init__(self, size: int) -> None:
         self.odd, self.row = np.empty((2, size), dtype=np.int64)
-        self.floats = np.empty((4, size), dtype=np.float64)
+        self.uniform = np.empty(size)
+        self.floats = np.empty((3, size))
 
 
-def _find_rows(uniform: NDArray[np.float64], out: Int64s) -> Int64s:
-    """The table row of each `|f|`: its exponent and the leading bits of its mantissa."""
-    np.right_shift(uniform.view(np.int64), PLACE_BITS, out=out)
-    np.bitwise_and(out, _ROW, out=out)
-    return np.subtract(out, FIRST_ROW, out=out)
+def _to_grid(deviates: Floats, deviation: float) -> Int64s:
+    """`rint(deviation * z)`; `deviates` is overwritten."""
+    deviates *= deviation
+    np.rint(deviates, out=deviates)
+    return deviates.astype(np.int64)
 
 
 def _whole(value: int, field: str, *, least: int) -> int:

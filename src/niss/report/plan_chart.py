@@ -1,4 +1,4 @@
-"""The planner's trade-off: noise in the sum over the strength of the shares.
+"""The planner's pictures: noise in the sum over the strength of the shares, and noise in the model over the rounds.
 
 Stronger shares need less distortion, so less noise is left in the sum by design; where clients drop out, more of their
 shares stays uncancelled. Unless kappa was given, the plan takes the least kappa that comes close to the lowest point
@@ -29,6 +29,51 @@ def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
     from niss.report.canvas import save_figure
 
     return save_figure(Path(path), lambda: _draw(plan), salt="niss-plan")
+
+
+def carried_figure(plan: Mapping[str, Any], path: Path) -> Path:
+    """Draw the noise in the model over the rounds of a plan with carried shares, beside that of trusted servers.
+
+    plan  the dictionary that `niss plan --carry --json` prints
+    path  as in `plan_figure`
+    """
+    from niss.report.canvas import save_figure
+
+    return save_figure(Path(path), lambda: _draw_rounds(plan), salt="niss-carried")
+
+
+def _draw_rounds(plan: Mapping[str, Any]) -> Figure:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from niss.report.canvas import INK, SERIES, STYLE, WIDTH, rule
+
+    final = plan["noise_central"][-1]
+    curves = (
+        ("noise_central", "trusted server, fresh noise", SERIES[1], "--", 1.8),
+        ("noise", "carried shares, nobody trusted", SERIES[0], "-", 2.4),
+        ("noise_banded", "trusted server, BandMF", SERIES[2], (0, (7, 2, 1.5, 2)), 1.8),
+        ("noise_best", "trusted server, best correlated noise", INK, ":", 1.8),
+    )
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+        axes = figure.add_subplot()
+        for key, name, colour, style, width in curves:
+            if plan[key] is None:
+                continue
+            values = [value / final for value in plan[key]]
+            rounds = range(1, len(values) + 1)
+            marker = "o" if len(values) == 1 else None
+            axes.plot(
+                rounds, values, color=colour, linestyle=style, linewidth=width, marker=marker, label=name
+            )
+        axes.set_xlabel("Round")
+        axes.set_ylabel("Noise variance in the model\n(trusted server, fresh noise, at the end = 1)")
+        axes.set_ylim(bottom=0.0)
+        axes.margins(x=0.01)
+        rule(axes, "y")
+        axes.legend(fontsize=9)
+    return figure
 
 
 def _draw(plan: Mapping[str, Any]) -> Figure:

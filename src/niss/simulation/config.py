@@ -23,6 +23,7 @@ from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.methods import DISTORTIONS, METHODS, Distortion, Method, enough_uploads
 from niss.protocol.agreement import LINKS_PER_ROUND
+from niss.simulation.carrying import plan_fields
 from niss.simulation.config_checks import check_consistency
 from niss.simulation.sampling import Sampling, separation_of
 
@@ -175,7 +176,12 @@ class MethodConfig(_Section):
     threshold   Fewest uploads of which `secagg-ddg` opens a sum; none: such that one round in a million is
                 lost at the dropout rate of the protocol.
     bands       Bands of the square root of `central-mf`; none: the separation of the clients.
-    carried_to_residual  Variance that `central-carried` carries over, in units of what stays; none: the best.
+    carried_to_residual  Variance that `niss-carried` and `central-carried` carry over, in units of what stays; none:
+                the best.
+    carry       Carry noise from one round to the next: `niss` becomes `niss-carried`, where everyone shares with
+                everyone (`graph = "complete"`) at kappa = 20 unless other values are given.
+    carried_neighbours  Unit shares that each client of `niss-carried` carries to the next round; none: to all.
+    closing     One more round of `niss-carried`, without data, takes out what the last one carried.
     """
 
     name: MethodName = "niss"
@@ -189,6 +195,25 @@ class MethodConfig(_Section):
     threshold: Count | None = None
     bands: Count | None = None
     carried_to_residual: NotNegative | None = None
+    carry: bool = False
+    carried_neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    closing: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _carried(cls, values: Any) -> Any:
+        """`carry` chooses the method that carries noise, which may have defaults of its own."""
+        if not isinstance(values, Mapping):
+            return values
+        name = values.get("name", cls.model_fields["name"].default)
+        kind = METHODS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            return values
+        if values.get("carry") is True and not kind.carries:
+            if kind.carrying is None:
+                raise ValueError(f"carry: {name} has no shares that could be carried to the next round")
+            kind = METHODS[kind.carrying]
+        return {**kind.defaults, **values, "name": kind.name} | ({"carry": True} if kind.carries else {})
 
     @property
     def title(self) -> str:
@@ -304,6 +329,7 @@ class Config(_Section):
         # A round of the protocol may draw its graph again; delta pays for every draw.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
+        carried = plan_fields(self, sampling) if method.kind.carries else {}
         if threshold is None and method.kind.uses("threshold"):
             threshold = enough_uploads(size, self.protocol.dropout)
         return Plan(
@@ -320,6 +346,7 @@ class Config(_Section):
                 "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,
                 "threshold": threshold,
             }
+            | carried
         )
 
     def with_plan(self, plan: Plan) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from niss.errors import ConfigError
+from niss.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config, MethodConfig
@@ -111,8 +111,10 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         raise ValueError("methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]")
     _check_whole_run(config, method)
     try:
-        config.plan(method)
-    except ConfigError as error:
+        plan = config.plan(method)
+        if plan.participants is not None:
+            plan.committed(plan.participants)
+    except (ConfigError, PrivacyError) as error:
         raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None
     _check_threshold(config, method)
 
@@ -128,6 +130,15 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
         raise ValueError(
             f"privacy.participations: a cap would make the secret draw of {method.name} depend on the past; leave it "
             "out"
+        )
+    if method.kind.carries and config.training.weights != "equal":
+        raise ValueError(
+            f"training.weights: {method.name} takes out in a round what clients of the one before added, so that all "
+            "have to weigh the same; use equal"
+        )
+    if method.kind.carries and config.exchange == "protocol":
+        raise ValueError(
+            f"exchange: the protocol cannot carry noise over yet; run {method.name} with exchange = 'simulated'"
         )
     least = config.training.separation
     if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:

@@ -78,7 +78,8 @@ class MethodRun:
     def record(self, result: RoundResult, seconds: float) -> None:
         """Take over what a round left behind: in memory, then its lines in the files, then the checkpoint."""
         self.weights, self.rounds_done = result.weights, result.number
-        self.metrics.append(result.to_metrics())
+        before = self.metrics[-1].get("model_noise_variance") if self.metrics else 0.0
+        self.metrics.append(result.to_metrics(before))
         if self._folder is not None:
             self._folder.append_diagnostics(result.to_diagnostics())
             self._folder.append_round(self.metrics[-1], seconds)

@@ -237,6 +237,12 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
         )
     if noisy := sum(not line.get("exact", True) for line in metrics):
         caveats.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
+    if under_way := max((line.get("carried_variance", 0.0) for line in metrics), default=0.0):
+        left = metrics[-1]["model_noise_variance"]
+        caveats.append(
+            f"Noise is carried from round to round: a run that ended early would have left up to {under_way:.2g} of it "
+            f"in every coordinate of the model (variance); after the last round the model has {left:.2g} in all."
+        )
     if again := sum(line.get("attempts", 1) - 1 for line in metrics):
         caveats.append(
             f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "

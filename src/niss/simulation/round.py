@@ -18,17 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Plan, RoundPlan
+from niss.accounting import Balance, Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
+from niss.simulation.carrying import beacon_of, carrying_of, close_run
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
-from niss.simulation.sampling import Sampling, aggregation_weights, choose_participants
+from niss.simulation.sampling import Sampling, absent_seats, aggregation_weights, choose_participants
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads
 
@@ -81,6 +82,16 @@ class Federation:
         """How participants are drawn."""
         return self.config.sampling_of(self.config.methods[0])
 
+    @property
+    def repairing(self) -> bool:
+        """Whether the shares of clients that drop out are taken out of the sum again."""
+        protocol = self.config.protocol
+        return self.plan.kind.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
+
+    def repaired_edges(self, plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
+        """The edges that are left after a repair; None where nothing was to be repaired, or could be."""
+        return repair(plan, absent) if self.repairing and absent else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
@@ -96,6 +107,8 @@ class RoundResult:
     tau2                mean distortion of received shares
     noise_variance      measured, per coordinate of the sum of the uploads that arrived
     predicted_variance  what it should have been
+    model_variance_change  of the noise in the model, predicted
+    under_way           of the noise in the model, what the next round takes out; an end here would leave it there
     joint_mu            most that the round cost a client against a server that sees everything
     marginal_mu         most that it cost a client whose upload is looked at alone
     outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
@@ -116,6 +129,8 @@ class RoundResult:
     tau2: float
     noise_variance: float
     predicted_variance: float
+    model_variance_change: float
+    under_way: float = 0.0
     joint_mu: float
     marginal_mu: float
     outsider_mu: float
@@ -125,8 +140,11 @@ class RoundResult:
     grid_delta: float | None = None
     public: dict[str, str] | None = None
 
-    def to_metrics(self) -> dict[str, Any]:
-        """The round as one JSON object; the same in every repetition of a simulated run."""
+    def to_metrics(self, model_variance: float | None = 0.0) -> dict[str, Any]:
+        """The round as one JSON object; the same in every repetition of a simulated run.
+
+        model_variance  of the noise in the model before the round; None: not known (version 0.1 wrote none)
+        """
         evaluation = self.evaluation
         line: dict[str, Any] = {
             "round": self.number,
@@ -137,11 +155,16 @@ class RoundResult:
             "tau2": self.tau2,
             "aggregate_variance": self.noise_variance,
             "aggregate_variance_predicted": self.predicted_variance,
+            "model_noise_variance": None
+            if model_variance is None
+            else model_variance + self.model_variance_change,
             "mu_joint": self.joint_mu,
             "mu_marginal": self.marginal_mu,
             "mu_outsider": self.outsider_mu,
             "balance": None if self.balance is None else asdict(self.balance),
         }
+        if self.under_way:
+            line["carried_variance"] = self.under_way
         if self.lost:
             line["lost"] = True
         # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
@@ -170,7 +193,7 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
         number,
         sampling=sampling,
         size=size,
-        eligible=ledger.room(everyone, plan.kind.planned_mu(plan, everyone, number)),
+        eligible=ledger.room(everyone, plan.kind.planned_mu(plan, everyone, number, ledger.history)),
         stream=federation.stream.child("participants"),
         resting=ledger.history[max(len(ledger.history) - plan.separation + 1, 0) :],
     )
@@ -195,10 +218,15 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
     )
     round_plan = None
     if federation.exchange is None:  # else its parties agree on both
-        beacon = stream.child("beacon").generator().bytes(32)
         round_plan = plan.for_round(
-            participants, weights=client_weights, records=sizes, beacon=beacon, number=number
+            participants,
+            weights=client_weights,
+            records=sizes,
+            beacon=beacon_of(federation, number),
+            number=number,
         )
+        carrying = carrying_of(federation, number, participants, ledger.history)
+        round_plan = replace(round_plan, carrying=carrying)
     if nobody:
         client_weights = np.zeros(1)
 
@@ -257,6 +285,16 @@ class OpenRound:
         return replace(result, weights=weights, evaluation=evaluation, zeroed_updates=zeroed)
 
     @property
+    def outlook(self) -> Outlook | None:
+        """Whether a run of such rounds can learn anything; None where the noise of its rounds is not independent."""
+        plan, rounds = self.round_plan, self.federation.config.rounds
+        if plan is None or not plan.plan.private or plan.plan.unit != "client" or plan.plan.kind.whole_run:
+            return None
+        return outlook(
+            parameters=len(self.weights), rounds=rounds, clip=plan.plan.clip, variance=plan.aggregate_variance
+        )
+
+    @property
     def _stream(self) -> SimStream:
         return self.federation.stream.child("round", self.number)
 
@@ -268,45 +306,57 @@ class OpenRound:
         A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to lost
         clients are never drawn; it is charged as one in which the server was given them.
         """
-        protocol, method, noise = self.federation.config.protocol, plan.plan.kind, self._stream.child("noise")
-        repairing = method.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
+        federation, method, noise = self.federation, plan.plan.kind, self._stream.child("noise")
         here = np.delete(np.arange(plan.participants.size), absent)
         without_noise = uploads.total(here)
-        edges = repair(plan, absent) if repairing and absent else None
+        edges = federation.repaired_edges(plan, absent)
+        repaired = edges is not None
 
         # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
         plan = method.add_client_noise(uploads, plan, noise, edges)
         # What that costs each client is on record before anything is summed.
-        joint_mu = method.joint_mu(plan, repairing=repairing)
+        joint_mu = method.joint_mu(plan, repairing=federation.repairing)
         self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
         # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
-        method.add_server_noise(total, plan, noise, self.federation.history)
+        method.add_server_noise(total, plan, noise, federation.history)
 
-        predicted = method.left_over_variance(plan, absent, repaired=edges is not None)
+        predicted = method.left_over_variance(plan, absent, repaired=repaired)
+        change = method.model_variance_change(plan, absent, repaired=repaired)
         lost = method.loses(plan, absent)
         if lost:
-            total, without_noise, predicted = np.zeros_like(total), np.zeros_like(total), 0.0
+            total, without_noise, predicted, change = np.zeros_like(total), np.zeros_like(total), 0.0, 0.0
+        # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
+        # tell how many were drawn in secret, nor where noise is taken out again in another round.
+        scale = 1.0
+        if absent and not lost and federation.sampling != "poisson" and not method.whole_run:
+            scale = float(self.client_weights.sum() / self.client_weights[here].sum())
         result = RoundResult(
             number=self.number + 1,
             weights=self.weights,  # not moved yet
             participants=plan.participants.size,
             dropped=len(absent),
-            exact=not (absent and method.shares_noise) or edges is not None,
+            exact=not (absent and method.shares_noise) or repaired,
             tau2=float(plan.tau2.mean()),
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
+            model_variance_change=scale**2 * change,
+            under_way=method.under_way(plan, absent, repaired=repaired),
             joint_mu=float(joint_mu.max()),
             marginal_mu=float(plan.marginal_mu.max()),
             outsider_mu=plan.outsider_mu(predicted),
             balance=plan.balance(),
             lost=lost,
         )
-        # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
-        # tell how many were drawn in secret, nor where noise is taken out again in another round.
-        if absent and not lost and self.federation.sampling != "poisson" and not method.whole_run:
-            total *= self.client_weights.sum() / self.client_weights[here].sum()
-        return total, result
+        if plan.plan.closing and self.number + 1 == plan.plan.planned_rounds:
+            closed, closing, missing = close_run(federation, plan, uploads)
+            total += closed
+            repaired = federation.repaired_edges(closing, missing) is not None
+            change = method.model_variance_change(closing, missing, repaired=repaired)
+            result = replace(
+                result, model_variance_change=result.model_variance_change + change, under_way=0.0
+            )
+        return total * scale, result
 
     def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
@@ -332,6 +382,7 @@ class OpenRound:
             tau2=exchanged.tau2,
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
+            model_variance_change=predicted * (size / max(len(survivors), 1)) ** 2,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
@@ -340,13 +391,6 @@ class OpenRound:
             public=exchanged.public,
         )
         return total * (size / max(len(survivors), 1)), result
-
-
-def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
-    """The seats that drop out of a round, each with that probability; one always stays."""
-    drawn = stream.generator().random(size) < share
-    drawn[0] &= not drawn.all()
-    return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
 def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:

@@ -325,6 +325,10 @@ def _play_round(
     """
     began = time.perf_counter()
     opened = [begin_round(one.federation, one.weights, one.ledger, one.rounds_done) for one in turn]
+    if (tell := getattr(progress, "outlook", None)) is not None:
+        for one, each in zip(turn, opened, strict=True):
+            if one.rounds_done == 0 and (judged := each.outlook) is not None:
+                tell(one.label, judged)
     jobs = [each.jobs for each in opened]
     done = _client_progress(runs, turn, sum(map(len, jobs)), progress)
     updates = trainer.train(jobs, turn[0].config, done)

@@ -61,6 +61,13 @@ def choose_participants(
     return np.sort(chosen).astype(np.int64)
 
 
+def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
+    """The seats that drop out of a round, each with that probability; one always stays."""
+    drawn = stream.generator().random(size) < share
+    drawn[0] &= not drawn.all()
+    return [int(seat) for seat in np.flatnonzero(drawn)]
+
+
 def separation_of(sampling: Sampling, *, clients: int, participants: int, least: int | None) -> int:
     """How many rounds after one participation a client may take part again, at the earliest.
 

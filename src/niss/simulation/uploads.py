@@ -7,6 +7,7 @@ trained, so that the rows never leave it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import PrivacyError
 from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, distortion_named, require_finite
+from niss.mechanism.carried import Common, add_edge_noise, add_spread
 from niss.mechanism.shares import Distortion, Edges, SomeEdges, add_clique_shares, find_clique
 from niss.methods import UploadRows
 from niss.randomness import SimStream
@@ -43,6 +45,9 @@ class Uploads(UploadRows, Protocol):
 
     def rows(self) -> Rows:
         """The rows on the processor, to be read only."""
+
+    def blank(self, clients: int) -> Uploads:
+        """That many rows of zeros of the same length, where these are."""
 
 
 def make_uploads(rows: Tensor) -> Uploads:
@@ -98,6 +103,23 @@ class HostUploads:
             self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
             stream=stream, keep_factors=keep_factors,
         )  # fmt: skip
+
+    def add_spread(
+        self,
+        seats: NDArray[np.int64],
+        variance: float,
+        common: Sequence[Common],
+        stream: SimStream,
+    ) -> None:
+        add_spread(self._rows, seats, variance, common, stream)
+
+    def add_edge_noise(
+        self, seats: NDArray[np.int64], scales: NDArray[np.float64], streams: Sequence[SimStream]
+    ) -> None:
+        add_edge_noise(self._rows, seats, scales, streams)
+
+    def blank(self, clients: int) -> HostUploads:
+        return HostUploads(np.zeros((clients, self._rows.shape[1]), dtype=self._rows.dtype))
 
     def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         rows = self._rows if seats is None or seats.size == len(self._rows) else self._rows[seats]

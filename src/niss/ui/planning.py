@@ -9,11 +9,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from niss.accounting import forecast
+from niss.accounting import forecast, forecast_carried
 from niss.errors import ConfigError
 
 # Beyond this a plan takes minutes, which is no longer "at once".
 MOST_PARTICIPANTS = 5_000
+
+
+# A longer carried run takes seconds, and a minute where clients come back in any pattern.
+MOST_ROUNDS = 1_000
+_WITHIN_A_ROUND = ("neighbours", "participations")
+_ACROSS_ROUNDS = ("clients", "lags", "pattern")
 
 
 class PlanQuestion(BaseModel):
@@ -24,6 +30,8 @@ class PlanQuestion(BaseModel):
     collusion       share of the participants that may tell the server all they know
     dropout         share of the participants that may drop out of a round
     mode            what happens then; see `niss.accounting.forecast`
+    carry           whether shares are carried to later rounds; only then `clients`, `lags` and `pattern` mean
+                    anything, and `neighbours` and `participations` nothing (`niss.accounting.forecast_carried`)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,11 +48,19 @@ class PlanQuestion(BaseModel):
     mode: str = "tolerate"
     kappa: float | None = None
     relation: str = "zero-out"
+    carry: bool = False
+    clients: int | None = None
+    lags: int | None = None
+    pattern: str | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `forecast` that ask this question."""
-        values = self.model_dump(exclude={"rounds", "participations"})
-        return {**values, "participations": self.participations or self.rounds or 1}
+        """The keyword arguments of `forecast`, or of `forecast_carried`, that ask this question."""
+        if self.carry:
+            values = self.model_dump(exclude={"carry", *_WITHIN_A_ROUND})
+            return {name: value for name, value in values.items() if value is not None}
+        values = self.model_dump(exclude={"carry", "rounds", *_WITHIN_A_ROUND, *_ACROSS_ROUNDS})
+        participations = self.participations or self.rounds or 1
+        return {**values, "neighbours": self.neighbours, "participations": participations}
 
 
 @lru_cache(maxsize=128)
@@ -54,31 +70,49 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
     Raises `ConfigError` for a question that has no answer, naming the field to change. Answers are kept, since a
     slider often goes back to where it was.
     """
-    if question.participants > MOST_PARTICIPANTS:
-        raise ConfigError(
-            f"this page plans for at most {MOST_PARTICIPANTS} participants, not {question.participants}",
-            field="participants",
-            hint="use the command `niss plan` for more; it takes its time",
-        )
-    rounds, participations = question.rounds, question.participations
-    if rounds is not None and participations is not None and participations > rounds:
-        raise ConfigError(
-            f"{participations} participations do not fit into {rounds} rounds",
-            field="participations",
-            hint="raise the rounds or lower the participations",
-        )
-    planned = forecast(**question.arguments())
+    _check_belonging(question)
+    planned = forecast_carried(**question.arguments()) if question.carry else forecast(**question.arguments())
     return {
-        "plan": {**planned.to_json(), "rounds": rounds},
+        "plan": {**planned.to_json(), "rounds": question.rounds},
         "command": command(question),
         "python": python_lines(question),
     }
 
 
+def _check_belonging(question: PlanQuestion) -> None:
+    """Settings that go together, refused as the command refuses them."""
+    rounds, participations = question.rounds, question.participations
+    foreign = _WITHIN_A_ROUND if question.carry else _ACROSS_ROUNDS
+    for name in foreign:
+        if getattr(question, name) is not None:
+            raise ConfigError(
+                f"has no meaning {'with' if question.carry else 'without'} carried shares",
+                field=name,
+                hint="leave it out, or turn the switch",
+            )
+    if question.carry:
+        for name in ("clients", "rounds"):
+            if getattr(question, name) is None:
+                raise ConfigError("is missing, and carried shares need it", field=name, hint="give a number")
+        if rounds is not None and rounds > MOST_ROUNDS:
+            raise ConfigError(
+                f"this page plans carried shares for at most {MOST_ROUNDS} rounds, not {rounds}",
+                field="rounds",
+                hint="use the command `niss plan --carry` for more; it takes its time",
+            )
+    elif rounds is not None and participations is not None and participations > rounds:
+        raise ConfigError(
+            f"{participations} participations do not fit into {rounds} rounds",
+            field="participations",
+            hint="raise the rounds or lower the participations",
+        )
+
+
 def command(question: PlanQuestion) -> str:
     """The command line that prints this plan."""
     flags = [
-        f"--{name} {shlex.quote(_text(value))}" for name, value in _chosen(question.model_dump()).items()
+        f"--{name}" if value is True else f"--{name} {shlex.quote(_text(value))}"
+        for name, value in _chosen(question.model_dump()).items()
     ]
     return " ".join(["niss plan", *flags, "--json"])
 
@@ -89,8 +123,9 @@ def python_lines(question: PlanQuestion) -> str:
     if arguments.get("participations") == 1:
         del arguments["participations"]
     lines = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
+    planner = "forecast_carried" if question.carry else "forecast"
     return (
-        f"from niss.accounting import forecast\n\nplanned = forecast(\n{lines})\nprint(planned.to_json())\n"
+        f"from niss.accounting import {planner}\n\nplanned = {planner}(\n{lines})\nprint(planned.to_json())\n"
     )
 
 

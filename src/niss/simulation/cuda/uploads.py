@@ -7,6 +7,8 @@ tests can run it on the processor; the kernels of the noise are used where Trito
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
+from niss.mechanism.carried import Common
 from niss.mechanism.shares import Distortion, Edges, distortion_named
 from niss.randomness import SimStream
 from niss.simulation.cuda.noise import add_shares_on_device
@@ -81,6 +84,42 @@ class DeviceUploads:
             self._rows.copy_(torch.from_numpy(rows))
             return factors
         return add_shares_on_device(self._rows, edges, distortion=distortion, **settings)
+
+    @torch.no_grad()
+    def add_spread(
+        self, seats: NDArray[np.int64], variance: float, common: Sequence[Common], stream: SimStream
+    ) -> None:
+        """As `niss.mechanism.carried.add_spread`, a part of the rows at a time; the mean is taken out at the end."""
+        rows, device, deviation = self._rows, self._rows.device, math.sqrt(variance)
+        source = torch.Generator(device).manual_seed(stream.child("spread").torch_seed())
+        mean = torch.zeros(rows.shape[1], dtype=torch.float64, device=device)
+        places = torch.from_numpy(seats).to(device)
+        for part in torch.split(places, _ROWS_AT_ONCE):
+            drawn = torch.randn((len(part), rows.shape[1]), device=device, generator=source)
+            mean += drawn.sum(0, dtype=torch.float64)
+            rows.index_add_(0, part, drawn, alpha=deviation)
+        offset = mean.mul_(-deviation / max(seats.size, 1))
+        for scale, origin in common:
+            offset += scale * self._normal(origin)
+        whole = offset.to(rows.dtype)
+        for part in torch.split(places, _ROWS_AT_ONCE):
+            rows.index_add_(0, part, whole.expand(len(part), -1))
+
+    @torch.no_grad()
+    def add_edge_noise(
+        self, seats: NDArray[np.int64], scales: NDArray[np.float64], streams: Sequence[SimStream]
+    ) -> None:
+        for seat, scale, stream in zip(seats, scales, streams, strict=True):
+            self._rows[int(seat)].add_(self._normal(stream), alpha=float(scale))
+
+    def _normal(self, stream: SimStream) -> Tensor:
+        """A vector of standard normals, the same whenever it is asked for."""
+        device = self._rows.device
+        source = torch.Generator(device).manual_seed(stream.torch_seed())
+        return torch.randn(self._rows.shape[1], device=device, generator=source)
+
+    def blank(self, clients: int) -> DeviceUploads:
+        return DeviceUploads(torch.zeros_like(self._rows[:1]).repeat(clients, 1))
 
     def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         rows = self._rows

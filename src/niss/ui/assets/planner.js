@@ -8,6 +8,7 @@ const PAUSE = 180;
 const byId = (id) => document.getElementById(id);
 const controls = Object.fromEntries(SETTINGS.map((setting) => [setting.name, new Control(setting, changed)]));
 const curve = new Chart(byId("curve"));
+const overRounds = new Chart(byId("rounds-chart"));
 
 let waiting = null;
 let asked = null;
@@ -23,8 +24,12 @@ function settings() {
   return given;
 }
 
-function changed() {
+function changed(control, typed = false) {
   const participants = Number(controls.participants.field.value);
+  const carry = controls.carry.toggle.checked;
+  for (const one of Object.values(controls)) if (one.setting.only) one.box.hidden = (one.setting.only === "carry") !== carry;
+  // Fixed cohorts are whole; a number that was typed is left as it is, and refused with the reason.
+  if (carry && controls.pattern.choice.value === "cyclic" && control && !(typed && control === controls.clients)) controls.clients.snap(participants);
   if (participants > 2) controls.neighbours.limit(participants - 1);
   const rounds = Number(controls.rounds.field.value);
   if (rounds >= 1) controls.participations.limit(rounds);
@@ -73,20 +78,39 @@ function busy(on) {
 function show({ plan, command, python }) {
   byId("answer").hidden = false;
   byId("answer").classList.remove("stale");
-  controls.neighbours.suggest(plan.neighbours);
   controls.kappa.suggest(plan.kappa);
-  controls.participations.suggest(plan.plan.participations);
-  headline(plan);
-  numbers(plan);
-  drawCurve(plan);
-  drawRuler(plan);
+  const kind = "noise_central" in plan ? "carry" : "round";
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== kind;
+  (kind === "carry" ? showCarried : showRound)(plan);
   byId("notes").replaceChildren(...plan.notes.map((note) => element("li", {}, note)));
   byId("command").textContent = command;
   byId("python").textContent = python;
   byId("json").textContent = JSON.stringify(plan, null, 2);
+}
+
+function showRound(plan) {
+  controls.neighbours.suggest(plan.neighbours);
+  controls.participations.suggest(plan.plan.participations);
+  headline(plan);
+  numbers(plan, roundRows(plan));
+  drawCurve(plan);
+  drawRuler(plan);
   byId("status").textContent =
     `${digits(plan.aggregate_variance_ratio_to_central)} × the noise of a trusted server, ` +
     `${digits(plan.aggregate_variance_ratio_to_local)} × that of DP-FedAvg, at κ ${digits(plan.kappa)} and τ² ${digits(plan.tau2)}.`;
+}
+
+function showCarried(plan) {
+  const best = plan.model_variance_ratio_to_best;
+  for (const key of ["model_variance_ratio_to_central_mean", "model_variance_ratio_to_central_final", "model_variance_ratio_to_best"]) {
+    put(key, plan[key] === null ? "–" : `${digits(plan[key])} ×`, plan[key]);
+  }
+  byId("best-words").textContent = best === null ? "the best correlated noise is not computed for so many rounds" : "the best correlated noise that a trusted server could use";
+  numbers(plan, carriedRows(plan));
+  drawRounds(plan);
+  byId("status").textContent =
+    `${digits(plan.model_variance_ratio_to_central_mean)} × the noise of a trusted server with fresh noise on average, ` +
+    `${digits(plan.model_variance_ratio_to_central_final)} × in the final model, at κ ${digits(plan.kappa)} and ${digits(plan.carried_to_residual)} times as much carried as left.`;
 }
 
 function put(key, text, value) {
@@ -104,9 +128,9 @@ function headline(plan) {
   put("epsilon_joint", plan.epsilon_joint === null ? "none" : plan.epsilon_joint.toFixed(2), plan.epsilon_joint);
 }
 
-function numbers(plan) {
+function roundRows(plan) {
   const colluders = plan.plan.colluders;
-  const rows = [
+  return [
     ["epsilon_joint", "ε, joint view", plan.epsilon_joint === null ? "no guarantee" : plan.epsilon_joint.toFixed(2), `over ${plan.plan.participations} participations, against a server that sees every upload${colluders ? ` and ${colluders} colluders` : ""}`],
     ["epsilon_marginal", "ε, marginal view", plan.epsilon_marginal.toFixed(2), "one upload alone: what the paper counts"],
     ["neighbours", "Neighbours", digits(plan.neighbours, 4), `${plan.plan.graph} graph of ${plan.participants} participants`],
@@ -119,6 +143,26 @@ function numbers(plan) {
     ["dropout_part", "Left by dropped clients", `${digits(plan.dropout_part)} ×`, "part of the noise that is not cancelled"],
     ["bytes", "Sent for the shares", "nothing", `derived from keys; ${plan.bytes_per_client["shares sent as seeds"]} bytes if sent as seeds`],
   ];
+}
+
+function carriedRows(plan) {
+  const { colluders, participants, pattern, horizon } = plan.plan;
+  const often = `${plan.participations} participation${plan.participations === 1 ? "" : "s"}`;
+  const turns = pattern === "cyclic" ? `fixed cohorts of ${participants} take turns` : "nobody takes part again sooner";
+  return [
+    ["epsilon", "ε, joint view", plan.epsilon.toFixed(2), `over all ${horizon} rounds, in at most ${often}, against a server that sees every upload of every round${colluders ? ` and ${colluders} colluders in each` : ""}`],
+    ["separation", "Separation", digits(plan.separation), `rounds until a client comes back, ${pattern === "cyclic" ? "exactly" : "at least"}: ${turns}; who takes part is fixed ahead`],
+    ["kappa", "κ", digits(plan.kappa), "strength of the shares within a round"],
+    ["carried_to_residual", "Carried to residual", digits(plan.carried_to_residual), "noise that is taken out again, over noise that stays"],
+    ["model_variance_ratio_to_central_mean", "Noise, mean over rounds", `${digits(plan.model_variance_ratio_to_central_mean)} ×`, "that of a trusted server with fresh noise in every round"],
+    ["model_variance_ratio_to_central_final", "Noise, final model", `${digits(plan.model_variance_ratio_to_central_final)} ×`, "that of a trusted server with fresh noise in every round"],
+    ["model_variance_ratio_to_best", "Noise against the best", plan.model_variance_ratio_to_best === null ? "–" : `${digits(plan.model_variance_ratio_to_best)} ×`, "the best correlated noise of a trusted server, mean"],
+    ["rounds", "Committed rounds", digits(horizon, 4), "ending early is safe, going on is a new run"],
+    ["participants", "Divide by", digits(participants, 4), "whoever arrives, at a rate fixed in advance"],
+  ];
+}
+
+function numbers(plan, rows) {
   byId("numbers").replaceChildren(
     ...rows.map(([key, name, text, remark]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, element("b", { "data-key": key, "data-value": plan[key] }, text), " ", element("span", {}, remark))),
@@ -168,6 +212,34 @@ function drawCurve(plan) {
   byId("curve-table").tBodies[0].replaceChildren(
     ...plan.curve.filter((_, place) => place % 4 === 0).map((point) =>
       element("tr", {}, element("th", { scope: "row" }, digits(point.kappa)), ...["residual", "dropout", "total"].map((key) => element("td", {}, digits(point[key])))),
+    ),
+  );
+}
+
+function drawRounds(plan) {
+  const final = plan.noise_central[plan.noise_central.length - 1];
+  const curves = [
+    ["noise", "carried shares, nobody trusted", "series-1", 0],
+    ["noise_central", "trusted server, fresh noise", "series-2", 1],
+    ["noise_banded", "trusted server, BandMF", "series-3", 3],
+    ["noise_best", "trusted server, best correlated noise", "ink", 2],
+  ];
+  const series = curves.filter(([key]) => plan[key] !== null).map(([key, name, colour, dash]) => ({
+    name, colour, dash, points: plan[key].map((value, place) => [place + 1, value / final]),
+  }));
+  const high = Math.max(...series.flatMap((one) => one.points.map((point) => point[1])));
+  overRounds.show({
+    label: `Noise in the model over ${plan.noise.length} rounds, beside trusted servers. Carried shares leave ${digits(plan.model_variance_ratio_to_central_mean)} times the noise of a trusted server with fresh noise on average.`,
+    x: { label: "Round", low: 1, high: Math.max(plan.noise.length, 2), format: digits },
+    y: { low: 0, high: 1.05 * high, format: digits },
+    series,
+    head: (round) => `round ${round}`,
+    idle: "Noise variance in the model; what a trusted server with fresh noise leaves at the end is 1.",
+  });
+  const tenths = [...new Set(Array.from({ length: 10 }, (_, part) => Math.max(1, Math.round(((part + 1) * plan.noise.length) / 10))))];
+  byId("rounds-table").tBodies[0].replaceChildren(
+    ...tenths.map((round) =>
+      element("tr", {}, element("th", { scope: "row" }, String(round)), ...curves.map(([key]) => element("td", {}, plan[key] === null ? "–" : digits(plan[key][round - 1] / final)))),
     ),
   );
 }

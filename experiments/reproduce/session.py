@@ -1,0 +1,296 @@
+"""All rivals in all settings on one machine: `python -m experiments.reproduce.session --out OUT --work WORK`.
+
+Processes side by side take one task after the other: the search of a contestant, or its runs at all epsilons with all
+seeds. A setting is run once all of its searches are over. When the time is over, what is whole is kept in OUT; the same
+command goes on from there, and from the rounds in WORK where that is still there. Nothing here needs a terminal
+library, so that it runs where only the simulator does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.reproduce.design import (
+    BEYOND,
+    COMPARED,
+    EPSILONS,
+    METHODS,
+    TUNING,
+    VARIANTS,
+    Setting,
+    find_setting,
+)
+from experiments.reproduce.expected import SEEDS
+from experiments.reproduce.results import merge_results, read_result, result_path, write_result
+
+STAGES = {"tune": (TUNING,), "run": (BEYOND,), "all": (TUNING, BEYOND)}
+TUNED_AT = 3.0
+"""The epsilon at which everyone is tuned; the choice serves for the others too."""
+RESERVE = 15.0
+"""Seconds that are kept for the processes to end and for the results to be merged."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The search or the runs of one method under one variant in one setting."""
+
+    setting: Setting
+    experiment: str
+    method: str
+    variant: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}/{self.setting.full_name}/{self.variant}/{self.method}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to know besides its task; `until` is a time of `time.time`."""
+
+    out: Path
+    work: Path
+    until: float
+    device: str
+    epsilons: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+    def part(self, task: Task) -> Path:
+        """The folder of the results of one task: no two processes write to the same file."""
+        return self.work / "parts" / task.name.replace("/", "_")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task: how many cells it has, how many are new, and whether it is over; `trouble` says why not."""
+
+    cells: int
+    fresh: int
+    seconds: float
+    finished: bool
+    trouble: str = ""
+
+
+def tasks_of(setting: Setting, experiment: str, methods: Sequence[str] | None = None) -> list[Task]:
+    """Everyone under every variant that makes a difference, the longest first."""
+    found = [
+        Task(setting, experiment, method, variant.name)
+        for method in methods or setting.methods
+        for variant in VARIANTS.values()
+        if METHODS[method].suffers(variant) and not (experiment == TUNING and METHODS[method].tuned_as)
+    ]
+    longest = ("sampled", "own", "carried", "shares")
+    return sorted(
+        found, key=lambda task: (*longest, METHODS[task.method].noise).index(METHODS[task.method].noise)
+    )
+
+
+def perform(task: Task, job: Job) -> Outcome:
+    """One task, in a process of its own; it never raises, so that one that fails does not end the others."""
+    began, path = time.time(), result_path(job.part(task), task.experiment, task.setting.full_name)
+    before, finished, trouble = 0, False, ""
+    try:
+        before = _take_over(task, job, path)
+        finished = _work(task, job)
+    except Exception as error:
+        trouble = f"{type(error).__name__}: {error}"
+    result = read_result(path)
+    cells = len(result.cells) if result else 0
+    return Outcome(cells, cells - before, time.time() - began, finished, trouble)
+
+
+def _take_over(task: Task, job: Job, path: Path) -> int:
+    """Begin with the cells of this task that an earlier session left in the results; returns how many there are."""
+    merged = read_result(result_path(job.out, task.experiment, task.setting.full_name))
+    known = read_result(path)
+    if merged is not None:
+        mine = [
+            cell
+            for cell in merged.cells
+            if (cell.labels["method"], cell.labels["variant"]) == (task.method, task.variant)
+        ]
+        known = (known or replace(merged, cells=())).with_cells(mine)
+        if known.cells:
+            write_result(path, known)
+    return len(known.cells) if known else 0
+
+
+def _work(task: Task, job: Job) -> bool:
+    from experiments.reproduce.beyond import run_setting, tune
+    from experiments.reproduce.runner import OutOfTime, Watch
+
+    common: dict[str, Any] = {
+        "out": job.part(task),
+        "work": job.work / "runs",
+        "methods": (task.method,),
+        "variants": (task.variant,),
+        "device": job.device,
+        "progress": Watch(seconds=job.until - time.time()),
+    }
+    try:
+        if task.experiment == TUNING:
+            tune(task.setting, (TUNED_AT,), **common)
+        else:
+            run_setting(task.setting, epsilons=job.epsilons, seeds=job.seeds, tuned_in=job.out, **common)
+    except OutOfTime:
+        return False
+    return True
+
+
+class Session:
+    """Hands tasks to processes, tells what became of them, and merges their results."""
+
+    def __init__(self, job: Job, processes: int) -> None:
+        self._job, self._processes = job, processes
+        self._open: dict[Future[Outcome], Task] = {}
+        self._left: dict[tuple[str, str], int] = {}
+        self._unfinished: list[str] = []
+        self._again: list[Task] = []
+        self._failed: set[str] = set()
+
+    def run(
+        self, settings: Sequence[Setting], stages: Sequence[str], methods: Sequence[str] | None = None
+    ) -> list[str]:
+        """Everything, in order; returns the names of the tasks that are not finished."""
+        waiting = [
+            (setting, experiment, tasks_of(setting, experiment, methods))
+            for setting in settings
+            for experiment in stages
+        ]
+        for setting, experiment, tasks in waiting:
+            self._left[setting.full_name, experiment] = len(tasks)
+        # Each process starts afresh: CUDA does not survive a fork.
+        with ProcessPoolExecutor(self._processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            while waiting or self._open or self._again:
+                ready = next((number for number, one in enumerate(waiting) if self._ready(*one[:2])), None)
+                free = len(self._open) < self._processes
+                if free and self._again and time.time() < self._job.until:
+                    task = self._again.pop(0)
+                    self._open[pool.submit(perform, task, self._job)] = task
+                elif free and ready is not None:
+                    tasks = waiting[ready][2]
+                    if tasks:
+                        task = tasks.pop(0)
+                        self._open[pool.submit(perform, task, self._job)] = task
+                    if not tasks:
+                        waiting.pop(ready)
+                elif self._open:
+                    if not self._collect():
+                        self._abandon(pool)
+                        break
+                else:
+                    break
+        for _, _, tasks in waiting:
+            self._unfinished += [task.name for task in tasks]
+        self._unfinished += [task.name for task in self._again]
+        return self._unfinished
+
+    def _ready(self, setting: Setting, experiment: str) -> bool:
+        """Whether there is time, and everything that it needs is there: runs need all searches of their setting."""
+        late = time.time() > self._job.until
+        return not late and (experiment == TUNING or not self._left.get((setting.full_name, TUNING)))
+
+    def _abandon(self, pool: ProcessPoolExecutor) -> None:
+        """End processes that did not end in time by themselves; the cells they have finished are in their parts."""
+        self._unfinished += [task.name for task in self._open.values()]
+        self._open.clear()
+        for process in list(multiprocessing.active_children()):
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(self) -> bool:
+        """Take in what has ended; whether anything did before the time was over."""
+        patience = max(self._job.until + RESERVE / 2.0 - time.time(), 0.1)
+        done, _ = wait(self._open, timeout=patience, return_when=FIRST_COMPLETED)
+        for future in done:
+            task, outcome = self._open.pop(future), future.result()
+            key = task.setting.full_name, task.experiment
+            if outcome.finished:
+                self._left[key] -= 1
+                if task.experiment == TUNING and not self._left[key]:
+                    self.merge()  # the runs read the choices from there
+            elif outcome.trouble and task.name not in self._failed:
+                # A device that was full for a moment: once more, beside others.
+                self._failed.add(task.name)
+                self._again.append(task)
+            else:
+                self._unfinished.append(task.name)
+            pace = f", {outcome.seconds / outcome.fresh:.1f} s a cell" if outcome.fresh else ""
+            state = outcome.trouble or ("done" if outcome.finished else "out of time")
+            print(
+                f"{self._job.until - time.time():6.0f} s left | {task.name}: {outcome.cells} cells, "
+                f"{outcome.fresh} new in {outcome.seconds:.0f} s{pace}; {state}; "
+                f"{self._left[key]} tasks left there",
+                flush=True,
+            )
+        return bool(done)
+
+    def merge(self) -> None:
+        """All parts into the results, also those of tasks that were not finished."""
+        parts = sorted((self._job.work / "parts").glob("*"))
+        if any(True for part in parts for _ in part.glob("*/*.json")):
+            merge_results(parts, self._job.out)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data-dir", type=Path, help="datasets; the environment's NISS_DATA by default")
+    parser.add_argument("--out", type=Path, required=True, help="the result files")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="parts and runs; a disk in memory is fastest"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=560.0, help="after which everything has ended")
+    parser.add_argument("--settings", default=",".join(COMPARED), help="comma-separated, in this order")
+    parser.add_argument("--methods", help="comma-separated; all by default")
+    parser.add_argument("--stage", choices=STAGES, default="all")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--epsilons", default=",".join(f"{epsilon:g}" for epsilon in EPSILONS))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
+    parser.add_argument("--rounds", type=int, help="instead of those of the setting, to try it out")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 once nothing is left to do, else 3."""
+    options = _options(arguments)
+    # Read where the processes load their linear algebra: each works on one thread.
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    if options.data_dir is not None:
+        os.environ["NISS_DATA"] = str(options.data_dir.resolve())
+    settings = [find_setting(name, rounds=options.rounds) for name in options.settings.split(",")]
+    job = Job(
+        out=options.out,
+        work=options.work,
+        until=time.time() + max(options.seconds - RESERVE, 1.0),
+        device=options.device,
+        epsilons=tuple(float(epsilon) for epsilon in options.epsilons.split(",")),
+        seeds=tuple(range(1, options.seeds + 1)),
+    )
+    methods = options.methods.split(",") if options.methods else None
+    session = Session(job, options.processes)
+    try:
+        unfinished = session.run(settings, STAGES[options.stage], methods)
+    finally:
+        session.merge()  # also where a process was killed, which ends all of them
+    for setting in settings:
+        for experiment in STAGES[options.stage]:
+            result = read_result(result_path(job.out, experiment, setting.full_name))
+            cells = result.cells if result else ()
+            seconds = sum(cell.seconds for cell in cells)
+            pace = f", {seconds / len(cells):.1f} s each" if cells else ""
+            print(f"{experiment}/{setting.full_name}: {len(cells)} cells{pace}")
+    print("finished" if not unfinished else f"{len(unfinished)} tasks left: " + ", ".join(unfinished))
+    return 3 if unfinished else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

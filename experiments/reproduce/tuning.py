@@ -1,0 +1,142 @@
+"""How every method is tuned: the same axes, the same search, the same number of trials, on images no client trains on.
+
+The search goes from coarse to fine: every clip; every rate at the best clip; every width at the best of those; then the
+`nearest` choices around the best so far that were not tried. It is a function of the trials alone, so that it goes on
+where it stopped, and `niss verify` plays it again from the recorded accuracies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from experiments.reproduce.design import METHODS, UNTUNED, Choice, Method, Setting
+from experiments.reproduce.results import Cell, Result, select
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The values that may be chosen, in ascending order, where the search begins, and how many it tries at its end."""
+
+    clip: tuple[float, ...]
+    learning_rate: tuple[float, ...]
+    hidden: tuple[int, ...]
+    start: Choice
+    nearest: int = 4
+
+    def place(self, choice: Choice) -> tuple[int, int, int]:
+        return (
+            self.clip.index(choice.clip),
+            self.learning_rate.index(choice.learning_rate),
+            self.hidden.index(choice.hidden),
+        )
+
+    @property
+    def trials(self) -> int:
+        """How many a whole search takes."""
+        return len(self.clip) + len(self.learning_rate) - 1 + len(self.hidden) - 1 + self.nearest
+
+
+AXES = {
+    "client": Axes(
+        clip=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+        learning_rate=(0.05, 0.1, 0.2),
+        hidden=(16, 32, 64),
+        start=Choice(clip=0.5, learning_rate=0.1, hidden=32),
+        nearest=1,
+    ),
+    "record": Axes(
+        clip=(0.02, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+        learning_rate=(0.25, 0.5, 1.0, 2.0, 4.0),
+        hidden=(16, 32, 64, 128, 256),
+        start=Choice(clip=1.0, learning_rate=1.0, hidden=64),
+    ),
+}
+
+
+def axes_for(method: Method, unit: str, grid: Mapping[str, Axes] = AXES) -> Axes:
+    """Without noise nothing clips whole updates, so trials that differ in the clip would be one run."""
+    axes = grid[unit]
+    return axes if method.private or unit == "record" else replace(axes, clip=(axes.start.clip,))
+
+
+def next_trials(axes: Axes, tried: Mapping[Choice, float]) -> list[Choice]:
+    """What has to be tried next, given the accuracies so far; nothing once the search is over."""
+    seen: dict[Choice, float] = {}
+    for axis in ("clip", "learning_rate", "hidden"):
+        centre = best_of(seen, axes) if seen else axes.start
+        wanted = [replace(centre, **{axis: value}) for value in getattr(axes, axis)]
+        missing = [choice for choice in wanted if choice not in tried]
+        if missing:
+            return missing
+        seen |= {choice: tried[choice] for choice in wanted}
+    best = axes.place(best_of(seen, axes))
+    around = sorted(
+        (choice for choice in _all(axes) if choice not in seen),
+        key=lambda choice: (_steps(axes.place(choice), best), axes.place(choice)),
+    )
+    return [choice for choice in around[: axes.nearest] if choice not in tried]
+
+
+def best_of(tried: Mapping[Choice, float], axes: Axes) -> Choice:
+    """The most accurate; of equals the one with the least clip, rate and width."""
+    return min(tried, key=lambda choice: (-tried[choice], axes.place(choice)))
+
+
+def _all(axes: Axes) -> Iterable[Choice]:
+    return (Choice(*values) for values in product(axes.clip, axes.learning_rate, axes.hidden))
+
+
+def _steps(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def choice_of(labels: Mapping[str, Any], axes: Axes) -> Choice:
+    """The choice that a trial, or a run, was made with."""
+    clip = axes.start.clip if labels["clip"] is None else labels["clip"]
+    return Choice(clip=clip, learning_rate=labels["learning_rate"], hidden=labels["hidden"])
+
+
+def chosen(
+    tuned: Result | None, setting: Setting, method: str, epsilon: float, variant: str = "none"
+) -> tuple[Choice, str]:
+    """The best choice for a method on the held-out images, and what was tuned for it.
+
+    It is taken from the epsilon nearest to the one wanted, among those at which the method was tuned, and from the
+    variant without faults where the variant was not tuned itself.
+    """
+    untuned, tuning = UNTUNED[setting.unit], METHODS[method].tuning
+    trials = trials_of(tuned, tuning, variant) or trials_of(tuned, tuning)
+    if not trials:
+        return untuned, "nothing"
+    targets = sorted({cell.labels["epsilon"] for cell in trials if cell.labels["epsilon"] is not None})
+    target = min(targets, key=lambda one: abs(math.log(one / epsilon)), default=None)
+    best = best_trial([cell for cell in trials if cell.labels["epsilon"] == target]).labels
+    clip = untuned.clip if best["clip"] is None else best["clip"]
+    choice = Choice(clip=clip, learning_rate=best["learning_rate"], hidden=best["hidden"])
+    under = "" if best.get("variant", "none") == "none" else f" with {best['variant']}"
+    return choice, tuning + under + ("" if target is None else f" at epsilon {target:g}")
+
+
+def best_trial(trials: Sequence[Cell]) -> Cell:
+    """The most accurate on the held-out images."""
+    return max(trials, key=lambda cell: (cell.accuracy, cell.id))
+
+
+def trials_of(tuned: Result | None, method: str, variant: str = "none") -> list[Cell]:
+    """All trials of a method under a variant."""
+    cells = select(tuned, method=method) if tuned is not None else []
+    return [cell for cell in cells if cell.labels.get("variant", "none") == variant]
+
+
+def edges_of(trials: Sequence[Cell], best: Cell) -> list[str]:
+    """Where the best of the trials has the least or the largest value that was tried: further out might be better."""
+    found = []
+    for name in ("clip", "learning_rate", "hidden"):
+        values = sorted({cell.labels[name] for cell in trials if cell.labels[name] is not None})
+        if len(values) > 1 and best.labels[name] in (values[0], values[-1]):
+            found.append(name.replace("learning_", ""))
+    return found

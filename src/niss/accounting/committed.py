@@ -1,0 +1,130 @@
+"""What a plan with carried shares commits to for its whole run: how much noise of which kind, and what rounds cost.
+
+All numbers are in units of the squared sensitivity of one upload, which is the same for all clients in all rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity, drawn_connectivity
+from niss.accounting.carried_charges import CarriedCharges, heaviest
+from niss.accounting.carried_planner import plan_carried
+from niss.errors import PrivacyError
+
+# A graph that is drawn may be this much worse connected than the planner's sample of its size and degree.
+WORSE = 0.1
+
+
+@dataclass(frozen=True)
+class CommittedRun:
+    """The noise of a run with carried shares.
+
+    spatial    variance of the shares within the round in one upload, sent and received
+    carried    w: carried from the sum of a round to that of the next
+    residual   r: fresh noise in the sum of a round
+    promise    what all that is worth; None without fresh noise, where nothing is promised
+    """
+
+    spatial: float
+    carried: float
+    residual: float
+    promise: CarriedPlan | None
+
+    def cost(self, number: int, earlier: Sequence[int] | None) -> float:
+        """What a participation in round `number` (from 0) adds to mu^2, after those in the rounds `earlier`.
+
+        None: after the dearest allowed ones.
+        """
+        plan = self._kept()
+        if not 0 <= number < plan.horizon:
+            raise PrivacyError(
+                f"round {number + 1} of a run that was committed to {plan.horizon}",
+                hint="going on is a new run, with its own budget",
+            )
+        if earlier is None:
+            row = plan.matrix[number]
+            past = heaviest(row[: max(number - plan.separation + 1, 0)], plan.separation)
+            return float(row[number] + 2.0 * past)
+        return CarriedCharges(
+            plan.matrix, plan.separation, plan.pattern, plan.worst.cost, taken=[*earlier]
+        ).cost(number)
+
+    def charge(self, number: int, earlier: Sequence[int]) -> float:
+        """The same, but refused where the plan does not allow that participation."""
+        plan = self._kept()
+        account = CarriedCharges(
+            plan.matrix, plan.separation, plan.pattern, plan.worst.cost, taken=[*earlier]
+        )
+        return account.charge(number)
+
+    def _kept(self) -> CarriedPlan:
+        if self.promise is None:
+            raise PrivacyError("without fresh noise nothing is promised", hint="leave tau2 calibrated")
+        return self.promise
+
+
+@lru_cache(maxsize=64)
+def committed_run(
+    *,
+    participants: int,
+    rounds: int,
+    separation: int,
+    pattern: str,
+    epsilon: float,
+    delta: float,
+    kappa: float,
+    colluders: int,
+    dropped: int,
+    dropout: float,
+    closing: bool,
+    carried_to_residual: float | None,
+    neighbours: float | None,
+    carried_neighbours: float | None,
+    tau2: float | None,
+) -> CommittedRun:
+    """The run that leaves least noise in the model at this promise; see `plan_carried`.
+
+    dropped                         most clients of a round that repairs may call dropped; 0: nothing is repaired
+    dropout                         share of the clients that is expected to drop out
+    neighbours, carried_neighbours  unit shares that a client has within a round and with the next; None: with everyone
+    tau2                            fresh noise instead of what the promise needs, over the variance of the shares sent
+    """
+    connectivity = COMPLETE
+    if neighbours is not None or carried_neighbours is not None:
+        # Where everyone shares with everyone, the sample does not matter.
+        drawn = drawn_connectivity(
+            participants, neighbours=neighbours or 1.0, carried=carried_neighbours or 1.0
+        )
+        connectivity = Connectivity(
+            spatial=None if neighbours is None else (1.0 - WORSE) * (drawn.spatial or 0.0),
+            carried=None if carried_neighbours is None else min((1.0 + WORSE) * (drawn.carried or 0.0), 1.0),
+        )
+    planned = plan_carried(
+        participants=participants,
+        clients=participants * separation,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        pattern=pattern,
+        collusion=colluders / participants,
+        # What repairs take out does not stay in the model: those who may be called dropped count like colluders, with
+        # all their shares, carried ones too.
+        dropout=0.0 if dropped else dropout,
+        mode="repair" if dropped else "tolerate",
+        declared_dropped=dropped,
+        kappa=kappa,
+        carried_to_residual=carried_to_residual,
+        closing=closing,
+        connectivity=connectivity,
+    ).plan
+    carried = planned.carried_to_residual[0] * planned.residual
+    if tau2 is None:
+        return CommittedRun(planned.spatial, carried, planned.residual, planned)
+    residual = tau2 * participants * planned.spatial / 2.0
+    promise = None
+    if residual > 0.0:
+        promise = replace(planned, residual=residual, carried_to_residual=(carried / residual,))
+    return CommittedRun(planned.spatial, carried, residual, promise)

@@ -1,0 +1,355 @@
+"""Servers that bend the rules of carried shares, each with its rule off and on; all numbers are exact.
+
+`SERVERS` lists them. Each is given a `Training` (the plan, the run that it allows, and a victim) and returns what the
+likelihood ratio then tells of the victim, beside what the victim was charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from niss.accounting import CarriedPlan
+from niss.accounting.carried_charges import charged
+from niss.attacks.carried_runs import (
+    NOBODY,
+    BoolArray,
+    SeenRun,
+    Shares,
+    cyclic_cohorts,
+    play_run,
+    see_run,
+)
+from niss.errors import PrivacyError
+from niss.randomness import SimStream
+from niss.views.carried_floor import complete_floor
+
+_SPLITS = 8
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run on complete graphs in fixed cohorts, and its victim: a client with the costliest of all patterns."""
+
+    plan: CarriedPlan
+
+    @cached_property
+    def visits(self) -> tuple[int, ...]:
+        """The rounds of the victim."""
+        return self.plan.worst.rounds
+
+    @property
+    def victim(self) -> int:
+        """The first client of its cohort."""
+        return self.first_of(self.visits[0])
+
+    def first_of(self, number: int) -> int:
+        """The client in the first seat of a round."""
+        return self.plan.participants * (number % self.plan.separation)
+
+    def visits_of(self, cohort: int) -> range:
+        """The rounds of a cohort."""
+        return range(cohort, self.plan.horizon, self.plan.separation)
+
+    def followers(self) -> Iterator[tuple[int, range, list[int]]]:
+        """Clients, their rounds, and rounds before those that a server may tamper with: one, or all."""
+        for cohort in range(self.plan.separation):
+            before = [t - 1 for t in self.visits_of(cohort) if t > 0]
+            for chosen in (before, *([one] for one in before)):
+                yield self.first_of(cohort), self.visits_of(cohort), chosen
+
+    @cached_property
+    def seen(self) -> SeenRun:
+        """The run as a server without colluders sees it."""
+        return see_run(play_run(self.plan, cyclic_cohorts(self.plan)))
+
+    @cached_property
+    def claimed(self) -> float:
+        """mu that a client of the victim's cohort is charged for the whole run, round by round."""
+        account = self.plan.charges()
+        for number in self.visits:
+            account.charge(number)
+        return math.sqrt(account.spent)
+
+    def charged(self, rounds: Sequence[int]) -> float:
+        """mu that these participations are charged."""
+        return math.sqrt(charged(self.plan.matrix, rounds, self.plan.sensitivity))
+
+    def mu(self, seen: SeenRun, client: int | None = None) -> float:
+        """What the likelihood ratio tells of the victim, or of another client."""
+        return seen.mu(self.victim if client is None else client, sensitivity=self.plan.sensitivity)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a server gets: mu reached and charged with the rule off and on, and how the rule ends it."""
+
+    off: tuple[float, float]
+    on: tuple[float, float]
+    ending: str
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the plans of some servers allow for: colluders in each round, and the share of edges revealed in repairs."""
+
+    colluders: Training
+    revealed: Training
+    stream: SimStream
+
+
+Server = Callable[[Training, Assumed], Outcome]
+
+
+def end_early(training: Training, _: Assumed) -> Outcome:
+    """Ends the run after any round. Rule: all carry shares on unless the committed last round has come."""
+    cut, bare = (0.0, 1.0), (0.0, 1.0)
+    for end in range(1, training.plan.horizon):
+        seen = training.seen.only(training.seen.rounds < end)
+        last = seen.knowing(seen.carried_from([end - 1]))
+        for cohort in range(min(training.plan.separation, end)):
+            client = training.first_of(cohort)
+            paid = training.charged([t for t in training.visits_of(cohort) if t < end])
+            cut = max(cut, (training.mu(seen, client), paid), key=_ratio)
+            bare = max(bare, (training.mu(last, client), paid), key=_ratio)
+    return Outcome(bare, cut, "less is seen than was charged")
+
+
+def call_each_the_last(training: Training, _: Assumed) -> Outcome:
+    """Calls every round the last, so that nobody carries anything. Rule: the last round is committed."""
+    bare = training.seen.knowing(training.seen.shares.carried)
+    return Outcome(
+        (training.mu(bare), training.claimed), _as_planned(training), "clients carry on all the same"
+    )
+
+
+def tell_other_horizons(training: Training, assumed: Assumed) -> Outcome:
+    """Tells clients of different horizons. Rule: the plan's hash is part of every seed.
+
+    Off: all but the victim believe that each of its rounds is the last. On: clients that were told different plans have
+    different seeds; the worst of some splits.
+    """
+    seen, shares = training.seen, training.seen.shares
+    owner = np.append(seen.clients, NOBODY)
+    silent = seen.carried_from(training.visits) & (owner[shares.added] != training.victim)
+    misled = seen.with_shares(replace(shares, added=np.where(silent, NOBODY, shares.added)))
+    everybody = training.plan.participants * training.plan.separation
+    draws = assumed.stream.child("horizons").generator()
+    groups = [draws.random(everybody) < part for part in np.linspace(0.05, 0.95, _SPLITS)]
+    groups += [np.arange(everybody) == training.victim]
+    split = []
+    for group in groups:
+        side = np.append(group[seen.clients], False)
+        apart = shares.apart(side[shares.added] != side[shares.taken])
+        split.append((training.mu(seen.with_shares(apart)), training.claimed))
+    return Outcome(
+        (training.mu(misled), training.claimed), max(split, key=_ratio), "shares no longer cancel: more noise"
+    )
+
+
+def repeat_for_senders(training: Training, _: Assumed) -> Outcome:
+    """Repeats each round after one of the victim's. Rule: a share is subtracted once, ever."""
+    after = [t + 1 for t in training.visits if t + 1 < training.plan.horizon]
+    twice = repeat_rounds(training.seen, after, subtract_again=True)
+    once = repeat_rounds(training.seen, after, subtract_again=False)
+    return Outcome(
+        (training.mu(twice), training.claimed),
+        (training.mu(once), training.claimed),
+        "the repeated round takes nothing out",
+    )
+
+
+def repeat_for_receivers(training: Training, _: Assumed) -> Outcome:
+    """Repeats each of the victim's rounds, charged once. Rule: one charge and one upload a round."""
+    visits = [t for t in training.visits if t > 0]
+    twice = repeat_rounds(training.seen, visits, subtract_again=True)
+    return _unless_refused(training, twice, (visits[0], visits[0]))
+
+
+def repeat_for_followers(training: Training, _: Assumed) -> Outcome:
+    """Goes on from a repeated round, which took nothing out, to those who come next.
+
+    Without what was carried into it the repeated round is a new beginning, and rounds after it hide less. Rule: all
+    charges after it are made for the chain as it then is.
+    """
+    off, on = (0.0, 1.0), (0.0, 1.0)
+    for client, visits, repeated in training.followers():
+        reached = training.mu(repeat_rounds(training.seen, repeated, subtract_again=False), client)
+        off = max(off, (reached, training.charged(visits)), key=_ratio)
+        on = max(on, (reached, _charged_anew(training.plan, repeated, visits)), key=_ratio)
+    return Outcome(off, on, "charged as a new beginning")
+
+
+def skip_rounds(training: Training, _: Assumed) -> Outcome:
+    """Lets the rounds before the victim's fail, so that nothing is carried into them.
+
+    Rule: a client refuses a round unless it has checked the list of the round before, and takes out what was carried to
+    it whether the senders uploaded or not. Off: no such list, no shares. On: no uploads, but shares.
+    """
+    off, on = (0.0, 1.0), (0.0, 1.0)
+    for client, visits, skipped in training.followers():
+        silent = training.seen.only(~np.isin(training.seen.rounds, skipped))
+        unlisted = training.seen.knowing(training.seen.carried_from(skipped))
+        bare = unlisted.only(~np.isin(unlisted.rounds, skipped))
+        paid = training.charged(visits)
+        off = max(off, (training.mu(bare, client), paid), key=_ratio)
+        on = max(on, (training.mu(silent, client), paid), key=_ratio)
+    return Outcome(off, on, "shares are taken out all the same")
+
+
+def call_cohorts_dropped(training: Training, assumed: Assumed) -> Outcome:
+    """Calls every cohort dropped one round later, to have revealed what was carried to it. Rule: at most a part phi."""
+    bare = training.seen.knowing(training.seen.shares.carried)
+    capped = assumed.revealed
+    told = [(capped.mu(capped.seen.knowing(revealed)), capped.claimed) for revealed in _revealable(capped)]
+    return Outcome(
+        (training.mu(bare), training.claimed), max(told, key=_ratio), "the share revealed was charged"
+    )
+
+
+def seat_again(training: Training, _: Assumed) -> Outcome:
+    """Seats the victim in the next round too. Rule: a client comes back after the separation, or not at all."""
+    cohorts = cyclic_cohorts(training.plan)
+    for number in training.visits:
+        if number + 1 < training.plan.horizon:
+            cohorts[number + 1][0] = training.victim
+    crowded = see_run(play_run(training.plan, cohorts))
+    return _unless_refused(training, crowded, (training.visits[0], training.visits[0] + 1))
+
+
+def replace_cohorts(training: Training, assumed: Assumed) -> Outcome:
+    """Puts its own clients into the rounds after the victim's.
+
+    Rule: the next cohort is committed before the beacon, checked against the list, and has at most the assumed
+    colluders, here in every round.
+    """
+    mine = cyclic_cohorts(training.plan)[training.visits[0] + 1]
+    return Outcome(
+        (training.mu(training.seen.against(mine)), training.claimed),
+        (assumed.colluders.mu(against_colluders(assumed.colluders)), assumed.colluders.claimed),
+        "covered up to the colluders assumed",
+    )
+
+
+# Each server, under the name that the table shows.
+SERVERS: dict[str, Server] = {
+    "ends early": end_early,
+    "repeats: senders": repeat_for_senders,
+    "repeats: receivers": repeat_for_receivers,
+    "repeats: those after": repeat_for_followers,
+    "skips rounds": skip_rounds,
+    "calls cohorts dropped": call_cohorts_dropped,
+    "each round is the last": call_each_the_last,
+    "different horizons": tell_other_horizons,
+    "seats a client again": seat_again,
+    "replaces the next cohort": replace_cohorts,
+}
+
+
+def against_colluders(training: Training) -> SeenRun:
+    """The run as seen by a server with as many clients of each round as the plan assumes; never the victim."""
+    return training.seen.against(colluders_of(training.plan))
+
+
+def colluders_of(plan: CarriedPlan) -> list[int]:
+    """The last seats of every cohort, as many as the plan assumes."""
+    m = plan.participants
+    return [client for client in range(m * plan.separation) if client % m >= m - plan.colluders]
+
+
+def _unless_refused(training: Training, bent: SeenRun, rounds: Sequence[int]) -> Outcome:
+    """What a server gets from `bent`, which needs the last of these participations; the client's account decides."""
+    off = (training.mu(bent), training.claimed)
+    account = training.plan.charges()
+    for number in rounds[:-1]:
+        account.charge(number)
+    try:
+        account.charge(rounds[-1])
+    except PrivacyError as error:
+        return Outcome(off, _as_planned(training), f"refused: {error.message}")
+    return Outcome(off, off, "not refused")
+
+
+def repeat_rounds(seen: SeenRun, rounds: Collection[int], *, subtract_again: bool) -> SeenRun:
+    """Those rounds are run twice with the same clients, who upload both times; the run goes on from the second.
+
+    Shares within the round, fresh noise and outgoing shares are drawn anew. What the first attempt carried on is never
+    taken out. What was carried into it is subtracted again, or, as the rule wants, not.
+    """
+    for number in sorted(rounds, reverse=True):
+        old = np.flatnonzero(seen.rounds == number)
+        new = np.full(seen.clients.size + 1, NOBODY)
+        new[old] = seen.clients.size + np.arange(old.size)
+        shares = seen.shares
+        into = shares.carried & (seen.round_of(shares.taken) == number)
+        onward = seen.carried_from([number])
+        within = ~shares.carried & (seen.round_of(shares.added) == number)
+        lost, fresh = shares.chosen(onward), shares.chosen(within)
+        kept = replace(
+            shares,
+            added=np.where(onward, new[shares.added], shares.added),
+            again=np.where(into & subtract_again, new[shares.taken], shares.again),
+        )
+        seen = SeenRun(
+            np.append(seen.clients, seen.clients[old]),
+            np.append(seen.rounds, seen.rounds[old]),
+            np.append(seen.residual, seen.residual[old]),
+            kept.and_also(_never_taken(lost)).and_also(
+                replace(fresh, added=new[fresh.added], taken=new[fresh.taken])
+            ),
+        )
+    return seen
+
+
+def _never_taken(shares: Shares) -> Shares:
+    nobody = np.full(shares.added.size, NOBODY)
+    return replace(shares, taken=nobody, again=nobody)
+
+
+def _charged_anew(plan: CarriedPlan, repeated: Collection[int], visits: Sequence[int]) -> float:
+    """mu for `visits` in a chain that breaks off at each repeated round and begins again with its second attempt."""
+    attempts = [(t, attempt) for t in range(plan.horizon) for attempt in range(1 + (t in repeated))]
+    official = [t not in repeated or attempt == 1 for t, attempt in attempts]
+    rounds = [t for t, _ in attempts]
+    floor = complete_floor(
+        participants=plan.participants,
+        residual=plan.residuals[rounds],
+        carried=np.where(official, plan.carried[0][rounds], 0.0)[None],
+        spatial=plan.spatial,
+        colluders=plan.known,
+    )
+    places = [rounds.index(t) for t in visits]
+    return math.sqrt(charged(floor.matrix, places, plan.sensitivity))
+
+
+def _revealable(training: Training) -> list[BoolArray]:
+    """Carried shares that a server might have revealed, up to the plan's part phi of each round's.
+
+    Evenly from all clients; all of the victim's own, then others'; and all of some clients.
+    """
+    seen, m = training.seen, training.plan.participants
+    seat = np.append(seen.clients % m, NOBODY)
+    senders, receivers = seat[seen.shares.added], seat[seen.shares.taken]
+    spread = training.plan.revealed * m
+    own = np.append(seen.clients == training.victim, False)
+    touching = own[seen.shares.added] | own[seen.shares.taken]
+    order = np.lexsort((senders, ~touching, seen.round_of(seen.shares.added), ~seen.shares.carried))
+    place = np.empty(order.size, dtype=np.int64)
+    place[order] = np.arange(order.size)
+    return [
+        seen.shares.carried & ((receivers - senders) % m < math.floor(spread)),
+        seen.shares.carried & (place % m**2 < math.floor(spread * m)),
+        seen.shares.carried & (senders < math.floor(spread)),
+    ]
+
+
+def _as_planned(training: Training) -> tuple[float, float]:
+    return training.mu(training.seen), training.claimed
+
+
+def _ratio(pair: tuple[float, float]) -> float:
+    return pair[0] / pair[1]

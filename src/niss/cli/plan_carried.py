@@ -1,0 +1,152 @@
+"""`niss plan --carry`: noise that cancels across rounds, and what it leaves in the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from niss.cli.terminal import print_aligned, print_json, working
+from niss.errors import ConfigError
+
+if TYPE_CHECKING:
+    from niss.accounting import CarriedForecast
+    from niss.cli.plan import PlanOptions
+
+_TARGET = ("participants", "clients", "rounds")
+_OPTIONAL = ("clip", "epsilon", "delta", "collusion", "dropout", "mode", "kappa", "relation")
+# What has no meaning here, and why.
+_FOREIGN = {
+    "neighbours": "the plan is for rounds in which everyone shares noise with everyone",
+    "participations": "it follows from --rounds, --clients and --participants",
+    "tau2": "what a carried run promises depends on all of its rounds",
+    "search": "what colluders can do is known exactly here",
+    "group": "shares are not carried within coalitions",
+}
+_BAR = 40
+
+
+def plan_carry(options: PlanOptions) -> None:
+    """Plan a run with carried shares and print it."""
+    from niss.accounting import forecast_carried
+
+    for name, reason in _FOREIGN.items():
+        if getattr(options, name):
+            raise ConfigError(f"does not go with --carry: {reason}", field=f"--{name}", hint="leave it out")
+    target: dict[str, Any] = {name: getattr(options, name) for name in (*_TARGET, *_OPTIONAL)}
+    for name, example in zip(_TARGET, (100, 1000, 100), strict=True):
+        if target[name] is None:
+            raise ConfigError(
+                "is missing, and --carry needs it", field=f"--{name}", hint=f"for example --{name} {example}"
+            )
+    with working("planning") as progress:
+        planned = forecast_carried(
+            **target,
+            lags=1 if options.lags is None else options.lags,
+            pattern=options.pattern or "cyclic",
+            progress=progress,
+        )
+    if options.plot is not None:
+        from niss.report import carried_figure
+
+        carried_figure(planned.to_json(), options.plot)
+    print_json({**planned.to_json(), "rounds": options.rounds}) if options.as_json else _print(planned)
+
+
+def _print(planned: CarriedForecast) -> None:
+    plan = planned.plan
+    often = f"{planned.participations} participation{'s' * (planned.participations != 1)}"
+    pattern = "exactly" if plan.pattern == "cyclic" else "at least"
+    against = "no client colludes"
+    if plan.colluders:
+        against = f"{plan.colluders} static colluders of {plan.participants} in every round"
+    rows: list[tuple[str, str, str]] = [
+        (
+            "promise, joint view",
+            f"epsilon {planned.epsilon:.2f} at delta {planned.delta:g}",
+            f"for every client over all {plan.horizon} rounds, in at most {often}",
+        ),
+        ("", "", f"against a server that sees every upload of every round; {against}"),
+        (
+            "separation",
+            f"{planned.separation}",
+            f"clients come back after {pattern} so many rounds; {planned.clients} of them, {plan.participants} a round",
+        ),
+        ("kappa", f"{planned.kappa:.3g}", "strength of the shares within a round, in units of sigma_k^2"),
+        (
+            "carried to residual",
+            f"{planned.carried_to_residual:.3g}",
+            "noise that a later cohort takes out again, over noise that stays",
+        ),
+        (
+            "residual",
+            f"{plan.residual**0.5:.3g}",
+            "deviation of the noise of a round that stays in the average",
+        ),
+        (
+            "noise in the model",
+            f"{planned.model_variance_ratio_to_central_mean:.3g} x",
+            "what a trusted server with fresh noise in every round leaves, mean over the rounds",
+        ),
+        ("", f"{planned.model_variance_ratio_to_central_final:.3g} x", "the same for the final model"),
+        (
+            "",
+            f"{sum(planned.noise) / sum(planned.noise_banded):.3g} x",
+            "a trusted server with correlated noise (BandMF), mean",
+        ),
+    ]
+    if planned.model_variance_ratio_to_best is not None:
+        rows.append(
+            (
+                "",
+                f"{planned.model_variance_ratio_to_best:.3g} x",
+                "the best correlated noise that a trusted server could use, mean",
+            )
+        )
+    if planned.dropout:
+        rows.append(
+            (
+                "dropouts",
+                f"{100.0 * planned.dropout:g} %",
+                f"mode {planned.mode}; what they carried stays in the model, and the plan carries less for it",
+            )
+        )
+    print_aligned(rows)
+    typer.echo("\nwhat it asks of the schedule")
+    for line in _schedule(planned):
+        typer.echo(f"  - {line}")
+    for note in planned.notes:
+        typer.echo(f"note: {note}")
+    typer.echo("\nnoise in the model after a round (trusted server with fresh noise, final model = 1)")
+    _print_rounds(planned)
+
+
+def _schedule(planned: CarriedForecast) -> list[str]:
+    plan, lags = planned.plan, len(planned.plan.carried_to_residual)
+    cohorts = f"{planned.separation} fixed cohorts of {plan.participants} take turns"
+    if planned.separation == 1:
+        cohorts = "everyone takes part in every round"
+    elif plan.pattern != "cyclic":
+        cohorts = f"nobody takes part twice within {planned.separation} rounds"
+    ahead = "one round" if lags == 1 else f"{lags} rounds"
+    return [
+        f"{cohorts}; who takes part is fixed {ahead} ahead",
+        f"{plan.horizon} rounds are committed: ending early is safe, going on is a new run",
+        f"the server divides by {plan.participants}, whoever arrives, and steps at a rate fixed in advance",
+    ]
+
+
+def _print_rounds(planned: CarriedForecast) -> None:
+    """A bar for every tenth of the run, and beside it what trusted servers leave."""
+    final = planned.noise_central[-1]
+    curves = [("NISS", planned.noise), ("fresh", planned.noise_central), ("BandMF", planned.noise_banded)]
+    if planned.noise_best is not None:
+        curves.append(("best", planned.noise_best))
+    typer.echo(f"{'round':>8}  " + "".join(f"{name:>8}" for name, _ in curves))
+    length = len(planned.noise)
+    rounds = sorted({max(1, round(part * length / 10)) for part in range(1, 11)})
+    highest = max(1.0, max(planned.noise) / final)
+    for number in rounds:
+        values = [curve[number - 1] / final for _, curve in curves]
+        bar = "█" * max(1, round(_BAR * values[0] / highest))
+        typer.echo(f"{number:>8}  " + "".join(f"{value:>8.3f}" for value in values) + f"  {bar}")

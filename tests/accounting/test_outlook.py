@@ -1,0 +1,77 @@
+"""Whether a plan can learn anything is said in words before it is run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from niss.accounting import Outlook, Plan, forecast, make_terms, outlook
+from niss.cli import app
+
+
+def of(participants: int, parameters: int, *, epsilon: float = 8.0, rounds: int = 10) -> Outlook:
+    plan = Plan(
+        clip=2.0, epsilon=epsilon, participations=rounds, kappa=4.0, neighbours=min(10, participants - 1)
+    )
+    terms = make_terms(
+        plan, participants=participants, coordinates=parameters, run=bytes(16), number=0, grid_bits=24
+    )
+    return outlook(
+        parameters=parameters, rounds=rounds, clip=2.0, variance=participants * terms.residual_variance
+    )
+
+
+def test_ten_nodes_and_a_large_model_are_hopeless():
+    judged = of(10, 62_000)
+    assert judged.verdict == "hopeless"
+    assert "Hopeless" in judged.words
+    for help_ in ("more clients", "fewer parameters", "LoRA", "carried"):
+        assert help_ in judged.words
+
+
+def test_the_example_app_is_not():
+    assert of(30, 1_970).verdict == "good"
+    assert of(1_000, 62_000).verdict == "good"
+    assert of(9, 1_970).verdict == "noisy"
+
+
+def test_the_ratio_does_not_depend_on_the_number_of_rounds():
+    assert of(30, 1_970, rounds=3).ratio == pytest.approx(of(30, 1_970, rounds=100).ratio, rel=1e-6)
+
+
+def test_the_norm_is_that_of_the_noise():
+    judged = outlook(parameters=400, rounds=4, clip=2.0, variance=0.09)
+    assert judged.noise_norm == pytest.approx(0.3 * 20)
+    assert judged.ratio == pytest.approx(6.0 / (2.0 * math.sqrt(4)))
+
+
+def test_without_noise_there_is_nothing_to_say_against_it():
+    assert outlook(parameters=10**9, rounds=1, clip=1.0, variance=0.0).verdict == "good"
+
+
+def test_niss_plan_says_it_too():
+    options = ["plan", "--participants", "10", "--epsilon", "8", "--rounds", "10", "--clip", "2"]
+    said = CliRunner().invoke(app, [*options, "--parameters", "62000"])
+    assert said.exit_code == 0, said.output
+    assert "Hopeless" in said.output
+    values = json.loads(CliRunner().invoke(app, [*options, "--parameters", "62000", "--json"]).output)
+    planned = forecast(participants=10, epsilon=8.0, participations=10, clip=2.0)
+    terms = make_terms(
+        planned.plan, participants=10, coordinates=62_000, run=bytes(16), number=0, grid_bits=24
+    )
+    # The protocol takes a margin of a few percent over what a typical graph needs.
+    assert values["outlook"]["deviation"] == pytest.approx(math.sqrt(10 * terms.residual_variance), rel=0.1)
+    assert "outlook" not in CliRunner().invoke(app, options).output
+    assert CliRunner().invoke(app, [*options, "--parameters", "0"]).exit_code != 0
+
+
+def test_niss_run_says_it_before_the_first_round(tmp_path):
+    pytest.importorskip("torch")
+    options = ["run", "--dataset", "mnist-mini", "--model", "mlp", "--method", "dp-fedavg", "--rounds", "1"]
+    options += ["--clients", "4", "--participants", "4", "--epochs", "1", "--epsilon", "0.5"]
+    said = CliRunner().invoke(app, [*options, "--out", str(tmp_path / "run")])
+    assert said.exit_code == 0, said.output
+    assert "dp-fedavg: Hopeless" in " ".join(said.output.split())

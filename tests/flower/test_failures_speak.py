@@ -1,0 +1,203 @@
+"""What a user gets wrong is said in words, and before any client has spent anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import FedAvg
+
+from flower.grid import FakeGrid, global_model, make_app
+from niss.accounting import Plan
+from niss.errors import ConfigError, ProtocolError
+from niss.flower import NissMod, NissStrategy
+
+PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
+
+
+def charges(grid: FakeGrid) -> list[int]:
+    """How often each node was charged."""
+    return [
+        context.state["niss"]["charges"] if "niss" in context.state else 0
+        for context in grid.contexts.values()
+    ]
+
+
+def start(strategy: NissStrategy, grid: FakeGrid, rounds: int = 2):
+    return strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+
+
+def inner(**options) -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0, **options)
+
+
+def test_a_run_without_any_round_raises_and_still_leaves_its_report(tmp_path):
+    report = tmp_path / "report.json"
+    strategy = NissStrategy(inner(), plan=PRIVATE, participants=10, report=report)
+    with pytest.raises(
+        ProtocolError, match=r"no round took place.*6 nodes could take part, at least 10"
+    ) as e:
+        start(strategy, FakeGrid())
+    assert "participants" in e.value.hint
+    assert [one["skipped"] is not None for one in json.loads(report.read_text())["rounds"]] == [True, True]
+
+
+def test_a_run_in_which_every_upload_is_lost_raises():
+    grid = FakeGrid()
+    grid.tamper = lambda message: None if message.content["niss"]["stage"] == "round" else message
+    with pytest.raises(ProtocolError, match=r"no round took place.*no answer in time"):
+        start(NissStrategy(inner(), plan=PRIVATE), grid)
+
+
+def test_a_forgotten_mod_is_named_before_anything_is_spent(caplog):
+    grid = FakeGrid(app=make_app(mods=[]))
+    with caplog.at_level(logging.WARNING, "flwr"), pytest.raises(ProtocolError, match="no round") as e:
+        start(NissStrategy(inner(), plan=PRIVATE), grid)
+    assert "mods=[niss_mod]" in e.value.hint
+    assert any("mods=[niss_mod]" in record.getMessage() for record in caplog.records)
+    assert charges(grid) == [0] * 6
+
+
+def test_a_start_of_the_wrapped_strategy_that_would_be_passed_over_is_refused():
+    class WithOwnStart(FedAvg):
+        def start(self, *args, **named):
+            return super().start(*args, **named)
+
+    with pytest.raises(ConfigError, match="WithOwnStart has a start") as e:
+        NissStrategy(WithOwnStart(), plan=PRIVATE)
+    assert "subclass of NissStrategy" in e.value.hint
+
+
+class TestAFunctionForMetrics:
+    @staticmethod
+    def of_loss(records, weighted_by):
+        assert weighted_by == "num-examples"
+        return MetricRecord({"mean-loss": sum(one["metrics"]["loss"] for one in records) / len(records)})
+
+    def test_one_that_fails_is_named_before_the_first_round_and_costs_no_round(self, caplog):
+        grid = FakeGrid()
+        strategy = NissStrategy(inner(train_metrics_aggr_fn=self.of_loss), plan=PRIVATE)
+
+        def warned(message):
+            if message.content["niss"]["stage"] == "enrol":
+                assert "train_metrics_aggr_fn fails (KeyError: 'loss')" in caplog.text
+            return message
+
+        grid.tamper = warned
+        with caplog.at_level(logging.WARNING, "flwr"):
+            result = start(strategy, grid)
+        assert [one.survivors for one in strategy.rounds] == [6, 6]
+        assert result.train_metrics_clientapp[2] == {"niss-survivors": 6, "niss-lost": 0}
+
+    def test_one_that_gets_what_it_needs_is_used(self):
+        grid = FakeGrid(app=make_app([NissMod(clear_metrics=("loss",))]))
+        strategy = NissStrategy(inner(train_metrics_aggr_fn=self.of_loss), plan=PRIVATE)
+        assert start(strategy, grid).train_metrics_clientapp[1]["mean-loss"] == 0.5
+
+
+def test_a_tracker_without_a_key_is_refused():
+    with pytest.raises(ConfigError, match=r"^key: ") as e:
+        NissStrategy(inner(), plan=PRIVATE, tracker="https://tracker.example")
+    assert "niss keys new" in e.value.hint
+
+
+def test_a_strategy_that_would_start_with_too_few_nodes_is_warned_of(caplog):
+    strategy = NissStrategy(inner(), plan=PRIVATE, participants=5)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(strategy, FakeGrid(), rounds=1)
+    assert "min_available_nodes=5" in caplog.text
+    caplog.clear()
+    patient = NissStrategy(inner(min_available_nodes=5, min_train_nodes=5), plan=PRIVATE, participants=5)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        start(patient, FakeGrid(), rounds=1)
+    assert "min_available_nodes" not in caplog.text
+
+
+class TestSpentClients:
+    ONCE = Plan(clip=0.5, epsilon=8.0, participations=1, neighbours=3, kappa=2.0)
+
+    def test_are_not_sampled_again(self):
+        """Of twelve nodes six are drawn a round; drawn blindly they would be the other six once in 924 times."""
+        grid = FakeGrid(12)
+        strategy = NissStrategy(inner(fraction_train=0.5), plan=self.ONCE)
+        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+        seen = [one.participants for one in strategy.rounds]
+        strategy = NissStrategy(inner(fraction_train=0.5, min_train_nodes=6), plan=self.ONCE)
+        strategy.start(grid := FakeGrid(12), global_model(), num_rounds=2, timeout=1)
+        asked = [m.metadata.dst_node_id for m in grid.sent if m.content["niss"]["stage"] == "round"]
+        assert seen == [6]
+        assert len(asked) == 12
+        assert set(asked) == set(grid.contexts)
+
+    def test_do_not_make_the_strategy_wait_for_ever(self):
+        """With everyone spent it would wait for two nodes that never come."""
+        strategy = NissStrategy(inner(min_available_nodes=6), plan=self.ONCE)
+        start(strategy, FakeGrid(), rounds=3)
+        assert [one.survivors for one in strategy.rounds] == [6, 0, 0]
+        assert "0 of 6 nodes could take part" in strategy.rounds[2].skipped
+
+
+class TestOutlook:
+    def run(self, caplog, plan: Plan, nodes: int) -> str:
+        with caplog.at_level(logging.INFO, "flwr"):
+            start(NissStrategy(inner(), plan=plan), FakeGrid(nodes))
+        return caplog.text
+
+    def test_a_hopeless_plan_is_said_to_be_hopeless_before_anyone_is_charged(self, caplog):
+        plan = replace(PRIVATE, epsilon=0.1)
+        grid = FakeGrid()
+
+        def warned(message):
+            if message.content["niss"]["stage"] == "round":
+                assert "niss: Hopeless" in caplog.text
+            return message
+
+        grid.tamper = warned
+        with caplog.at_level(logging.WARNING, "flwr"):
+            start(NissStrategy(inner(), plan=plan), grid)
+        assert caplog.text.count("niss: Hopeless") == 1
+
+    def test_one_that_can_work_is_not_warned_of(self, caplog):
+        assert "Enough signal" in self.run(caplog, replace(PRIVATE, epsilon=10.0, neighbours=5), 12)
+        assert "Hopeless" not in caplog.text
+
+    def test_a_client_finds_the_norm_of_its_update_in_its_own_log_alone(self, caplog):
+        grid = FakeGrid()
+        with caplog.at_level(logging.INFO, "flwr"):
+            start(NissStrategy(inner(), plan=PRIVATE), grid, rounds=1)
+        assert caplog.text.count("the update has norm 0.") == 6
+        assert all(set(reply.content) == {"niss", "niss-upload"} for reply in grid.received)
+
+
+class TestStatements:
+    """No sentence that contradicts another, repeats it, or speaks of a claim where there is none."""
+
+    def caveats(self, plan: Plan, rounds: int = 1) -> str:
+        strategy = NissStrategy(inner(), plan=plan)
+        start(strategy, FakeGrid(), rounds=rounds)
+        return " ".join(strategy.statement.caveats)
+
+    def test_without_a_guarantee_nothing_is_said_about_its_delta(self):
+        said = self.caveats(replace(PRIVATE, tau2=0.0))
+        assert "of delta" not in said
+        assert "the claim is" not in said
+
+    def test_colluders_are_counted_or_not_but_not_both(self):
+        said = self.caveats(PRIVATE)
+        assert "are not counted here" in said
+        assert "colluders are counted" not in said
+        said = self.caveats(replace(PRIVATE, colluders=1, neighbours=5))
+        assert "colluders are counted as if" in said
+        assert "are not counted here" not in said
+
+    def test_what_everyone_took_on_trust_is_said_of_everyone(self):
+        assert "All 6 clients took on trust: the server's key, the beacon" in self.caveats(PRIVATE)
+
+    def test_that_taking_part_is_not_hidden_is_said_once(self):
+        strategy = NissStrategy(inner(), plan=PRIVATE)
+        start(strategy, FakeGrid(), rounds=1)
+        statement = strategy.statement
+        assert " ".join((statement.words, *statement.caveats)).count("took part") == 1

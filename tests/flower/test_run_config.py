@@ -1,0 +1,79 @@
+"""Plan, mode, tracker and key from `[tool.flwr.app.config]`."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from flower.grid import FakeGrid, global_model
+from niss.accounting import Plan
+from niss.errors import ConfigError
+from niss.flower import NissStrategy
+from niss.flower.run_config import plan_of, strategy_options
+
+SETTINGS = {"rounds": 3, "epsilon": 8.0, "clip": 2.0, "neighbours": 3, "server-key": "", "tracker": ""}
+
+
+def context(**settings) -> Context:
+    return Context(1, 1, {}, RecordDict(), {**SETTINGS, **settings})
+
+
+def test_the_plan_of_the_settings_runs():
+    strategy = NissStrategy.from_run_config(context(delta=1e-6), FedAvg(fraction_evaluate=0.0))
+    strategy.start(FakeGrid(), global_model(), num_rounds=3, timeout=1)
+    assert [one.survivors for one in strategy.rounds] == [6] * 3
+    assert (strategy.plan.epsilon, strategy.plan.delta, strategy.plan.participations) == (8.0, 1e-6, 3)
+
+
+def test_every_setting_arrives():
+    settings = {
+        **{"num-server-rounds": 5, "epsilon": "3", "delta": 1e-6, "clip": 1, "kappa": 4, "neighbours": 4},
+        **{"colluders": 2, "relation": "replace-one", "mode": "repair", "participants": 7},
+        **{"tracker": "https://t", "tracker-ca": "ca", "server-key": "k", "coalition": "c"},
+        **{"report": "r", "resume": "f", "stage-timeout": 5, "unrelated": "x"},
+    }
+    assert plan_of(settings) == Plan(
+        epsilon=3.0,
+        delta=1e-6,
+        clip=1.0,
+        kappa=4.0,
+        neighbours=4.0,
+        colluders=2,
+        relation="replace-one",
+        participations=5,
+        dropped=1,
+        revealed=1,
+    )
+    assert strategy_options(settings) == {
+        "mode": "repair",
+        "participants": 7,
+        "tracker": "https://t",
+        "tracker_ca": "ca",
+        "key": "k",
+        "coalition": "c",
+        "report": "r",
+        "resume": "f",
+        "stage_timeout": 5.0,
+    }
+
+
+def test_what_the_app_says_itself_goes_before():
+    strategy = NissStrategy.from_run_config(context(participants=9), FedAvg(), participants=4)
+    assert strategy._participants == 4
+    own = Plan(clip=1.0, epsilon=1.0, participations=1)
+    strategy = NissStrategy.from_run_config(context(participants=9), FedAvg(), plan=own)
+    assert (strategy.plan.epsilon, strategy._participants) == (1.0, 9)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "clip", "rounds"])
+def test_a_setting_that_is_missing_or_no_number_is_named(name):
+    with pytest.raises(ConfigError, match=rf"^{name}: is missing"):
+        plan_of({key: value for key, value in SETTINGS.items() if key != name})
+    with pytest.raises(ConfigError, match=rf"^{name}: invalid value 'many'"):
+        plan_of({**SETTINGS, name: "many"})
+
+
+def test_so_is_one_of_the_strategy():
+    with pytest.raises(ConfigError, match=r"^stage-timeout: invalid value 'long'"):
+        strategy_options({"stage-timeout": "long"})

@@ -1,0 +1,381 @@
+"""`niss verify` computes the committed results again: whatever is changed in a copy of them is noticed.
+
+Each mutation names the kind of check that has to notice it, so that none hides behind the fingerprints in `tables.md`
+and in the figures, which notice everything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.reproduce.checks import Fault, check_files, fingerprint
+from experiments.reproduce.results import read_result
+from experiments.reproduce.stamps import figure_faults
+from experiments.reproduce.text import disagreements, text_faults
+
+ROOT = Path(__file__).parents[2]
+BEYOND, HUNDRED = "beyond/mnist-iid-client", "beyond/mnist-iid-client-100"
+TUNING, SCALE = "tuning/mnist-iid-client", "scale/mnist-iid-client-100"
+PANEL, SWEEP, LEAKS = "figure-3/mnist-mlp-iid", "sweep/mnist-mlp-iid", "figure-4/mnist-7"
+RUN = "none/niss-planned/epsilon=3/seed-1"
+CENTRAL = "none/central-dp/epsilon=3/seed-1"
+LOCAL = "none/dp-fedavg/epsilon=3/seed-1"
+
+Content = dict[str, Any]
+Mutation = Callable[[Content], None]
+
+
+def cell(content: Content, name: str) -> Content:
+    (found,) = [one for one in content["cells"] if one["id"] == name]
+    return found
+
+
+def changed(name: str, field: str, change: Callable[[Any], Any]) -> Mutation:
+    """One field of a cell, or one of its labels."""
+
+    def apply(content: Content) -> None:
+        one = cell(content, name)
+        place = one if field in one else one["labels"]
+        place[field] = change(place[field])
+
+    return apply
+
+
+def based(field: str, value: Any) -> Mutation:
+    return lambda content: content["base"].update({field: value})
+
+
+def copied(source: str, target: str, *fields: str) -> Mutation:
+    """Some fields of one cell, put into another."""
+
+    def apply(content: Content) -> None:
+        for field in fields:
+            cell(content, target)[field] = cell(content, source)[field]
+
+    return apply
+
+
+def swapped(one: str, other: str, *fields: str) -> Mutation:
+    def apply(content: Content) -> None:
+        first, second = cell(content, one), cell(content, other)
+        for field in fields:
+            first[field], second[field] = second[field], first[field]
+
+    return apply
+
+
+def without(name: str) -> Mutation:
+    return lambda content: content["cells"].remove(cell(content, name))
+
+
+def twice(name: str) -> Mutation:
+    return lambda content: content["cells"].append(dict(cell(content, name)))
+
+
+def nearly_copied(source: str, target: str) -> Mutation:
+    """A copied curve with its last rounds touched up."""
+
+    def apply(content: Content) -> None:
+        curve = [list(point) for point in cell(content, source)["curve"]]
+        for point in curve[-10:]:
+            point[1] = round(point[1] + 0.0007, 4)
+        cell(content, target).update(curve=curve, accuracy=curve[-1][1])
+
+    return apply
+
+
+def lifted(name: str, by: float, *, start: int = 0) -> Mutation:
+    """The whole curve raised, its end and the accuracy with it."""
+
+    def apply(content: Content) -> None:
+        one = cell(content, name)
+        one["curve"] = [[at, value + by if at > start else value] for at, value in one["curve"]]
+        one["accuracy"] = one["curve"][-1][1]
+
+    return apply
+
+
+CURVE = ("accuracy", "curve")
+EVERYTHING = (*CURVE, "epsilon_joint", "epsilon_marginal", "aggregate_variance")
+SEED_2 = RUN.replace("seed-1", "seed-2")
+
+IN_FILES: dict[str, tuple[str, str, Mutation]] = {
+    # numbers
+    "accuracy raised": ("accuracy", BEYOND, changed(RUN, "accuracy", lambda value: value + 0.01)),
+    "curve raised by no whole image": ("accuracy", BEYOND, lifted(RUN, 0.00733)),
+    "last round raised": ("accuracy", BEYOND, lambda c: cell(c, RUN)["curve"][-1].__setitem__(1, 0.95)),
+    "accuracy above one": ("accuracy", PANEL, lifted("nbafl/X=0/seed-1", 0.5)),
+    "a round cut off": ("accuracy", BEYOND, lambda c: cell(c, LOCAL)["curve"].pop(3)),
+    "rounds overstated": ("accuracy", BEYOND, changed(LOCAL, "rounds", lambda _: 60)),
+    "trial's accuracy raised": (
+        "accuracy",
+        TUNING,
+        changed("central-dp/epsilon=3/clip=0.5/rate=0.1/hidden=16", "accuracy", lambda value: value + 0.05),
+    ),
+    "epsilon lowered": ("epsilon", BEYOND, changed(CENTRAL, "epsilon_joint", lambda _: 2.0)),
+    "epsilon of shared noise lowered": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: 2.8)),
+    "epsilon above the promise": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: 3.01)),
+    "epsilon removed": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: None)),
+    "marginal epsilon changed": ("epsilon", BEYOND, changed(RUN, "epsilon_marginal", lambda value: 1.02 * value)),
+    "a guarantee for NISS as printed": (
+        "epsilon",
+        BEYOND,
+        changed("none/niss-as-printed/epsilon=3/seed-1", "epsilon_joint", lambda _: 3.0),
+    ),
+    "an epsilon for FedAvg": ("epsilon", BEYOND, changed("none/fedavg/seed-1", "epsilon_joint", lambda _: 8.0)),
+    "less noise, DP-FedAvg": ("noise", BEYOND, changed(LOCAL, "aggregate_variance", lambda value: 0.5 * value)),
+    "less noise, trusted server": (
+        "noise",
+        BEYOND,
+        changed(CENTRAL, "aggregate_variance", lambda value: 0.97 * value),
+    ),
+    "less noise, shared": ("noise", BEYOND, changed(RUN, "aggregate_variance", lambda value: 0.97 * value)),
+    "more noise, tolerated dropouts": (
+        "noise",
+        HUNDRED,
+        changed("tolerate/niss-planned/epsilon=3/seed-1", "aggregate_variance", lambda value: 1.15 * value),
+    ),
+    "less noise, colluders": (
+        "noise",
+        BEYOND,
+        changed("collusion/niss-planned/epsilon=3/seed-1", "aggregate_variance", lambda value: 0.8 * value),
+    ),
+    "less noise in the paper's figure": (
+        "noise",
+        PANEL,
+        changed("nbafl/X=1/seed-1", "aggregate_variance", lambda value: 0.9 * value),
+    ),
+    "marginal epsilon of the paper's figure": (
+        "epsilon",
+        PANEL,
+        changed("nbafl/X=1/seed-1", "epsilon_marginal", lambda value: 0.9 * value),
+    ),
+    "another sigma_k": ("noise", PANEL, changed("nbafl/X=1/seed-1", "sigma_k", lambda value: 2 * value)),
+    "a smaller clip": ("noise", BEYOND, changed(CENTRAL, "clip", lambda value: 0.5 * value)),
+    "fewer participations": ("epsilon", BEYOND, changed(CENTRAL, "participations", lambda _: 1)),
+    "stronger shares": ("epsilon", BEYOND, changed(RUN, "kappa", lambda value: 1.1 * value)),
+    "picture less sharp": ("attack", LEAKS, changed("none/fedavg/seed-1", "psnr", lambda value: value - 40)),
+    "squared error of a picture": ("attack", LEAKS, changed("nbafl/niss/seed-1", "mse", lambda _: 0.2)),
+    "loss of an attack": ("attack", LEAKS, changed("nbafl/niss/seed-1", "loss", lambda value: 3 * value)),
+    "epsilon of an attacked round": (
+        "epsilon",
+        LEAKS,
+        changed("nbafl/dp-fedavg/seed-1", "epsilon_joint", lambda _: 10.0),
+    ),
+    # deletions, and what is too much
+    "a cell deleted": ("cells", BEYOND, without(SEED_2)),
+    "a seed of the paper's figure deleted": ("cells", PANEL, without("nbafl/X=0.6/seed-3")),
+    "a trial deleted": ("cells", TUNING, without("dp-fedavg/epsilon=3/clip=0.05/rate=0.1/hidden=16")),
+    "an attack deleted": ("cells", LEAKS, without("nbafl/niss/seed-2")),
+    "a cell twice": ("cells", BEYOND, twice(RUN)),
+    "all cells deleted": ("cells", SCALE, lambda content: content["cells"].clear()),
+    "another file's name": ("cells", BEYOND, lambda content: content.update(name="mnist-non-iid-client")),
+    # swaps
+    "two methods swapped": ("noise", BEYOND, swapped(CENTRAL, LOCAL, *EVERYTHING)),
+    "NISS and DP-FedAvg swapped by label": ("settings", BEYOND, swapped(RUN, LOCAL, "labels")),
+    "two X swapped": ("noise", PANEL, swapped("nbafl/X=0.3/seed-1", "nbafl/X=1/seed-1", *EVERYTHING)),
+    "two epsilons swapped": ("noise", BEYOND, swapped(RUN, RUN.replace("=3", "=1"), *EVERYTHING)),
+    "method relabelled": ("settings", BEYOND, changed(RUN, "method", lambda _: "central-dp")),
+    "runs that two experiments share swapped": (
+        "seeds",
+        PANEL,
+        swapped("nbafl/X=0/seed-1", "nbafl/X=0/seed-2", *CURVE),
+    ),
+    # copied seeds
+    "a seed copied": ("seeds", BEYOND, copied(RUN, SEED_2, *CURVE)),
+    "a seed copied and touched up": ("seeds", BEYOND, nearly_copied(RUN, SEED_2)),
+    "a better method's curve copied": ("seeds", BEYOND, copied(CENTRAL, LOCAL, *CURVE)),
+    "a seed of the sweep copied": (
+        "seeds",
+        SWEEP,
+        copied("sigma-0.0434/X=1/seed-1", "sigma-0.0434/X=1/seed-2", *CURVE),
+    ),
+    "a seed of an attack copied": (
+        "seeds",
+        LEAKS,
+        copied("nbafl/niss/seed-1", "nbafl/niss/seed-2", "losses", "loss"),
+    ),
+    # tuning
+    "the tuned choice is not the best": (
+        "tuning",
+        TUNING,
+        lifted("niss-planned/epsilon=3/clip=0.25/rate=0.1/hidden=16", 0.06, start=29),
+    ),
+    "an untuned rate": ("tuning", BEYOND, changed(RUN, "learning_rate", lambda value: 2 * value)),
+    "tuned for another method": ("tuning", BEYOND, changed(RUN, "tuned_for", lambda _: "central-dp at epsilon 3")),
+    # settings
+    "a larger delta": ("settings", BEYOND, based("delta", 1e-4)),
+    "more participants": ("settings", BEYOND, based("participants", 2000)),
+    "tuned on fewer images": ("settings", TUNING, based("held_out", 5000)),
+    "the other split": ("settings", SCALE, based("split", "non-iid")),
+    "the paper's clip changed": ("settings", PANEL, lambda content: content["base"]["privacy"].update(clip=1.0)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with results, README, the page and its figures."""
+    root = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "results" / "paper", root / "results" / "paper")
+    (root / "docs" / "concepts").mkdir(parents=True)
+    shutil.copy(ROOT / "README.md", root)
+    shutil.copy(ROOT / "docs" / "concepts" / "paper.md", root / "docs" / "concepts")
+    (root / "docs" / "images").mkdir()
+    for picture in (ROOT / "docs" / "images").glob("reproduce-*.png"):
+        shutil.copy(picture, root / "docs" / "images")
+    return root
+
+
+@pytest.fixture
+def copy(whole: Path) -> Iterator[Path]:
+    """The same, put right again after each test."""
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    yield whole
+    for path, content in before.items():
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
+
+
+def shown_faults(root: Path) -> list[Fault]:
+    """What is wrong with figures and text."""
+    folder = root / "results" / "paper"
+    return [
+        *figure_faults(folder, root / "docs" / "images"),
+        *text_faults(folder, root),
+        *(
+            Fault("text", one.path.name, one.key)
+            for page in (root / "README.md", root / "docs" / "concepts" / "paper.md")
+            for one in disagreements(page, folder)
+        ),
+    ]
+
+
+def test_the_committed_results_bear_themselves_out(copy):
+    assert check_files(copy / "results" / "paper") == []
+    assert shown_faults(copy) == []
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_a_changed_result_is_noticed(copy, name):
+    kind, file, mutate = IN_FILES[name]
+    path = copy / "results" / "paper" / f"{file}.json"
+    before = read_result(path) if not file.startswith("figure-4") else None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    mutate(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    found = check_files(copy / "results" / "paper")
+    assert kind in {fault.kind for fault in found}, found[:3]
+    # The fingerprints in tables.md, and in the figures, notice it as well.
+    after = read_result(path) if before is not None else None
+    assert before is None or after is None or fingerprint(after) != fingerprint(before)
+
+
+def with_text(pattern: str, replacement: str, page: str = "README.md") -> Callable[[Path], None]:
+    def apply(root: Path) -> None:
+        path = root / page
+        text = path.read_text(encoding="utf-8")
+        assert re.search(pattern, text)
+        path.write_text(re.sub(pattern, replacement, text, count=1), encoding="utf-8")
+
+    return apply
+
+
+def with_picture(
+    name: str, change: Callable[[bytes], bytes], folder: str = "results/paper"
+) -> Callable[[Path], None]:
+    def apply(root: Path) -> None:
+        path = root / folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return apply
+
+
+def restamped(png: bytes) -> bytes:
+    """Another digest in the metadata, with a right check sum."""
+    at = png.index(b"niss-data\0")
+    (length,) = struct.unpack(">I", png[at - 8 : at - 4])
+    body = b"niss-data\0" + b"0" * (length - 10)
+    return png[:at] + body + struct.pack(">I", zlib.crc32(b"tEXt" + body)) + png[at + length + 4 :]
+
+
+def deleted(name: str) -> Callable[[Path], None]:
+    return lambda root: (root / name).unlink()
+
+
+SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "a number of the README": ("text", with_text(r"60\.4 ± 3\.3 %", "40.4 ± 3.3 %")),
+    "a row of the README": ("text", with_text(r"\| 1,000 \| central-dp .*\n", "")),
+    "marks of the README": ("text", with_text(r"<!-- result: headline -->", "")),
+    "a number of the page": ("text", with_text(r"97\.5 ± 0\.0 %", "98.5 ± 0.0 %", "docs/concepts/paper.md")),
+    "a number within a sentence": (
+        "text",
+        with_text(r"-->97\.1 ± 0\.1 %<", "-->97.9 ± 0.1 %<", "docs/concepts/paper.md"),
+    ),
+    "a number of the tables": ("text", with_text(r"97\.5 ± 0\.0 %", "98.5 ± 0.0 %", "results/paper/tables.md")),
+    "a figure's metadata": ("figure", with_picture("beyond.png", restamped)),
+    "a figure's picture": ("figure", lambda root: with_other_picture(root)),
+    "a figure cut short": ("figure", with_picture("scale.png", lambda png: png[:-100])),
+    "a figure deleted": ("figure", deleted("results/paper/figure-4.png")),
+    "another figure in the docs": (
+        "figure",
+        with_picture("reproduce-scale.png", restamped, "docs/images"),
+    ),
+}  # fmt: skip
+
+
+def with_other_picture(root: Path) -> None:
+    """The stamps of one figure on the pixels of another."""
+    ours, other = (
+        list(chunks((root / "results" / "paper" / name).read_bytes())) for name in ("scale.png", "gaps.png")
+    )
+    kept = [chunk for chunk in ours if chunk[4:8] == b"tEXt"]
+    header, *rest = [chunk for chunk in other if chunk[4:8] != b"tEXt"]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join([header, *kept, *rest])
+    (root / "results" / "paper" / "scale.png").write_bytes(png)
+
+
+def chunks(png: bytes) -> list[bytes]:
+    found, at = [], 8
+    while at < len(png):
+        length = 12 + struct.unpack(">I", png[at : at + 4])[0]
+        found.append(png[at : at + length])
+        at += length
+    return found
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_shown_is_what_the_files_say(copy, name):
+    kind, mutate = SHOWN[name]
+    mutate(copy)
+    found = shown_faults(copy)
+    assert kind in {fault.kind for fault in found}, found
+
+
+def test_a_figure_does_not_outlive_its_results(copy):
+    """Seeds swapped between two runs of one method leave every mean as it is."""
+    path = copy / "results" / "paper" / f"{HUNDRED}.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    swapped(RUN, SEED_2, *CURVE)(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert {fault.where for fault in shown_faults(copy)} == {"beyond.png", "faults.png", "tables.md"}
+
+
+def test_a_file_deleted(copy):
+    (copy / "results" / "paper" / f"{SCALE}.json").unlink()
+    assert Fault("cells", SCALE, "the file is missing") in check_files(copy / "results" / "paper")
+    assert check_files(copy / "results" / "paper", partial=True) == []
+
+
+def test_a_file_renamed(copy):
+    folder = copy / "results" / "paper" / "beyond"
+    shutil.copy(folder / "mnist-iid-client.json", folder / "mnist-non-iid-client.json")
+    assert "cells" in {fault.kind for fault in check_files(copy / "results" / "paper")}

@@ -1,0 +1,105 @@
+"""The verifier's own arithmetic against the package's, which it does not import."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.reproduce import recompute
+from experiments.reproduce.beyond import run_setting
+from experiments.reproduce.design import VARIANTS
+from experiments.reproduce.promises import promise_faults
+from experiments.reproduce.recompute import Round, delta_at, epsilon_at, mu_at, protection
+from experiments.reproduce.results import read_result
+from niss.graph import ShareGraph
+from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.views import effective_variance
+
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
+
+
+def test_it_imports_nothing_of_the_package():
+    tree = ast.parse(Path(recompute.__file__).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert not [module for module in modules if module and module.split(".")[0] in ("niss", "experiments")]
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 10.0, 700.0])
+@pytest.mark.parametrize("delta", [1e-4, 1e-9])
+def test_the_gaussian_curve(epsilon, delta):
+    mu = mu_at(epsilon, delta)
+    assert mu == pytest.approx(gdp_mu(epsilon, delta), rel=1e-8)
+    assert epsilon_at(mu, delta) == pytest.approx(gdp_epsilon(mu, delta), rel=1e-8)
+    assert delta_at(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize(("size", "degree"), [(30, 29), (100, 30)])
+@pytest.mark.parametrize("gone", [0, 6])
+def test_the_joint_view(size, degree, gone):
+    """Another graph of the same kind: the worst-off client agrees within two percent."""
+    graph = (
+        ShareGraph.complete(size, weight=degree / (size - 1))
+        if degree == size - 1
+        else ShareGraph.regular(size, degree=degree, beacon=b"another")
+    )
+    theirs = effective_variance(
+        graph, unit_variance=4.0 / degree, residual_variance=np.full(size, 2.0 / size), colluders=range(gone)
+    ).min()
+    assert protection(size, degree, 4.0, 2.0 / size, gone) == pytest.approx(theirs, rel=0.02)
+
+
+def test_composition():
+    promise = Round(sensitivity=0.5, participations=9, epsilon=3.0, delta=1e-5, size=10)
+    assert promise.own_variance == pytest.approx(9 * (0.5 / gdp_mu(3.0, 1e-5)) ** 2, rel=1e-8)
+    assert promise.epsilon_of(promise.own_variance) == pytest.approx(3.0, rel=1e-6)
+
+
+RECORDED = {
+    "participations": 5,
+    "delta": 1e-5,
+    "gaussian_delta": 1e-5,
+    "grid_delta": 0.0,
+    "kappa": 35.452222234182685,
+    "neighbours": 40.0,
+    "mu_joint": mu_at(3.0, 1e-5) / 5**0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, None),
+        ({"grid_delta": 2e-5}, "spends delta 3e-05"),
+        ({"delta": 4.8e-5}, "spends delta 4.8e-05"),
+        ({"kappa": 30.0}, "ran with kappa = 30.0"),
+        ({"mu_joint": 0.1}, "its rounds compose to at most"),
+    ],
+)
+def test_what_a_run_recorded_of_its_noise_is_checked(changed, words):
+    """Delta is the whole delta: what the grid of the protocol costs is in it."""
+    whole = read_result(RESULTS / "beyond" / "mnist-iid-client.json")
+    assert whole is not None
+    (cell,) = [one for one in whole.cells if one.id == "none/niss-planned/epsilon=3/seed-1"]
+    result = replace(whole, cells=(replace(cell, mechanism={**RECORDED, **changed}),))
+    found = [detail for _, _, detail in promise_faults(result, None)]
+    assert (found == []) if words is None else any(words in detail for detail in found)
+
+
+def test_fresh_runs_bear_out_their_epsilons(places, small_setting):
+    """Every method under every variant, on the embedded data; the verifier knows them as those of full MNIST."""
+    setting = replace(small_setting, participants=30, clients=90, rounds=6)
+    chosen = {"epsilons": (8.0,), "variants": tuple(VARIANTS), "seeds": (1,), "protocol": False}
+    result = run_setting(setting, **places, **chosen, device="cpu")
+    assert {cell.labels["variant"] for cell in result.cells} == set(VARIANTS)
+    assert all(cell.mechanism for cell in result.cells if cell.labels["method"] != "fedavg")
+    known = replace(result, base={**result.base, "dataset": "mnist"})
+    # So few coordinates and rounds leave measured variances some percent off; epsilons are exact.
+    faults = [fault for fault in promise_faults(known, None) if fault[1] != "noise"]
+    assert faults == []
+    spoiled = replace(known, cells=tuple(replace(cell, epsilon_joint=0.5) for cell in known.cells))
+    assert len({cell for cell, _, _ in promise_faults(spoiled, None)}) >= len(result.cells)

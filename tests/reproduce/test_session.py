@@ -1,0 +1,59 @@
+"""All rivals side by side on one machine: in time, going on where it stopped, without libraries for terminals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.reproduce import session
+from experiments.reproduce.design import find_setting
+from experiments.reproduce.results import read_result, result_path
+from experiments.reproduce.session import tasks_of
+
+NAME = "mnist-mini-iid-client-10-of-40"
+ROOT = Path(__file__).parents[2]
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    places = ["--out", str(folder / "out"), "--work", str(folder / "work"), "--processes", "2"]
+    small = ["--settings", NAME, "--rounds", "2", "--device", "cpu", "--epsilons", "3", "--seeds", "1"]
+    return [*places, *small, "--methods", "central-dp,secagg-ddg", *more]
+
+
+def cells(folder: Path, experiment: str) -> dict[str, float]:
+    result = read_result(result_path(folder / "out", experiment, NAME))
+    return {cell.id: cell.accuracy for cell in result.cells} if result else {}
+
+
+@pytest.mark.slow
+def test_a_session_stops_in_time_and_goes_on_from_what_it_left(tmp_path):
+    assert session.main(arguments(tmp_path, "--seconds", "1")) == 3
+    assert session.main(arguments(tmp_path, "--stage", "tune")) == 0
+    tuned = cells(tmp_path, "tuning")
+    assert len(tuned) == 4 * 12
+    # What is in the results need not be run again, although nothing else is left of it.
+    (tmp_path / "work").rename(tmp_path / "elsewhere")
+    assert session.main(arguments(tmp_path)) == 0
+    assert cells(tmp_path, "tuning") == tuned
+    assert len(cells(tmp_path, "beyond")) == 4
+
+
+def test_tasks_are_those_that_make_a_difference():
+    setting = find_setting(NAME)
+    names = [(task.method, task.variant) for task in tasks_of(setting, "tuning")]
+    assert len(names) == len(set(names))
+    assert ("secagg-ddg", "repair") in names
+    assert ("secagg-ddg", "tolerate") not in names
+    assert {method for method, _ in names} == set(setting.methods)
+
+
+def test_nothing_that_draws_or_talks_is_needed():
+    """On the machine with the GPU there is neither matplotlib nor what the command line is made of."""
+    blocked = (
+        "import sys\nfor name in ('typer', 'rich', 'matplotlib', 'click'):\n    sys.modules[name] = None\n"
+    )
+    load = "import experiments.reproduce.session, experiments.reproduce.beyond, niss.simulation\n"
+    subprocess.run([sys.executable, "-c", blocked + load], check=True, cwd=ROOT)

@@ -1,0 +1,386 @@
+"""Runs whose clients carry noise from round to round: what was drawn, what it cost, and what is left in the model."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from torch import nn
+
+import niss
+from niss.accounting import LedgerFile, plan_carried
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import CarriedGraph
+from niss.mechanism import gdp_mu
+from niss.methods import METHODS
+from niss.randomness import SimStream
+from niss.simulation.method_run import MethodRun
+from niss.simulation.round import OpenRound
+from niss.simulation.sampling import choose_participants
+from niss.views import CarriedRound, CarriedRun, RunKnowledge, run_mu2
+from support.federation import small_config
+
+CLIENTS, COHORT, ROUNDS, APART = 12, 4, 7, 3
+WIDTH = 400
+COORDINATES = WIDTH * 50 + 50
+# Six deviations of a mean of squares over all coordinates: a false alarm has a probability of 2e-9.
+CLOSE = 6.0 * math.sqrt(2.0 / COORDINATES)
+TRAINING = {
+    "participants": COHORT,
+    "sampling": "cyclic",
+    "epochs": 1,
+    "batch_size": 10,
+    "learning_rate": 1e-9,
+}
+
+
+class Watched:
+    """A run whose clients learn next to nothing: the uploads of every round, and the noise in every model."""
+
+    def __init__(self, monkeypatch, method: dict | None = None, **changes):
+        self.uploads: list[np.ndarray] = []
+        self.plans, models = [], []
+        generator = SimStream(1).generator()
+        data = [
+            (generator.standard_normal((3, WIDTH), dtype=np.float32), np.array([0, 1, 2]))
+            for _ in range(CLIENTS)
+        ]
+        settings = {
+            "rounds": ROUNDS,
+            "data": {"clients": CLIENTS},
+            "training": TRAINING,
+            "privacy": {"epsilon": 3.0, "clip": 0.5},
+            **changes,
+            "methods": [{"name": "niss-carried", **(method or {})}],
+        }
+        record, finish = MethodRun.record, OpenRound.finish
+
+        def recording(run, result, seconds):
+            models.append(result.weights.double().numpy())
+            record(run, result, seconds)
+
+        def finishing(opened, uploads):
+            result = finish(opened, uploads)
+            self.plans.append(opened.round_plan)
+            self.uploads.append(uploads.rows().astype(np.float64))
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MethodRun, "record", recording)
+            patch.setattr(OpenRound, "finish", finishing)
+            model = nn.Linear(WIDTH, 50)
+            start = np.concatenate(
+                [value.detach().double().numpy().ravel() for value in model.state_dict().values()]
+            )
+            self.config = small_config(**settings)
+            self.result = niss.run(self.config, model=model, clients=data, test=data[0])
+        self.models = np.stack(models) - start
+        self.plan = self.config.plan(self.config.methods[0])
+
+    def run(self) -> CarriedRun:
+        """The graphs and variances of the run, for the accountant."""
+        rounds = []
+        for number, one in enumerate(self.plans):
+            carried = ()
+            if one.carrying.after is not None and number + 1 < ROUNDS:
+                graph = one.carrying.after.graph or CarriedGraph.complete((COHORT, COHORT))
+                carried = ((graph, METHODS["niss-carried"]._share(one)),)
+            rounds.append(
+                CarriedRound(
+                    clients=tuple(one.participants.tolist()),
+                    shares=one.graph,
+                    unit_variance=one.unit_variance,
+                    residual=one.residual_variance,
+                    carried=carried,
+                )
+            )
+        return CarriedRun(tuple(rounds))
+
+
+def covariance(run: CarriedRun) -> np.ndarray:
+    """Sigma over all uploads of all rounds, edge by edge, with nothing of the package but the edges."""
+    starts = np.cumsum([0, *(len(one.clients) for one in run.rounds)])
+    sigma = np.diag(np.concatenate([np.broadcast_to(one.residual, len(one.clients)) for one in run.rounds]))
+    for number, one in enumerate(run.rounds):
+        groups = [(one.shares, starts[number], one.unit_variance)]
+        groups += [(graph, starts[number + 1], variance) for graph, variance in one.carried]
+        for graph, later, variance in groups:
+            for a, b, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
+                u, v = a + starts[number], b + later
+                sigma[[u, v], [u, v]] += weight * variance
+                sigma[[u, v], [v, u]] -= weight * variance
+    return sigma
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{}, {"carried_to_residual": 4.0, "kappa": 2.0}, {"graph": "regular", "neighbours": 2}, {"carried_neighbours": 2}],
+    ids=["complete", "given ratio", "sparse within", "sparse carried"],
+)  # fmt: skip
+def test_the_uploads_of_all_rounds_have_the_covariance_that_is_accounted_for(monkeypatch, method):
+    watched = Watched(monkeypatch, method)
+    run = watched.run()
+    sigma = covariance(run)
+    rows = np.concatenate(watched.uploads)
+    measured = rows @ rows.T / COORDINATES
+    scale = np.sqrt(np.diag(sigma))
+    assert np.all(np.abs(measured - sigma) < CLOSE * np.outer(scale, scale))
+    assert np.abs(sigma[0, COHORT]) > 0.0 or method.get("carried_neighbours")
+
+    # What is stated for each client is never below an own computation, and equal to it on complete graphs.
+    moved, precision = 0.5 / COHORT, np.linalg.inv(sigma)
+    found = run_mu2(run, sensitivity=moved)
+    for client in watched.result.statement.clients:
+        places = [place for vertex, place in run.places.items() if vertex[0] == client.client]
+        own = moved**2 * precision[np.ix_(places, places)].sum()
+        assert found[client.client] == pytest.approx(own, rel=1e-9)
+        assert own <= client.mu_joint**2 * (1.0 + 1e-9)
+        if "neighbours" not in method and "carried_neighbours" not in method:
+            assert own == pytest.approx(client.mu_joint**2, rel=1e-9)
+    most = max(client.mu_joint for client in watched.result.statement.clients)
+    assert most <= gdp_mu(3.0, 1e-5) * (1.0 + 1e-9)
+    assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
+    if not method:
+        assert watched.result.epsilon == pytest.approx(3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("colluders", [1, 2])
+def test_against_colluders_the_statement_is_the_cost_of_any_that_many(monkeypatch, colluders):
+    watched = Watched(monkeypatch, privacy={"epsilon": 3.0, "clip": 0.5, "colluders": colluders})
+    run = watched.run()
+    known = {
+        int(client)
+        for one in watched.plans[:APART]
+        for client in one.participants[1 : 1 + colluders]
+    }  # fmt: skip
+    found = run_mu2(run, RunKnowledge(colluders=known), sensitivity=0.5 / COHORT)
+    for client in watched.result.statement.clients:
+        if client.client not in known:
+            assert found[client.client] == pytest.approx(client.mu_joint**2, rel=1e-9)
+    assert f"up to {colluders} participants" in watched.result.statement.words
+
+
+def test_without_fresh_noise_the_sum_over_all_rounds_is_that_of_fedavg(monkeypatch):
+    watched = Watched(monkeypatch, {"tau2": 0.0})
+    between, final = np.abs(watched.models[:-1]).max(axis=1), np.abs(watched.models[-1]).max()
+    assert between.min() > 0.1
+    assert final < 1e-5 * between.max()
+    assert watched.result.epsilon is None
+    assert "cancel exactly" in watched.result.statement.words
+
+
+def test_the_noise_in_the_model_is_as_predicted_and_below_a_trusted_servers(monkeypatch):
+    watched = Watched(monkeypatch, {"kappa": 50.0})
+    predicted = [line["model_noise_variance"] for line in watched.result.metrics]
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+    planned = plan_carried(
+        participants=COHORT, clients=CLIENTS, rounds=ROUNDS, kappa=50.0, sensitivity=0.5 / COHORT
+    )
+    np.testing.assert_allclose(predicted, planned.noise, rtol=1e-9)
+    assert np.mean(predicted) < np.mean(planned.noise_central)
+    lines = watched.result.metrics
+    assert ["carried_variance" in line for line in lines] == [True] * (ROUNDS - 1) + [False]
+    assert any("ended early" in caveat for caveat in watched.result.statement.caveats)
+    for line in lines:
+        assert line["aggregate_variance"] == pytest.approx(line["aggregate_variance_predicted"], rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.private])
+def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name):
+    watched = Watched(monkeypatch, {"name": name})
+    predicted = [line["model_noise_variance"] for line in watched.result.metrics]
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+
+
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("mode", ["tolerate", "repair"])
+@pytest.mark.parametrize("method", [{}, {"carried_neighbours": 2}], ids=["complete", "sparse"])
+def test_what_dropouts_leave_in_the_model_is_as_predicted(monkeypatch, mode, method, closing):
+    if mode == "repair" and method:
+        pytest.skip("refused")
+    protocol, privacy = {"dropout": 0.35, "mode": mode}, {"epsilon": 3.0, "clip": 0.5, "dropped": 2}
+    watched = Watched(monkeypatch, {"closing": closing, **method}, protocol=protocol, privacy=privacy)
+    lines = watched.result.metrics
+    assert sum(line["dropped"] for line in lines) >= 4
+    predicted = [line["model_noise_variance"] for line in lines]
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+    assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
+    repaired = [line["exact"] for line in lines if line["dropped"]]
+    assert any(repaired) == (mode == "repair")
+    if all(repaired):
+        fresh = sum((COHORT - line["dropped"]) for line in lines) * watched.plans[0].residual_variance[0]
+        assert predicted[-1] <= fresh + COHORT * watched.plans[0].residual_variance[0] * closing + 1e-12
+
+
+def test_dropouts_are_planned_for():
+    """What is repaired does not stay in the model, so much can be carried; where nothing is, little."""
+    ratios, residuals = {}, {}
+    for label, protocol in {
+        "none": {},
+        "tolerate": {"dropout": 0.1},
+        "repair": {"dropout": 0.1, "mode": "repair"},
+    }.items():
+        config = small_config(
+            rounds=100,
+            data={"clients": 1000},
+            training={"participants": 100, "sampling": "cyclic"},
+            protocol=protocol,
+            methods=[{"name": "niss-carried"}],
+        )
+        plan = config.plan(config.methods[0])
+        promise = plan.committed(100).promise
+        ratios[label], residuals[label] = promise.carried_to_residual[0], promise.residual
+        assert (plan.dropped, plan.revealed) == ((27, 27) if label == "repair" else (0, 0))
+        assert promise.known == plan.dropped
+    assert ratios["tolerate"] < 0.3 * ratios["none"]
+    assert ratios["repair"] > 0.8 * ratios["none"]
+    assert residuals["repair"] > residuals["none"]
+
+
+def test_a_participation_is_charged_what_it_adds_over_the_whole_run(tmp_path, datasets, held_out, linear):
+    config = small_config(methods=[{"name": "niss", "carry": True}], privacy={"epsilon": 8.0, "clip": 1.0})
+    assert config.methods[0].title == "niss-carried"
+    niss.run(config, out=tmp_path / "run", model=linear, clients=datasets, test=held_out)
+    ledger = LedgerFile.read(tmp_path / "run" / "ledger.jsonl")
+    plan = config.plan(config.methods[0]).committed(6).promise
+    taken: dict[str, list[int]] = {}
+    for entry in ledger.entries:
+        for client, charged in entry.mus.items():
+            past = taken.setdefault(client, [])
+            both = [*past, entry.round - 1]
+            added = plan.matrix[np.ix_(both, both)].sum() - plan.matrix[np.ix_(past, past)].sum()
+            assert charged.joint**2 == pytest.approx(added, rel=1e-9)
+            past.append(entry.round - 1)
+        assert entry.basis == {
+            "method": "niss-carried", "heuristic": False, "colluders": 0, "dropped": 0, "rounds": 4, "separation": 2,
+            "pattern": "cyclic",
+        }  # fmt: skip
+    assert max(ledger.spent(client) for client in ledger.clients) == pytest.approx(plan.mu, rel=1e-9)
+    statement = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "a run of 4 committed rounds" in statement["words"]
+    assert "exactly 2 rounds apart" in statement["words"]
+
+
+@pytest.mark.parametrize("rounds_done", [1, 2, 3])
+@pytest.mark.parametrize(
+    "method", [{"closing": True}, {"carried_neighbours": 2, "graph": "regular", "neighbours": 3}]
+)
+def test_a_run_that_lost_clients_goes_on_to_the_same_bytes_after_a_kill(
+    tmp_path, monkeypatch, datasets, held_out, linear, method, rounds_done
+):
+    """What is carried is drawn again from seeds, as is who was lost in the round before."""
+    config = small_config(
+        methods=[{"carry": True, **method}],
+        privacy={"epsilon": 8.0, "clip": 1.0},
+        protocol={"dropout": 0.3, "mode": "tolerate" if "graph" in method else "repair"},
+    )
+    materials = {"model": linear, "clients": datasets, "test": held_out}
+    niss.run(config, out=tmp_path / "whole", **materials)
+    finish = OpenRound.finish
+
+    def dying(opened, uploads):
+        if opened.number == rounds_done:
+            raise KeyboardInterrupt
+        return finish(opened, uploads)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenRound, "finish", dying)
+        with pytest.raises(KeyboardInterrupt):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    niss.resume(tmp_path / "cut", **materials)
+    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+
+
+def test_the_ledger_is_explained(tmp_path, datasets, held_out, linear):
+    from niss.cli.account import _notes
+
+    config = small_config(methods=[{"carry": True}], privacy={"epsilon": 8.0, "clip": 1.0})
+    niss.run(config, out=tmp_path / "run", model=linear, clients=datasets, test=held_out)
+    notes = " ".join(_notes(LedgerFile.read(tmp_path / "run" / "ledger.jsonl"), None))
+    assert "adds to mu^2 over the whole committed run of 4 rounds" in notes
+    assert "exactly 2 rounds apart" in notes
+
+
+def test_a_single_round_of_it_is_no_target_of_an_attack():
+    from niss.attacks.rounds import simulate_round
+
+    plan = niss.Plan(method="niss-carried", graph="complete", rounds=4, separation=2, participations=2)
+    with pytest.raises(ConfigError, match="about a whole run"):
+        simulate_round(np.zeros((4, 3)), np.zeros(3), plan, stream=SimStream(1))
+
+
+def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(datasets, held_out, linear):
+    config = small_config(
+        rounds=9,
+        training={"participants": 3, "sampling": "uniform", "separation": 2, "epochs": 1},
+        methods=[{"name": "niss-carried"}],
+        privacy={"epsilon": 8.0, "clip": 1.0},
+    )
+    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    assert "at least 2 rounds apart" in result.statement.words
+    plan = config.plan(config.methods[0]).committed(3).promise
+    assert plan.pattern == "any"
+    patterns: dict[int, list[int]] = {client: [] for client in range(12)}
+    for number in range(9):
+        rested = np.array([all(number - one >= 2 for one in patterns[client]) for client in range(12)])
+        drawn = choose_participants(
+            number, sampling="uniform", size=3, eligible=rested, stream=SimStream(3).child("participants")
+        )
+        for client in drawn.tolist():
+            patterns[client].append(number)
+    for client in result.statement.clients:
+        rounds = patterns[client.client]
+        assert client.mu_joint**2 == pytest.approx(plan.matrix[np.ix_(rounds, rounds)].sum(), rel=1e-9)
+    assert result.epsilon <= 8.0
+
+
+def test_a_charge_outside_the_committed_pattern_is_refused():
+    run = small_config(methods=[{"name": "niss-carried"}]).plan(
+        small_config(methods=[{"name": "niss-carried"}]).methods[0]
+    ).committed(6)  # fmt: skip
+    with pytest.raises(PrivacyError, match="comes 1 after round 0"):
+        run.charge(1, [0])
+    with pytest.raises(PrivacyError, match="past the committed end"):
+        run.charge(4, [0, 2])
+    with pytest.raises(PrivacyError, match="committed to 4"):
+        run.cost(4, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"training": {"participants": 5}}, "whole cohorts"),
+        ({"training": {"participants": 6, "sampling": "uniform"}}, "may return at once"),
+        ({"training": {"participants": 6, "weights": "declared"}}, "all have to weigh the same"),
+        ({"privacy": {"scope": "round"}}, "whole training"),
+        ({"privacy": {"participations": 1}}, "its turn comes 2 times"),
+        ({"privacy": {"unit": "record"}, "training": {"participants": 6, "epochs": 1}}, "whole clients"),
+        ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
+        ({"exchange": "protocol"}, "cannot carry noise"),
+        (
+            {"methods": [{"name": "niss-carried", "graph": "regular", "neighbours": 3}], "privacy": {"colluders": 1}},
+            "sparse graphs",
+        ),
+        ({"methods": [{"name": "niss-carried", "distortion": "scalar", "tau2": 0.1}]}, "additive"),
+        ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "cannot be planned on a random graph"),
+        ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),
+    ],
+)  # fmt: skip
+def test_what_carried_shares_cannot_promise_is_refused(changes, fault):
+    with pytest.raises(ConfigError, match=fault):
+        small_config(**{"methods": [{"name": "niss-carried"}], **changes})
+
+
+def test_carry_is_the_same_as_the_name_and_a_config_can_be_written_and_read():
+    by_name, by_switch = (
+        small_config(methods=[method]) for method in ({"name": "niss-carried"}, {"carry": True})
+    )
+    assert by_name == by_switch
+    assert by_name.methods[0].graph == "complete"
+    again = niss.make_config(by_name.model_dump(mode="json", exclude_none=True))
+    assert again == by_name
+    given = small_config(methods=[{"carry": True, "graph": "regular", "neighbours": 4, "kappa": 3.0}])
+    assert (given.methods[0].graph, given.methods[0].kappa) == ("regular", 3.0)
