@@ -74,7 +74,7 @@ def test_a_key_from_before_the_run_was_joined_is_not_accepted_in_it():
 def test_a_chain_of_any_length_is_not_accepted(rounds):
     declined = LoneServer(replace(EVERYONE, rounds=rounds), 5).enrol()
     assert declined is not None
-    assert "at most 100000 is possible" in declined
+    assert "at most 100000 is possible" in declined or "not a number that a plan could have" in declined
 
 
 def test_a_bound_that_may_fail_counts_only_with_a_holder_the_owner_vouches_for():

@@ -285,17 +285,6 @@ class TestFailuresAreSummed:
         with pytest.raises(PrivacyError, match="has room for 1e-06"):
             joined(a_store(kind, tmp_path, store), "later", 2e-7)
 
-    def test_an_upload_pays_for_every_graph_that_was_drawn_before_it(self, kind, tmp_path):
-        """At attempt 3 the server has had four graphs to choose from, each a chance for colluders."""
-        store = a_store(kind, tmp_path)
-        with pytest.raises(PrivacyError, match="exceed this client's delta"):
-            spend(store, "first", 0, attempt=3, failure=3e-7)
-        spend(store, "first", 0, attempt=3, failure=2e-7)
-        again = a_store(kind, tmp_path, store)
-        with pytest.raises(PrivacyError, match="exceed this client's delta"):
-            spend(again, "first", 1, failure=3e-7)
-        spend(again, "first", 1, failure=2e-7)
-
     def test_and_count_against_the_delta_that_is_pinned(self, kind, tmp_path):
         limits = Limits(epsilon=1.0, delta=5e-7)
         store = a_store(kind, tmp_path)

@@ -21,6 +21,7 @@ from niss.errors import ConfigError
 from niss.flower import Limits, NissStrategy
 from niss.flower.proposal import read_proposal
 from niss.flower.session import Session
+from niss.flower.state import open_store
 from niss.local import Processes, Started, free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
@@ -87,6 +88,18 @@ def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
     caveats = "\n".join(strategy.statement.caveats)
     assert "The server holds the beacon itself" not in caveats
     assert "beacon holder's key" not in caveats
+
+
+def test_who_joins_pays_for_every_graph_of_the_chain(service):
+    """Each attempt at each round is another graph, and each may turn out well for colluders."""
+    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    strategy = service.strategy(replace(PLAN, attempts=4))
+    strategy.start(grid, global_model(), num_rounds=3, timeout=1)
+    failure = strategy.plan.corruption.failure
+    assert failure > 0.0
+    for context in grid.contexts.values():
+        with open_store(context, None) as store:
+            assert store.state.failures == pytest.approx(4 * 3 * failure)
 
 
 def test_a_server_that_is_killed_goes_on_with_the_same_tracker(service, tmp_path):
