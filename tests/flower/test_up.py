@@ -119,8 +119,15 @@ def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
     with pytest.raises(NissError, match="no round gave a result: too few"):
         bring_up()
     monkeypatch.setattr(FakeDeployment, "status_at_end", "finished:failed")
-    with pytest.raises(NissError, match="the run ended as 'finished:failed'"):
+    with pytest.raises(NissError, match="'finished:failed': no round gave a result: too few") as failed:
         bring_up()
+    assert "use more nodes" in failed.value.hint
+    for rounds in ([], REPORT["rounds"]):
+        monkeypatch.setattr(FakeDeployment, "report_at_end", {**REPORT, "rounds": rounds})
+        with pytest.raises(NissError) as failed:
+            bring_up()
+        assert failed.value.message == "the run ended as 'finished:failed'"
+        assert "read the logs" in failed.value.hint
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path, monkeypatch):

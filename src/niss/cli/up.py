@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _DONE = "finished:completed"
 _RUN = "run.json"
+_MORE_NODES = "use more nodes, or assume fewer colluders: --set colluders=0"
 # So few clients that the noise is a match for the updates: with half of the app's clip they learn faster.
 _FOR_FEW_NODES = {"clip": 1.0}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -84,12 +85,8 @@ def up_command(options: UpOptions) -> None:
     with kept_on_interrupt(lambda: _kept(kept)), _folder(options) as folder, _terminated_like_interrupted():
         report = _run(folder, _prepared(folder, options), kept)
     print_json(report) if options.as_json else _print(report)
-    if not any(one["survivors"] for one in report["rounds"]):
-        reasons = [one["skipped"] for one in report["rounds"] if one["skipped"]]
-        raise NissError(
-            "no round gave a result" + (f": {reasons[-1]}" if reasons else ""),
-            hint="use more nodes, or assume fewer colluders: --set colluders=0",
-        )
+    if nothing := _without_a_result(report):
+        raise NissError(nothing, hint=_MORE_NODES)
 
 
 def _prepared(folder: Path, options: UpOptions) -> _Prepared:
@@ -132,11 +129,25 @@ def _run(folder: Path, prepared: _Prepared, kept: Path | None) -> dict[str, Any]
         show(f"run {run} started")
         federation.stream(run, show)
         status = federation.status(run)
-    if status != _DONE or not federation.report.exists():
+    report = json.loads(federation.report.read_text()) if federation.report.exists() else None
+    if status != _DONE or report is None:
+        # A ServerApp whose strategy was given no update ends with an error, and the report knows why.
+        nothing = _without_a_result(report) if report is not None and report["rounds"] else ""
         logs = f"read the logs in {folder / 'logs'}, then go on with: niss up --resume {folder}"
         again = "run it again with --keep FOLDER and read the logs there"
-        raise NissError(f"the run ended as {status!r}", hint=again if kept is None else logs)
-    return json.loads(federation.report.read_text())  # type: ignore[no-any-return]
+        raise NissError(
+            f"the run ended as {status!r}" + (f": {nothing}" if nothing else ""),
+            hint=_MORE_NODES if nothing else again if kept is None else logs,
+        )
+    return report  # type: ignore[no-any-return]
+
+
+def _without_a_result(report: dict[str, Any]) -> str:
+    """That no round gave a result, and why the last one that was skipped did not; empty where one did."""
+    if any(one["survivors"] for one in report["rounds"]):
+        return ""
+    reasons = [one["skipped"] for one in report["rounds"] if one["skipped"]]
+    return "no round gave a result" + (f": {reasons[-1]}" if reasons else "")
 
 
 def _kept(keep: Path | None) -> str:
