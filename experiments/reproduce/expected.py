@@ -38,7 +38,14 @@ from experiments.reproduce.sensitivity import NBAFL, Setup, find_reading, given_
 SEEDS = (1, 2, 3)
 RECORDS = {"mnist": 600, "cifar10": 500}
 """Images of a client in the paper's setting."""
-MEASURED: tuple[str, ...] = ()
+MEASURED: tuple[str, ...] = (
+    "mnist-iid-client-100-of-1000",
+    "mnist-iid-client-1000-of-6000",
+    "mnist-non-iid-client-100-of-1000",
+    "mnist-non-iid-client-1000-of-6000",
+    "mnist-iid-client-30-of-300",
+    "cifar10-iid-client-1000-of-5000",
+)
 """The settings with fixed cohorts whose files are committed: all rivals and variants, tuned by the search."""
 SEARCHED = None
 """In place of the cells: those of a search, which are known once it is played again."""
