@@ -2,6 +2,7 @@
 
     python benchmarks/flower.py --quick            # smoke test: few clients, a small model
     python benchmarks/flower.py --json flower.json # 30 clients, 199,210 parameters
+    python benchmarks/flower.py --memory --clients 10 --coordinates 10000000
 
 Plain FedAvg and NISS run as apps do: a strategy, a ClientApp for each client, messages that are encoded and decoded on
 their way. SecAgg+ exists for the older API only and runs through its own mod and workflow, as in `protocol.py`; putting
@@ -9,6 +10,9 @@ its messages on the wire is not timed. Nothing is trained: each client adds a fi
 left out. All times are CPU time with one thread. Two sums are shown of the time a round takes beyond plain FedAvg:
 `one machine`, where the clients run one after the other, and `federation`, where they run at once and the round waits
 for the slowest (here: the median, since all do the same).
+
+With `--memory` one round of each is traced instead of timed: the most memory that the answer of one client takes beyond
+the message it answers, and the most that all of it takes together, server and messages in flight, in one process.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import os
 import platform
 import statistics
 import sys
+import tracemalloc
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -76,6 +81,8 @@ class MeasuringGrid(Grid):
         self.spent = dict.fromkeys(self._contexts, 0.0)
         self.sent = dict.fromkeys(self._contexts, 0)
         self.outside = 0.0
+        self.client_peak = 0
+        self._peak = 0
 
     def reset(self) -> None:
         self.spent = dict.fromkeys(self._contexts, 0.0)
@@ -101,11 +108,29 @@ class MeasuringGrid(Grid):
         before, trained = process_time(), TRAINING.seconds
         received = Message(_decoded(carried), dst_node_id=node, message_type=message.metadata.message_type)
         received.metadata.__dict__["_message_id"] = message.metadata.message_id
+        held = self._traced()
         reply = self._app(received, self._contexts[node])
+        self._traced(held)
         back = recorddict_to_proto(reply.content).SerializeToString()
         self.spent[node] += process_time() - before - (TRAINING.seconds - trained)
         self.sent[node] += len(back)
         return Message(_decoded(back), reply_to=message)
+
+    def _traced(self, held: int | None = None) -> int:
+        """Bytes in use; with `held`, those before a client answered, its peak is noted first."""
+        now, peak = tracemalloc.get_traced_memory()
+        self._peak = max(self._peak, peak)
+        if held is not None:
+            self.client_peak = max(self.client_peak, peak - held)
+        if tracemalloc.is_tracing():
+            tracemalloc.reset_peak()
+        return now
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use so far."""
+        self._traced()
+        return self._peak
 
     def _unused(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
@@ -168,6 +193,43 @@ def play(strategy: Strategy, mods: list[Any], clients: int, coordinates: int, ro
         _check(strategy, found["weights"].numpy() - arrays["weights"].numpy(), expected)
         arrays = found
     return costs
+
+
+def trace(name: str, strategy: Strategy, mods: list[Any], clients: int, coordinates: int) -> dict[str, Any]:
+    """The memory that one round takes; the fixed updates of the clients are there before."""
+    from flwr.app import ConfigRecord
+
+    grid = MeasuringGrid(clients, make_app(mods))
+    arrays = ArrayRecord({"weights": Array(np.zeros(coordinates, dtype=np.float32))})
+    tracemalloc.start()
+    messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    row = {"contestant": name, "client_bytes": grid.client_peak, "together_bytes": grid.peak}
+    tracemalloc.stop()
+    return row
+
+
+def measure_memory(clients: int, coordinates: int) -> list[dict[str, Any]]:
+    """Plain FedAvg, and NISS with ever more neighbours, in one round each."""
+    step = np.full(coordinates, 0.9 * CLIP / coordinates**0.5, dtype=np.float32)
+    TRAINING.updates = dict.fromkeys(range(1, clients + 1), step)
+    rows = [trace(PLAIN, FedAvg(fraction_evaluate=0.0), [], clients, coordinates)]
+    for neighbours in dict.fromkeys((min(4.0, clients - 1.0), clients - 1.0)):
+        plan = Plan(clip=CLIP, epsilon=8.0, participations=1, kappa=4.0, neighbours=neighbours, rounds=1)
+        strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
+        rows.append(trace(f"niss v={neighbours:g}", strategy, [niss_mod], clients, coordinates))
+    return rows
+
+
+def show_memory(rows: list[dict[str, Any]], coordinates: int) -> None:
+    model = 4 * coordinates
+    print("| | one client, MB | in models | together, MB | in models |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        cells = [
+            f"{row[key] / 1e6:,.1f} | {row[key] / model:.1f}" for key in ("client_bytes", "together_bytes")
+        ]
+        print(f"| {row['contestant']} | {' | '.join(cells)} |")
 
 
 def _check(strategy: Strategy, found: np.ndarray, expected: np.ndarray) -> None:
@@ -258,6 +320,7 @@ def main() -> None:
     parser.add_argument("--coordinates", type=int, default=199_210)
     parser.add_argument("--rounds", type=int, default=3, help="rounds to take the median of")
     parser.add_argument("--quick", action="store_true", help="5 clients, 2,000 parameters, 1 round")
+    parser.add_argument("--memory", action="store_true", help="trace memory instead of timing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args()
     if options.quick:
@@ -265,8 +328,12 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     with threadpool_limits(1):
-        rows = summarise(measure(options.clients, options.coordinates, options.rounds))
-    show(rows)
+        if options.memory:
+            rows = measure_memory(options.clients, options.coordinates)
+            show_memory(rows, options.coordinates)
+        else:
+            rows = summarise(measure(options.clients, options.coordinates, options.rounds))
+            show(rows)
     if options.json is not None:
         about = {
             "clients": options.clients,

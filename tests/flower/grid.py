@@ -113,7 +113,7 @@ class FakeGrid(Grid):
             reply = None if arrived is None else self._deliver(arrived)
             reply = None if reply is None else self.mangle(reply)
             if reply is not None:
-                self.received.append(reply)
+                self.received.append(copy.deepcopy(reply))
                 replies.append(reply)
         return replies
 

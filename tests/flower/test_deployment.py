@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niss.accounting import LedgerFile
 from niss.local import Deployment, Processes, Settings, make_node_key, marked
 
 pytestmark = pytest.mark.slow
@@ -192,3 +193,78 @@ def test_the_descendants_of_a_process_are_found_even_in_sessions_of_their_own(tm
         one = processes.start("parent", [sys.executable, "-c", detached])
         wait_until(lambda: len(marked(one.mark)) == 2, seconds=20.0)
     wait_until(lambda: not marked(one.mark), seconds=5.0)
+
+
+@pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
+def test_a_server_that_is_killed_between_rounds_goes_on(tmp_path, victim):
+    """kill -9 of the ServerApp, or of the SuperLink with it; the nodes keep their ledgers and pay once a round."""
+    options = {number: dict(WITHOUT_NOISE) for number in range(3)}
+    settings = Settings(nodes=3, tls=False, tracker=False, node_options=options)
+    with Deployment(tmp_path / "up", settings) as federation:
+        weights = federation.folder / "weights.json"
+        run_config = {
+            "rounds": 4,
+            "mode": "tolerate",
+            "timeout": 120.0,
+            "pause-after": 2,
+            "resume": str(federation.saved_run),
+        }
+        run = federation.submit(FAULTY, run_config)
+        wait_until(lambda: weights.exists() and '"2"' in weights.read_text())
+        if victim == "SuperLink":
+            federation.processes.kill(federation.superlink)
+            for node in list(federation.nodes.values()):
+                federation.processes.kill(node)
+            federation.start_superlink()
+            for number in range(3):
+                federation.start_node(number)
+        else:
+            for process in _server_apps(federation.superlink.mark):
+                os.kill(process, signal.SIGKILL)
+            wait_until(lambda: federation.status(run).startswith("finished"))
+            assert federation.status(run) != "finished:completed"
+        assert len(json.loads(federation.report.read_text())["rounds"]) == 2
+        report = finished(federation, federation.submit(FAULTY, run_config | {"pause-after": 0}))
+    everyone = set(range(3))
+    check_sums(federation, [everyone] * 4)
+    assert [one["survivors"] for one in report["rounds"]] == [3] * 4
+    assert "Times that the server ended and the run went on: 1." in caveats(report)
+    for number in range(3):
+        ledger = LedgerFile.read(federation.state_folder(number) / "ledger.jsonl")
+        assert [entry.basis["round"] for entry in ledger.entries] == [0, 1, 2, 3]
+
+
+def _server_apps(mark: str) -> list[int]:
+    """The ids of the processes that a SuperLink runs ServerApps in."""
+    return [
+        process
+        for process in marked(mark)
+        if b"serverapp" in Path(f"/proc/{process}/cmdline").read_bytes().replace(b"-", b"")
+    ]
+
+
+def test_a_killed_niss_up_leaves_nothing_behind_and_is_resumed(tmp_path):
+    kept = tmp_path / "up"
+    words = ["--nodes", "2", "--rounds", "2", "--no-tls", "--set", "colluders=0", "--keep", str(kept)]
+    command = [sys.executable, "-m", "niss", "up"]
+    log = (tmp_path / "log").open("wb")
+    started = subprocess.Popen([*command, *words], stdout=log, stderr=log, cwd=tmp_path)
+    try:
+        wait_until(lambda: (kept / "report.json").exists())
+    finally:
+        started.kill()
+        started.wait()
+    wait_until(
+        lambda: not any(str(kept).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*"))
+    )
+    done = subprocess.run(
+        [*command, "--resume", str(kept), "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=580
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert [one["round"] for one in report["rounds"]] == [1, 2]
+    assert any(one["survivors"] for one in report["rounds"])
+    for number in range(2):
+        ledger = LedgerFile.read(kept / "nodes" / str(number) / "ledger.jsonl")
+        charged = [entry.basis["round"] for entry in ledger.entries]
+        assert charged == sorted(set(charged))

@@ -215,6 +215,7 @@ def test_the_fuzzer_notices_a_crash_and_another_body(monkeypatch: pytest.MonkeyP
     reply = Message(Reply(bodies[0], 1).to_content(), reply_to=sent)
     assert feed(session, sent, reply) == "taken"
     other = Replies({77: Reply(b"other", 1)})
+    reply = Message(Reply(bodies[0], 1).to_content(), reply_to=sent)
     monkeypatch.setattr("fuzz.fuzz_flower.sort_replies", lambda *_: other)
     assert feed(session, sent, reply) == "another body"
     monkeypatch.setattr("fuzz.fuzz_flower.sort_replies", lambda *_: [][0])

@@ -16,9 +16,10 @@ from flower.grid import FIRST, FakeGrid, global_model
 from flower.test_trust import _entropy, with_folders, write_coalition
 from niss.accounting import Plan
 from niss.flower import NissStrategy
+from niss.flower.coordinator import Relay
 from niss.flower.declines import SPOILED, Declines
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
-from niss.flower.session import LIED, Relay
+from niss.flower.session import LIED
 from niss.protocol import keys
 from niss.protocol.messages import Prekey, Reveal
 from niss.protocol.wire import decode, encode, signed_part

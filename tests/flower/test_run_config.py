@@ -31,7 +31,7 @@ def test_every_setting_arrives():
         **{"num-server-rounds": 5, "epsilon": "3", "delta": 1e-6, "clip": 1, "kappa": 4, "neighbours": 4},
         **{"colluders": 2, "relation": "replace-one", "mode": "repair", "participants": 7},
         **{"tracker": "https://t", "tracker-ca": "ca", "server-key": "k", "coalition": "c"},
-        **{"report": "r", "stage-timeout": 5, "unrelated": "x"},
+        **{"report": "r", "resume": "f", "stage-timeout": 5, "unrelated": "x"},
     }
     assert plan_of(settings) == Plan(
         epsilon=3.0,
@@ -53,6 +53,7 @@ def test_every_setting_arrives():
         "key": "k",
         "coalition": "c",
         "report": "r",
+        "resume": "f",
         "stage_timeout": 5.0,
     }
 

@@ -20,6 +20,8 @@ from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import Limits, NissStrategy
 from niss.flower.proposal import read_proposal
+from niss.flower.session import Session
+from niss.flower.state import open_store
 from niss.local import Processes, Started, free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
@@ -58,9 +60,9 @@ class Service:
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith('{"url"')]
         return str(json.loads(lines[-1])["holder"])
 
-    def strategy(self, plan: Plan = PLAN) -> NissStrategy:
+    def strategy(self, plan: Plan = PLAN, **options) -> NissStrategy:
         inner = FedAvg(fraction_evaluate=0.0)
-        return NissStrategy(inner, plan=plan, tracker=self.url, key=self._folder / "server.key")
+        return NissStrategy(inner, plan=plan, tracker=self.url, key=self._folder / "server.key", **options)
 
 
 @pytest.fixture
@@ -86,6 +88,62 @@ def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
     caveats = "\n".join(strategy.statement.caveats)
     assert "The server holds the beacon itself" not in caveats
     assert "beacon holder's key" not in caveats
+
+
+def test_who_joins_pays_for_every_graph_of_the_chain(service):
+    """Each attempt at each round is another graph, and each may turn out well for colluders."""
+    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    strategy = service.strategy(replace(PLAN, attempts=4))
+    strategy.start(grid, global_model(), num_rounds=3, timeout=1)
+    failure = strategy.plan.corruption.failure
+    assert failure > 0.0
+    for context in grid.contexts.values():
+        with open_store(context, None) as store:
+            assert store.state.failures == pytest.approx(4 * 3 * failure)
+
+
+def test_a_server_that_is_killed_goes_on_with_the_same_tracker(service, tmp_path):
+    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    first = service.strategy(resume=tmp_path / "run")
+
+    def killed(message: Message) -> Message:
+        if message.content["niss"]["stage"] == "round" and len(first.rounds) == 1:
+            raise KeyboardInterrupt
+        return message
+
+    grid.tamper = killed
+    with pytest.raises(KeyboardInterrupt):
+        first.start(grid, global_model(), num_rounds=3, timeout=1)
+    grid.tamper = lambda message: message
+    again = service.strategy(resume=tmp_path / "run")
+    again.start(grid, global_model(), num_rounds=3, timeout=1)
+    assert [one.survivors for one in again.rounds] == [6, 0, 6]
+    assert "the server ended" in again.rounds[1].skipped
+
+
+def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
+    service, tmp_path, monkeypatch
+):
+    """The tracker lets nobody sit down twice: a killed server may not look at graphs until it likes one."""
+    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    opened = Session.open
+
+    def killed_once_open(session: Session, number: int, *arguments) -> None:
+        requests = opened(session, number, *arguments)
+        if number == 1:
+            raise KeyboardInterrupt
+        return requests
+
+    monkeypatch.setattr(Session, "open", killed_once_open)
+    with pytest.raises(KeyboardInterrupt):
+        service.strategy(resume=tmp_path / "run").start(grid, global_model(), num_rounds=3, timeout=1)
+    monkeypatch.undo()
+    grid.dead.add(next(iter(grid.contexts)))
+    again = service.strategy(resume=tmp_path / "run")
+    again.start(grid, global_model(), num_rounds=3, timeout=1)
+    assert [one.survivors for one in again.rounds] == [6, 0, 5]
+    assert "the tracker refused" in again.rounds[1].skipped
+    assert len(again.account.charges) == 2
 
 
 def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, monkeypatch):

@@ -10,13 +10,15 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from niss.errors import ConfigError, NissError
-from niss.local import Deployment, Processes, Settings, make_certificates, make_node_key
+from niss.local import Deployment, Processes, Settings, make_certificates, make_node_key, marked
+from niss.local.processes import OWNER
 
 with warnings.catch_warnings():
     # typer meets a name that the newest click deprecates.
@@ -37,8 +39,9 @@ class FakeDeployment:
 
     status_at_end, report_at_end = "finished:completed", REPORT
 
-    def __init__(self, folder, settings, *, say):
+    def __init__(self, folder, settings, *, say, passing):
         self.report, self.settings, self.say = folder / "report.json", settings, say
+        type(self).passing = passing
 
     def __enter__(self):
         return self
@@ -46,7 +49,9 @@ class FakeDeployment:
     def __exit__(self, *_):
         self.say("down")
 
-    def submit(self, _app, more):
+    def submit(self, app, more):
+        type(self).app, type(self).more = app, dict(more)
+        more = {name: value for name, value in more.items() if name != "resume"}
         self.report.write_text(json.dumps({**self.report_at_end, "more": more}))
         return "1"
 
@@ -57,9 +62,27 @@ class FakeDeployment:
         return self.status_at_end
 
 
+SETTINGS = (
+    "rounds",
+    "mode",
+    "clip",
+    "min-nodes",
+    "server-key",
+    "coalition",
+    "report",
+    "tracker",
+    "tracker-ca",
+)
+
+
+def write_app(folder, names=SETTINGS):
+    lines = "\n".join(f'{name} = ""' for name in names)
+    (folder / "pyproject.toml").write_text(f"[tool.flwr.app.config]\n{lines}\n")
+
+
 @pytest.fixture
 def bring_up(monkeypatch, tmp_path):
-    (tmp_path / "pyproject.toml").touch()
+    write_app(tmp_path)
     monkeypatch.setattr("niss.local.Deployment", FakeDeployment)
     monkeypatch.setattr(up.shutil, "which", lambda *_, **__: "/bin/true")
     return lambda **changes: up.up_command(**{"nodes": 3, "rounds": 2, "app": tmp_path, **changes})
@@ -96,8 +119,15 @@ def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
     with pytest.raises(NissError, match="no round gave a result: too few"):
         bring_up()
     monkeypatch.setattr(FakeDeployment, "status_at_end", "finished:failed")
-    with pytest.raises(NissError, match="the run ended as 'finished:failed'"):
+    with pytest.raises(NissError, match="'finished:failed': no round gave a result: too few") as failed:
         bring_up()
+    assert "use more nodes" in failed.value.hint
+    for rounds in ([], REPORT["rounds"]):
+        monkeypatch.setattr(FakeDeployment, "report_at_end", {**REPORT, "rounds": rounds})
+        with pytest.raises(NissError) as failed:
+            bring_up()
+        assert failed.value.message == "the run ended as 'finished:failed'"
+        assert "read the logs" in failed.value.hint
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path, monkeypatch):
@@ -108,6 +138,98 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path
     monkeypatch.setattr(up.shutil, "which", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="Flower is not installed"):
         bring_up()
+
+
+def test_an_app_without_a_setting_that_it_needs_is_refused_with_the_name_of_it(bring_up, tmp_path):
+    write_app(tmp_path, [name for name in SETTINGS if name not in ("report", "tracker-ca")])
+    with pytest.raises(ConfigError, match="has no setting 'report', 'tracker-ca'") as refused:
+        bring_up()
+    assert 'report = ""' in refused.value.hint
+    write_app(tmp_path, [name for name in SETTINGS if not name.startswith("tracker")])
+    bring_up(tracker=False)
+    with pytest.raises(ConfigError, match="has no setting 'epsilom'"):
+        bring_up(tracker=False, settings=["epsilom=3.0"])
+
+
+def test_metrics_that_are_lists_are_printed_as_lists(bring_up, monkeypatch, capsys):
+    metrics = {"1": {"by class": [0.123456, 1], "accuracy": 0.5, "nothing": None}}
+    monkeypatch.setattr(FakeDeployment, "report_at_end", {**REPORT, "metrics": {"server": metrics}})
+    bring_up()
+    assert "after round 1: by class [0.1235, 1], accuracy 0.5, nothing None" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("bring_up")
+def test_the_built_in_app_needs_no_checkout(monkeypatch, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    up.up_command(keep=tmp_path / "kept")
+    assert FakeDeployment.app == tmp_path / "kept" / "app"
+    assert (FakeDeployment.app / "flower_app" / "server_app.py").is_file()
+    assert FakeDeployment.more["resume"] == str(tmp_path / "kept" / "server")
+    assert FakeDeployment.more["clip"] == 1.0
+    assert not FakeDeployment.passing
+
+
+@pytest.mark.usefixtures("bring_up")
+def test_a_run_that_was_kept_is_resumed_as_it_was(tmp_path):
+    kept = tmp_path / "kept"
+    up.up_command(keep=kept, nodes=4, rounds=7, tls=False, settings=["clip=0.25"])
+    before, app = FakeDeployment.more, FakeDeployment.app
+    with pytest.raises(ConfigError, match="no federation was started"):
+        up.up_command(resume=kept)
+    one = Deployment(kept, Settings(nodes=4, tls=False))
+    one._make_keys()
+    up.up_command(resume=kept)
+    assert (FakeDeployment.more, FakeDeployment.app) == (before, app)
+    assert before == {"rounds": 7, "clip": 0.25, "resume": str(kept / "server")}
+    with pytest.raises(ConfigError, match="was not kept by niss up"):
+        up.up_command(resume=tmp_path)
+    with pytest.raises(ConfigError, match="kept where it is"):
+        up.up_command(resume=kept, keep=tmp_path / "other")
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_federation_that_is_resumed_has_the_same_keys_and_the_same_tracker(tmp_path, tls):
+    def made():
+        one = Deployment(tmp_path, Settings(nodes=2, tls=tls))
+        one._make_keys()
+        return one.server_key, one.tracker_address, one._node_config(0), one._node_config(1)
+
+    assert made() == made()
+    assert Settings.of_folder(tmp_path) == Settings(nodes=2, tls=tls)
+
+
+def test_a_killed_owner_leaves_neither_processes_nor_its_folder(tmp_path):
+    scratch = tmp_path / "scratch"
+    owner = (
+        "import os, pathlib, sys, time\n"
+        "from niss.local import Processes\n"
+        f"scratch = pathlib.Path({str(scratch)!r})\n"
+        "scratch.mkdir()\n"
+        "with Processes(scratch, os.environ, scratch=scratch) as processes:\n"
+        "    detached = 'import subprocess, sys, time; subprocess.Popen([sys.executable, \"-c\", '\\\n"
+        "        '\"import time; time.sleep(300)\"], start_new_session=True); time.sleep(300)'\n"
+        "    processes.start('one', [sys.executable, '-c', detached])\n"
+        "    print(processes._owner, flush=True)\n"
+        "    time.sleep(300)\n"
+    )
+    started = subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True)
+    mark = started.stdout.readline().strip()
+    try:
+        wait_until(lambda: len(marked(mark, OWNER)) == 2)
+    finally:
+        started.kill()
+        started.communicate()
+    wait_until(lambda: not marked(mark, OWNER))
+    wait_until(lambda: not scratch.exists())
+
+
+def wait_until(happens, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
 
 
 def test_the_certificate_is_one_that_the_authority_signed_for_this_machine(tmp_path):

@@ -30,8 +30,9 @@ else:
 
 from fuzz.driver import Feed, Target
 from niss.accounting import Plan
+from niss.flower.coordinator import Relay
 from niss.flower.proposal import Enrolment
-from niss.flower.session import Relay, Session
+from niss.flower.session import Session
 from niss.flower.transport import Reply, sign_refusal, sort_replies
 from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
@@ -169,11 +170,13 @@ def content_of(rng: random.Random, bodies: list[bytes]) -> RecordDict:
 
 def feed(session: Session, sent: Message, reply: Message) -> str:
     """What becomes of a reply: taken, refused, or what went wrong."""
+    # What was read is taken out of a reply.
+    sent_back = None if reply.has_error() else reply.content.get("niss-upload")
     try:
         replies = sort_replies([sent], [reply])
         for one in replies.received.values():
             # numpy is not to be asked before the header is known; by now it is.
-            if np.load(BytesIO(reply.content["niss-upload"]["body"].data)).tobytes() != one.body:
+            if np.load(BytesIO(sent_back["body"].data)).tobytes() != one.body:
                 return "another body"
             session.admit(NODE, one)
             mean_metrics([one.metrics, MetricRecord({"loss": math.inf}), one.metrics])

@@ -13,15 +13,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from niss.cli.options import from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
 from niss.errors import ConfigError, NissError
+from niss.files import SHARED, read_json, write_json
+
+if TYPE_CHECKING:
+    from niss.local import Settings
 
 _DONE = "finished:completed"
+_RUN = "run.json"
+_MORE_NODES = "use more nodes, or assume fewer colluders: --set colluders=0"
+# So few clients that the noise is a match for the updates: with half of the app's clip they learn faster.
+_FOR_FEW_NODES = {"clip": 1.0}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -33,20 +41,31 @@ class UpOptions:
     tls       TLS everywhere, and SuperNodes that authenticate themselves.
     tracker   A tracker hands out keys and holds the beacon; else the server does.
     rounds    Rounds of training.
-    app       The Flower app to run.
+    app       The Flower app to run; without it one that is built in, which learns digits.
     settings  A setting of the app, in TOML; may be repeated.
-    keep      Keep keys, logs, ledgers and the report in this new folder.
+    keep      Keep keys, logs, ledgers, the report and the saved run in this new folder.
+    resume    Go on with the run in a folder that was kept; everything else is as it was.
     as_json   Print the report as JSON.
     """
 
-    nodes: int = option(5, min=2)
+    nodes: int = option(12, min=2)
     tls: bool = True
     tracker: bool = True
     rounds: int = option(3, min=1)
-    app: Path = option(Path("examples/flower_app"), metavar="FOLDER")
+    app: Path | None = option(None, metavar="FOLDER")
     settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
     keep: Path | None = option(None, metavar="FOLDER")
+    resume: Path | None = option(None, metavar="FOLDER")
     as_json: bool = option(False, "--json")
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What to start, the app to run, and its settings."""
+
+    parts: Settings
+    app: Path
+    settings: dict[str, Any]
 
 
 @from_options(UpOptions, quiet=True)
@@ -54,62 +73,95 @@ def up_command(options: UpOptions) -> None:
     """Start tracker, SuperLink and SuperNodes on this machine, run an app, and take everything down again.
 
     Examples:
-    niss up --nodes 5 --tls
-    niss up --nodes 3 --rounds 2 --no-tls --no-tracker --set colluders=0 --keep runs/up
+    niss up --tls
+    niss up --nodes 3 --rounds 2 --no-tls --no-tracker --keep runs/up
+    niss up --resume runs/up
     niss up --app my_app --set epsilon=3.0 --set clip=1.0
     """
-    app, keep = options.app, options.keep
+    search = str(Path(sys.executable).parent)
+    if shutil.which("flower-superlink", path=search) is None and shutil.which("flower-superlink") is None:
+        raise ConfigError("Flower is not installed", hint="install it with: pip install 'niss[flower]'")
+    kept = options.keep or options.resume
+    with kept_on_interrupt(lambda: _kept(kept)), _folder(options) as folder, _terminated_like_interrupted():
+        report = _run(folder, _prepared(folder, options), kept)
+    print_json(report) if options.as_json else _print(report)
+    if nothing := _without_a_result(report):
+        raise NissError(nothing, hint=_MORE_NODES)
+
+
+def _prepared(folder: Path, options: UpOptions) -> _Prepared:
+    """What to run: as the options say, or as the folder that was kept says; refused before anything is started."""
+    from niss.local import RESUME, Settings, app_settings, built_in_app, check_app
+
+    if options.resume is not None:
+        before = read_json(folder / _RUN)
+        return _Prepared(Settings.of_folder(folder), Path(before["app"]), before["settings"])
+    parts = Settings(nodes=options.nodes, tls=options.tls, tracker=options.tracker)
+    settings = {"rounds": options.rounds, **_parse(options.settings or [])}
+    app = options.app
+    if app is None:
+        settings = {**_FOR_FEW_NODES, **settings}
+        app = folder / "app"
+        shutil.copytree(built_in_app(), app, ignore=shutil.ignore_patterns("__pycache__"))
     if not (app / "pyproject.toml").is_file():
         raise ConfigError(
             f"{app} is not a Flower app: it has no pyproject.toml",
             field="--app",
-            hint="run this from a checkout of niss, or name the folder of your app",
+            hint="name the folder of your app, or leave --app out for the one that is built in",
         )
-    search = str(Path(sys.executable).parent)
-    if shutil.which("flower-superlink", path=search) is None and shutil.which("flower-superlink") is None:
-        raise ConfigError("Flower is not installed", hint="install it with: pip install 'niss[flower]'")
-    settings = {"rounds": options.rounds, **_parse(options.settings or [])}
-    with kept_on_interrupt(lambda: _kept(keep)), _folder(keep) as folder, _terminated_like_interrupted():
-        report = _run(folder, options, settings)
-    print_json(report) if options.as_json else _print(report)
-    if not any(one["survivors"] for one in report["rounds"]):
-        reasons = [one["skipped"] for one in report["rounds"] if one["skipped"]]
-        raise NissError(
-            "no round gave a result" + (f": {reasons[-1]}" if reasons else ""),
-            hint="use more nodes, or assume fewer colluders: --set colluders=0",
-        )
+    check_app(app, parts, settings)
+    if RESUME in app_settings(app):
+        settings[RESUME] = str(folder / "server")
+    made = _Prepared(parts, app.resolve(), settings)
+    write_json(folder / _RUN, {"app": str(made.app), "settings": settings}, mode=SHARED)
+    return made
 
 
-def _run(folder: Path, options: UpOptions, settings: dict[str, Any]) -> dict[str, Any]:
+def _run(folder: Path, prepared: _Prepared, kept: Path | None) -> dict[str, Any]:
     """Up, run, down; returns the report. An error if the run did not complete."""
-    from niss.local import Deployment, Settings
+    from niss.local import Deployment
 
     def show(line: str) -> None:
         say(_COLOUR.sub("", line))
 
-    parts = Settings(nodes=options.nodes, tls=options.tls, tracker=options.tracker)
-    with Deployment(folder, parts, say=show) as federation:
-        run = federation.submit(options.app.resolve(), settings)
+    with Deployment(folder, prepared.parts, say=show, passing=kept is None) as federation:
+        run = federation.submit(prepared.app, prepared.settings)
         show(f"run {run} started")
         federation.stream(run, show)
         status = federation.status(run)
-    if status != _DONE or not federation.report.exists():
-        logs = f"read the logs in {folder / 'logs'}"
+    report = json.loads(federation.report.read_text()) if federation.report.exists() else None
+    if status != _DONE or report is None:
+        # A ServerApp whose strategy was given no update ends with an error, and the report knows why.
+        nothing = _without_a_result(report) if report is not None and report["rounds"] else ""
+        logs = f"read the logs in {folder / 'logs'}, then go on with: niss up --resume {folder}"
         again = "run it again with --keep FOLDER and read the logs there"
-        raise NissError(f"the run ended as {status!r}", hint=again if options.keep is None else logs)
-    return json.loads(federation.report.read_text())  # type: ignore[no-any-return]
+        raise NissError(
+            f"the run ended as {status!r}" + (f": {nothing}" if nothing else ""),
+            hint=_MORE_NODES if nothing else again if kept is None else logs,
+        )
+    return report  # type: ignore[no-any-return]
+
+
+def _without_a_result(report: dict[str, Any]) -> str:
+    """That no round gave a result, and why the last one that was skipped did not; empty where one did."""
+    if any(one["survivors"] for one in report["rounds"]):
+        return ""
+    reasons = [one["skipped"] for one in report["rounds"] if one["skipped"]]
+    return "no round gave a result" + (f": {reasons[-1]}" if reasons else "")
 
 
 def _kept(keep: Path | None) -> str:
     """What is left after Ctrl-C, once everything was taken down."""
     down = "everything was taken down"
-    return f"{down}, and nothing is kept" if keep is None else f"{down}; keys, logs and ledgers are in {keep}"
+    if keep is None:
+        return f"{down}, and nothing is kept"
+    return f"{down}; keys, logs and ledgers are in {keep}. Go on with: niss up --resume {keep}"
 
 
 def _print(report: dict[str, Any]) -> None:
     """Print the accuracy after each round, the nodes that were lost, and the privacy statement with its caveats."""
     for number, metrics in report["metrics"]["server"].items():
-        values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        values = ", ".join(f"{name} {_in_digits(value)}" for name, value in metrics.items())
         typer.echo(f"after round {number}: {values}")
     for one in report["rounds"]:
         for node, reason in one["lost"].items():
@@ -119,9 +171,30 @@ def _print(report: dict[str, Any]) -> None:
         typer.echo(f"- {caveat}")
 
 
+def _in_digits(value: float | list[float]) -> str:
+    """A metric of Flower's, a number or a list of them, in four digits; null stays null."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_in_digits, value)) + "]"
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
 @contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """A new folder, kept if it is named and deleted if it is not: it holds private keys."""
+def _folder(options: UpOptions) -> Iterator[Path]:
+    """A new folder, kept if it is named and deleted if it is not, as it holds private keys; or one that was kept."""
+    keep = options.keep
+    if options.resume is not None:
+        if keep is not None:
+            raise ConfigError(
+                "a run that is resumed is kept where it is", field="--keep", hint="leave it out"
+            )
+        if not (options.resume / _RUN).is_file():
+            raise ConfigError(
+                f"{options.resume} was not kept by niss up",
+                field="--resume",
+                hint="name a folder of `niss up --keep`",
+            )
+        yield options.resume.resolve()
+        return
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="niss-up-") as temporary:
             yield Path(temporary)

@@ -2,17 +2,19 @@
 
 Where to read, on the client and on the server:
 
-    mod        answers a message: trains, checks, hides the update
-    limits     what the owner of a node insists on
-    state      what a client keeps between messages
-    strategy   wraps one of Flower's strategies; a round from its side
-    wrapped    what is asked of that strategy, and what it gets to see
-    run_config its settings in an app's pyproject.toml
-    session    a run of the protocol: enrolment, rounds, repair
-    account    what was charged and what happened; the statement
-    metrics    metrics inside the upload, on both sides
-    proposal   how a run begins, on both sides
-    transport  what Flower's messages carry, on both sides
+    mod          answers a message: trains, checks, hides the update
+    limits       what the owner of a node insists on
+    state        what a client keeps between messages
+    strategy     wraps one of Flower's strategies; a round from its side
+    wrapped      what is asked of that strategy, and what it gets to see
+    run_config   its settings in an app's pyproject.toml
+    session      a run of the protocol: enrolment, rounds, repair
+    coordinator  who hands out keys and holds the beacon: the server, or a tracker
+    saving       what is kept of a run, to go on after the server was killed
+    account      what was charged and what happened; the statement
+    metrics      metrics inside the upload, on both sides
+    proposal     how a run begins, on both sides
+    transport    what Flower's messages carry, on both sides
 
 The names are imported on first use, so that importing this package does not need Flower. Nothing here loads torch: an
 app of any framework that gives numpy arrays will do.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,6 +64,24 @@ class RoundReport:
         return cls(number + 1, 0, 0, {}, True, 0, 0, 0.0, None, 0, (), reason)
 
 
+@dataclass(frozen=True)
+class Pending:
+    """What a round that was opened costs, should nothing more be heard of it.
+
+    round       counts from 1
+    members     numbers of those who may have answered
+    joint       mu of each in the joint view
+    marginal    mu of each in the marginal view
+    grid_delta  what its grid adds to delta
+    """
+
+    round: int
+    members: tuple[int, ...]
+    joint: float
+    marginal: float
+    grid_delta: float
+
+
 @dataclass
 class Account:
     """Everything that is charged and everything that happened, as the server knows it.
@@ -77,6 +95,7 @@ class Account:
     evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
     clear_metrics  names of the metrics of `train` that clients sent unprotected
     grid_delta     the most that the grid of any round adds to delta
+    resumed        how often the server ended and the run went on
     """
 
     plan: Plan
@@ -85,14 +104,32 @@ class Account:
     evaluations: int = 0
     clear_metrics: set[str] = field(default_factory=set)
     grid_delta: float = 0.0
+    resumed: int = 0
+
+    def pending(self, current: Round, members: dict[int, Member], mu: float) -> Pending:
+        """What a round costs, at `mu` each, everyone who may have answered it."""
+        terms, size = current.agreed.terms, len(current.nodes)
+        return Pending(
+            current.number + 1,
+            tuple(members[node].number for node in current.nodes if node not in current.refused),
+            mu,
+            upload_mu(terms, size, self.plan.relation),
+            grid_delta(self.plan, terms, size),
+        )
+
+    def _charge(self, pending: Pending) -> None:
+        self.charges.append((pending.members, pending.joint, pending.marginal))
+        self.grid_delta = max(self.grid_delta, pending.grid_delta)
+
+    def lose(self, pending: Pending, why: str) -> None:
+        """Charge a round whose result was lost: its participants may have answered, and so spent it."""
+        self._charge(pending)
+        self.rounds.append(RoundReport.skip(pending.round - 1, why))
 
     def enter(self, current: Round, outcome: Outcome, members: dict[int, Member], mu: float) -> RoundReport:
         """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
-        charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
-        marginal = upload_mu(terms, size, self.plan.relation)
-        self.charges.append((charged, mu, marginal))
-        self.grid_delta = max(self.grid_delta, grid_delta(self.plan, terms, size))
+        self._charge(self.pending(current, members, mu))
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
         scale = size / len(outcome.survivors) if outcome.survivors else 0.0
         report = RoundReport(
@@ -111,6 +148,25 @@ class Account:
         )
         self.rounds.append(report)
         return report
+
+    def saved(self) -> dict[str, Any]:
+        """All of it but the plan, as JSON: for a server that goes on with the run."""
+        values = {name: getattr(self, name) for name in ("charges", "evaluations", "grid_delta", "resumed")}
+        rounds = [asdict(one) for one in self.rounds]
+        return values | {"rounds": rounds, "clear_metrics": sorted(self.clear_metrics)}
+
+    @classmethod
+    def restored(cls, plan: Plan, values: dict[str, Any]) -> Self:
+        """What `saved` gave."""
+        return cls(
+            plan,
+            [(tuple(members), joint, marginal) for members, joint, marginal in values["charges"]],
+            [RoundReport(**one | {"problems": tuple(one["problems"])}) for one in values["rounds"]],
+            values["evaluations"],
+            set(values["clear_metrics"]),
+            values["grid_delta"],
+            values["resumed"],
+        )
 
     def with_room(self, nodes: list[int], members: dict[int, Member]) -> list[int]:
         """Those of these nodes whose budget, by the plan, leaves them another round."""
@@ -174,6 +230,11 @@ class Account:
         caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
+        if self.resumed:
+            caveats.append(
+                f"Times that the server ended and the run went on: {self.resumed}. A round that was under way then is "
+                "charged, and not in the model."
+            )
         if inside := session.proposal.metrics.names:
             names = ", ".join(inside)
             caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")

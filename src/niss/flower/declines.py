@@ -13,6 +13,7 @@ have others put out unless it and its helpers are most of the neighbours of thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 _FEWEST = 2
 SPOILED = "its neighbours declined while it took part, and no longer without it"
@@ -26,6 +27,30 @@ class Declines:
         self._before: set[int] = set()
         # In the order they were suspected, each with those who declined beside it.
         self._aside: dict[int, frozenset[int]] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON holds it, the suspects in their order."""
+        return {
+            "before": sorted(self._before),
+            "aside": [[node, sorted(beside)] for node, beside in self._aside.items()],
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """What `to_json` gave."""
+        known = cls()
+        known._before = set(values["before"])
+        known._aside = {node: frozenset(beside) for node, beside in values["aside"]}
+        return known
+
+    def rename(self, before: int, after: int) -> None:
+        """Know a node by another id."""
+
+        def named(node: int) -> int:
+            return after if node == before else node
+
+        self._before = set(map(named, self._before))
+        self._aside = {named(node): frozenset(map(named, beside)) for node, beside in self._aside.items()}
 
     @property
     def set_aside(self) -> frozenset[int]:

@@ -36,7 +36,16 @@ from niss.flower.limits import Limits
 from niss.flower.metrics import NoisyMetrics
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
 from niss.flower.state import SELF, StateStore, open_store
-from niss.flower.transport import FloatArray, Model, Reply, Request, Stage, sign_refusal, take_request
+from niss.flower.transport import (
+    FloatArray,
+    Model,
+    Reply,
+    Request,
+    Stage,
+    records_of,
+    sign_refusal,
+    take_request,
+)
 from niss.mechanism import l2_norm
 from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
 from niss.protocol import Message as ProtocolMessage
@@ -128,7 +137,7 @@ class NissMod:
             trained = call_next(message, context).content  # An error in place of content raises.
             update = model.update_to(_only_arrays(trained))
             if np.all(np.isfinite(update)):
-                records = trained.metric_records.values()
+                records = records_of(trained, MetricRecord).values()
                 metrics = {name: value for record in records for name, value in record.items()}
                 clear = {name: value for name, value in metrics.items() if name in self._clear}
                 return update, metrics, MetricRecord(clear) if clear else None
@@ -353,7 +362,7 @@ def _assessor(relation: str, failure: float, promise: Promise) -> Callable[[Agre
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:
     """The record of arrays in a message, which must be the model and nothing else."""
-    records = list(content.array_records.values())
+    records = list(records_of(content, ArrayRecord).values())
     if len(records) != 1:
         raise LocalProtocolError(f"expected one record of arrays, the model, but got {len(records)}")
     return records[0]

@@ -10,35 +10,34 @@ It sends nothing itself: requests come out, replies go in. A run is
 
 The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words.
 
-Keys are handed out, and the beacon is held, by a coordinator: the ServerApp itself (`Relay`) or a tracker apart from it
-(`Tracked`). With a relay the server knows every link of the beacon chain in advance and could choose participants until
-it likes the graph; signed keys it cannot forge. With a tracker it would need the tracker's help, which is what the
-paper assumes it does not get.
+Keys are handed out, and the beacon is held, by a coordinator (`niss.flower.coordinator`).
+
+A server that was killed goes on with the same run (`niss.flower.saving`). Flower may know the nodes by other ids then,
+so everyone enrols once more under the same proposal, and members are known again by their identity.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
+from niss.flower.coordinator import Coordinator
 from niss.flower.declines import Declines
 from niss.flower.metrics import NO_METRICS, NoisyMetrics
-from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal
+from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal, read_proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
 from niss.protocol import (
     Agreed,
     Beacon,
-    BeaconChain,
     Coalition,
     Identity,
     Message,
     Outcome,
     Participant,
-    Prekey,
     Refusal,
     Reveal,
     RoundOpen,
@@ -50,144 +49,12 @@ from niss.protocol import (
     decode,
     encode,
     fingerprint,
-    participants_hash,
 )
 from niss.redaction import printable
-from niss.tracker.client import TrackerClient
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
 LIED = "what it revealed in the repair, or committed to, is proven false"
-# Most that are kept of one client, as many as a client itself keeps.
-_STOCK = 256
-
-
-class Relay:
-    """The server itself keeps the keys and holds the chain. `Tracked` has the same methods.
-
-    independent  whether the server would need somebody's help to know a link in advance
-    address      where clients register; empty, as the server relays their keys
-    """
-
-    independent = False
-    address = ""
-
-    def __init__(self) -> None:
-        self._holder = Identity.generate(os.urandom)
-        self._chain: BeaconChain | None = None
-        self._prekeys: dict[bytes, list[Prekey]] = {}
-        self._publics: set[bytes] = set()
-        self._seated: dict[int, tuple[Participant, ...]] = {}
-
-    @property
-    def holder(self) -> bytes:
-        """The public key that the links are signed with."""
-        return self._holder.public
-
-    def start_run(self, run: bytes, rounds: int) -> bytes:
-        """The anchor of a new chain for this run, long enough for so many rounds."""
-        del run
-        self._chain = BeaconChain(rounds, holder=self._holder, entropy=os.urandom)
-        self._prekeys.clear()
-        self._publics.clear()
-        self._seated.clear()
-        return self._chain.anchor
-
-    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        """A client joined with these one-time keys; of many the newest are kept.
-
-        A key that somebody handed over before is left out: whoever sat beside a copy of its own would have to decline.
-        """
-        stock = self._prekeys.setdefault(identity, [])
-        for one in prekeys:
-            if one.public not in self._publics:
-                self._publics.add(one.public)
-                stock.append(one)
-        for dropped in stock[:-_STOCK]:
-            self._publics.discard(dropped.public)
-        del stock[:-_STOCK]
-
-    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        """One-time keys came with a client's upload."""
-        self.enrolled(identity, prekeys)
-
-    def ready(self, identity: bytes) -> bool:
-        """Whether the client has a key left for another round, as far as is known."""
-        return bool(self._prekeys.get(identity))
-
-    def seat(
-        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
-    ) -> tuple[Participant, ...]:
-        """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
-        del at_least  # Here all of them can.
-        if attempt == 0 or number not in self._seated:
-            for before in self._seated.values():
-                self._publics.difference_update(one.prekey.public for one in before)
-            seated = tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
-            self._seated = {number: seated}
-        # Nobody was told of the attempt before, so the keys are still unused.
-        return self._seated[number]
-
-    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The link of this attempt at a round, once, for terms and those participants that were seated."""
-        if self._chain is None:
-            raise ProtocolError("no run has been started")
-        if not commitment.startswith(participants_hash(self._seated.get(number, ()))):
-            raise ProtocolError("a link is let out for the participants that were seated in the round alone")
-        return self._chain.release(number, attempt, commitment)
-
-
-class Tracked:
-    """A tracker keeps the keys and holds the chain; this is the server's connection to it.
-
-    How many keys a client has left is counted here, so that the tracker need not be asked about each of them.
-    """
-
-    independent = True
-
-    def __init__(self, url: str, identity: Identity, *, ca: str | Path | None) -> None:
-        """`identity` is the server's, `ca` the certificate of the authority that signed the tracker's."""
-        self.address = url
-        self._client = TrackerClient(url, identity, ca=None if ca is None else Path(ca))
-        self._run = b""
-        self._left: dict[bytes, int] = {}
-
-    @property
-    def holder(self) -> bytes:
-        return self._client.describe().holder
-
-    def start_run(self, run: bytes, rounds: int) -> bytes:
-        self._run = run
-        self._left.clear()
-        return self._client.start_run(run, rounds)
-
-    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        # The client registered them itself, before it answered.
-        self._left[identity] = self._left.get(identity, 0) + len(prekeys)
-
-    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
-        try:
-            self._client.deposit(identity, prekeys)
-        except RemoteProtocolError:
-            return  # It has others; when they are used up it is asked to register anew.
-        self.enrolled(identity, prekeys)
-
-    def ready(self, identity: bytes) -> bool:
-        return self._left.get(identity, 0) > 0
-
-    def seat(
-        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
-    ) -> tuple[Participant, ...]:
-        seated = self._client.seat(self._run, number, attempt, identities, at_least=at_least)
-        for one in seated:
-            self._left[one.identity] -= 1
-        return seated
-
-    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
-        return self._client.beacon(self._run, number, attempt, commitment)
-
-
-Coordinator = Relay | Tracked
 
 
 @dataclass
@@ -250,8 +117,9 @@ class Session:
         coalition: Coalition | None,
         assess: Callable[[Agreed, int], float],
         metrics: NoisyMetrics = NO_METRICS,
+        saved: dict[str, Any] | None = None,
     ) -> None:
-        """Start a run and sign its proposal.
+        """Start a run and sign its proposal, or go on with one that a server before this one started.
 
         plan          what the clients are promised
         mode          how dropouts are handled
@@ -262,16 +130,24 @@ class Session:
         coalition     the identities that may join; None: anyone
         assess        (round, colluders) -> the worst mu of any client in it
         metrics       what travels inside the uploads beside the updates
+        saved         what `to_json` gave of the run to go on with; `ConfigError` where it was started with other
+                      settings
         """
         self._assess = assess
         self._identity, self._server, self._coordinator = identity, Server(identity), coordinator
         self._coalition = coalition
-        run = os.urandom(RUN_BYTES)
+        if saved is None:
+            run = os.urandom(RUN_BYTES)
+            anchor = coordinator.start_run(run, rounds)
+        else:
+            before = read_proposal(bytes.fromhex(saved["proposal"]))
+            run = before.run
+            anchor = coordinator.resume_run(run, rounds, saved["coordinator"])
         self.proposal = Proposal(
             run=run,
             server=identity.public,
             holder=coordinator.holder,
-            anchor=coordinator.start_run(run, rounds),
+            anchor=anchor,
             plan=plan,
             mode=mode,
             participants=participants,
@@ -287,6 +163,44 @@ class Session:
         self._to_ask_again: set[int] = set()
         self.round: Round | None = None
         self._terms: dict[tuple[int, int], Terms] = {}
+        # Members of a run that was resumed, by identity, that have not enrolled again.
+        self._away: set[bytes] = set()
+        self._resumed = saved is not None
+        if saved is not None:
+            _require_same(before, self.proposal)
+            self._restore(saved)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run between two rounds, as JSON: for a server that goes on with it. Secret, as it has the chain's seed.
+
+        One-time keys in stock are left out: clients hand over new ones when they enrol again.
+        """
+        return {
+            "proposal": self._proposed.hex(),
+            "coordinator": self._coordinator.secrets(),
+            "members": [
+                asdict(one) | {"identity": one.identity.hex()}
+                for one in sorted(self.members.values(), key=lambda one: one.number)
+            ],
+            "left_out": {str(node): why for node, why in self.left_out.items()},
+            "declined": sorted(self._declined_before),
+            "ask_again": sorted(self._to_ask_again),
+            "declines": self._declines.to_json(),
+        }
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        for one in saved["members"]:
+            identity, pinned = bytes.fromhex(one["identity"]), tuple(one["pinned"])
+            self.members[one["node"]] = Member(**one | {"identity": identity, "pinned": pinned})
+        self._away = {one.identity for one in self.members.values()}
+        self.left_out = {int(node): why for node, why in saved["left_out"].items()}
+        self._declined_before, self._to_ask_again = set(saved["declined"]), set(saved["ask_again"])
+        self._declines = Declines.from_json(saved["declines"])
+
+    @property
+    def gathered(self) -> bool:
+        """Whether anyone has joined yet; after the run was resumed, whether anyone has come back."""
+        return len(self.members) > len(self._away)
 
     def enrolment_requests(self, nodes: Iterable[int]) -> dict[int, Request]:
         """Requests to enrol, for those of these nodes that have yet to join or have no key left.
@@ -313,13 +227,7 @@ class Session:
             enrolment.check(self.proposal)
             if self._coalition is not None:
                 self._coalition.require(enrolment.identity)
-            member = self.members.get(node)
-            if member is not None and member.identity != enrolment.identity:
-                raise RemoteProtocolError("it came back with another identity")
-            if member is None and any(one.identity == enrolment.identity for one in self.members.values()):
-                raise RemoteProtocolError(
-                    f"identity {fingerprint(enrolment.identity)} has already joined as another node"
-                )
+            member = self._recognised(node, enrolment, reply.step)
         except Exception as error:
             # Whatever a node sends may end its own part in the run, never the run.
             self.leave_out(node, _in_words(error))
@@ -327,8 +235,52 @@ class Session:
         if member is None:
             member = Member(node, len(self.members), enrolment.identity, enrolment.pinned)
             self.members[node] = member
+        self._away.discard(member.identity)
         member.step = max(member.step, reply.step)
         self._coordinator.enrolled(enrolment.identity, enrolment.prekeys)
+
+    def _recognised(self, node: int, enrolment: Enrolment, step: int) -> Member | None:
+        """The member with this identity, under the node's id from here on; None: it is new.
+
+        Raises `RemoteProtocolError` for an identity that is another's, and after the run was resumed for a client that
+        has forgotten what it answered before, or may have: what it spent then is not in its books.
+        """
+        known = next((one for one in self.members.values() if one.identity == enrolment.identity), None)
+        if node in self.members and known is not self.members[node]:
+            raise RemoteProtocolError("it came back with another identity")
+        if known is None:
+            if self._resumed and "state" not in enrolment.pinned:
+                raise RemoteProtocolError(
+                    "it is new to a run that was resumed and has no niss-state: it may not know what it spent"
+                )
+            return None
+        if known.identity not in self._away:
+            if known.node != node:
+                raise RemoteProtocolError(
+                    f"identity {fingerprint(enrolment.identity)} has already joined as another node"
+                )
+            return known
+        if step <= known.step:
+            raise RemoteProtocolError(
+                f"its state is at step {step}, but the run has seen step {known.step} of it"
+            )
+        self._move(known, node)
+        return known
+
+    def _move(self, member: Member, node: int) -> None:
+        """Know a member under another of Flower's ids, with all that is held against it."""
+        before = member.node
+        if before == node:
+            return
+        self.members[node] = self.members.pop(before)
+        member.node = node
+        if before in self.left_out:
+            self.left_out[node] = self.left_out.pop(before)
+        for nodes in (self._declined_before, self._to_ask_again):
+            if before in nodes:
+                nodes.remove(before)
+                nodes.add(node)
+        self._declines.rename(before, node)
 
     def leave_out(self, node: int, reason: str) -> None:
         """Go on without a node; the first reason stands."""
@@ -405,6 +357,7 @@ class Session:
         problems.update(replies.failures)
         for node, reply in replies.received.items():
             member = self.members[node]
+            replies.received[node] = replace(reply, body=b"")  # The message has what is in it.
             try:
                 message = decode(reply.body)
                 if isinstance(message, Refusal):
@@ -497,6 +450,17 @@ class Session:
             )
             self._terms[key] = terms if _fits(terms, people) else replace(terms, modulus_bits=64)
         return self._terms[key]
+
+
+def _require_same(before: Proposal, now: Proposal) -> None:
+    """Refuse to go on with a run under other settings than its clients agreed to."""
+    other = [one.name for one in fields(Proposal) if getattr(before, one.name) != getattr(now, one.name)]
+    if other:
+        raise ConfigError(
+            f"the saved run was started with other settings: {', '.join(other)}",
+            field="resume",
+            hint="use the settings, the server's key and the tracker of that run, or a new folder",
+        )
 
 
 def _in_words(error: Exception) -> str:

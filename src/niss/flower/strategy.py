@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +31,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from niss.accounting import Assessor, Plan, Promise, Statement, outlook
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
-from niss.flower.account import Account, RoundReport
+from niss.flower.account import Account, Pending, RoundReport
+from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
 from niss.flower.proposal import plan_values
 from niss.flower.run_config import plan_of, strategy_options
-from niss.flower.session import Coordinator, Relay, Round, Session, Tracked
+from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder, saved_or_new
+from niss.flower.session import Round, Session
 from niss.flower.transport import (
     METRICS,
     RECORD,
@@ -60,7 +61,14 @@ from niss.flower.wrapped import (
     try_metrics,
     weight_of,
 )
-from niss.protocol import LINKS_PER_ROUND, MODES, Identity, Outcome, load_coalition, load_identity
+from niss.protocol import (
+    LINKS_PER_ROUND,
+    MODES,
+    Outcome,
+    SecretBytes,
+    load_coalition,
+    load_identity,
+)
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
@@ -88,7 +96,9 @@ class NissStrategy(Strategy):
                    with few neighbours that takes far more noise
     key            key file of the server's identity, which nodes can pin; without one it is new in each run
     coalition      file with the identities that may take part
-    report         file to write the statement and what happened in each round to, as JSON
+    report         file to write the statement and what happened in each round to, as JSON; after every round
+    resume         folder to save the run in after every round, and to go on from if a run is saved there already
+                   (`niss.flower.saving`); private, as secrets of the server are in it
     stage_timeout  seconds to wait for answers that need no training
     metrics        by name the ranges (least, greatest) of metrics of `train` that travel inside the uploads, hidden and
                    charged with them; a node that has not agreed to them in its `NissMod` does not join
@@ -113,6 +123,7 @@ class NissStrategy(Strategy):
         stage_timeout: float = 120.0,
         metrics: Mapping[str, tuple[float, float]] | None = None,
         metric_part: float = PART,
+        resume: str | Path | None = None,
     ) -> None:
         require_wrappable(strategy)
         plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
@@ -135,9 +146,9 @@ class NissStrategy(Strategy):
             )
         guard_metrics(strategy)
         self.inner, self._mode = strategy, mode
-        self._identity = (
-            Identity.generate(os.urandom) if key is None else load_identity(Path(key).expanduser())
-        )
+        self._folder = None if resume is None else RunFolder(Path(resume))
+        self._own_key = key is not None
+        self._identity = saved_or_new(self._folder) if key is None else load_identity(Path(key).expanduser())
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
@@ -178,19 +189,18 @@ class NissStrategy(Strategy):
     ) -> Result:
         """Run as the wrapped strategy would, then log what was promised and write the report.
 
-        The arguments are those of `flwr.serverapp.strategy.Strategy.start`. The report is written
-        even if the run fails. Raises `ProtocolError` if no update of any client came to be summed.
+        The arguments are those of `flwr.serverapp.strategy.Strategy.start`. The report is written after every round,
+        and even if the run fails. With a run saved in `resume`, only the rounds that are left take place. Raises
+        `ProtocolError` if no update of any client came to be summed.
         """
         self._plan_for(num_rounds)
         self._begun = None
         self._warn()
-        result = Result()
+        recorder = RunRecorder(self, self._folder, num_rounds)
         try:
-            result = super().start(
-                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-            )
+            result = recorder.run(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
         finally:
-            self._conclude(result)
+            self._conclude(recorder.metrics)
         self._require_a_round()
         return result
 
@@ -381,27 +391,49 @@ class NissStrategy(Strategy):
     @property
     def session(self) -> Session:
         """The protocol's run: begun when it is first needed, and anew by each `start`."""
-        if self._begun is None:
-            self._begun = Session(
-                self.plan,
-                mode=self._mode,
-                identity=self._identity,
-                coordinator=self._coordinator,
-                rounds=self._rounds,
-                participants=self._participants,
-                coalition=self._coalition,
-                assess=self._assess,
-                metrics=self._metrics,
-            )
-            self.account = Account(self.plan)
-            self._failed_enrolments.clear()
-            self._sent.clear()
+        return self._begin() if self._begun is None else self._begun
+
+    def _begin(self, saved: dict[str, Any] | None = None) -> Session:
+        self._begun = Session(
+            self.plan,
+            mode=self._mode,
+            identity=self._identity,
+            coordinator=self._coordinator,
+            rounds=self._rounds,
+            participants=self._participants,
+            coalition=self._coalition,
+            assess=self._assess,
+            metrics=self._metrics,
+            saved=saved,
+        )
+        self.account = Account(self.plan)
+        self._failed_enrolments.clear()
+        self._sent.clear()
         return self._begun
+
+    def restore(self, session: dict[str, Any], account: dict[str, Any]) -> None:
+        """Go on with a run that was saved, in place of a new one."""
+        self._begin(session)
+        self.account = Account.restored(self.plan, account)
+
+    @property
+    def secret_to_save(self) -> SecretBytes | None:
+        """The secret of the server's identity, where no key file has it."""
+        return None if self._own_key else self._identity.secret_bytes()
+
+    @property
+    def pending(self) -> Pending | None:
+        """What the round under way costs its participants, should nothing more be heard of it."""
+        current = self.session.round
+        if current is None:
+            return None
+        mu = self._assess(current.agreed, self.plan.colluders)
+        return self.account.pending(current, self.session.members, mu)
 
     def _enrol(self, nodes: list[int], grid: Grid) -> None:
         """At first everyone who is there, afterwards those of the round who are new or have no key left."""
         everyone = dict.fromkeys(nodes)
-        if not self.session.members:
+        if not self.session.gathered:
             everyone |= dict.fromkeys(grid.get_node_ids())
         replies = self._send(self.session.enrolment_requests(everyone))
         for node, reply in replies.received.items():
@@ -441,7 +473,7 @@ class NissStrategy(Strategy):
         for problem in report.problems:
             LOG.warning("niss: \t> %s", problem)
 
-    def _conclude(self, result: Result) -> None:
+    def _conclude(self, metrics: MetricsByRound) -> None:
         """Log the statement and write the report, unless the run failed before it began."""
         if self._begun is None:
             return
@@ -449,14 +481,13 @@ class NissStrategy(Strategy):
         LOG.info("niss: %s", statement.words)
         for caveat in statement.caveats:
             LOG.info("niss: \t- %s", caveat)
-        if self._report is None:
+        self.write_report(metrics)
+
+    def write_report(self, metrics: MetricsByRound) -> None:
+        """Replace the report, if there is to be one; `metrics` are all those of the run so far."""
+        if self._report is None or self._begun is None:
             return
         report = self.account.to_json(self.session)
-        metrics = {
-            "train": result.train_metrics_clientapp,
-            "evaluate": result.evaluate_metrics_clientapp,
-            "server": result.evaluate_metrics_serverapp,
-        }
         report["metrics"] = {
             name: {str(number): dict(record) for number, record in records.items()}
             for name, records in metrics.items()

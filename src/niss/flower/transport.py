@@ -118,14 +118,23 @@ class Replies:
     failures: dict[int, str] = field(default_factory=dict)
 
 
+def records_of(content: RecordDict, kind: type[Value]) -> dict[str, Value]:
+    """The records of one kind, by name.
+
+    Flower's own `array_records` and its like refer to themselves and to the whole content, so that nothing of a message
+    that they were asked of is freed before the garbage collector comes by: with large models, several messages later.
+    """
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
 def take_request(content: RecordDict) -> Request | None:
     """Take our record out of a message, so that the app does not see it; None where there is none.
 
     Raises `RemoteProtocolError` for a record that is not a request.
     """
-    if RECORD not in content.config_records:
+    record = records_of(content, ConfigRecord).get(RECORD)
+    if record is None:
         return None
-    record = content.config_records[RECORD]
     del content[RECORD]
     try:
         stage = Stage(_field(record, "stage", str))
@@ -141,15 +150,16 @@ def take_request(content: RecordDict) -> Request | None:
 def read_reply(message: Message) -> Reply:
     """A client's reply; raises `RemoteProtocolError` for anything else in its place."""
     content = message.content
-    if RECORD not in content.config_records or UPLOAD not in content.array_records:
+    note, upload = content.get(RECORD), content.get(UPLOAD)
+    if not isinstance(note, ConfigRecord) or not isinstance(upload, ArrayRecord):
         raise RemoteProtocolError(
             "the reply was made without NISS",
             hint=USE_THE_MOD,
         )
-    step = _field(content.config_records[RECORD], "step", int)
+    step = _field(note, "step", int)
     if not 0 <= step <= _LARGEST_STEP:
         raise RemoteProtocolError("the step of the reply is out of range")
-    return Reply(_body(content.array_records[UPLOAD].get("body")), step, content.metric_records.get(METRICS))
+    return Reply(_body(upload.get("body")), step, records_of(content, MetricRecord).get(METRICS))
 
 
 def _body(array: Array | None) -> bytes:
@@ -203,6 +213,8 @@ def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> Replies
             continue
         try:
             sorted_replies.received[node] = read_reply(reply)
+            # The body was copied out of it, and a copy of every client's would be as large as so many models.
+            del reply.content[UPLOAD]
         except RemoteProtocolError as error:
             sorted_replies.failures[node] = error.message
         except Exception as error:
@@ -262,14 +274,17 @@ class Model:
                 f"the trained arrays are not those that the server sent; they differ in {differing[0]!r}",
                 hint="return all arrays of the message, and no others, under the names they came with",
             )
-        parts = []
+        update, start = np.empty(self.size), 0
         for name, before in self._floating:
             after = trained[name].numpy()
             if after.shape != before.shape:
                 raise LocalProtocolError(f"array {name!r} has shape {after.shape} instead of {before.shape}")
+            part = update[start : start + before.size].reshape(before.shape)
             with np.errstate(invalid="ignore", over="ignore"):
-                parts.append((after.astype(np.float64) - before.astype(np.float64)).ravel())
-        return np.concatenate(parts)
+                # Converted a block at a time: a large model has no room for copies of itself.
+                np.subtract(after, before, out=part, dtype=np.float64, casting="unsafe")
+            start += before.size
+        return update
 
     def moved_by(self, update: FloatArray) -> ArrayRecord:
         """These weights plus an update of length `size`, in the dtypes they were sent in."""
@@ -278,7 +293,8 @@ class Model:
         moved, start = dict(self.arrays), 0
         for name, before in self._floating:
             part = update[start : start + before.size].reshape(before.shape)
-            moved[name] = np.asarray(before.astype(np.float64) + part).astype(before.dtype)
+            moved[name] = np.empty_like(before)
+            np.add(before, part, out=moved[name], dtype=np.float64, casting="unsafe")
             start += before.size
         return ArrayRecord({name: Array(np.asarray(array)) for name, array in moved.items()})
 
@@ -304,7 +320,7 @@ def shared_model(messages: Sequence[Message]) -> tuple[Model, str]:
 
     A sum of updates to different models means nothing: a strategy that sends such is refused with `ConfigError`.
     """
-    records = [message.content.array_records for message in messages]
+    records = [records_of(message.content, ArrayRecord) for message in messages]
     if any(len(record) != 1 for record in records):
         raise ConfigError("a training message must have exactly one record of arrays", field="strategy")
     key, first = next(iter(records[0].items()))

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from niss.errors import ConfigError, ProtocolError
-from niss.flower.transport import METRICS
+from niss.flower.transport import METRICS, records_of
 from niss.redaction import printable
 
 LOG = logging.getLogger("flwr")
@@ -115,7 +115,7 @@ def try_metrics(strategy: Strategy, names: Iterable[str]) -> None:
 
 
 def _failed(error: Exception, records: list[RecordDict]) -> str:
-    names = sorted(records[0].metric_records.get(METRICS, {}))
+    names = sorted(records_of(records[0], MetricRecord).get(METRICS, {}))
     return (
         f"{_METRICS_FUNCTION} fails ({type(error).__name__}: {error}), so there are no metrics of `train`: it is given "
         + ", ".join(names)
@@ -219,7 +219,7 @@ def alike(replies: Iterable[Message]) -> list[Message]:
 
 def _layout(reply: Message) -> tuple[object, ...]:
     """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
-    records = sorted(reply.content.metric_records.items())
+    records = sorted(records_of(reply.content, MetricRecord).items())
     return tuple(
         (key, name, len(value) if isinstance(value, list) else -1)
         for key, record in records

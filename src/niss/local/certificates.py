@@ -12,6 +12,7 @@ import datetime
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -38,6 +39,11 @@ class Certificates:
     certificate: Path
     key: Path
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> Self:
+        """Where `make_certificates` puts them."""
+        return cls(folder / "ca.crt", folder / "tls.pem", folder / "tls.key")
+
 
 def make_certificates(folder: Path, now: datetime.datetime) -> Certificates:
     """Make an authority, and a certificate for 127.0.0.1 and localhost that it signed.
@@ -63,7 +69,7 @@ def make_certificates(folder: Path, now: datetime.datetime) -> Certificates:
         .sign(authority_key, hashes.SHA256())
         .public_bytes(_PEM)
     )
-    paths = Certificates(folder / "ca.crt", folder / "tls.pem", folder / "tls.key")
+    paths = Certificates.in_folder(folder)
     paths.authority.write_bytes(authority)
     paths.certificate.write_bytes(certificate)
     pem = serialization.PrivateFormat.TraditionalOpenSSL

@@ -9,7 +9,11 @@ loopback interface that were free a moment ago. Everything is made in one folder
     flower/         Flower's own settings and database (FLWR_HOME)
     tracker.db      the tracker's store, and its identity beside it
     logs/           the output of every process
-    report.json     what the ServerApp reports at the end
+    server/         the run as the ServerApp saves it, to go on from
+    report.json     what the ServerApp reports, after every round
+    federation.json what was started, and the tracker's port, which nodes have agreed to
+
+A folder in which there was a federation before is used as it is, with its keys, identities, ledgers and tracker.
 """
 
 from __future__ import annotations
@@ -21,20 +25,29 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from niss.errors import ConfigError, NissError
+from niss.files import SHARED, find_json, write_json
 from niss.local.certificates import Certificates, make_certificates, make_node_key
 from niss.local.processes import Processes, Started
-from niss.protocol import Identity, create_keyfile
+from niss.protocol import Identity, create_keyfile, load_identity
 
 NAME = "niss-up"
 """How Flower's configuration calls the SuperLink of the federation."""
 _READY_SECONDS = 90.0
+_FEDERATION = "federation.json"
+_STARTED = ("nodes", "tls", "tracker", "pinned")
+# What every app must have among its settings; those of trackers where there is one.
+_NEEDED = ("server-key", "coalition", "report", "min-nodes", "rounds")
+_FOR_TRACKERS = ("tracker", "tracker-ca")
+RESUME = "resume"
+"""The setting that names the folder in which the ServerApp saves the run."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,49 @@ class Settings:
     node_options: Mapping[int, Mapping[str, str | int | float | None]] = field(default_factory=dict)
     simulated: bool = False
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> Settings:
+        """What was started in a folder before; `ConfigError` where nothing was."""
+        values = find_json(folder / _FEDERATION)
+        if values is None:
+            raise ConfigError(f"no federation was started in {folder}", field="--resume")
+        return cls(**{name: values[name] for name in _STARTED})
+
+
+def built_in_app() -> Path:
+    """The app that learns digits: `examples/flower_app`, which a wheel has beside this file."""
+    packaged = Path(__file__).parent / "app"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / "flower_app"
+
+
+def app_settings(app: Path) -> dict[str, Any]:
+    """The settings of a Flower app, `[tool.flwr.app.config]`, with names as `--run-config` has them."""
+    try:
+        project = tomllib.loads((app / "pyproject.toml").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{app} is not a Flower app: {error}", field="--app") from None
+    return _flat(project.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {}))
+
+
+def check_app(app: Path, settings: Settings, more: Mapping[str, Any]) -> None:
+    """Refuse an app that does not know the settings it would be given; Flower calls that an invalid configuration."""
+    known = app_settings(app)
+    wanted = [*_NEEDED, *(_FOR_TRACKERS if settings.tracker else ()), *more]
+    if missing := [name for name in dict.fromkeys(wanted) if name not in known]:
+        raise ConfigError(
+            f"{app} has no setting {', '.join(map(repr, missing))}",
+            field="--app",
+            hint="add what is missing to [tool.flwr.app.config] in its pyproject.toml, for example "
+            f'{missing[0]} = "", and use it as the ServerApp of the built-in app does',
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
 
 class Deployment:
     """A federation that is up inside a `with` block; all its processes are ended when the block is left.
@@ -73,9 +129,17 @@ class Deployment:
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, *, say: Callable[[str], None] = lambda _line: None
+        self,
+        folder: Path,
+        settings: Settings,
+        *,
+        say: Callable[[str], None] = lambda _line: None,
+        passing: bool = False,
     ) -> None:
-        """`folder` is where everything is made, `say` is called with a line of progress at a time."""
+        """`folder` is where everything is made, `say` is called with a line of progress at a time.
+
+        A folder that is `passing` is removed should this process be killed.
+        """
         if settings.nodes < 2:
             raise ConfigError("a federation has at least 2 nodes", field="nodes")
         self.folder, self.settings, self._say = folder, settings, say
@@ -92,10 +156,13 @@ class Deployment:
             "PYTHONUNBUFFERED": "1",
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
-        self.processes = Processes(folder / "logs", self.environment)
+        scratch = folder if passing else None
+        self.processes = Processes(folder / "logs", self.environment, scratch=scratch)
         self.nodes: dict[int, Started] = {}
         self.certificates: Certificates | None = None
-        self.port, self.tracker_port = free_port(), free_port()
+        before = find_json(folder / _FEDERATION)
+        self.port = free_port()
+        self.tracker_port = free_port() if before is None else int(before["tracker_port"])
         self._node_ports = {number: free_port() for number in range(settings.nodes)}
         self.tracker: Started | None = None
         self._holder = ""
@@ -106,7 +173,7 @@ class Deployment:
             self._make_keys()
             if self.settings.tracker:
                 self.start_tracker()
-            self._start_superlink()
+            self.start_superlink()
             for number in range(0 if self.settings.simulated else self.settings.nodes):
                 if self.settings.tls:
                     self._register(number)
@@ -159,6 +226,11 @@ class Deployment:
         self.nodes[number] = self.processes.start(f"node-{number}", command)
         self._say(f"node {number} started")
         return self.nodes[number]
+
+    @property
+    def saved_run(self) -> Path:
+        """The folder in which the ServerApp saves the run."""
+        return self.folder / "server"
 
     def run_config(self, more: Mapping[str, Any]) -> str:
         """The run configuration that tells an app where its keys are, with the settings in `more` added to it.
@@ -230,12 +302,14 @@ class Deployment:
         """Write certificates, identities, the coalition file, and where `flwr` finds the SuperLink."""
         trust = "insecure = true"
         if self.settings.tls:
-            self.certificates = make_certificates(self._keys, datetime.datetime.now(datetime.UTC))
+            self.certificates = Certificates.in_folder(self._keys)
+            if not self.certificates.key.exists():
+                make_certificates(self._keys, datetime.datetime.now(datetime.UTC))
             trust = f'root-certificates = "{self.certificates.authority}"'
-        self.server_key = _new_identity(self._keys / "server.key")
+        self.server_key = _identity(self._keys / "server.key")
         members = [
             f'[[members]]\nname = "node {number}"\n'
-            f'identity = "{_new_identity(self.state_folder(number) / "identity.key")}"\n'
+            f'identity = "{_identity(self.state_folder(number) / "identity.key")}"\n'
             for number in range(self.settings.nodes)
         ]
         (self.folder / "coalition.toml").write_text("\n".join(members))
@@ -243,6 +317,8 @@ class Deployment:
             f'[superlink]\ndefault = "{NAME}"\n\n'
             f'[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
+        started = {name: value for name, value in asdict(self.settings).items() if name in _STARTED}
+        write_json(self.folder / _FEDERATION, started | {"tracker_port": self.tracker_port}, mode=SHARED)
 
     def _node_config(self, number: int) -> str:
         """The node configuration: which part of the data it has, and what it pins (`niss.flower.Limits`)."""
@@ -268,19 +344,21 @@ class Deployment:
         authority, certificate, key = astuple(self.certificates)
         return ["--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key]
 
-    def _start_superlink(self) -> None:
+    def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens; apps may not install packages."""
         command: list[str | Path] = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--disable-runtime-dependency-installation", *self._tls_options()]
         command += ["--simulation"] if self.settings.simulated else []
         command += ["--enable-supernode-auth"] if self.settings.tls else []
-        link = self.processes.start("superlink", command)
-        self._wait_for(link, lambda: "yes" if _listening(self.port) else "")
+        self.superlink = self.processes.start("superlink", command)
+        self._wait_for(self.superlink, lambda: "yes" if _listening(self.port) else "")
         self._say(f"SuperLink at 127.0.0.1:{self.port}{' (TLS)' if self.certificates else ''}")
 
     def _register(self, number: int) -> None:
-        """Make the key of a SuperNode and tell the SuperLink its public half."""
-        _, public = make_node_key(self._keys, f"node-{number}")
+        """Make the key of a SuperNode, unless it has one, and tell the SuperLink its public half."""
+        public = self._keys / f"node-{number}.pub"
+        if not public.exists():
+            _, public = make_node_key(self._keys, f"node-{number}")
         answer = self.flwr(["flwr", "supernode", "register", str(public), NAME, "--format", "json"])
         if '"success": true' not in answer:
             raise NissError(f"cannot register node {number}:\n{answer}")
@@ -318,8 +396,10 @@ def _listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _new_identity(path: Path) -> str:
-    """Write a new identity to a key file; returns its public key in hex."""
+def _identity(path: Path) -> str:
+    """The public key, in hex, of the identity in a key file; made where there is none."""
+    if path.exists():
+        return load_identity(path).public.hex()
     return create_keyfile(path, Identity.generate(os.urandom)).identity.public.hex()
 
 

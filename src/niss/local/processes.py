@@ -2,6 +2,8 @@
 
 Flower's processes start others in sessions of their own, so no process group holds them all. Each process is therefore
 started with a random mark in its environment (`NISS_PROCESS`). Its descendants inherit the mark, and /proc shows it.
+All of them share a second mark (`NISS_OWNER`), by which a watchdog finds them should this process be killed
+(`niss.local.watchdog`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +24,8 @@ from uuid import uuid4
 from niss.errors import NissError
 
 _MARK = "NISS_PROCESS"
+OWNER = "NISS_OWNER"
+"""Names the environment variable that all processes of one `Processes` have in common."""
 _GRACE_SECONDS = 10.0
 
 
@@ -71,12 +76,19 @@ class Processes:
     """Starts processes; leaving the `with` block, for whatever reason, ends all of them and their children.
 
     All are asked first (SIGTERM), the last one started before the others, and after ten seconds made to (SIGKILL). On
-    systems without /proc the marks cannot be read, and only the process groups are ended.
+    systems without /proc the marks cannot be read, and only the process groups are ended. If this process is killed
+    inside the block, a watchdog kills them all.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        """`logs` is an existing folder for `NAME.log` files, `environment` what every process is started with."""
-        self._logs, self._environment = logs, dict(environment)
+    def __init__(self, logs: Path, environment: Mapping[str, str], *, scratch: Path | None = None) -> None:
+        """`logs` is an existing folder for `NAME.log` files, `environment` what every process is started with.
+
+        `scratch` is a folder for the watchdog to remove, should this process be killed.
+        """
+        self._owner = uuid4().hex
+        self._logs, self._environment = logs, {**environment, OWNER: self._owner}
+        self._scratch = scratch
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self.started: list[Started] = []
 
     def start(self, name: str, command: Sequence[str | Path]) -> Started:
@@ -115,6 +127,14 @@ class Processes:
             self.started.remove(one)
 
     def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "niss.local.watchdog", self._owner]
+        self._watchdog = subprocess.Popen(
+            command if self._scratch is None else [*command, str(self._scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         return self
 
     def __exit__(
@@ -122,6 +142,10 @@ class Processes:
     ) -> None:
         with _ignored(signal.SIGINT):  # A second Ctrl-C would leave processes behind.
             self.stop(*self.started)
+            if self._watchdog is not None:
+                self._watchdog.kill()
+                self._watchdog.communicate()
+                self._watchdog = None
 
 
 @contextmanager
@@ -137,9 +161,9 @@ def _ignored(number: signal.Signals) -> Iterator[None]:
             signal.signal(number, before)
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark: str, variable: str = _MARK) -> list[int]:
     """The ids of living processes that were started with this mark, directly or not."""
-    entry = f"{_MARK}={mark}".encode()
+    entry = f"{variable}={mark}".encode()
     processes = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

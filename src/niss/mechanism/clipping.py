@@ -21,7 +21,7 @@ def l2_norm(vector: NDArray[np.floating[Any]]) -> float:
     """The L2 norm in float64, safe against overflow of the squares."""
     if vector.size == 0:
         return 0.0
-    largest = float(np.max(np.abs(vector)))
+    largest = max(float(np.max(vector)), -float(np.min(vector)))
     if largest == 0.0 or not math.isfinite(largest):
         return largest
     # Not numpy's norm: its BLAS threads collapse on a busy machine.

@@ -87,9 +87,10 @@ class Grid:
             raise ConfigError("must be an array of float16, float32 or float64", field="values")
         if not np.all(np.isfinite(values)):
             raise ConfigError("has NaN or infinite entries", field="values")
+        steps = values.astype(np.float64)
         with np.errstate(over="ignore"):
-            steps = np.ldexp(values.astype(np.float64), self.bits)  # exact, or infinite
-        largest = float(np.max(np.abs(steps), initial=0.0))
+            np.ldexp(steps, self.bits, out=steps)  # exact, or infinite
+        largest = max(float(np.max(steps, initial=0.0)), -float(np.min(steps, initial=0.0)))
         if largest >= 2.0**63:
             raise ConfigError(
                 f"has an entry of 2^{math.log2(largest) if math.isfinite(largest) else math.inf:.3g} steps; "
@@ -112,7 +113,8 @@ class Grid:
         """`steps * g`; exact below 2^53 steps, correctly rounded above."""
         if not isinstance(steps, np.ndarray) or steps.dtype != np.int64:
             raise ConfigError("must be an array of int64 (see `centred`)", field="steps")
-        return np.asarray(np.ldexp(steps.astype(np.float64), -self.bits))
+        floats = steps.astype(np.float64)
+        return np.ldexp(floats, -self.bits, out=floats)
 
     def deviation_steps(self, variance: float) -> float:
         """The deviation `sqrt(variance)` in grid steps."""

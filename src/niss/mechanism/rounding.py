@@ -69,8 +69,9 @@ def round_randomly(
     steps = grid.in_steps(values)
     # Whole squares are within the bound if and only if they are within its floor.
     most = math.floor((Fraction(bound) * 2**grid.bits) ** 2)
-    rounded = _round_sizes(np.abs(steps).ravel(), most, coins).reshape(steps.shape)
-    rounded *= np.where(steps < 0.0, np.int8(-1), np.int8(1))
+    negative = steps < 0.0
+    rounded = _round_sizes(np.abs(steps, out=steps).ravel(), most, coins).reshape(steps.shape)
+    np.negative(rounded, out=rounded, where=negative)
     return rounded
 
 

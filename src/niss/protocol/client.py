@@ -463,5 +463,6 @@ def _rounded(agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy
         raise LocalProtocolError(
             f"the update has shape {update.shape}, but the round has {agreed.terms.coordinates} coordinates"
         )
-    clipped = clip_l2(update.astype(np.float64), agreed.terms.clip) / len(agreed.participants)
-    return round_update(agreed, clipped, entropy)
+    weighted = clip_l2(update.astype(np.float64, copy=False), agreed.terms.clip)
+    weighted /= len(agreed.participants)
+    return round_update(agreed, weighted, entropy)

@@ -245,6 +245,7 @@ class Server:
             masked = _take_out_masks(current, total, survivors)
             extra += len(masked) * terms.self_variance
         self.state = following
+        current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
             agreed.grid.to_float(centred(residues(total.view(np.int64), terms.modulus_bits))),
             survivors,

@@ -44,12 +44,19 @@ def main(grid: Grid, context: Context) -> None:
         tracker=str(settings["tracker"]) or None,
         tracker_ca=str(settings["tracker-ca"]) or None,
         report=report,
+        resume=str(settings["resume"]) or None,
         stage_timeout=float(settings["stage-timeout"]),
     )
-    weights: dict[int, list[float]] = {}
+    kept = report.with_name("weights.json")
+    weights: dict[str, list[float]] = (
+        json.loads(kept.read_text()) if settings["resume"] and kept.exists() else {}
+    )
 
     def keep(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        weights[server_round] = arrays["weights"].numpy().tolist()
+        weights[str(server_round)] = arrays["weights"].numpy().tolist()
+        kept.write_text(json.dumps(weights))
+        if server_round and server_round == settings["pause-after"]:
+            time.sleep(600.0)
         return None
 
     result = strategy.start(
@@ -59,6 +66,5 @@ def main(grid: Grid, context: Context) -> None:
         timeout=float(settings["timeout"]),
         evaluate_fn=keep,
     )
-    report.with_name("weights.json").write_text(json.dumps(weights))
     evaluated = {number: dict(found) for number, found in result.evaluate_metrics_clientapp.items()}
     report.with_name("evaluated.json").write_text(json.dumps(evaluated))

@@ -1,0 +1,169 @@
+"""Who hands out keys and holds the beacon: the ServerApp itself (`Relay`) or a tracker apart from it (`Tracked`).
+
+With a relay the server knows every link of the beacon chain in advance and could choose participants until it likes the
+graph; signed keys it cannot forge. With a tracker it would need the tracker's help, which is what the paper assumes it
+does not get.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from niss.errors import ProtocolError, RemoteProtocolError
+from niss.protocol import Beacon, BeaconChain, Identity, Participant, Prekey, SecretBytes, participants_hash
+from niss.tracker.client import TrackerClient
+
+# Most that are kept of one client, as many as a client itself keeps.
+_STOCK = 256
+
+
+class Relay:
+    """The server itself keeps the keys and holds the chain. `Tracked` has the same methods.
+
+    independent  whether the server would need somebody's help to know a link in advance
+    address      where clients register; empty, as the server relays their keys
+    """
+
+    independent = False
+    address = ""
+
+    def __init__(self) -> None:
+        self._holder, self._seed = Identity.generate(os.urandom), SecretBytes(b"")
+        self._chain: BeaconChain | None = None
+        self._prekeys: dict[bytes, list[Prekey]] = {}
+        self._publics: set[bytes] = set()
+        self._seated: dict[int, tuple[Participant, ...]] = {}
+
+    @property
+    def holder(self) -> bytes:
+        """The public key that the links are signed with."""
+        return self._holder.public
+
+    def start_run(self, run: bytes, rounds: int) -> bytes:
+        """The anchor of a new chain for this run, long enough for so many rounds."""
+        del run
+        self._seed = SecretBytes(os.urandom(32))
+        self._prekeys.clear()
+        self._publics.clear()
+        self._seated.clear()
+        return self._make_chain(rounds)
+
+    def secrets(self) -> dict[str, Any]:
+        """What `resume_run` needs to go on with the chain, as JSON; secret."""
+        return {"holder": bytes(self._holder.secret_bytes()).hex(), "seed": bytes(self._seed).hex()}
+
+    def resume_run(self, run: bytes, rounds: int, secrets: dict[str, Any]) -> bytes:
+        """The anchor of the chain that a server before this one began; its clients hand over new one-time keys."""
+        del run
+        self._holder = Identity(bytes.fromhex(secrets["holder"]))
+        self._seed = SecretBytes(bytes.fromhex(secrets["seed"]))
+        return self._make_chain(rounds)
+
+    def _make_chain(self, rounds: int) -> bytes:
+        self._chain = BeaconChain(rounds, holder=self._holder, entropy=lambda _size: self._seed)
+        return self._chain.anchor
+
+    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        """A client joined with these one-time keys; of many the newest are kept.
+
+        A key that somebody handed over before is left out: whoever sat beside a copy of its own would have to decline.
+        """
+        stock = self._prekeys.setdefault(identity, [])
+        for one in prekeys:
+            if one.public not in self._publics:
+                self._publics.add(one.public)
+                stock.append(one)
+        for dropped in stock[:-_STOCK]:
+            self._publics.discard(dropped.public)
+        del stock[:-_STOCK]
+
+    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        """One-time keys came with a client's upload."""
+        self.enrolled(identity, prekeys)
+
+    def ready(self, identity: bytes) -> bool:
+        """Whether the client has a key left for another round, as far as is known."""
+        return bool(self._prekeys.get(identity))
+
+    def seat(
+        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
+    ) -> tuple[Participant, ...]:
+        """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
+        del at_least  # Here all of them can.
+        if attempt == 0 or number not in self._seated:
+            for before in self._seated.values():
+                self._publics.difference_update(one.prekey.public for one in before)
+            seated = tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
+            self._seated = {number: seated}
+        # Nobody was told of the attempt before, so the keys are still unused.
+        return self._seated[number]
+
+    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
+        """The link of this attempt at a round, once, for terms and those participants that were seated."""
+        if self._chain is None:
+            raise ProtocolError("no run has been started")
+        if not commitment.startswith(participants_hash(self._seated.get(number, ()))):
+            raise ProtocolError("a link is let out for the participants that were seated in the round alone")
+        return self._chain.release(number, attempt, commitment)
+
+
+class Tracked:
+    """A tracker keeps the keys and holds the chain; this is the server's connection to it.
+
+    How many keys a client has left is counted here, so that the tracker need not be asked about each of them.
+    """
+
+    independent = True
+
+    def __init__(self, url: str, identity: Identity, *, ca: str | Path | None) -> None:
+        """`identity` is the server's, `ca` the certificate of the authority that signed the tracker's."""
+        self.address = url
+        self._client = TrackerClient(url, identity, ca=None if ca is None else Path(ca))
+        self._run = b""
+        self._left: dict[bytes, int] = {}
+
+    @property
+    def holder(self) -> bytes:
+        return self._client.describe().holder
+
+    def start_run(self, run: bytes, rounds: int) -> bytes:
+        self._run = run
+        self._left.clear()
+        return self._client.start_run(run, rounds)
+
+    def secrets(self) -> dict[str, Any]:
+        return {}  # The tracker has them.
+
+    def resume_run(self, run: bytes, rounds: int, secrets: dict[str, Any]) -> bytes:
+        del secrets
+        return self.start_run(run, rounds)  # Asked again, the tracker answers with the same chain.
+
+    def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        # The client registered them itself, before it answered.
+        self._left[identity] = self._left.get(identity, 0) + len(prekeys)
+
+    def replenish(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
+        try:
+            self._client.deposit(identity, prekeys)
+        except RemoteProtocolError:
+            return  # It has others; when they are used up it is asked to register anew.
+        self.enrolled(identity, prekeys)
+
+    def ready(self, identity: bytes) -> bool:
+        return self._left.get(identity, 0) > 0
+
+    def seat(
+        self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
+    ) -> tuple[Participant, ...]:
+        seated = self._client.seat(self._run, number, attempt, identities, at_least=at_least)
+        for one in seated:
+            self._left[one.identity] -= 1
+        return seated
+
+    def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
+        return self._client.beacon(self._run, number, attempt, commitment)
+
+
+Coordinator = Relay | Tracked

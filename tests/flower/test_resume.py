@@ -1,0 +1,398 @@
+"""A server that is killed goes on where it was: at every save, in every stage, with the nodes' books as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAdam, FedAvg
+
+from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of
+from niss.accounting import LedgerFile, Plan
+from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
+from niss.flower import NissStrategy, niss_mod
+from niss.flower.declines import Declines
+from niss.flower.saving import RunFolder
+from niss.protocol import Identity, create_keyfile
+
+ROUNDS, NODES = 3, 5
+WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=ROUNDS, neighbours=3)
+REPAIRED = replace(WITHOUT_NOISE, dropped=1, revealed=2)
+PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=ROUNDS, neighbours=3, kappa=2.0)
+# A save when the run begins and one with the first evaluation; three a round.
+SAVES = 3 * ROUNDS + 1
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the server may run after it but what frees locks."""
+
+
+def nodes_with_state(folder: Path, **options) -> FakeGrid:
+    grid = FakeGrid(NODES, **options)
+    for number, context in enumerate(grid.contexts.values()):
+        context.node_config["niss-state"] = str(folder / f"node-{number}")
+    return grid
+
+
+def renumbered(grid: FakeGrid, by: int = 5000) -> FakeGrid:
+    """The same nodes after the SuperLink was restarted: other ids, and Contexts without memory."""
+    other = FakeGrid(0)
+    other.contexts = {node + by: context for node, context in grid.contexts.items()}
+    for context in other.contexts.values():
+        context.state.clear()
+    return other
+
+
+def strategy(folder: Path, inner=None, plan=WITHOUT_NOISE, **options) -> NissStrategy:
+    inner = FedAvg(fraction_evaluate=0.0) if inner is None else inner
+    return NissStrategy(inner, plan=plan, resume=folder, report=folder.parent / "report.json", **options)
+
+
+def evaluate(number, arrays):
+    return MetricRecord({"number": number, "sum": float(values(arrays).sum())})
+
+
+def start(one: NissStrategy, grid: FakeGrid):
+    return one.start(grid, global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=evaluate)
+
+
+def values(arrays) -> np.ndarray:
+    return np.concatenate([array.numpy().ravel() for array in arrays.values()])
+
+
+def model_after(rounds: list[int]) -> np.ndarray:
+    moved = {name: array.numpy().astype(np.float64) for name, array in global_model().items()}
+    for number in rounds:
+        for name in SHAPES:
+            moved[name] += np.mean([step_of(FIRST + node, number)[name] for node in range(NODES)], axis=0)
+    return np.concatenate([array.ravel() for array in moved.values()])
+
+
+def charged_rounds(folder: Path) -> list[list[int]]:
+    """By node, the rounds in its ledger, counted from 1."""
+    ledgers = [folder / f"node-{number}" / "ledger.jsonl" for number in range(NODES)]
+    return [
+        [entry.basis["round"] + 1 for entry in LedgerFile.read(one).entries] if one.exists() else []
+        for one in ledgers
+    ]
+
+
+def rounds_taken(folder: Path) -> list[int]:
+    report = json.loads((folder / "report.json").read_text())
+    assert [one["round"] for one in report["rounds"]] == list(range(1, ROUNDS + 1))
+    return [one["round"] for one in report["rounds"] if one["survivors"]]
+
+
+def check(tmp_path: Path, result, lost: set[int]) -> None:
+    """Everything is as in a run without a kill, but for the rounds in `lost`."""
+    taken = rounds_taken(tmp_path)
+    assert set(taken) == set(range(1, ROUNDS + 1)) - lost
+    np.testing.assert_allclose(values(result.arrays), model_after(taken), rtol=0, atol=1e-5)
+    for node in charged_rounds(tmp_path):
+        assert node == sorted(set(node)), "no round is charged twice"
+        assert set(taken) <= set(node) <= set(taken) | lost
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert set(result.evaluate_metrics_serverapp) >= set(taken)
+    assert report["metrics"]["server"][str(ROUNDS)]["number"] == ROUNDS
+    assert len(report["members"]) == NODES
+    # The account of the server covers what the nodes have in their books.
+    assert [one["participations"] for one in report["statement"]["clients"]] == [ROUNDS] * NODES
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("save", range(SAVES))
+@pytest.mark.parametrize("moved", [False, True])
+def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(
+    tmp_path, monkeypatch, save, after, moved
+):
+    grid, seen, write = nodes_with_state(tmp_path), [], RunFolder.write
+
+    def dying(folder, state):
+        if len(seen) == save and not after:
+            raise Killed
+        write(folder, state)
+        seen.append(state)
+        if len(seen) == save + 1:
+            raise Killed
+
+    monkeypatch.setattr(RunFolder, "write", dying)
+    with pytest.raises(Killed):
+        start(strategy(tmp_path / "run"), grid)
+    monkeypatch.undo()
+    opened = seen[-1]["pending"] if seen else None
+    result = start(strategy(tmp_path / "run"), renumbered(grid) if moved else grid)
+    check(tmp_path, result, set() if opened is None else {opened["round"]})
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [("enrol", 1), ("round", 1), ("round", 3), ("claim", 1), ("claim", 3), ("request", 1), ("request", 3)],
+)
+def test_killed_while_it_waits_in_any_stage(tmp_path, stage, number):
+    grid = nodes_with_state(tmp_path)
+    options = {"plan": REPAIRED, "mode": "repair"}
+    count = 0
+
+    def dying(reply):
+        nonlocal count
+        count += grid.sent[-1].content["niss"]["stage"] == stage
+        if count == (number - 1) * NODES + 3:
+            raise Killed
+        return reply
+
+    grid.mangle = dying
+    with pytest.raises(Killed):
+        start(strategy(tmp_path / "run", **options), grid)
+    lost = set() if stage == "enrol" else {number}
+    check(tmp_path, start(strategy(tmp_path / "run", **options), renumbered(grid)), lost)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (FedAdam, {"eta": 0.01}),
+        (flower.FedYogi, {"eta": 0.01}),
+        (flower.FedAvgM, {"server_learning_rate": 0.5, "server_momentum": 0.9}),
+    ],
+)
+def test_the_moments_of_the_wrapped_strategy_go_on(tmp_path, kind, options):
+    def inner():
+        return kind(fraction_evaluate=0.0, **options)
+
+    whole = start(strategy(tmp_path / "whole", inner()), FakeGrid(NODES))
+    grid = nodes_with_state(tmp_path)
+    _killed_between_rounds(strategy(tmp_path / "run", inner()), grid)
+    resumed = start(strategy(tmp_path / "run", inner()), grid)
+    np.testing.assert_allclose(values(resumed.arrays), values(whole.arrays), rtol=0, atol=2e-5)
+
+
+def _killed_between_rounds(one: NissStrategy, grid: FakeGrid, after: int = 2, model=None) -> None:
+    def dying(number, arrays):
+        if number == after:
+            raise Killed
+        return evaluate(number, arrays)
+
+    with pytest.raises(Killed):
+        one.start(grid, model or global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=dying)
+
+
+def test_dtypes_and_whole_numbers_go_on(tmp_path):
+    def model():
+        return arrays(
+            {
+                "weight": np.zeros(4, dtype=np.float32),
+                "half": np.zeros(2, dtype=np.float16),
+                "counter": np.array(7, dtype=np.int64),
+            }
+        )
+
+    app = ClientApp(mods=[niss_mod])
+
+    @app.train()
+    def train(message, _context):
+        got = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        assert [one.dtype for one in got.values()] == [array.numpy().dtype for array in model().values()]
+        moved = {name: np.asarray(one + one.dtype.type(0.25)) for name, one in got.items()}
+        return Message(RecordDict({"arrays": arrays(moved), "metrics": MetricRecord()}), reply_to=message)
+
+    def inner():
+        return flower.FedAvgM(fraction_evaluate=0.0, server_momentum=0.5)
+
+    grid = nodes_with_state(tmp_path, app=app)
+    _killed_between_rounds(strategy(tmp_path / "run", inner()), grid, model=model())
+    result = strategy(tmp_path / "run", inner()).start(grid, model(), num_rounds=ROUNDS, timeout=1).arrays
+    assert [(name, array.numpy().dtype) for name, array in result.items()] == [
+        (name, array.numpy().dtype) for name, array in model().items()
+    ]
+    assert result["counter"].numpy() == 7
+    # Steps of 0.25, and half of the step before: 0.25, 0.375 and 0.4375.
+    np.testing.assert_allclose(result["weight"].numpy(), 1.0625, rtol=0, atol=1e-5)
+
+
+def test_a_run_whose_only_round_was_lost_says_so(tmp_path):
+    grid = nodes_with_state(tmp_path)
+
+    def dying(reply):
+        if grid.sent[-1].content["niss"]["stage"] == "round":
+            raise Killed
+        return reply
+
+    grid.mangle = dying
+    with pytest.raises(Killed):
+        strategy(tmp_path / "run").start(grid, global_model(), num_rounds=1, timeout=1)
+    with pytest.raises(ProtocolError, match="no round took place: the server ended while it was open"):
+        strategy(tmp_path / "run").start(renumbered(grid), global_model(), num_rounds=1, timeout=1)
+
+
+def test_a_strategy_of_somebody_elses_is_warned_about(tmp_path, caplog):
+    class Mine(FedAvg):
+        pass
+
+    start(strategy(tmp_path / "run", Mine(fraction_evaluate=0.0)), FakeGrid(NODES))
+    assert "of what Mine carries from round to round" in caplog.text
+
+
+def test_the_report_is_there_after_every_round(tmp_path):
+    seen = []
+
+    def look(number, _arrays):
+        path = tmp_path / "report.json"
+        seen.append(len(json.loads(path.read_text())["rounds"]) if path.exists() else 0)
+        return MetricRecord({"number": number})
+
+    one = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE, report=tmp_path / "report.json")
+    one.start(FakeGrid(NODES), global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=look)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_the_budgets_of_a_resumed_run_are_those_of_one_run(tmp_path):
+    grid = nodes_with_state(tmp_path)
+    del grid.contexts[FIRST].node_config["niss-uncalibrated"]
+    _killed_between_rounds(strategy(tmp_path / "run", plan=PRIVATE), grid)
+    again = strategy(tmp_path / "run", plan=PRIVATE)
+    start(again, renumbered(grid))
+    assert [one.survivors for one in again.rounds] == [NODES] * ROUNDS
+    assert charged_rounds(tmp_path) == [[1, 2, 3]] * NODES
+    assert again.statement.clients[0].epsilon_joint <= PRIVATE.epsilon * (1 + 1e-6)
+    assert any(
+        "Times that the server ended and the run went on: 1." in one for one in again.statement.caveats
+    )
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    grid = nodes_with_state(tmp_path)
+    first = start(strategy(tmp_path / "run"), grid)
+    sent = len(grid.sent)
+    second = start(strategy(tmp_path / "run"), grid)
+    assert len(grid.sent) == sent
+    np.testing.assert_array_equal(values(second.arrays), values(first.arrays))
+    assert second.train_metrics_clientapp.keys() == {1, 2, 3}
+
+
+def test_secrets_are_for_the_owner_alone_and_old_models_are_removed(tmp_path):
+    start(strategy(tmp_path / "run"), nodes_with_state(tmp_path))
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["arrays-3.npz", "state.json"]
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o600}
+    (tmp_path / "run").chmod(0o750)
+    with pytest.raises(PrivacyError, match="have rights"):
+        strategy(tmp_path / "run")
+
+
+def test_a_key_file_is_not_copied_and_must_be_given_again(tmp_path):
+    key = tmp_path / "server.key"
+    secret = create_keyfile(key, Identity.generate(os.urandom)).identity.secret_bytes()
+    grid = nodes_with_state(tmp_path)
+    _killed_between_rounds(strategy(tmp_path / "run", key=key), grid)
+    assert secret.hex() not in (tmp_path / "run" / "state.json").read_text()
+    with pytest.raises(ConfigError, match="other settings: server"):
+        start(strategy(tmp_path / "run"), grid)
+    check(tmp_path, start(strategy(tmp_path / "run", key=key), grid), set())
+
+
+def test_other_settings_and_another_number_of_rounds_are_refused(tmp_path):
+    grid = nodes_with_state(tmp_path)
+    _killed_between_rounds(strategy(tmp_path / "run"), grid)
+    sent = len(grid.sent)
+    with pytest.raises(ConfigError, match="other settings: plan"):
+        start(strategy(tmp_path / "run", plan=replace(WITHOUT_NOISE, clip=1.0)), grid)
+    with pytest.raises(ConfigError, match="one of 3 rounds, not 4"):
+        strategy(tmp_path / "run").start(grid, global_model(), num_rounds=4, timeout=1)
+    assert len(grid.sent) == sent
+
+
+def test_damage_is_said_without_showing_what_is_in_the_file(tmp_path):
+    start(strategy(tmp_path / "run"), nodes_with_state(tmp_path))
+    path = tmp_path / "run" / "state.json"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    with pytest.raises(RunFolderError, match="damaged"):
+        strategy(tmp_path / "run")
+    path.write_text(whole)
+    (tmp_path / "run" / "arrays-3.npz").write_bytes(b"PK")
+    with pytest.raises(RunFolderError, match="damaged"):
+        start(strategy(tmp_path / "run"), FakeGrid(NODES))
+
+
+def test_two_servers_do_not_go_on_with_one_run(tmp_path):
+    second = strategy(tmp_path / "run")
+
+    def meanwhile(_number, _arrays):
+        start(second, FakeGrid(NODES))
+
+    with pytest.raises(ConfigError, match="another server"):
+        strategy(tmp_path / "run").start(
+            FakeGrid(NODES), global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=meanwhile
+        )
+
+
+def test_a_client_that_may_have_forgotten_what_it_spent_does_not_come_back(tmp_path):
+    grid = nodes_with_state(tmp_path)
+    del grid.contexts[FIRST].node_config["niss-state"]
+    _killed_between_rounds(strategy(tmp_path / "run"), grid)
+    again = strategy(tmp_path / "run")
+    start(again, renumbered(grid))
+    assert [one.survivors for one in again.rounds] == [NODES, NODES, NODES - 1]
+    (why,) = again.session.left_out.values()
+    assert "niss-state" in why
+
+
+def test_a_client_with_an_older_copy_of_its_state_does_not_come_back(tmp_path):
+    grid = nodes_with_state(tmp_path)
+
+    def dying(number, _arrays):
+        if number == 1:
+            shutil.copytree(tmp_path / "node-0", tmp_path / "copy")
+        if number == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        strategy(tmp_path / "run").start(
+            grid, global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=dying
+        )
+    (tmp_path / "copy").chmod(0o700)
+    grid.contexts[FIRST].node_config["niss-state"] = str(tmp_path / "copy")
+    again = strategy(tmp_path / "run")
+    start(again, renumbered(grid))
+    assert again.rounds[-1].survivors == NODES - 1
+    (why,) = again.session.left_out.values()
+    assert "its state is at step" in why
+
+
+def test_who_was_left_out_stays_out_under_another_id(tmp_path):
+    grid = nodes_with_state(tmp_path)
+    one = strategy(tmp_path / "run")
+
+    def dying(number, arrays):
+        if number == 1:
+            one.session.leave_out(FIRST, "a reason")
+        if number == 2:
+            raise Killed
+        return evaluate(number, arrays)
+
+    with pytest.raises(Killed):
+        one.start(grid, global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=dying)
+    again = strategy(tmp_path / "run")
+    start(again, renumbered(grid))
+    assert [len(charged) for charged in charged_rounds(tmp_path)] == [1, 3, 3, 3, 3]
+    assert again.session.left_out == {FIRST + 5000: "a reason"}
+
+
+def test_what_is_known_of_declines_survives_and_follows_a_node():
+    known = Declines()
+    around = {1: [2, 3, 4], 2: [1, 3], 3: [1, 2], 4: [1]}
+    known.judge({2: "no", 3: "no"}, [1, 4], around.__getitem__)
+    again = Declines.from_json(json.loads(json.dumps(known.to_json())))
+    assert again.set_aside == known.set_aside == {1}
+    again.rename(1, 11)
+    again.rename(2, 12)
+    assert again.set_aside == {11}
+    assert again.judge({}, [12, 3, 4], lambda _node: ()).keys() == {11}
