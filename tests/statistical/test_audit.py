@@ -117,7 +117,8 @@ def test_a_canary_in_many_coordinates_counts_by_its_norm() -> None:
 def test_without_distortion_the_papers_marginal_claim_breaks() -> None:
     """tau = 0: one upload alone looks private, all together give the canary away. Cannot fail by chance."""
     audit = Audit.of_plan(replace(PLAN, graph="complete", tau2=0.0), 12)
-    own_variance = (audit.sensitivity / TARGET_MU) ** 2
+    # A plan that sets tau^2 itself promises nothing, and reserves nothing.
+    own_variance = (audit.sensitivity / gdp_mu(EPSILON, DELTA)) ** 2
     assert audit.marginal_mu == pytest.approx(audit.sensitivity / np.sqrt(2.0 * own_variance))
     assert audit.claimed_mu == np.inf
     scores = audit.scores(200_000, SimStream(74))
