@@ -57,7 +57,13 @@ class Promise:
 
     @property
     def reserve(self) -> float:
+        """The part of delta that pays for the grid."""
         return GRID_SHARE * self.delta
+
+    @property
+    def distance(self) -> float:
+        """The distance between laws that would use up the reserve: a distance D adds `(1 + e^epsilon) D` to delta."""
+        return self.reserve / (1.0 + math.exp(min(self.epsilon, 500.0)))
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,6 @@ class Draws:
     def delta(self, promise: Promise) -> float:
         """What grid and sampler add to delta over all rounds of the promise, if all are like this one."""
         mu = gdp_mu(promise.epsilon, (1.0 - GRID_SHARE) * promise.delta)
-        most = promise.reserve / (1.0 + math.exp(min(promise.epsilon, 500.0)))
         return min(
             discretisation_delta(
                 self.steps,
@@ -103,7 +108,7 @@ class Draws:
                 aliasing=promise.rounds * self.aliasing,
                 epsilon=promise.epsilon,
                 mu=mu,
-                rest=share * most,
+                rest=share * promise.distance,
             )
             for share in _REST_SHARES
         )
@@ -114,10 +119,9 @@ class Draws:
         Above 1 is too much. The second limit keeps a ledger of tiny charges honest, next to which a factor on
         probabilities would not be tiny.
         """
-        rest = promise.reserve / (1.0 + math.exp(min(promise.epsilon, 500.0)))
-        factor = sampler_factor(self.steps, self.counts, rest=rest)
-        too_much = factor > 0.0 and (mu <= 0.0 or factor / mu == math.inf)
-        of_mu = math.inf if too_much else factor / (SAMPLER_SHARE * mu) if factor else 0.0
+        factor = sampler_factor(self.steps, self.counts, rest=promise.distance)
+        most = SAMPLER_SHARE * mu
+        of_mu = factor / most if most > 0.0 else math.inf
         return max(self.delta(promise) / promise.reserve, of_mu)
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -426,10 +426,12 @@ def _known_of(near: int, size: int, corruption: Corruption, *, certain: bool) ->
     For k itself colluders are a sample of the other `size - 1` clients. For another honest client they are one of
     `size - 2`, since k is honest too, and its edge to k does not count.
     """
-    failure = 0.0 if certain else corruption.failure
-    own = colluding_neighbours(size, near, corruption.colluders, 0.5 * failure)
+    if certain:
+        corruption = replace(corruption, failure=0.0)
+    others_failure = corruption.failure - corruption.own_failure
+    own = colluding_neighbours(size, near, corruption.colluders, corruption.own_failure)
     among = colluding_neighbours(
-        size - 1, min(near, size - 2), min(corruption.colluders, size - 2), 0.5 * failure / (size - 1)
+        size - 1, min(near, size - 2), min(corruption.colluders, size - 2), others_failure / (size - 1)
     )
     return min(near, own + corruption.revealed), min(near, among + corruption.revealed + 1)
 
