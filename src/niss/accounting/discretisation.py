@@ -132,17 +132,22 @@ def grid_delta(plan: Plan, terms: Terms, participants: int) -> float:
     """
     if not terms.residual_variance:
         return 0.0
+    require_wide_noise(terms)
+    near = min(math.ceil(terms.neighbours), participants - 1)
+    return Draws.of(terms, participants, [terms.neighbours / near], [participants * near]).delta(
+        Promise.of(plan)
+    )
+
+
+def require_wide_noise(terms: Terms) -> None:
+    """Refuse (`ConfigError`) a grid so coarse that the residual noise is only a few steps wide."""
     steps = Grid(terms.grid_bits).deviation_steps(terms.residual_variance)
-    if steps < LEAST_STEPS:
+    if terms.residual_variance and steps < LEAST_STEPS:
         raise ConfigError(
             f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
             field="protocol.grid_bits",
             hint=f"use more than {terms.grid_bits} bits",
         )
-    near = min(math.ceil(terms.neighbours), participants - 1)
-    return Draws.of(terms, participants, [terms.neighbours / near], [participants * near]).delta(
-        Promise.of(plan)
-    )
 
 
 def round_grid_delta(agreed: Agreed, promise: Promise) -> float:

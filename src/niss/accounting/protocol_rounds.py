@@ -24,8 +24,8 @@ from niss.accounting.discretisation import (
     Draws,
     Promise,
     check_discretisation,
-    grid_delta,
     is_wide_enough,
+    require_wide_noise,
     round_grid_delta,
 )
 from niss.accounting.ledger import ChargeableLedger
@@ -119,7 +119,7 @@ def make_terms(
         threshold_share=0.5,
     )
     if grid_bits is not None and plan.calibrated:
-        grid_delta(plan, terms, participants)  # refuses a grid that is too coarse
+        require_wide_noise(terms)
     if grid_bits is None and residual > 0.0:
         weight = max(1.0, plan.neighbours / (participants - 1))
         drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
