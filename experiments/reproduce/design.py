@@ -400,6 +400,11 @@ COMPARED = (
     "mnist-non-iid-client-1000-of-6000",
     "mnist-iid-client-30-of-300",
     "cifar10-non-iid-client-1000-of-5000",
+    "mnist-non-iid-client-30-of-300",
+    "cifar10-iid-client-100-of-1000",
+    "cifar10-non-iid-client-100-of-1000",
+    "cifar10-iid-client-30-of-300",
+    "cifar10-non-iid-client-30-of-300",
 )
 """The settings with fixed cohorts, in which all rivals meet; the most telling first."""
 

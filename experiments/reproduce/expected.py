@@ -45,6 +45,12 @@ MEASURED: tuple[str, ...] = (
     "mnist-non-iid-client-1000-of-6000",
     "mnist-iid-client-30-of-300",
     "cifar10-iid-client-1000-of-5000",
+    "cifar10-non-iid-client-1000-of-5000",
+    "mnist-non-iid-client-30-of-300",
+    "cifar10-iid-client-100-of-1000",
+    "cifar10-non-iid-client-100-of-1000",
+    "cifar10-iid-client-30-of-300",
+    "cifar10-non-iid-client-30-of-300",
 )
 """The settings with fixed cohorts whose files are committed: all rivals and variants, tuned by the search."""
 SEARCHED = None
