@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from niss.accounting import Plan
 from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity, drawn_connectivity
 from niss.accounting.carried_planner import plan_carried
 from niss.accounting.trusted_noise import banded_noise, best_noise, independent_noise
@@ -321,6 +323,68 @@ def test_noise_in_the_model_equals_a_simulation_of_the_sums():
                 column = factors[start] * (np.arange(4) >= start) - taken * (np.arange(4) >= start + lag)
                 columns.append(math.sqrt(plan.carried[lag - 1, start]) * column)
         np.testing.assert_allclose(plan.noise_in_model(), np.sum(np.square(columns), axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("rescaled", "declared"), [(False, 0), (False, 1), (True, 1), (True, 2)])
+def test_what_dropouts_leave_is_the_mean_over_all_of_them(rescaled, declared):
+    """Every pattern of dropouts in every round, each share added or not, taken out or not, by the rules of a repair."""
+    m, rounds, dropout = 3, 3, 0.3
+    plan = CarriedPlan(
+        participants=m,
+        horizon=rounds,
+        separation=2,
+        residual=0.5,
+        carried_to_residual=(3.0, 1.0),
+        spatial=1.0,
+        factors=(1.0, 0.8, 0.5),
+        rescaled=rescaled,
+        declared_dropped=declared,
+    )
+    a, expected = plan.scales, np.zeros(rounds)
+    for pattern in itertools.product((False, True), repeat=m * rounds):
+        lost = np.array(pattern).reshape(rounds, m)
+        counts = lost.sum(axis=1)
+        repaired = counts <= declared
+        noise = np.zeros(rounds)
+        for t in range(rounds):
+            here = np.arange(rounds) >= t
+            noise += here * a[t] ** 2 * (m - counts[t]) / m * plan.residuals[t]
+            if declared and not repaired[t]:
+                noise += here * a[t] ** 2 * counts[t] * (m - counts[t]) * plan.spatial / (m - 1)
+            for lag, row in enumerate(plan.carried[:, t], start=1):
+                if not row:
+                    continue
+                for sender, receiver in itertools.product(lost[t], lost[t + lag]):
+                    added = a[t] * here * (not sender)
+                    # A share of a lost sender is not taken out where that was repaired; one to a lost receiver is.
+                    out = not (sender and repaired[t]) and not (receiver and not repaired[t + lag])
+                    factor = a[t] if rescaled else a[t + lag]
+                    taken = factor * (np.arange(rounds) >= t + lag) * out
+                    noise += row / m**2 * (added - taken) ** 2
+        expected += dropout ** counts.sum() * (1 - dropout) ** (m * rounds - counts.sum()) * noise
+    np.testing.assert_allclose(plan.noise_in_model(dropout), expected, rtol=1e-12)
+
+
+def test_planner_and_simulator_plan_the_same_noise_for_dropouts():
+    """Whoever is called dropped counts like a colluder, with all its shares: what they carried is taken out as well."""
+    asked = {"participants": 100, "rounds": 100, "epsilon": 3.0, "delta": 1e-5, "kappa": 20.0}
+    planned = plan_carried(clients=1000, dropout=0.1, mode="repair", **asked)
+    run = Plan(
+        method="niss-carried",
+        graph="complete",
+        rounds=100,
+        separation=10,
+        participations=10,
+        kappa=20.0,
+        participants=100,
+        dropout=0.1,
+        dropped=planned.plan.declared_dropped,
+        revealed=planned.plan.declared_dropped,
+    ).committed(100)
+    assert run.promise == planned.plan
+    np.testing.assert_allclose(run.promise.noise_in_model(0.1), planned.noise, rtol=1e-12)
+    assert planned.model_variance_ratio_to_central_mean == pytest.approx(0.28, abs=0.01)
+    assert not any("leave it in the model" in note for note in planned.notes)
 
 
 def test_repairs_are_charged():

@@ -5,8 +5,8 @@ With factors `a` (rate over planned round size) the noise in the model after rou
     sum_{s<=t} a_s^2 r_s  +  what is still under way, a_s^2 w_s  +  what came back, (a_s - a_{s+1})^2 w_s
 
 (0 in place of the last where receivers rescale). With a share d of dropouts `2 d (1 - d) w` of every round stays for
-good. The promise is mu-GDP for every client over the whole committed run, whatever allowed pattern it takes part in,
-against a server that sees everything and holds the assumed colluders.
+good, unless it is repaired. The promise is mu-GDP for every client over the whole committed run, whatever allowed
+pattern it takes part in, against a server that sees everything and holds the assumed colluders.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class CarriedPlan:
     factors              a_t, with which rounds enter the model; () means equal
     rescaled             receivers subtract `a_t / a_s` times a share, so that it cancels exactly
     closing              one more round without data takes out what the last round carried
-    declared_dropped     most clients of a round whose shares within it may be revealed in repairs; they count like
-                         colluders
-    revealed             share of the carried variance between two rounds that repairs may reveal, by both sides
-                         together; 0: carried shares are not repaired
+    declared_dropped     most clients of a round that may be called dropped in repairs; all their shares may be
+                         revealed, carried ones too, so they count like colluders
+    revealed             share of the carried variance between two rounds that repairs may reveal besides, by both sides
+                         together
     sensitivity          Delta: how far one client can move its upload
     """
 
@@ -261,23 +261,42 @@ class CarriedPlan:
         return CarriedCharges(self.matrix, self.separation, self.pattern, self.worst.cost, self.sensitivity)
 
     def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True) -> FloatArray:
-        """Noise variance in the model after each round.
+        """Noise variance in the model after each round, on average over what drops out.
 
-        dropout   share of the clients that vanish after the graphs were fixed; their carried shares stay, but for those
-                  that may be revealed
-        repaired  whether shares within the round are taken out again when a client drops out
+        dropout   probability with which a client vanishes after the graphs were fixed, each on its own
+        repaired  whether shares within the round are taken out again when a client drops out; carried ones are too
+                  where clients may be called dropped (`declared_dropped`), or else as far as they may be `revealed`.
+                  A round that loses more clients than that is not repaired.
         """
         squares = self.scales**2
         fresh = (1.0 - dropout) * self.residuals * squares
+        crossing = dropout * (1.0 - dropout) * self.participants * self.spatial * squares
         if not repaired:
-            fresh = fresh + dropout * (1.0 - dropout) * self.participants * self.spatial * squares
-        lost = max(2.0 * dropout * (1.0 - dropout) - self.revealed, 0.0)
+            fresh = fresh + crossing
+        elif self.declared_dropped:
+            fresh = fresh + self._beyond_repair(dropout, others=2) * crossing
+        # The clients that are lost for good, with what they had carried and should have taken out.
+        lost = dropout * (self._beyond_repair(dropout, others=1) if repaired else 1.0)
+        added_only, taken_only = (1.0 - dropout) * lost, lost * (1.0 - lost)
+        staying = max(1.0 - self.revealed / (added_only + taken_only), 0.0) if lost else 0.0
         # What each round adds to the noise in the model, and takes out of it.
         steps = fresh
         for lag, row in enumerate(self.carried, start=1):
             away = row[: max(self.rounds - lag, 0)]
-            sent = squares[: away.size] * away
-            back = 0.0 if self.rescaled else (self.scales[: away.size] - self.scales[lag:]) ** 2 * away
-            steps[: away.size] += (1.0 - dropout) * sent
-            steps[lag:] += (1.0 - dropout) ** 2 * back + (lost - (1.0 - dropout)) * sent
+            first, second = self.scales[: away.size], self.scales[lag:]
+            back = first if self.rescaled else second
+            left = staying * (added_only * first**2 + taken_only * back**2)
+            left = left + (1.0 - dropout) * (1.0 - lost) * (first - back) ** 2
+            steps[: away.size] += (1.0 - dropout) * first**2 * away
+            steps[lag:] += (left - (1.0 - dropout) * first**2) * away
         return np.cumsum(steps)
+
+    def _beyond_repair(self, dropout: float, *, others: int) -> float:
+        """How likely it is that a round loses too many, given that `others` of its clients have their part in it.
+
+        With N of m lost, `E[N; N > d] = m q P(B(m - 1, q) >= d)` and
+        `E[N (m - N); N > d] = m (m - 1) q (1 - q) P(B(m - 2, q) >= d)`: beside one client, and beside a pair.
+        """
+        from scipy.stats import binom
+
+        return float(binom.sf(self.declared_dropped - 1, max(self.participants - others, 0), dropout))

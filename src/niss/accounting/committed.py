@@ -110,9 +110,7 @@ def committed_run(
         delta=delta,
         pattern=pattern,
         collusion=colluders / participants,
-        # What repairs take out does not stay in the model: those who may be called dropped count like colluders, with
-        # all their shares, carried ones too.
-        dropout=0.0 if dropped else dropout,
+        dropout=dropout,
         mode="repair" if dropped else "tolerate",
         declared_dropped=dropped,
         kappa=kappa,
