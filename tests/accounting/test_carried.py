@@ -372,7 +372,7 @@ def test_planner_and_simulator_plan_the_same_noise_for_dropouts():
     run = Plan(
         method="niss-carried",
         graph="complete",
-        rounds=100,
+        horizon=100,
         separation=10,
         participations=10,
         kappa=20.0,

@@ -307,7 +307,7 @@ def test_the_ledger_is_explained(tmp_path, datasets, held_out, linear):
 def test_a_single_round_of_it_is_no_target_of_an_attack():
     from niss.attacks.rounds import simulate_round
 
-    plan = niss.Plan(method="niss-carried", graph="complete", rounds=4, separation=2, participations=2)
+    plan = niss.Plan(method="niss-carried", graph="complete", horizon=4, separation=2, participations=2)
     with pytest.raises(ConfigError, match="about a whole run"):
         simulate_round(np.zeros((4, 3)), np.zeros(3), plan, stream=SimStream(1))
 

@@ -64,9 +64,10 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
-    rounds          rounds of the whole run, for which some methods plan their noise, and of all beacon chains among
-                    which a server could choose: each of their graphs may fail the bound, shown or not; None:
+    horizon         rounds of the whole run, to which methods that plan their noise for all of it are committed; None:
                     `participations` times `separation`
+    chain_rounds    rounds of all beacon chains among which a server could choose: each of their graphs may fail the
+                    bound, shown or not; None: no more than the run has
     separation      a client that takes part in round t stays out until round t + separation
     sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
     threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
@@ -104,7 +105,8 @@ class Plan:
     revealed: int = 0
     dropped: int = 0
     attempts: int = 1
-    rounds: int | None = None
+    horizon: int | None = None
+    chain_rounds: int | None = None
     separation: int = 1
     sampling_probability: float = 1.0
     threshold: int | None = None
@@ -139,7 +141,8 @@ class Plan:
         for field in (
             "attempts",
             "participations",
-            "rounds",
+            "horizon",
+            "chain_rounds",
             "separation",
             "threshold",
             "bands",
@@ -193,7 +196,7 @@ class Plan:
     @property
     def planned_rounds(self) -> int:
         """Rounds of the whole run."""
-        return self.participations * self.separation if self.rounds is None else self.rounds
+        return self.participations * self.separation if self.horizon is None else self.horizon
 
     @property
     def kind(self) -> Method:
@@ -216,9 +219,15 @@ class Plan:
         return self.private and not self.heuristic and self.kind.calibrated(self)
 
     @property
+    def possible_rounds(self) -> int:
+        """The most rounds among which a server could choose those that it shows to a client."""
+        committed = 1 if self.horizon is None else self.horizon + self.closing
+        return max(self.participations, committed, self.chain_rounds or 1)
+
+    @property
     def graphs(self) -> int:
         """The most graphs among which a server could look for one that suits its colluders."""
-        return max(self.participations, self.rounds or 1) * self.attempts
+        return self.possible_rounds * self.attempts
 
     @property
     def corruption(self) -> Corruption:

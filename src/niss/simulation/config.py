@@ -341,7 +341,7 @@ class Config(_Section):
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "attempts": LINKS_PER_ROUND if redrawn else 1,
-                "rounds": self.rounds if method.kind.whole_run else None,
+                "horizon": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),
                 "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,
                 "threshold": threshold,
