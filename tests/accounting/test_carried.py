@@ -220,13 +220,13 @@ def test_sparse_plans_never_promise_more_than_their_run(colluders, spatial):
         carried_to_residual=(5.0,),
         spatial=spatial,
         colluders=colluders,
-        connectivity=drawn_connectivity(m, neighbours=8, carried=5, colluding_neighbours=colluders),
+        connectivity=drawn_connectivity(m, neighbours=8, carried=5, known_neighbours=colluders),
     )
     rng = np.random.default_rng(11)
     run = run_of(plan, degree=8, outgoing=5)
     # The floor of the plan must be one of these very graphs.
     lists = (bytes(32),) * 2
-    worst = [drawn_connectivity(m, neighbours=8, carried=5, colluding_neighbours=colluders)]
+    worst = [drawn_connectivity(m, neighbours=8, carried=5, known_neighbours=colluders)]
     for number in range(plan.rounds):
         graph = CarriedGraph.draw((m, m), degree=5, beacon=b"round %d" % number, lists=lists).matrix() / 5
         laplacian = ShareGraph.regular(m, degree=8, beacon=b"round %d" % number).laplacian()

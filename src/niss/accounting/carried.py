@@ -27,7 +27,9 @@ from niss.views.carried_floor import (
     complete_floor,
     mixed_carried,
     round_sums,
+    within_connectivity,
 )
+from niss.views.collusion import expected_weights
 
 FloatArray = NDArray[np.float64]
 
@@ -42,10 +44,13 @@ class Connectivity:
     spatial  `y' L y >= spatial * (variance of the shares in one upload) * |y|^2` for deviations y of the honest
              clients; None: complete graphs, h / (m - 1)
     carried  s_2, second over first singular value of the carried matrices; None: complete graphs, 0
+    known_neighbours  of any honest client within a round, at most, that `spatial` holds for; 0 on complete graphs,
+             where all are neighbours
     """
 
     spatial: float | None = None
     carried: float | None = None
+    known_neighbours: int = 0
 
 
 COMPLETE = Connectivity()
@@ -71,31 +76,34 @@ class UnitFloor:
 
 
 def drawn_connectivity(
-    participants: int, *, neighbours: float, carried: float, colluding_neighbours: int = 0
+    participants: int,
+    *,
+    neighbours: float | None = None,
+    carried: float | None = None,
+    known_neighbours: int = 0,
+    worse: float = 0.0,
 ) -> Connectivity:
-    """The connectivity of graphs drawn with `neighbours` unit shares within a round and `carried` to the next.
+    """What to commit to for graphs that are yet to be drawn; those that turn out worse are drawn again.
 
-    colluding_neighbours  at most that many neighbours of any client collude
+    neighbours, carried  unit shares that a client sends within a round and to the next; None: everyone to everyone
+    known_neighbours     at most that many neighbours of any client collude, or may be called dropped
+    worse                how much worse than a sample of their size and degree they may be
 
-    For deviations y of the honest clients `y'L_H y >= (W - lambda) |y|^2`: W the least weight of an honest client's
-    edges with honest ones, lambda the largest eigenvalue of the adjacency matrix across deviations of all clients.
-    Graphs of one size and degree differ little; a claim needs those that are used to be no worse (they are public).
+    Graphs of one size and degree differ little, and all of them are public, so that everybody can check them
+    (`views.carried_floor.within_connectivity`).
     """
+    spatial = second = None
     beacon = b"niss.planner"
-    within = ShareGraph.regular(participants, degree=neighbours, beacon=beacon).laplacian()
-    weight = float(np.diag(within).min())
-    edge = float(-within.min())
-    adjacency = np.diag(np.diag(within)) - within
-    across = adjacency - adjacency.mean(axis=0)
-    across = across - across.mean(axis=1)[:, None]
-    largest = float(np.linalg.eigvalsh((across + across.T) / 2.0)[-1])
-    floor = max(weight - colluding_neighbours * edge - largest, 0.0) / weight
-    graph = CarriedGraph.draw(
-        (participants, participants), degree=carried, beacon=beacon, lists=(bytes(32), bytes(32))
-    )
-    matrix = graph.matrix() / carried
-    second = float(np.linalg.norm(matrix - 1.0 / participants, 2))
-    return Connectivity(floor, min(second, 1.0))
+    if neighbours is not None:
+        sample = ShareGraph.regular(participants, degree=neighbours, beacon=beacon)
+        taken = expected_weights(participants, neighbours)[:known_neighbours].sum() / (2.0 * neighbours)
+        spatial = max((1.0 - worse) * within_connectivity(sample) - float(taken), 0.0)
+    if carried is not None:
+        graph = CarriedGraph.draw(
+            (participants, participants), degree=carried, beacon=beacon, lists=(bytes(32), bytes(32))
+        )
+        second = min((1.0 + worse) * graph.second_singular_value, 1.0)
+    return Connectivity(spatial, second, known_neighbours if neighbours is not None else 0)
 
 
 @dataclass(frozen=True, kw_only=True)

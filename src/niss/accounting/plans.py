@@ -77,6 +77,9 @@ class Plan:
     participants    of every round, where noise is carried from one to the next; None: those of the first
     pattern         rounds of a client are exactly (`cyclic`) or at least (`any`) the separation apart
     dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
+    lags            rounds ahead to which a client carries noise, at most
+    factors         with which each round of the run enters the model; (): all alike. Noise that is carried is taken
+                    out times the ratio of factors, so that it cancels in the model
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
 
@@ -115,6 +118,8 @@ class Plan:
     participants: int | None = None
     pattern: str = "cyclic"
     dropout: float = 0.0
+    lags: int = 1
+    factors: tuple[float, ...] = ()
     carried_neighbours: float | None = None
     closing: bool = False
 
@@ -147,11 +152,17 @@ class Plan:
             "threshold",
             "bands",
             "participants",
+            "lags",
             "carried_neighbours",
         ):
             value = getattr(self, field)
             if value is not None and not 1 <= value < math.inf:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
+        if self.factors and (
+            self.horizon not in (None, len(self.factors))
+            or not all(math.isfinite(factor) and factor > 0.0 for factor in self.factors)
+        ):
+            raise ConfigError("needs a finite number above 0 for every round", field="factors")
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ConfigError(
                 f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
@@ -197,6 +208,10 @@ class Plan:
     def planned_rounds(self) -> int:
         """Rounds of the whole run."""
         return self.participations * self.separation if self.horizon is None else self.horizon
+
+    def factor(self, number: int) -> float:
+        """With which round `number` (from 0) enters the model; a closing round as the last."""
+        return self.factors[min(number, len(self.factors) - 1)] if self.factors else 1.0
 
     @property
     def kind(self) -> Method:
@@ -318,8 +333,12 @@ class Plan:
             dropout=self.dropout,
             closing=self.closing,
             carried_to_residual=self.carried_to_residual,
+            lags=self.lags,
+            factors=self.factors,
             neighbours=self.neighbours if self.graph == "regular" else None,
             carried_neighbours=self.carried_neighbours,
+            revealed=self.revealed if self.dropped else 0,
+            failure=self.corruption.failure,
             tau2=self.tau2,
         )
 
