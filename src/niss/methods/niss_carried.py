@@ -269,7 +269,7 @@ class NissCarried(Niss):
         return np.sqrt([known[one] for one in past])
 
     def worst(self, round_plan: RoundPlan) -> None:
-        """Colluders are in the plan of the whole run, exactly: on complete graphs they are all alike."""
+        """Colluders are in the plan of the whole run: exactly on complete graphs, where they are all alike, else bounded."""
 
     def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
         raise ConfigError(
