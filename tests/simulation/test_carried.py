@@ -421,15 +421,18 @@ def test_a_single_round_of_it_is_no_target_of_an_attack():
         simulate_round(np.zeros((4, 3)), np.zeros(3), plan, stream=SimStream(1))
 
 
-def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(datasets, held_out, linear):
+@pytest.mark.parametrize("lags", [1, 2])
+def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(datasets, held_out, linear, lags):
     config = small_config(
         rounds=9,
         training={"participants": 3, "sampling": "uniform", "separation": 2, "epochs": 1},
-        methods=[{"name": "niss-carried"}],
+        methods=[{"name": "niss-carried", "lags": lags}],
         privacy={"epsilon": 8.0, "clip": 1.0},
     )
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
     assert "at least 2 rounds apart" in result.statement.words
+    (budget,) = [one for one in result.statement.caveats if one.startswith("The budget")]
+    assert ("in the rounds 1, " if lags == 1 else "The budget is at least what") in budget
     plan = config.plan(config.methods[0]).committed(3).promise
     assert plan.pattern == "any"
     patterns: dict[int, list[int]] = {client: [] for client in range(12)}

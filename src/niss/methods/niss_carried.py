@@ -269,7 +269,7 @@ class NissCarried(Niss):
         return np.sqrt([known[one] for one in past])
 
     def worst(self, round_plan: RoundPlan) -> None:
-        """Colluders are in the plan of the whole run: exactly on complete graphs, where they are all alike, else bounded."""
+        """Colluders are in the plan of the whole run: exactly on complete graphs, where all are alike, else bounded."""
 
     def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
         raise ConfigError(
@@ -361,11 +361,13 @@ class NissCarried(Niss):
     def caveats(self, plan: Plan) -> tuple[str, ...]:
         caveats = [*super().caveats(plan)]
         if plan.participants is not None and (run := plan.committed(plan.participants)).promise is not None:
-            worst = run.promise.worst.rounds
+            rounds = ", ".join(str(number + 1) for number in run.promise.worst.rounds)
+            costliest = f"what the costliest allowed participations cost, in the rounds {rounds}"
+            if not run.promise.worst.exact:
+                costliest = "at least what the costliest allowed participations cost"
             caveats.append(
-                f"The budget is what the costliest allowed participations cost, in the rounds "
-                f"{', '.join(str(number + 1) for number in worst)}; ending early is safe, going on past round "
-                f"{plan.planned_rounds} is a new run."
+                f"The budget is {costliest}; ending early is safe, going on past round {plan.planned_rounds} is a new "
+                "run."
             )
         if plan.separation == 1:
             caveats.append("Clients return at once, so that carrying noise gains nothing.")
