@@ -35,6 +35,11 @@ from niss.methods import (
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
+# At least 1, where they are given.
+_COUNTS = (
+    "attempts", "participations", "horizon", "chain_rounds", "separation", "threshold", "bands", "participants", "lags",
+    "carried_neighbours",
+)  # fmt: skip
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -143,18 +148,7 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in (
-            "attempts",
-            "participations",
-            "horizon",
-            "chain_rounds",
-            "separation",
-            "threshold",
-            "bands",
-            "participants",
-            "lags",
-            "carried_neighbours",
-        ):
+        for field in _COUNTS:
             value = getattr(self, field)
             if value is not None and not 1 <= value < math.inf:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
