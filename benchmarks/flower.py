@@ -215,7 +215,9 @@ def measure_memory(clients: int, coordinates: int) -> list[dict[str, Any]]:
     TRAINING.updates = dict.fromkeys(range(1, clients + 1), step)
     rows = [trace(PLAIN, FedAvg(fraction_evaluate=0.0), [], clients, coordinates)]
     for neighbours in dict.fromkeys((min(4.0, clients - 1.0), clients - 1.0)):
-        plan = Plan(clip=CLIP, epsilon=8.0, participations=1, kappa=4.0, neighbours=neighbours, rounds=1)
+        plan = Plan(
+            clip=CLIP, epsilon=8.0, participations=1, kappa=4.0, neighbours=neighbours, chain_rounds=1
+        )
         strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
         rows.append(trace(f"niss v={neighbours:g}", strategy, [niss_mod], clients, coordinates))
     return rows

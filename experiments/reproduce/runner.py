@@ -24,6 +24,7 @@ from niss.data import Dataset
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
 from niss.simulation import Comparison, Config, RoundEvent, RunResult, TrainingEvent, compare_together
+from niss.simulation.config import TrainingConfig
 
 T = TypeVar("T")
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
@@ -181,9 +182,14 @@ def common_settings(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude_none=True)
     for name in ("seed", "methods"):
         del values[name]
+    # What earlier results do not have had its default there.
+    later = {
+        name: TrainingConfig.model_fields[name].default for name in ("server_rate", "server_rate_schedule")
+    }
     values["training"] = {
         name: value
         for name, value in values["training"].items()
         if name not in ("device", "workers", "threads", "tf32", "engine")
+        and not (name in later and value == later[name])
     }
     return values

@@ -77,12 +77,24 @@ def test_a_sparse_graph_pays_for_its_bound_from_delta() -> None:
 
 def test_every_graph_a_server_could_choose_is_paid_for() -> None:
     """A run of 40 rounds with 3 attempts each, in 5 of which a client takes part: 120 graphs, not 5."""
-    plan = Plan(**TARGET, colluders=3, participations=5, rounds=40, attempts=3)
+    plan = Plan(**TARGET, colluders=3, participations=5, chain_rounds=40, attempts=3)
     assert plan.corruption.failure == pytest.approx(0.1 * 1e-5 / 120, rel=1e-12)
     assert plan.failing_delta == pytest.approx(1e-6, rel=1e-12)
     with pytest.raises(ConfigError) as caught:
-        Plan(**TARGET, rounds=0)
-    assert caught.value.field == "rounds"
+        Plan(**TARGET, chain_rounds=0)
+    assert caught.value.field == "chain_rounds"
+
+
+def test_the_length_of_a_run_is_not_that_of_the_chains_its_graphs_may_come_from() -> None:
+    """Noise is planned for the one, and the graphs of the others are paid for; either may be all that is known."""
+    run = Plan(**TARGET, method="niss-carried", graph="complete", participations=5, separation=8, horizon=40)
+    assert (run.planned_rounds, run.graphs) == (40, 40)
+    chains = replace(run, chain_rounds=160)
+    assert (chains.planned_rounds, chains.graphs) == (40, 160)
+    assert chains.committed(20) == run.committed(20)
+    only_chains = Plan(**TARGET, participations=5, separation=8, chain_rounds=160)
+    assert (only_chains.planned_rounds, only_chains.graphs) == (40, 160)
+    assert replace(run, closing=True).graphs == 41
 
 
 def test_the_classical_mechanism_pays_too() -> None:
@@ -231,10 +243,10 @@ def test_methods_that_share_no_noise_have_nothing_to_lose_to_colluders(method: s
 
 def test_every_round_of_a_chain_may_fail_its_bound_whether_it_is_shown_or_not() -> None:
     plan = Plan(colluders=3, participations=5, attempts=2)
-    chain = replace(plan, rounds=40)
+    chain = replace(plan, chain_rounds=40)
     assert plan.corruption.failure == pytest.approx(0.1 * plan.delta / 10)
     assert chain.corruption.failure == pytest.approx(0.1 * plan.delta / 80)
     assert chain.gaussian_delta == pytest.approx(plan.gaussian_delta)
-    assert replace(plan, rounds=3).corruption == plan.corruption
-    with pytest.raises(ConfigError, match="rounds"):
-        replace(plan, rounds=0)
+    assert replace(plan, chain_rounds=3).corruption == plan.corruption
+    with pytest.raises(ConfigError, match="chain_rounds"):
+        replace(plan, chain_rounds=0)

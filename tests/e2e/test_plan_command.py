@@ -81,6 +81,17 @@ def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
         assert words in text.stdout
 
 
+@pytest.mark.parametrize("lags", [3, 8])
+def test_shares_are_carried_several_rounds_ahead(lags: int) -> None:
+    asked = [*CARRY, "--clients", "1000", "--kappa", "20"]
+    text, data = (niss(*asked, "--lags", str(lags), *flags) for flags in ([], ["--json"]))
+    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
+    plan, alone = json.loads(data.stdout), json.loads(niss(*asked, "--json").stdout)
+    assert len(plan["plan"]["carried_to_residual"]) == lags
+    assert plan["model_variance_ratio_to_central_mean"] < 0.95 * alone["model_variance_ratio_to_central_mean"]
+    assert f"fixed {lags} rounds ahead" in text.stdout
+
+
 def test_where_carrying_does_not_help_the_plan_says_so() -> None:
     crowded = niss("plan", "--carry", "--rounds", "20", "--participants", "50", "--clients", "50")
     assert "hides nothing" in crowded.stdout

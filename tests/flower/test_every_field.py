@@ -35,7 +35,7 @@ PLAN = Plan(
     graph="complete",
     colluders=COLLUDERS,
     attempts=2,
-    rounds=8,
+    chain_rounds=8,
 )
 PINS = {
     "niss-epsilon": 5.0,

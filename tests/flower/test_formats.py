@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,18 @@ def test_an_enrolment_and_the_proposal_it_answers(previous):
     signer = Identity.generate(lambda count: bytes(range(count)))
     before, after = (json.loads(text[SIGNATURE_BYTES:]) for text in (data, proposal.signed(signer)))
     assert after == {**before, "version": 2, "plan": {**before["plan"], "rounds": None}}
+
+
+def test_a_proposal_says_how_long_the_chains_are_under_the_name_it_always_had(previous):
+    store = ContextStore(Context(1, 1, {}, records(previous["context.bin"]), {}))
+    (data,) = store.state.proposals.values()
+    signer = Identity.generate(lambda count: bytes(range(count)))
+    old = read_proposal(data)
+    asked = replace(old, server=signer.public, plan=replace(old.plan, chain_rounds=40))
+    text = asked.signed(signer)[SIGNATURE_BYTES:]
+    assert json.loads(text)["plan"]["rounds"] == 40
+    assert "chain_rounds" not in text.decode()
+    assert read_proposal(asked.signed(signer)) == asked
 
 
 def _values(record: Any) -> dict[str, Any]:

@@ -25,7 +25,9 @@ PLAN = Plan(
     colluders=COLLUDERS,
     attempts=1,
 )
-EVERYONE = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=4.0, kappa=2.0, attempts=2, rounds=10)
+EVERYONE = Plan(
+    clip=0.5, epsilon=8.0, participations=4, neighbours=4.0, kappa=2.0, attempts=2, chain_rounds=10
+)
 PINS = {"niss-epsilon": 8.0, "niss-delta": 0.05}
 
 
@@ -72,13 +74,13 @@ def test_a_key_from_before_the_run_was_joined_is_not_accepted_in_it():
 
 @pytest.mark.parametrize("rounds", [100_001, 2**62])
 def test_a_chain_of_any_length_is_not_accepted(rounds):
-    declined = LoneServer(replace(EVERYONE, rounds=rounds), 5).enrol()
+    declined = LoneServer(replace(EVERYONE, chain_rounds=rounds), 5).enrol()
     assert declined is not None
     assert "at most 100000 is possible" in declined or "not a number that a plan could have" in declined
 
 
 def test_a_bound_that_may_fail_counts_only_with_a_holder_the_owner_vouches_for():
-    plan = replace(PLAN, delta=1e-5, rounds=100)
+    plan = replace(PLAN, delta=1e-5, chain_rounds=100)
     server = LoneServer(plan, SIZE)
     alone = server.proposal
     tracked = replace(alone, tracker="https://tracker.example")
@@ -87,7 +89,7 @@ def test_a_bound_that_may_fail_counts_only_with_a_holder_the_owner_vouches_for()
     assert pinned.failure(tracked) == plan.corruption.failure
     assert pinned.failure(alone) == 0.0
     assert Limits().failure(tracked) == 0.0
-    assert pinned.failure(replace(tracked, plan=replace(plan, rounds=None))) == 0.0
+    assert pinned.failure(replace(tracked, plan=replace(plan, chain_rounds=None))) == 0.0
 
 
 def test_a_node_that_declines_for_want_of_a_holder_says_so():

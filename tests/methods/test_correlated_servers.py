@@ -14,7 +14,7 @@ WEIGHTS = (0.5, 0.1, 0.4, 0.3, 0.05, 0.5)
 @pytest.mark.parametrize("name", ["central-mf", "central-carried"])
 def test_clients_whose_weight_changes_are_charged_at_least_what_they_pay(name: str) -> None:
     """One client in every second of six rounds, with less weight at first or later; cost from the whole covariance."""
-    plan = Plan(method=name, epsilon=3.0, participations=3, rounds=6, separation=2)
+    plan = Plan(method=name, epsilon=3.0, participations=3, horizon=6, separation=2)
     method = METHODS[name]
     covariance = np.zeros((6, 6))
     rounds = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from experiments.reproduce.results import merge_results, read_result, read_resul
 from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.sensitivity import find_reading
 from niss.errors import RunFolderError
+from niss.simulation import make_config
 
 
 def test_a_panel_from_scratch(places, panel, slice_settings, monkeypatch):
@@ -106,3 +108,12 @@ def test_claims_say_when_nothing_is_measured(tmp_path):
     claims = check_claims(tmp_path)
     assert len(claims) == 18 + 5 * len(IMAGES)
     assert all(claim.holds is None for claim in claims)
+
+
+def test_new_results_have_the_settings_of_earlier_ones():
+    """Cells can be added to a file that was written before a setting existed, as long as it has its default."""
+    root = Path(__file__).resolve().parents[2] / "results" / "paper" / "figure-3"
+    kept = read_result(root / "mnist-mlp-iid.json").base["training"]
+    assert runner.common_settings(make_config({}))["training"].keys() == kept.keys()
+    slower = make_config({"training": {"server_rate": 0.5}})
+    assert runner.common_settings(slower)["training"]["server_rate"] == 0.5

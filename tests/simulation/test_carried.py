@@ -37,22 +37,26 @@ TRAINING = {
 
 
 class Watched:
-    """A run whose clients learn next to nothing: the uploads of every round, and the noise in every model."""
+    """A run whose clients learn next to nothing: the uploads of every round, and the noise in every model.
 
-    def __init__(self, monkeypatch, method: dict | None = None, **changes):
+    updates  what the clients of a round learned instead
+    """
+
+    def __init__(self, monkeypatch, method: dict | None = None, *, clients=CLIENTS, updates=None, **changes):
         self.uploads: list[np.ndarray] = []
+        self.cohort = clients // APART
         self.plans, models = [], []
         generator = SimStream(1).generator()
         data = [
             (generator.standard_normal((3, WIDTH), dtype=np.float32), np.array([0, 1, 2]))
-            for _ in range(CLIENTS)
+            for _ in range(clients)
         ]
         settings = {
             "rounds": ROUNDS,
-            "data": {"clients": CLIENTS},
-            "training": TRAINING,
+            "data": {"clients": clients},
             "privacy": {"epsilon": 3.0, "clip": 0.5},
             **changes,
+            "training": TRAINING | {"participants": self.cohort} | changes.get("training", {}),
             "methods": [{"name": "niss-carried", **(method or {})}],
         }
         record, finish = MethodRun.record, OpenRound.finish
@@ -62,6 +66,8 @@ class Watched:
             record(run, result, seconds)
 
         def finishing(opened, uploads):
+            if updates is not None:
+                uploads.rows()[:] = updates(opened.number, uploads.shape)
             result = finish(opened, uploads)
             self.plans.append(opened.round_plan)
             self.uploads.append(uploads.rows().astype(np.float64))
@@ -83,10 +89,14 @@ class Watched:
         """The graphs and variances of the run, for the accountant."""
         rounds = []
         for number, one in enumerate(self.plans):
-            carried = ()
-            if one.carrying.after is not None and number + 1 < ROUNDS:
-                graph = one.carrying.after.graph or CarriedGraph.complete((COHORT, COHORT))
-                carried = ((graph, METHODS["niss-carried"]._share(one)),)
+            carried = tuple(
+                (
+                    gap.graph or CarriedGraph.complete((self.cohort, self.cohort), lag=gap.lag),
+                    METHODS["niss-carried"]._share(one, gap.lag),
+                )
+                for gap in one.carrying.after
+                if number + gap.lag < ROUNDS
+            )
             rounds.append(
                 CarriedRound(
                     clients=tuple(one.participants.tolist()),
@@ -94,6 +104,7 @@ class Watched:
                     unit_variance=one.unit_variance,
                     residual=one.residual_variance,
                     carried=carried,
+                    factor=self.plan.factor(number),
                 )
             )
         return CarriedRun(tuple(rounds))
@@ -104,23 +115,29 @@ def covariance(run: CarriedRun) -> np.ndarray:
     starts = np.cumsum([0, *(len(one.clients) for one in run.rounds)])
     sigma = np.diag(np.concatenate([np.broadcast_to(one.residual, len(one.clients)) for one in run.rounds]))
     for number, one in enumerate(run.rounds):
-        groups = [(one.shares, starts[number], one.unit_variance)]
-        groups += [(graph, starts[number + 1], variance) for graph, variance in one.carried]
-        for graph, later, variance in groups:
+        groups = [(one.shares, 0, one.unit_variance)]
+        groups += [(graph, graph.lag, variance) for graph, variance in one.carried]
+        for graph, lag, variance in groups:
+            ratio = one.factor / run.rounds[number + lag].factor
             for a, b, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
-                u, v = a + starts[number], b + later
-                sigma[[u, v], [u, v]] += weight * variance
-                sigma[[u, v], [v, u]] -= weight * variance
+                u, v = a + starts[number], b + starts[number + lag]
+                sigma[u, u] += weight * variance
+                sigma[v, v] += weight * variance * ratio**2
+                sigma[[u, v], [v, u]] -= weight * variance * ratio
     return sigma
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
 @pytest.mark.parametrize(
     "method",
-    [{}, {"carried_to_residual": 4.0, "kappa": 2.0}, {"graph": "regular", "neighbours": 2}, {"carried_neighbours": 2}],
-    ids=["complete", "given ratio", "sparse within", "sparse carried"],
+    [
+        {}, {"carried_to_residual": 4.0, "kappa": 2.0}, {"graph": "regular", "neighbours": 2},
+        {"carried_neighbours": 2}, {"lags": 3}, {"lags": 2, "carried_neighbours": 2},
+    ],
+    ids=["complete", "given ratio", "sparse within", "sparse carried", "three lags", "sparse, two lags"],
 )  # fmt: skip
-def test_the_uploads_of_all_rounds_have_the_covariance_that_is_accounted_for(monkeypatch, method):
-    watched = Watched(monkeypatch, method)
+def test_the_uploads_of_all_rounds_have_the_covariance_that_is_accounted_for(monkeypatch, method, schedule):
+    watched = Watched(monkeypatch, method, training={"server_rate_schedule": schedule})
     run = watched.run()
     sigma = covariance(run)
     rows = np.concatenate(watched.uploads)
@@ -144,6 +161,8 @@ def test_the_uploads_of_all_rounds_have_the_covariance_that_is_accounted_for(mon
     assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
     if not method:
         assert watched.result.epsilon == pytest.approx(3.0, rel=1e-6)
+    if "lags" in method and schedule == "constant":
+        assert min(watched.plan.committed(COHORT).carried_by_lag) > 0.0
 
 
 @pytest.mark.parametrize("colluders", [1, 2])
@@ -187,19 +206,104 @@ def test_the_noise_in_the_model_is_as_predicted_and_below_a_trusted_servers(monk
         assert line["aggregate_variance"] == pytest.approx(line["aggregate_variance_predicted"], rel=CLOSE)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.private])
-def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name):
-    watched = Watched(monkeypatch, {"name": name})
+def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name, schedule):
+    watched = Watched(
+        monkeypatch, {"name": name}, training={"server_rate": 0.7, "server_rate_schedule": schedule}
+    )
     predicted = [line["model_noise_variance"] for line in watched.result.metrics]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("method", [{}, {"lags": 3, "closing": True}, {"lags": 2, "carried_neighbours": 2}])
+def test_without_fresh_noise_the_model_ends_where_fedavg_ends(monkeypatch, method, schedule):
+    """Whatever the rate of the server, as long as it is planned, and whatever the clients learned."""
+    training = {"server_rate": 0.7, "server_rate_schedule": schedule}
+
+    def updates(number, shape):
+        return 0.4 * SimStream(number).generator().standard_normal(shape) / math.sqrt(shape[1])
+
+    carried = Watched(monkeypatch, {"tau2": 0.0, **method}, updates=updates, training=training)
+    plain = Watched(
+        monkeypatch, {"name": "fedavg"}, updates=updates, training=training | {"sampling": "cyclic"}
+    )
+    noise = np.abs(carried.models - plain.models).max(axis=1)
+    assert noise[:-1].min() > 0.02
+    assert noise[-1] < 1e-5 * noise.max()
+    assert np.abs(plain.models[-1]).max() > 1e-3
+
+
+def test_what_is_under_way_is_all_but_the_fresh_noise(monkeypatch):
+    """With more lags, several rounds have carried noise past the one that was the last to run."""
+    watched = Watched(
+        monkeypatch, {"lags": 3}, training={"server_rate": 0.7, "server_rate_schedule": "cosine"}
+    )
+    fresh = 0.0
+    for number, line in enumerate(watched.result.metrics):
+        fresh += (0.7 * watched.plan.factor(number)) ** 2 * watched.plans[number].residual_variance.sum()
+        left = line["model_noise_variance"] - line.get("carried_variance", 0.0)
+        assert left == pytest.approx(fresh, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "method", [{}, {"carried_neighbours": 6}, {"lags": 2}], ids=["within", "both", "lags"]
+)
+def test_sparse_graphs_with_colluders_and_repairs_run(monkeypatch, method):
+    """The noise in the model is as predicted, repairs take out what the lost had carried, and the promise is kept."""
+    watched = Watched(
+        monkeypatch,
+        {"graph": "regular", "neighbours": 9, **method},
+        clients=60,
+        protocol={"dropout": 0.06, "mode": "repair"},
+        privacy={"epsilon": 3.0, "clip": 0.5, "colluders": 1, "dropped": 3, "revealed": 2},
+    )
+    lines = watched.result.metrics
+    repaired = [line["exact"] for line in lines if line["dropped"]]
+    assert sum(repaired) >= 3
+    predicted = [line["model_noise_variance"] for line in lines]
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+    assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
+    assert watched.plan.failing_delta == pytest.approx(0.1 * watched.plan.delta)
+    assert any("of delta pays for graphs" in caveat for caveat in watched.result.statement.caveats)
+    # The graphs that ran, against one colluder in each cohort and whoever was called dropped, in seats drawn at random.
+    run, rng = watched.run(), np.random.default_rng(5)
+    for _ in range(20):
+        known = {int(one.participants[rng.integers(20)]) for one in watched.plans[:APART]}
+        called = {
+            (int(client), number)
+            for number, one in enumerate(watched.plans)
+            for client in _called_dropped(one.graph, one.participants, rng)
+        }
+        told = [
+            ((a, s), (b, t))
+            for a, s in called
+            for b, t in run.places
+            if (b, t) != (a, s) and abs(s - t) <= watched.plan.lags
+        ]
+        exact = run_mu2(run, RunKnowledge(colluders=known, revealed=told), sensitivity=0.5 / 20)
+        for client in watched.result.statement.clients:
+            if client.client not in known and not any(client.client == one for one, _ in called):
+                assert exact[client.client] <= client.mu_joint**2 * (1.0 + 1e-9)
+
+
+def _called_dropped(graph, participants, rng):
+    """Up to three clients of a round, of whom nobody has more than two as neighbours."""
+    for _ in range(100):
+        seats = rng.permutation(participants.size)[:3]
+        if (
+            max(len(set(graph.neighbours(seat).tolist()) & set(seats.tolist())) for seat in range(graph.size))
+            <= 2
+        ):
+            return participants[seats]
+    return participants[:0]
 
 
 @pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 @pytest.mark.parametrize("method", [{}, {"carried_neighbours": 2}], ids=["complete", "sparse"])
 def test_what_dropouts_leave_in_the_model_is_as_predicted(monkeypatch, mode, method, closing):
-    if mode == "repair" and method:
-        pytest.skip("refused")
     protocol, privacy = {"dropout": 0.35, "mode": mode}, {"epsilon": 3.0, "clip": 0.5, "dropped": 2}
     watched = Watched(monkeypatch, {"closing": closing, **method}, protocol=protocol, privacy=privacy)
     lines = watched.result.metrics
@@ -265,7 +369,12 @@ def test_a_participation_is_charged_what_it_adds_over_the_whole_run(tmp_path, da
 
 @pytest.mark.parametrize("rounds_done", [1, 2, 3])
 @pytest.mark.parametrize(
-    "method", [{"closing": True}, {"carried_neighbours": 2, "graph": "regular", "neighbours": 3}]
+    "method",
+    [
+        {"closing": True},
+        {"carried_neighbours": 2, "graph": "regular", "neighbours": 3},
+        {"lags": 2, "carried_neighbours": 3, "closing": True},
+    ],
 )
 def test_a_run_that_lost_clients_goes_on_to_the_same_bytes_after_a_kill(
     tmp_path, monkeypatch, datasets, held_out, linear, method, rounds_done
@@ -307,20 +416,23 @@ def test_the_ledger_is_explained(tmp_path, datasets, held_out, linear):
 def test_a_single_round_of_it_is_no_target_of_an_attack():
     from niss.attacks.rounds import simulate_round
 
-    plan = niss.Plan(method="niss-carried", graph="complete", rounds=4, separation=2, participations=2)
+    plan = niss.Plan(method="niss-carried", graph="complete", horizon=4, separation=2, participations=2)
     with pytest.raises(ConfigError, match="about a whole run"):
         simulate_round(np.zeros((4, 3)), np.zeros(3), plan, stream=SimStream(1))
 
 
-def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(datasets, held_out, linear):
+@pytest.mark.parametrize("lags", [1, 2])
+def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(datasets, held_out, linear, lags):
     config = small_config(
         rounds=9,
         training={"participants": 3, "sampling": "uniform", "separation": 2, "epochs": 1},
-        methods=[{"name": "niss-carried"}],
+        methods=[{"name": "niss-carried", "lags": lags}],
         privacy={"epsilon": 8.0, "clip": 1.0},
     )
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
     assert "at least 2 rounds apart" in result.statement.words
+    (budget,) = [one for one in result.statement.caveats if one.startswith("The budget")]
+    assert ("in the rounds 1, " if lags == 1 else "The budget is at least what") in budget
     plan = config.plan(config.methods[0]).committed(3).promise
     assert plan.pattern == "any"
     patterns: dict[int, list[int]] = {client: [] for client in range(12)}
@@ -361,9 +473,10 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
         ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
         ({"exchange": "protocol"}, "cannot carry noise"),
         (
-            {"methods": [{"name": "niss-carried", "graph": "regular", "neighbours": 3}], "privacy": {"colluders": 1}},
-            "sparse graphs",
+            {"methods": [{"name": "niss-carried", "graph": "regular", "neighbours": 2}], "privacy": {"colluders": 3}},
+            "could cut a client off",
         ),
+        ({"methods": [{"name": "niss-carried", "lags": 2, "carried_to_residual": 1.0}]}, "planned, not given"),
         ({"methods": [{"name": "niss-carried", "distortion": "scalar", "tau2": 0.1}]}, "additive"),
         ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "cannot be planned on a random graph"),
         ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),

@@ -5,8 +5,8 @@ With factors `a` (rate over planned round size) the noise in the model after rou
     sum_{s<=t} a_s^2 r_s  +  what is still under way, a_s^2 w_s  +  what came back, (a_s - a_{s+1})^2 w_s
 
 (0 in place of the last where receivers rescale). With a share d of dropouts `2 d (1 - d) w` of every round stays for
-good. The promise is mu-GDP for every client over the whole committed run, whatever allowed pattern it takes part in,
-against a server that sees everything and holds the assumed colluders.
+good, unless it is repaired. The promise is mu-GDP for every client over the whole committed run, whatever allowed
+pattern it takes part in, against a server that sees everything and holds the assumed colluders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from niss.views.carried_floor import (
     complete_floor,
     mixed_carried,
     round_sums,
+    within_connectivity,
 )
+from niss.views.collusion import expected_weights
 
 FloatArray = NDArray[np.float64]
 
@@ -42,10 +44,13 @@ class Connectivity:
     spatial  `y' L y >= spatial * (variance of the shares in one upload) * |y|^2` for deviations y of the honest
              clients; None: complete graphs, h / (m - 1)
     carried  s_2, second over first singular value of the carried matrices; None: complete graphs, 0
+    known_neighbours  of any honest client within a round, at most, that `spatial` holds for; 0 on complete graphs,
+             where all are neighbours
     """
 
     spatial: float | None = None
     carried: float | None = None
+    known_neighbours: int = 0
 
 
 COMPLETE = Connectivity()
@@ -71,31 +76,34 @@ class UnitFloor:
 
 
 def drawn_connectivity(
-    participants: int, *, neighbours: float, carried: float, colluding_neighbours: int = 0
+    participants: int,
+    *,
+    neighbours: float | None = None,
+    carried: float | None = None,
+    known_neighbours: int = 0,
+    worse: float = 0.0,
 ) -> Connectivity:
-    """The connectivity of graphs drawn with `neighbours` unit shares within a round and `carried` to the next.
+    """What to commit to for graphs that are yet to be drawn; those that turn out worse are drawn again.
 
-    colluding_neighbours  at most that many neighbours of any client collude
+    neighbours, carried  unit shares that a client sends within a round and to the next; None: everyone to everyone
+    known_neighbours     at most that many neighbours of any client collude, or may be called dropped
+    worse                how much worse than a sample of their size and degree they may be
 
-    For deviations y of the honest clients `y'L_H y >= (W - lambda) |y|^2`: W the least weight of an honest client's
-    edges with honest ones, lambda the largest eigenvalue of the adjacency matrix across deviations of all clients.
-    Graphs of one size and degree differ little; a claim needs those that are used to be no worse (they are public).
+    Graphs of one size and degree differ little, and all of them are public, so that everybody can check them
+    (`views.carried_floor.within_connectivity`).
     """
+    spatial = second = None
     beacon = b"niss.planner"
-    within = ShareGraph.regular(participants, degree=neighbours, beacon=beacon).laplacian()
-    weight = float(np.diag(within).min())
-    edge = float(-within.min())
-    adjacency = np.diag(np.diag(within)) - within
-    across = adjacency - adjacency.mean(axis=0)
-    across = across - across.mean(axis=1)[:, None]
-    largest = float(np.linalg.eigvalsh((across + across.T) / 2.0)[-1])
-    floor = max(weight - colluding_neighbours * edge - largest, 0.0) / weight
-    graph = CarriedGraph.draw(
-        (participants, participants), degree=carried, beacon=beacon, lists=(bytes(32), bytes(32))
-    )
-    matrix = graph.matrix() / carried
-    second = float(np.linalg.norm(matrix - 1.0 / participants, 2))
-    return Connectivity(floor, min(second, 1.0))
+    if neighbours is not None:
+        sample = ShareGraph.regular(participants, degree=neighbours, beacon=beacon)
+        taken = expected_weights(participants, neighbours)[:known_neighbours].sum() / (2.0 * neighbours)
+        spatial = max((1.0 - worse) * within_connectivity(sample) - float(taken), 0.0)
+    if carried is not None:
+        graph = CarriedGraph.draw(
+            (participants, participants), degree=carried, beacon=beacon, lists=(bytes(32), bytes(32))
+        )
+        second = min((1.0 + worse) * graph.second_singular_value, 1.0)
+    return Connectivity(spatial, second, known_neighbours if neighbours is not None else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +120,10 @@ class CarriedPlan:
     factors              a_t, with which rounds enter the model; () means equal
     rescaled             receivers subtract `a_t / a_s` times a share, so that it cancels exactly
     closing              one more round without data takes out what the last round carried
-    declared_dropped     most clients of a round whose shares within it may be revealed in repairs; they count like
-                         colluders
-    revealed             share of the carried variance between two rounds that repairs may reveal, by both sides
-                         together; 0: carried shares are not repaired
+    declared_dropped     most clients of a round that may be called dropped in repairs; all their shares may be
+                         revealed, carried ones too, so they count like colluders
+    revealed             share of the carried variance between two rounds that repairs may reveal besides, by both sides
+                         together
     sensitivity          Delta: how far one client can move its upload
     """
 
@@ -261,23 +269,42 @@ class CarriedPlan:
         return CarriedCharges(self.matrix, self.separation, self.pattern, self.worst.cost, self.sensitivity)
 
     def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True) -> FloatArray:
-        """Noise variance in the model after each round.
+        """Noise variance in the model after each round, on average over what drops out.
 
-        dropout   share of the clients that vanish after the graphs were fixed; their carried shares stay, but for those
-                  that may be revealed
-        repaired  whether shares within the round are taken out again when a client drops out
+        dropout   probability with which a client vanishes after the graphs were fixed, each on its own
+        repaired  whether shares within the round are taken out again when a client drops out; carried ones are too
+                  where clients may be called dropped (`declared_dropped`), or else as far as they may be `revealed`.
+                  A round that loses more clients than that is not repaired.
         """
         squares = self.scales**2
         fresh = (1.0 - dropout) * self.residuals * squares
+        crossing = dropout * (1.0 - dropout) * self.participants * self.spatial * squares
         if not repaired:
-            fresh = fresh + dropout * (1.0 - dropout) * self.participants * self.spatial * squares
-        lost = max(2.0 * dropout * (1.0 - dropout) - self.revealed, 0.0)
+            fresh = fresh + crossing
+        elif self.declared_dropped:
+            fresh = fresh + self._beyond_repair(dropout, others=2) * crossing
+        # The clients that are lost for good, with what they had carried and should have taken out.
+        lost = dropout * (self._beyond_repair(dropout, others=1) if repaired else 1.0)
+        added_only, taken_only = (1.0 - dropout) * lost, lost * (1.0 - lost)
+        staying = max(1.0 - self.revealed / (added_only + taken_only), 0.0) if lost else 0.0
         # What each round adds to the noise in the model, and takes out of it.
         steps = fresh
         for lag, row in enumerate(self.carried, start=1):
             away = row[: max(self.rounds - lag, 0)]
-            sent = squares[: away.size] * away
-            back = 0.0 if self.rescaled else (self.scales[: away.size] - self.scales[lag:]) ** 2 * away
-            steps[: away.size] += (1.0 - dropout) * sent
-            steps[lag:] += (1.0 - dropout) ** 2 * back + (lost - (1.0 - dropout)) * sent
+            first, second = self.scales[: away.size], self.scales[lag:]
+            back = first if self.rescaled else second
+            left = staying * (added_only * first**2 + taken_only * back**2)
+            left = left + (1.0 - dropout) * (1.0 - lost) * (first - back) ** 2
+            steps[: away.size] += (1.0 - dropout) * first**2 * away
+            steps[lag:] += (left - (1.0 - dropout) * first**2) * away
         return np.cumsum(steps)
+
+    def _beyond_repair(self, dropout: float, *, others: int) -> float:
+        """How likely it is that a round loses too many, given that `others` of its clients have their part in it.
+
+        With N of m lost, `E[N; N > d] = m q P(B(m - 1, q) >= d)` and
+        `E[N (m - N); N > d] = m (m - 1) q (1 - q) P(B(m - 2, q) >= d)`: beside one client, and beside a pair.
+        """
+        from scipy.stats import binom
+
+        return float(binom.sf(self.declared_dropped - 1, max(self.participants - others, 0), dropout))

@@ -1,7 +1,7 @@
 """Planning a run with carried shares: residual, carried variance and shares within a round, chosen together.
 
-The planner looks for the least noise in the model at the promised mu. What dropped clients had carried stays in it for
-good, so it carries less where many drop out.
+The planner looks for the least noise in the model at the promised mu. Unless it is repaired, what dropped clients had
+carried stays in it for good, so it carries less where many drop out.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ def plan_carried(
     rounds                 T, committed
     epsilon, delta         the target of every client over the whole run; `sensitivity` of one upload
     collusion, dropout     shares of the participants
-    mode                   `tolerate`: dropped clients leave their shares within the round in the sum; `repair`: not
+    mode                   `tolerate`: dropped clients leave their shares in the sum; `repair`: they are taken out again
     declared_dropped       most clients of a round that may be called dropped in a repair; None: more drop out in one
-                           round of a million
-    revealed               share of the carried variance that repairs may reveal; 0: carried shares are not repaired
+                           round of a million; 0: carried shares are not repaired
+    revealed               share of the carried variance that repairs may reveal besides
     kappa                  shares sent within a round over the noise a client would need alone; None: the cheapest
     carried_to_residual    w / r; None: the best
     lags                   rounds ahead to which noise is carried
@@ -383,7 +383,10 @@ def _notes(plan: CarriedPlan, search: _Search) -> list[str]:
     else:
         nothing = search.fitted(plan.spatial / (2.0 * search.alone), (0.0,) * len(plan.carried_to_residual))
         left = search.objective(plan) / search.objective(nothing)
-        cause = "dropouts leave it in the model" if search.dropout else "the run is short"
+        cause = "the run is short"
+        if search.dropout:
+            taken_out = search.repaired and plan.declared_dropped
+            cause = "repairs may reveal much of it" if taken_out else "dropouts leave it in the model"
         if left > _NO_GAIN:
             notes.append(f"Carrying noise gains less than 2 %: {cause}.")
         elif left > _LITTLE_GAIN:

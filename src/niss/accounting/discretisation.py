@@ -53,7 +53,7 @@ class Promise:
     def of(cls, plan: Plan) -> Self:
         """What the plan promises everyone."""
         epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
-        return cls(float(epsilon), plan.delta, max(plan.participations, plan.rounds or 1))
+        return cls(float(epsilon), plan.delta, plan.possible_rounds)
 
     @property
     def reserve(self) -> float:

@@ -35,6 +35,11 @@ from niss.methods import (
 from niss.views import Corruption, WorstCase, effective_variance
 
 UNITS = ("client", "record", "nbafl")
+# At least 1, where they are given.
+_COUNTS = (
+    "attempts", "participations", "horizon", "chain_rounds", "separation", "threshold", "bands", "participants", "lags",
+    "carried_neighbours",
+)  # fmt: skip
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -64,9 +69,10 @@ class Plan:
     revealed        most edges of a client that may be given to the server to repair dropouts
     dropped         most clients that may be declared dropped in a repaired round
     attempts        most times a round may be tried again; each attempt may fail its collusion bound
-    rounds          rounds of the whole run, for which some methods plan their noise, and of all beacon chains among
-                    which a server could choose: each of their graphs may fail the bound, shown or not; None:
+    horizon         rounds of the whole run, to which methods that plan their noise for all of it are committed; None:
                     `participations` times `separation`
+    chain_rounds    rounds of all beacon chains among which a server could choose: each of their graphs may fail the
+                    bound, shown or not; None: no more than the run has
     separation      a client that takes part in round t stays out until round t + separation
     sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
     threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
@@ -76,6 +82,9 @@ class Plan:
     participants    of every round, where noise is carried from one to the next; None: those of the first
     pattern         rounds of a client are exactly (`cyclic`) or at least (`any`) the separation apart
     dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
+    lags            rounds ahead to which a client carries noise, at most
+    factors         with which each round of the run enters the model; (): all alike. Noise that is carried is taken
+                    out times the ratio of factors, so that it cancels in the model
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
 
@@ -104,7 +113,8 @@ class Plan:
     revealed: int = 0
     dropped: int = 0
     attempts: int = 1
-    rounds: int | None = None
+    horizon: int | None = None
+    chain_rounds: int | None = None
     separation: int = 1
     sampling_probability: float = 1.0
     threshold: int | None = None
@@ -113,6 +123,8 @@ class Plan:
     participants: int | None = None
     pattern: str = "cyclic"
     dropout: float = 0.0
+    lags: int = 1
+    factors: tuple[float, ...] = ()
     carried_neighbours: float | None = None
     closing: bool = False
 
@@ -136,19 +148,15 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in (
-            "attempts",
-            "participations",
-            "rounds",
-            "separation",
-            "threshold",
-            "bands",
-            "participants",
-            "carried_neighbours",
-        ):
+        for field in _COUNTS:
             value = getattr(self, field)
             if value is not None and not 1 <= value < math.inf:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
+        if self.factors and (
+            self.horizon not in (None, len(self.factors))
+            or not all(math.isfinite(factor) and factor > 0.0 for factor in self.factors)
+        ):
+            raise ConfigError("needs a finite number above 0 for every round", field="factors")
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ConfigError(
                 f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
@@ -193,7 +201,11 @@ class Plan:
     @property
     def planned_rounds(self) -> int:
         """Rounds of the whole run."""
-        return self.participations * self.separation if self.rounds is None else self.rounds
+        return self.participations * self.separation if self.horizon is None else self.horizon
+
+    def factor(self, number: int) -> float:
+        """With which round `number` (from 0) enters the model; a closing round as the last."""
+        return self.factors[min(number, len(self.factors) - 1)] if self.factors else 1.0
 
     @property
     def kind(self) -> Method:
@@ -216,9 +228,15 @@ class Plan:
         return self.private and not self.heuristic and self.kind.calibrated(self)
 
     @property
+    def possible_rounds(self) -> int:
+        """The most rounds among which a server could choose those that it shows to a client."""
+        committed = 1 if self.horizon is None else self.horizon + self.closing
+        return max(self.participations, committed, self.chain_rounds or 1)
+
+    @property
     def graphs(self) -> int:
         """The most graphs among which a server could look for one that suits its colluders."""
-        return max(self.participations, self.rounds or 1) * self.attempts
+        return self.possible_rounds * self.attempts
 
     @property
     def corruption(self) -> Corruption:
@@ -309,8 +327,12 @@ class Plan:
             dropout=self.dropout,
             closing=self.closing,
             carried_to_residual=self.carried_to_residual,
+            lags=self.lags,
+            factors=self.factors,
             neighbours=self.neighbours if self.graph == "regular" else None,
             carried_neighbours=self.carried_neighbours,
+            revealed=self.revealed if self.dropped else 0,
+            failure=self.corruption.failure,
             tau2=self.tau2,
         )
 

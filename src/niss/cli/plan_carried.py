@@ -104,13 +104,10 @@ def _print(planned: CarriedForecast) -> None:
             )
         )
     if planned.dropout:
-        rows.append(
-            (
-                "dropouts",
-                f"{100.0 * planned.dropout:g} %",
-                f"mode {planned.mode}; what they carried stays in the model, and the plan carries less for it",
-            )
-        )
+        meaning = "what they carried stays in the model, and the plan carries less for it"
+        if plan.declared_dropped:
+            meaning = f"what they carried is taken out; up to {plan.declared_dropped} of a round count like colluders"
+        rows.append(("dropouts", f"{100.0 * planned.dropout:g} %", f"mode {planned.mode}; {meaning}"))
     print_aligned(rows)
     typer.echo("\nwhat it asks of the schedule")
     for line in _schedule(planned):

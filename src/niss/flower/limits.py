@@ -203,7 +203,9 @@ class Limits:
         says among how many rounds a server could choose. Else the server may know every graph beforehand, and 0 counts
         all colluders as placed after it was drawn: on a sparse graph they may be all neighbours of this client.
         """
-        trusted = self.holder is not None and bool(proposal.tracker) and proposal.plan.rounds is not None
+        trusted = (
+            self.holder is not None and bool(proposal.tracker) and proposal.plan.chain_rounds is not None
+        )
         return proposal.plan.corruption.failure if trusted else 0.0
 
     def ceiling_for(self, plan: Plan) -> Ceiling | None:
@@ -240,7 +242,7 @@ class Limits:
             server=proposal.server,
             holder=proposal.holder,
             anchor=proposal.anchor,
-            rounds=plan.rounds,
+            rounds=plan.chain_rounds,
             attempts=plan.attempts,
             first_prekey=first_prekey,
             modes=(proposal.mode,),
@@ -267,7 +269,7 @@ def _check_ranges(plan: Plan) -> None:
     """Refuse rounds and attempts beyond what a chain of links has room for, and shares too strong to reckon with."""
     most = {
         "participations": MOST_ROUNDS,
-        "rounds": MOST_ROUNDS,
+        "chain_rounds": MOST_ROUNDS,
         "attempts": LINKS_PER_ROUND,
         "kappa": STRONGEST,
     }

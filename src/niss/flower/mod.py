@@ -287,7 +287,7 @@ class _Exchange:
 
         The tracker must say of the run what the server says of it; its holder signed how long the chain is.
         """
-        most = proposal.plan.rounds or 0
+        most = proposal.plan.chain_rounds or 0
         if not proposal.tracker:
             return most
         with self._tracker(proposal) as tracker:
@@ -295,7 +295,7 @@ class _Exchange:
             if (described.holder, described.anchor) != (proposal.holder, proposal.anchor):
                 raise RemoteProtocolError("the tracker has another holder or another chain for this run")
             assert described.rounds is not None
-            if proposal.plan.rounds is not None and described.rounds > most:
+            if proposal.plan.chain_rounds is not None and described.rounds > most:
                 raise RemoteProtocolError(f"the chain is for {described.rounds} rounds, the plan for {most}")
             return described.rounds
 

@@ -41,7 +41,8 @@ MOST_PREKEYS = 64
 ENROLMENT_TAG = b"niss enrolment/1"
 _LONGEST_ENROLMENT = 100_000
 _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
-# The parts of a plan the protocol can carry out; the rest is fixed: niss, one client-level target for all.
+# The parts of a plan the protocol can carry out, by their names on the wire; the rest is fixed: niss, one client-level
+# target for all.
 _PLAN_FIELDS = (
     "relation",
     "clip",
@@ -61,6 +62,8 @@ _PLAN_FIELDS = (
 _WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds")
 _NUMBERS = ("clip", "epsilon", "delta", "kappa", "neighbours", "tau2")
 _MAY_BE_MISSING = ("tau2", "rounds")
+# What a plan calls by another name than the wire does.
+_RENAMED = {"rounds": "chain_rounds"}
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
@@ -145,9 +148,10 @@ def read_proposal(data: bytes) -> Proposal:
 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """The plan as JSON; raises `ConfigError` for one that the protocol cannot carry out."""
+    carried_out = {_RENAMED.get(name, name) for name in _PLAN_FIELDS}
     for field in fields(Plan):
         value = getattr(plan, field.name)
-        if field.name not in _PLAN_FIELDS and value != field.default:
+        if field.name not in carried_out and value != field.default:
             raise ConfigError(
                 f"the protocol cannot carry out {value!r}",
                 field=f"plan.{field.name}",
@@ -159,7 +163,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         raise ConfigError(
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
-    return {name: getattr(plan, name) for name in _PLAN_FIELDS}
+    return {name: getattr(plan, _RENAMED.get(name, name)) for name in _PLAN_FIELDS}
 
 
 def _read_plan(values: dict[str, Any]) -> Plan:
@@ -175,7 +179,7 @@ def _read_plan(values: dict[str, Any]) -> Plan:
         if not isinstance(value, str) and not _is_sensible(value):
             raise RemoteProtocolError(f"{name} in the proposed plan is not a number that a plan could have")
     try:
-        plan = Plan(**values)
+        plan = Plan(**{_RENAMED.get(name, name): value for name, value in values.items()})
         plan_values(plan)
         plan.budget(1)
     except NissError as error:

@@ -450,8 +450,8 @@ def _check_failures(failures: float, allowed: float) -> None:
         raise PrivacyError(
             "the bounds on colluders of all runs that this client joined may fail with probability "
             f"{failures:.2g}; its delta has room for {allowed:.2g}",
-            hint="plan with a smaller delta than the nodes' niss-delta, with more rounds (plan.rounds), or use new "
-            "niss-state folders with new identities",
+            hint="plan with a smaller delta than the nodes' niss-delta, with more rounds (plan.chain_rounds), or use "
+            "new niss-state folders with new identities",
         )
 
 

@@ -155,7 +155,7 @@ class NissStrategy(Strategy):
         plan = replace(plan, attempts=max(plan.attempts, _ATTEMPTS))
         # A server that holds the beacon can place colluders after it knows the graph: then all may be neighbours.
         self._given = plan if self._coordinator.independent else replace(plan, graph="complete")
-        self._plan_for(min(_DEFAULT_ROUNDS, plan.rounds or _DEFAULT_ROUNDS))
+        self._plan_for(min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS))
         self._participants = max(2, plan.colluders + 2) if participants is None else participants
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._report = None if report is None else Path(report)
@@ -245,14 +245,14 @@ class NissStrategy(Strategy):
 
     def _plan_for(self, rounds: int) -> None:
         """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
-        planned = self._given.rounds or min(_CHAINS * rounds, MOST_ROUNDS)
+        planned = self._given.chain_rounds or min(_CHAINS * rounds, MOST_ROUNDS)
         if not rounds <= planned <= MOST_ROUNDS:
             raise ConfigError(
                 f"a run of {rounds} rounds needs a plan for {rounds} to {MOST_ROUNDS} rounds, not {planned}",
-                field="plan.rounds",
+                field="plan.chain_rounds",
                 hint="leave it out, or split the run",
             )
-        self._rounds, self.plan = rounds, replace(self._given, rounds=planned)
+        self._rounds, self.plan = rounds, replace(self._given, chain_rounds=planned)
         self._assess = Assessor(
             relation=self.plan.relation, failure=self.plan.corruption.failure, promise=Promise.of(self.plan)
         )

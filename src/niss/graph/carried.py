@@ -122,6 +122,17 @@ class CarriedGraph:
         dense[self.senders, self.receivers] = self.weights
         return dense
 
+    @cached_property
+    def second_singular_value(self) -> float:
+        """s_2 of a graph with equal cohorts: how much of a deviation among the senders reaches the receivers, at most.
+
+        The norm of the weights, each client's adding up to 1, across what both sides have in common.
+        """
+        if self.sizes[0] != self.sizes[1]:
+            raise ConfigError(f"needs two cohorts of one size, not {self.sizes}", field="sizes")
+        matrix = self.matrix() * self.sizes[0] / self.weights.sum()
+        return float(np.linalg.norm(matrix - 1.0 / self.sizes[0], 2))
+
     def digest(self) -> bytes:
         """SHA-256 of sizes, lag and sorted edges: two parties compare it to agree on a graph."""
         numbers = b"".join(number.to_bytes(8, "little") for number in (*self.sizes, self.lag))

@@ -12,6 +12,9 @@ BandedRoot    `C n = z`, z white, C lower triangular and Toeplitz with the first
 CarriedChain  `n_t = e_t + c_t - c_{t-1}`, `Var e = 1`, `Var c = w`, none before the first and after the last round:
               `Cov(n) = I + w L` with the Laplacian L of a path. What one round carries over the next takes out.
               Participations are exactly b apart (fixed cyclic cohorts); cross terms count.
+
+Where round t enters the model with a factor `a_t`, the model is `a_0 n_0 + ... + a_t n_t`. The chain then takes out
+`(a_{t-1} / a_t) c_{t-1}`, so that it cancels: `Cov(n) = A^-1 (A^2 + w L_a) A^-1`, edge t of the path weighing `a_t^2`.
 """
 
 from __future__ import annotations
@@ -36,11 +39,18 @@ class RoundNoise(ABC):
     rounds          of the whole run
     separation      a client that takes part in round t stays out until round t + separation
     participations  the most of one client; None: as many as there is room for
+    factors         with which rounds enter the model; (): all alike
     """
 
     rounds: int
     separation: int
     participations: int | None
+    factors: tuple[float, ...]
+
+    @cached_property
+    def scales(self) -> FloatArray:
+        """The factor of every round."""
+        return np.array(self.factors or (1.0,) * self.rounds)
 
     @abstractmethod
     def charge(self, number: int) -> float:
@@ -69,14 +79,14 @@ class RoundNoise(ABC):
     @property
     @abstractmethod
     def model_variance(self) -> FloatArray:
-        """Variance of the sum of the noises of all rounds so far, after each round."""
+        """Variance of the sum of the noises of all rounds so far, each with its factor, after each round."""
 
     @property
     def ratio_to_independent(self) -> tuple[float, float]:
         """Noise in the model relative to independent noise at the same mu: mean over the rounds, and final."""
         relative = self.per_participation * self.model_variance
-        alone = np.arange(1, self.rounds + 1)
-        return float(relative.sum() / alone.sum()), float(relative[-1] / self.rounds)
+        alone = np.cumsum(self.scales**2)
+        return float(relative.sum() / alone.sum()), float(relative[-1] / alone[-1])
 
     def _known_round(self, number: int) -> None:
         if not 0 <= number < self.rounds:
@@ -100,6 +110,7 @@ class BandedRoot(RoundNoise):
     separation: int
     bands: int
     participations: int | None = None
+    factors: tuple[float, ...] = ()
 
     @cached_property
     def coefficients(self) -> FloatArray:
@@ -126,12 +137,14 @@ class BandedRoot(RoundNoise):
         self._known_round(number)
         return float(np.sum(self.inverse[: number + 1] ** 2))
 
-    @property
+    @cached_property
     def model_variance(self) -> FloatArray:
+        if self.factors:
+            return self.noise_in_model(self.scales)
         return np.cumsum(np.cumsum(self.inverse) ** 2)
 
     def noise_in_model(self, factors: FloatArray) -> FloatArray:
-        """The same where round t enters the model with the factor `factors[t]`."""
+        """The same for these factors."""
         past = np.subtract.outer(np.arange(self.rounds), np.arange(self.rounds))
         mixing = np.where(past >= 0, self.inverse[np.maximum(past, 0)], 0.0)
         return np.asarray(np.sum(np.cumsum(factors[:, None] * mixing, axis=0) ** 2, axis=1))
@@ -148,12 +161,13 @@ class CarriedChain(RoundNoise):
     separation: int
     ratio: float
     participations: int | None = None
+    factors: tuple[float, ...] = ()
 
     @cached_property
     def covariance(self) -> FloatArray:
-        """`I + w L`, rounds by rounds."""
+        """`A^-1 (A^2 + w L_a) A^-1`, rounds by rounds."""
         identity = np.eye(self.rounds)
-        links = np.diff(identity, axis=0)
+        links = np.diff(identity, axis=0) * self.scales[:-1, None] / self.scales
         return np.asarray(identity + self.ratio * links.T @ links)
 
     @cached_property
@@ -173,33 +187,42 @@ class CarriedChain(RoundNoise):
 
     @property
     def model_variance(self) -> FloatArray:
-        variance = np.arange(1.0, self.rounds + 1.0)
-        variance[:-1] += self.ratio
+        squares = self.scales**2
+        variance = np.cumsum(squares)
+        variance[:-1] += self.ratio * squares[:-1]
         return variance
 
 
 @lru_cache(maxsize=64)
 def banded_root(
-    rounds: int, separation: int, bands: int | None = None, participations: int | None = None
+    rounds: int,
+    separation: int,
+    bands: int | None = None,
+    participations: int | None = None,
+    factors: tuple[float, ...] = (),
 ) -> BandedRoot:
     """The square root with that many bands; None: as many as the separation allows."""
-    return BandedRoot(rounds, separation, bands or separation, participations)
+    return BandedRoot(rounds, separation, bands or separation, participations, factors)
 
 
 @lru_cache(maxsize=64)
 def carried_chain(
-    rounds: int, separation: int, ratio: float | None = None, participations: int | None = None
+    rounds: int,
+    separation: int,
+    ratio: float | None = None,
+    participations: int | None = None,
+    factors: tuple[float, ...] = (),
 ) -> CarriedChain:
     """The chain with that ratio of carried to staying variance; None: the one that leaves least noise on average."""
     if ratio is not None:
-        return CarriedChain(rounds, separation, ratio, participations)
+        return CarriedChain(rounds, separation, ratio, participations, factors)
     if separation == 1 or rounds == 1:
-        return CarriedChain(rounds, separation, 0.0, participations)
+        return CarriedChain(rounds, separation, 0.0, participations, factors)
 
     def noise(log_ratio: float) -> float:
-        chain = CarriedChain(rounds, separation, math.exp(log_ratio), participations)
+        chain = CarriedChain(rounds, separation, math.exp(log_ratio), participations, factors)
         return chain.ratio_to_independent[0]
 
     highest = 2.0 * math.log(rounds)
     found = minimize_scalar(noise, bounds=(-4.0, highest), method="bounded", options={"xatol": 1e-4})
-    return CarriedChain(rounds, separation, math.exp(float(found.x)), participations)
+    return CarriedChain(rounds, separation, math.exp(float(found.x)), participations, factors)

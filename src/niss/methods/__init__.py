@@ -37,7 +37,7 @@ from niss.methods.niss import (
     marginal_variance,
     too_sparse,
 )
-from niss.methods.niss_carried import NissCarried
+from niss.methods.niss_carried import NissCarried, lag_stream
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 
 METHODS: dict[str, Method] = {
@@ -79,6 +79,7 @@ __all__ = [
     "draw_graph",
     "enough_neighbours",
     "enough_uploads",
+    "lag_stream",
     "marginal_mu",
     "marginal_variance",
     "method_named",

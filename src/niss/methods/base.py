@@ -119,15 +119,17 @@ class NoiseHistory:
 
 @dataclass(frozen=True)
 class Gap:
-    """From one round to the next, as far as noise is carried between them.
+    """From one round to a later one, as far as noise is carried between them.
 
     stream    what is carried is drawn from, by both rounds
+    lag       how many rounds later
     absent    seats of the first round that never uploaded
     repaired  the shares that they would have carried were taken out of the second round's sum
     graph     who carries noise to whom; None: everyone to everyone
     """
 
     stream: SimStream
+    lag: int = 1
     absent: tuple[int, ...] = ()
     repaired: bool = False
     graph: CarriedGraph | None = None
@@ -135,13 +137,15 @@ class Gap:
 
 @dataclass(frozen=True)
 class Carrying:
-    """What a round needs to know of the rounds before and after it; None: there is none, or nothing is carried.
+    """What a round needs to know of the rounds before and after it, between which and itself noise is carried.
 
+    before   from earlier rounds to this one, by lag
+    after    from this one to later rounds, by lag
     history  participants of all earlier rounds
     """
 
-    before: Gap | None
-    after: Gap | None
+    before: tuple[Gap, ...]
+    after: tuple[Gap, ...]
     history: tuple[IntArray, ...] = ()
 
 
@@ -200,7 +204,7 @@ class Method(ABC):
         return Shares(ShareGraph(size, []), 0.0, np.zeros(size))
 
     def carried_graph(
-        self, plan: Plan, lists: tuple[IntArray, IntArray], beacon: bytes
+        self, plan: Plan, lists: tuple[IntArray, IntArray], beacon: bytes, lag: int = 1
     ) -> CarriedGraph | None:
         """Who of the first participants carries noise to whom of the second; None: everyone to everyone, or nobody."""
         return None
@@ -294,11 +298,13 @@ class Method(ABC):
     def model_variance_change(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
     ) -> float:
-        """How much the noise variance of the model, the sum over all rounds, changes with this round.
+        """How much the noise variance of the model changes with this round, the model being the sum over all rounds,
+        each with its factor of the plan.
 
         Independent noise adds up. Arguments are those of `left_over_variance`.
         """
-        return self.left_over_variance(round_plan, absent, repaired=repaired)
+        factor = round_plan.plan.factor(round_plan.number)
+        return factor**2 * self.left_over_variance(round_plan, absent, repaired=repaired)
 
     def under_way(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False

@@ -131,7 +131,9 @@ class CentralMf(CorrelatedServer):
             )
 
     def noise(self, plan: Plan) -> BandedRoot:
-        return banded_root(plan.planned_rounds, plan.separation, plan.bands, plan.participations)
+        return banded_root(
+            plan.planned_rounds, plan.separation, plan.bands, plan.participations, plan.factors
+        )
 
     def unit_noise(self, size: int, round_plan: RoundPlan, history: NoiseHistory) -> FloatArray:
         number, kept, c = round_plan.number, history.kept, self.noise(round_plan.plan).coefficients
@@ -166,7 +168,7 @@ class CentralCarried(CorrelatedServer):
 
     def noise(self, plan: Plan) -> CarriedChain:
         return carried_chain(
-            plan.planned_rounds, plan.separation, plan.carried_to_residual, plan.participations
+            plan.planned_rounds, plan.separation, plan.carried_to_residual, plan.participations, plan.factors
         )
 
     def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
@@ -182,6 +184,7 @@ class CentralCarried(CorrelatedServer):
         if number + 1 < plan.planned_rounds:
             noise += carried * _standard_normal(size, history.stream_of(number).child("carried"))
         if number:
+            carried *= plan.factor(number - 1) / plan.factor(number)
             noise -= carried * _standard_normal(size, history.stream_of(number - 1).child("carried"))
         return noise
 

@@ -28,13 +28,14 @@ from niss.methods.base import (
 )
 from niss.methods.niss import Niss, draw_graph
 from niss.randomness import SimStream
+from niss.views.carried_floor import within_connectivity
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan, RoundPlan
 
 
 class NissCarried(Niss):
-    """A client of round t also adds noise that a client of round t + 1 takes out again.
+    """A client of round t also adds noise that a client of round t + 1 (or a later one) takes out again.
 
     Over the whole run a client with the participations P spends `mu^2 = Delta' G[P, P] Delta`, `G` the inverse of the
     covariance over all uploads of all rounds (`niss.views.carried`). A participation is charged what it adds to that,
@@ -45,6 +46,9 @@ class NissCarried(Niss):
     kappa, neighbours, graph  as in `niss`; everyone shares with everyone unless the graph is `regular`
     carried_neighbours        unit shares that a client carries to the next cohort; None: to everyone
     carried_to_residual       w / r; None: what leaves least noise in the model
+    lags                      rounds ahead to which noise is carried
+    factors                   with which rounds enter the model: whoever takes a share out multiplies it by the ratio of
+                              factors of the two rounds, so that it cancels in the model
     tau2                      given: that much fresh noise, whatever is promised then
     closing                   one more round without data takes out what the last one carried
 
@@ -58,7 +62,7 @@ class NissCarried(Niss):
     has_protocol = False
     whole_run = True
     carries = True
-    settings = Niss.settings | {"carried_neighbours", "carried_to_residual", "closing"}
+    settings = Niss.settings | {"carried_neighbours", "carried_to_residual", "lags", "closing"}
     samplings = ("cyclic", "uniform")
     defaults = MappingProxyType({"graph": "complete", "kappa": 20.0})
 
@@ -79,12 +83,17 @@ class NissCarried(Niss):
                 field="graph",
                 hint="use 'complete' or 'regular'",
             )
-        if _sparse(plan) and (plan.colluders or plan.dropped):
+        if plan.graph == "regular" and plan.dropped and plan.revealed >= math.ceil(plan.neighbours):
             raise ConfigError(
-                "on sparse graphs carried shares are not accounted for against colluders or repairs: delta would have "
-                "to pay for graphs on which too many of them sit around a client",
-                field="graph",
-                hint="use graph = 'complete' without carried_neighbours",
+                f"repairs that may reveal {plan.revealed} edges of a client could strip a client of all its shares",
+                field="revealed",
+                hint=f"let each send more than {plan.revealed} shares (neighbours), or use graph = 'complete'",
+            )
+        if plan.lags > 1 and plan.carried_to_residual is not None:
+            raise ConfigError(
+                "what is carried to each of several rounds is planned, not given",
+                field="carried_to_residual",
+                hint="leave it out, or use lags = 1",
             )
         if plan.participations < math.ceil(plan.planned_rounds / plan.separation):
             raise ConfigError(
@@ -106,45 +115,17 @@ class NissCarried(Niss):
         run, square = plan.committed(size), _square(plan, own_variance)
         sent = run.spatial / 2.0 * square
         degree = plan.neighbours if plan.graph == "regular" else size - 1.0
-        graph = _everyone(size) if plan.graph == "complete" else self._well_connected(plan, size, beacon)
+        graph = _everyone(size) if plan.graph == "complete" else _well_connected(plan, size, beacon)
         tau2 = run.residual * square / (size * sent)
         return Shares(graph, sent / degree, np.full(size, tau2))
 
-    def _well_connected(self, plan: Plan, size: int, beacon: bytes) -> ShareGraph:
-        """The first graph after the beacon that is as well connected as the plan assumes; all of it is public."""
-        run = plan.committed(size)
-        promised = None if run.promise is None else run.promise.connectivity.spatial
-        for attempt in range(_ATTEMPTS):
-            graph = draw_graph(
-                plan.graph, range(size), degree=plan.neighbours, beacon=_again(beacon, attempt)
-            )
-            if promised is None or _second(graph) >= promised * float(graph.laplacian().diagonal().min()):
-                return graph
-        raise ConfigError("no well connected graph was drawn", field="neighbours", hint="use more neighbours")
-
     def carried_graph(
-        self, plan: Plan, lists: tuple[IntArray, IntArray], beacon: bytes
+        self, plan: Plan, lists: tuple[IntArray, IntArray], beacon: bytes, lag: int = 1
     ) -> CarriedGraph | None:
         """Who of the first list carries noise to whom of the second; None: everyone to everyone."""
         if plan.carried_neighbours is None:
             return None
-        size = lists[0].size
-        run = plan.committed(size)
-        promised = 1.0 if run.promise is None else run.promise.connectivity.carried or 0.0
-        hashes = (_list_hash(lists[0]), _list_hash(lists[1]))
-        for attempt in range(_ATTEMPTS):
-            graph = CarriedGraph.draw(
-                (size, lists[1].size),
-                degree=plan.carried_neighbours,
-                beacon=_again(beacon, attempt),
-                lists=hashes,
-            )
-            matrix = graph.matrix() / plan.carried_neighbours
-            if float(np.linalg.norm(matrix - 1.0 / size, 2)) <= promised:
-                return graph
-        raise ConfigError(
-            "no well connected carried graph was drawn", field="carried_neighbours", hint="use more"
-        )
+        return _well_spread(plan, lists[0].size, (_list_hash(lists[0]), _list_hash(lists[1])), beacon, lag)
 
     # What runs.
 
@@ -160,66 +141,99 @@ class NissCarried(Niss):
         """Without `edges` everyone's noise, with them that of the survivors of a repaired round."""
         size = round_plan.participants.size
         before, after = self._gaps(round_plan, stream)
-        if _sparse(round_plan.plan):
-            super().add_client_noise(uploads, round_plan, stream, edges, keep_factors=keep_factors)
-            self._add_carried(uploads, round_plan, before, after)
-            return round_plan
         seats = np.arange(size)
         if edges is not None:
             seats = np.setdiff1d(seats, _lost(edges))
-        count, share = seats.size, self._share(round_plan)
+        if _sparse(round_plan.plan):
+            super().add_client_noise(uploads, round_plan, stream, edges, keep_factors=keep_factors)
+            self._add_carried(uploads, round_plan, before, after, seats)
+            return round_plan
+        count = seats.size
         fresh = float(round_plan.residual_variance[0])
         weight = float(round_plan.graph.weights[0]) if round_plan.graph.weights.size else 0.0
         spread = 2.0 * count * weight * round_plan.unit_variance + fresh
         common: list[Common] = [(math.sqrt(fresh / count), stream.child("residual"))]
-        if after is not None and share:
-            spread += size * share
-            common.append((math.sqrt(count * size * share) / count, after.stream.child("carried")))
-        if before is not None and share:
-            senders = _counted(before, size)
-            spread += senders * share
-            common.append((-math.sqrt(senders * size * share) / count, before.stream.child("carried")))
+        for gap in after:
+            if share := self._share(round_plan, gap.lag):
+                spread += size * share
+                common.append((math.sqrt(count * size * share) / count, gap.stream.child("carried")))
+        for gap in before:
+            if share := self._share(round_plan, gap.lag):
+                senders, ratio = _counted(gap, size), self._ratio(round_plan, gap)
+                spread += senders * share * ratio**2
+                taken = -ratio * math.sqrt(senders * size * share) / count
+                common.append((taken, gap.stream.child("carried")))
         uploads.add_spread(seats, spread, common, stream)
         return round_plan
 
     def _add_carried(
-        self, uploads: UploadRows, round_plan: RoundPlan, before: Gap | None, after: Gap | None
+        self,
+        uploads: UploadRows,
+        round_plan: RoundPlan,
+        before: Sequence[Gap],
+        after: Sequence[Gap],
+        seats: IntArray,
     ) -> None:
-        """Edge by edge, each from its own stream."""
-        unit = self._share(round_plan)
-        if not unit:
-            return
-        for gap, sign in ((after, 1.0), (before, -1.0)):
-            if gap is None:
-                continue
+        """Edge by edge, each from its own stream. What a repair takes out of the sum is taken out of the first seat."""
+        for gap in after:
             graph = self._graph(gap, round_plan)
-            scales = sign * np.sqrt(unit * graph.weights)
-            ends = graph.senders if sign > 0 else graph.receivers
-            streams = [
-                gap.stream.child("carried", int(a), int(b))
-                for a, b in zip(graph.senders, graph.receivers, strict=True)
-            ]
-            uploads.add_edge_noise(ends, scales, streams)
+            self._add_edges(uploads, round_plan, gap, graph.senders, 1.0, slice(None))
+        for gap in before:
+            graph = self._graph(gap, round_plan)
+            ends = np.where(np.isin(graph.receivers, seats), graph.receivers, seats[0])
+            counted = np.flatnonzero(~(np.isin(graph.senders, gap.absent) & gap.repaired))
+            self._add_edges(uploads, round_plan, gap, ends, -self._ratio(round_plan, gap), counted)
 
-    def _gaps(self, round_plan: RoundPlan, stream: SimStream) -> tuple[Gap | None, Gap | None]:
+    def _add_edges(
+        self,
+        uploads: UploadRows,
+        round_plan: RoundPlan,
+        gap: Gap,
+        ends: IntArray,
+        factor: float,
+        which: slice | IntArray,
+    ) -> None:
+        unit, graph = self._share(round_plan, gap.lag), self._graph(gap, round_plan)
+        if unit:
+            pairs = zip(graph.senders[which].tolist(), graph.receivers[which].tolist(), strict=True)
+            streams = [gap.stream.child("carried", a, b) for a, b in pairs]
+            uploads.add_edge_noise(ends[which], factor * np.sqrt(unit * graph.weights[which]), streams)
+
+    def _gaps(
+        self, round_plan: RoundPlan, stream: SimStream | None = None
+    ) -> tuple[tuple[Gap, ...], tuple[Gap, ...]]:
         """To the rounds before and after; where nothing is known of them, they are as planned."""
         if round_plan.carrying is not None:
             return round_plan.carrying.before, round_plan.carrying.after
-        plan, number = round_plan.plan, round_plan.number
+        plan, number, origin = round_plan.plan, round_plan.number, stream or SimStream(0)
+        lags = range(1, plan.lags + 1)
+        rounds = plan.planned_rounds + plan.closing
         return (
-            Gap(stream.child("gap", number - 1)) if number else None,
-            Gap(stream.child("gap", number)) if number + 1 < plan.planned_rounds + plan.closing else None,
+            tuple(
+                Gap(lag_stream(origin.child("gap", number - lag), lag), lag) for lag in lags if lag <= number
+            ),
+            tuple(
+                Gap(lag_stream(origin.child("gap", number), lag), lag)
+                for lag in lags
+                if number + lag < rounds
+            ),
         )
 
     def _graph(self, gap: Gap, round_plan: RoundPlan) -> CarriedGraph:
         size = round_plan.participants.size
-        return gap.graph if gap.graph is not None else CarriedGraph.complete((size, size))
+        return gap.graph if gap.graph is not None else CarriedGraph.complete((size, size), lag=gap.lag)
 
-    def _share(self, round_plan: RoundPlan) -> float:
-        """Variance of a carried share of weight 1."""
+    def _share(self, round_plan: RoundPlan, lag: int = 1) -> float:
+        """Variance of a carried share of weight 1, as it is added."""
         plan, size = round_plan.plan, round_plan.participants.size
         square = _square(plan, round_plan.own_variance)
-        return plan.committed(size).carried * square / (size * (plan.carried_neighbours or size))
+        carried = plan.committed(size).carried_by_lag[lag - 1]
+        return carried * square / (size * (plan.carried_neighbours or size))
+
+    def _ratio(self, round_plan: RoundPlan, gap: Gap) -> float:
+        """The factor with which this round takes out what the first round of the gap had added."""
+        plan, number = round_plan.plan, round_plan.number
+        return plan.factor(number - gap.lag) / plan.factor(number)
 
     # What it is worth.
 
@@ -255,7 +269,7 @@ class NissCarried(Niss):
         return np.sqrt([known[one] for one in past])
 
     def worst(self, round_plan: RoundPlan) -> None:
-        """Colluders are in the plan of the whole run, exactly: on complete graphs they are all alike."""
+        """Colluders are in the plan of the whole run: exactly on complete graphs, where all are alike, else bounded."""
 
     def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
         raise ConfigError(
@@ -265,10 +279,12 @@ class NissCarried(Niss):
         )
 
     def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
-        before, after = self._gaps(round_plan, SimStream(0))
-        touching = (before is not None) + (after is not None)
+        before, after = self._gaps(round_plan)
         degree = round_plan.plan.carried_neighbours or round_plan.participants.size
-        return super().marginal_variance(round_plan) + touching * degree * self._share(round_plan)
+        touching = math.fsum(self._share(round_plan, gap.lag) for gap in after)
+        for gap in before:
+            touching += self._ratio(round_plan, gap) ** 2 * self._share(round_plan, gap.lag)
+        return super().marginal_variance(round_plan) + degree * touching
 
     def left_over_variance(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
@@ -276,7 +292,7 @@ class NissCarried(Niss):
         """What shares within the round and fresh noise leave in its sum, what is carried on, and what is taken out."""
         return (
             super().left_over_variance(round_plan, absent, repaired=repaired)
-            + self.under_way(round_plan, absent, repaired=repaired)
+            + self._carried_on(round_plan, len(absent))
             + self._taken_out(round_plan, absent, repaired)[0]
         )
 
@@ -285,33 +301,53 @@ class NissCarried(Niss):
     ) -> float:
         """The same, but for what is taken out: of the model's variance it takes away twice what both rounds share."""
         both = self._taken_out(round_plan, absent, repaired)[1]
-        return self.left_over_variance(round_plan, absent, repaired=repaired) - 2.0 * both
+        left = self.left_over_variance(round_plan, absent, repaired=repaired) - 2.0 * both
+        return round_plan.plan.factor(round_plan.number) ** 2 * left
 
     def under_way(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
     ) -> float:
-        after = self._gaps(round_plan, SimStream(0))[1]
-        if after is None:
-            return 0.0
-        degree = round_plan.plan.carried_neighbours or round_plan.participants.size
-        return (round_plan.participants.size - len(absent)) * degree * self._share(round_plan)
+        plan, number = round_plan.plan, round_plan.number
+        before, _ = self._gaps(round_plan)
+        carried = plan.factor(number) ** 2 * self._carried_on(round_plan, len(absent))
+        # With more lags, rounds before this one have carried noise past it.
+        rounds = plan.planned_rounds + plan.closing
+        for gap in before:
+            start = number - gap.lag
+            for lag in range(gap.lag + 1, min(plan.lags, rounds - 1 - start) + 1):
+                carried += plan.factor(start) ** 2 * self._added(round_plan, lag, len(gap.absent))
+        return carried
+
+    def _carried_on(self, round_plan: RoundPlan, absent: int) -> float:
+        """What the sum of this round carries on to later ones."""
+        after = self._gaps(round_plan)[1]
+        return math.fsum(self._added(round_plan, gap.lag, absent) for gap in after)
+
+    def _added(self, round_plan: RoundPlan, lag: int, absent: int) -> float:
+        """Variance of what a round that lost so many adds to be taken out `lag` rounds later."""
+        size = round_plan.participants.size
+        return (size - absent) * (round_plan.plan.carried_neighbours or size) * self._share(round_plan, lag)
 
     def _taken_out(
         self, round_plan: RoundPlan, absent: Collection[int], repaired: bool
     ) -> tuple[float, float]:
-        """Variance of what this round's sum takes out, and of the part that the round before had added."""
-        before, size = self._gaps(round_plan, SimStream(0))[0], round_plan.participants.size
-        if before is None:
-            return 0.0, 0.0
-        share, here = self._share(round_plan), size - len(absent)
-        added = size - len(before.absent)
-        if before.graph is None:
-            receivers = size if repaired else here
-            return _counted(before, size) * receivers * share, added * receivers * share
-        uploads = ~np.isin(before.graph.receivers, list(absent))
-        both = uploads & ~np.isin(before.graph.senders, before.absent)
-        weights = before.graph.weights
-        return share * float(weights[uploads].sum()), share * float(weights[both].sum())
+        """Variance of what this round's sum takes out, and of the part that earlier rounds had added."""
+        size, whole, both = round_plan.participants.size, 0.0, 0.0
+        for gap in self._gaps(round_plan)[0]:
+            square = self._ratio(round_plan, gap) ** 2 * self._share(round_plan, gap.lag)
+            if gap.graph is None:
+                receivers = size if repaired else size - len(absent)
+                whole += square * _counted(gap, size) * receivers
+                both += square * (size - len(gap.absent)) * receivers
+                continue
+            graph = gap.graph
+            added = ~np.isin(graph.senders, gap.absent)
+            counted = added | (not gap.repaired)
+            if not repaired:
+                counted &= ~np.isin(graph.receivers, list(absent))
+            whole += square * float(graph.weights[counted].sum())
+            both += square * float(graph.weights[counted & added].sum())
+        return whole, both
 
     # What is said about it.
 
@@ -325,11 +361,13 @@ class NissCarried(Niss):
     def caveats(self, plan: Plan) -> tuple[str, ...]:
         caveats = [*super().caveats(plan)]
         if plan.participants is not None and (run := plan.committed(plan.participants)).promise is not None:
-            worst = run.promise.worst.rounds
+            rounds = ", ".join(str(number + 1) for number in run.promise.worst.rounds)
+            costliest = f"what the costliest allowed participations cost, in the rounds {rounds}"
+            if not run.promise.worst.exact:
+                costliest = "at least what the costliest allowed participations cost"
             caveats.append(
-                f"The budget is what the costliest allowed participations cost, in the rounds "
-                f"{', '.join(str(number + 1) for number in worst)}; ending early is safe, going on past round "
-                f"{plan.planned_rounds} is a new run."
+                f"The budget is {costliest}; ending early is safe, going on past round {plan.planned_rounds} is a new "
+                "run."
             )
         if plan.separation == 1:
             caveats.append("Clients return at once, so that carrying noise gains nothing.")
@@ -355,6 +393,11 @@ class NissCarried(Niss):
 
 # Graphs drawn until one is as well connected as the plan assumes.
 _ATTEMPTS = 20
+
+
+def lag_stream(stream: SimStream, lag: int) -> SimStream:
+    """Where noise for the round `lag` later is drawn from, given where that for the next one is."""
+    return stream if lag == 1 else stream.child("lag", lag)
 
 
 def _sparse(plan: Plan) -> bool:
@@ -391,8 +434,39 @@ def _everyone(size: int) -> ShareGraph:
     return ShareGraph.complete(size)
 
 
-def _second(graph: ShareGraph) -> float:
-    return float(np.linalg.eigvalsh(graph.laplacian())[1])
+# A round's graphs are drawn for its own noise, and again for that of the rounds it carries noise to.
+@lru_cache(maxsize=64)
+def _well_connected(plan: Plan, size: int, beacon: bytes) -> ShareGraph:
+    """The first graph after the beacon that is as well connected as the plan assumes; all of it is public."""
+    promise = plan.committed(size).promise
+    for attempt in range(_ATTEMPTS):
+        graph = draw_graph(plan.graph, range(size), degree=plan.neighbours, beacon=_again(beacon, attempt))
+        if promise is None:
+            return graph
+        assumed = promise.connectivity
+        if within_connectivity(graph, assumed.known_neighbours) >= (assumed.spatial or 0.0):
+            return graph
+    raise ConfigError("no well connected graph was drawn", field="neighbours", hint="use more neighbours")
+
+
+@lru_cache(maxsize=64)
+def _well_spread(plan: Plan, size: int, lists: tuple[bytes, bytes], beacon: bytes, lag: int) -> CarriedGraph:
+    """The same for the graph between two rounds."""
+    assert plan.carried_neighbours is not None
+    promise = plan.committed(size).promise
+    for attempt in range(_ATTEMPTS):
+        graph = CarriedGraph.draw(
+            (size, size),
+            degree=plan.carried_neighbours,
+            beacon=_again(beacon, attempt),
+            lists=lists,
+            lag=lag,
+        )
+        if promise is None or graph.second_singular_value <= (promise.connectivity.carried or 0.0):
+            return graph
+    raise ConfigError(
+        "no well connected carried graph was drawn", field="carried_neighbours", hint="use more"
+    )
 
 
 def _again(beacon: bytes, attempt: int) -> bytes:

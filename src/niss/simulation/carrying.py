@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,22 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
-from niss.methods import Carrying, Gap, enough_uploads
+from niss.accounting.targets import most_dropped
+from niss.graph import ShareGraph
+from niss.methods import Carrying, Gap, enough_uploads, lag_stream
 from niss.simulation.sampling import Sampling, absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
 
 if TYPE_CHECKING:
-    from niss.simulation.config import Config
+    from niss.simulation.config import Config, MethodConfig
     from niss.simulation.round import Federation
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-def plan_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
+def plan_fields(config: Config, method: MethodConfig, sampling: Sampling) -> dict[str, Any]:
     """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
 
-    Where lost clients are repaired and no number of them is given, one round in a million loses more.
+    Where lost clients are repaired and no number of them is given, one round in a million loses more, and in one in a
+    million a client of a sparse graph has more lost neighbours than its repair may reveal.
     """
     size, privacy, protocol = config.training.participants, config.privacy, config.protocol
     dropped = revealed = 0
@@ -33,7 +37,14 @@ def plan_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
         dropped = privacy.dropped or size - (enough_uploads(size, protocol.dropout) or size)
         # Whoever is left needs someone to share noise with.
         dropped = min(dropped, size - 2)
-        revealed = max(privacy.revealed, dropped)
+        if method.graph == "regular":
+            revealed = privacy.revealed or min(
+                most_dropped(2 * math.ceil(method.neighbours), protocol.dropout, 1e-6 / size),
+                math.ceil(method.neighbours) - 1,
+                dropped,
+            )
+        else:
+            revealed = max(privacy.revealed, dropped)
     return {
         "participants": size,
         "pattern": "cyclic" if sampling == "cyclic" else "any",
@@ -53,34 +64,59 @@ def carrying_of(
     plan = federation.plan
     if not plan.kind.carries:
         return None
-    rounds = plan.planned_rounds + plan.closing
-    before = after = None
-    if number:
-        before = _gap(federation, number - 1, history[number - 1], participants)
-        lost = absent_seats(
-            history[number - 1].size,
-            federation.config.protocol.dropout,
-            federation.stream.child("round", number - 1).child("dropout"),
-        )
-        repaired = federation.repairing and bool(lost) and can_repair(plan, len(lost))
-        before = replace(before, absent=tuple(lost), repaired=repaired)
-    if number + 1 < rounds:
-        following = next_cohort(federation, number + 1, [*history, participants])
-        after = _gap(federation, number, participants, following)
-    return Carrying(before, after, tuple(history))
-
-
-def _gap(federation: Federation, number: int, first: IntArray, second: IntArray) -> Gap:
-    """From round `number` to the next; the graph follows from the beacon of the first and both lists."""
-    stream = federation.stream.child("round", number)
-    graph = federation.plan.kind.carried_graph(
-        federation.plan, (first, second), beacon_of(federation, number)
+    cohorts = [*history, participants]
+    last = min(number + plan.lags, plan.planned_rounds + plan.closing - 1)
+    while len(cohorts) <= last:
+        cohorts.append(next_cohort(federation, len(cohorts), cohorts))
+    before = [
+        _gap(federation, start, cohorts[start], participants, number - start)
+        for start in range(number - 1, max(number - plan.lags, 0) - 1, -1)
+    ]
+    after = [
+        _gap(federation, number, participants, cohorts[end], end - number)
+        for end in range(number + 1, last + 1)
+    ]
+    lost = [_lost(federation, number - gap.lag, cohorts[number - gap.lag]) for gap in before]
+    return Carrying(
+        tuple(
+            replace(gap, absent=absent, repaired=repaired)
+            for gap, (absent, repaired) in zip(before, lost, strict=True)
+        ),
+        tuple(after),
+        tuple(history),
     )
-    return Gap(stream.child("noise").child("gap"), graph=graph)
+
+
+def _gap(federation: Federation, number: int, first: IntArray, second: IntArray, lag: int) -> Gap:
+    """From round `number` to a later one; the graph follows from the beacon of the first and both lists."""
+    stream = federation.stream.child("round", number).child("noise").child("gap")
+    graph = federation.plan.kind.carried_graph(
+        federation.plan, (first, second), beacon_of(federation, number), lag
+    )
+    return Gap(lag_stream(stream, lag), lag, graph=graph)
+
+
+def _lost(federation: Federation, number: int, participants: IntArray) -> tuple[tuple[int, ...], bool]:
+    """The seats that round `number` lost, and whether that was repaired: both are drawn again."""
+    dropout = federation.config.protocol.dropout
+    absent = absent_seats(
+        participants.size, dropout, federation.stream.child("round", number).child("dropout")
+    )
+    if not absent or not federation.repairing:
+        return tuple(absent), False
+    plan = federation.plan
+    graph = plan.for_round(
+        participants,
+        weights=1.0 / participants.size,
+        records=1,
+        beacon=beacon_of(federation, number),
+        number=number,
+    ).graph
+    return tuple(absent), can_repair(plan, graph, absent)
 
 
 def next_cohort(federation: Federation, number: int, history: Sequence[IntArray]) -> IntArray:
-    """The participants of round `number`, who are fixed one round ahead; `history` are those of all before."""
+    """The participants of round `number`, who are fixed ahead of it; `history` are those of all before."""
     plan, clients = federation.plan, len(federation.materials.clients)
     return choose_participants(
         number,
@@ -97,9 +133,18 @@ def beacon_of(federation: Federation, number: int) -> bytes:
     return federation.stream.child("round", number).child("beacon").generator().bytes(32)
 
 
-def can_repair(plan: Plan, lost: int) -> bool:
-    """Whether clients agree to a repair of a complete graph that lost so many."""
-    return lost <= min(plan.dropped, plan.revealed)
+def can_repair(plan: Plan, graph: ShareGraph, absent: Sequence[int]) -> bool:
+    """Whether clients agree to a repair of a round that lost these seats.
+
+    They refuse where more are lost, or a client has more lost neighbours, than the plan has charged for.
+    """
+    if len(absent) > plan.dropped:
+        return False
+    lost = np.zeros(graph.size, dtype=bool)
+    lost[list(absent)] = True
+    joined = np.zeros((graph.size, graph.size), dtype=bool)
+    joined[graph.senders, graph.receivers] = joined[graph.receivers, graph.senders] = True
+    return int(joined[~lost][:, lost].sum(axis=1).max(initial=0)) <= plan.revealed
 
 
 def close_run(

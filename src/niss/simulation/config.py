@@ -26,6 +26,7 @@ from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.simulation.carrying import plan_fields
 from niss.simulation.config_checks import check_consistency
 from niss.simulation.sampling import Sampling, separation_of
+from niss.simulation.server_rate import ServerRateSchedule, rate_factors
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""
@@ -102,6 +103,8 @@ class TrainingConfig(_Section):
     learning_rate  Local learning rate.
     momentum       Local momentum.
     weight_decay   Local weight decay.
+    server_rate    How far the model moves along the average of the updates.
+    server_rate_schedule  `constant`, or falling to zero after the last round: `linear`, or as a `cosine`.
     weights        `equal`, or `declared`: in proportion to dataset sizes, which must be public.
     size_cap       Largest size that counts with `weights = "declared"`.
     engine         `cohort`: all clients of a round together. `plain`: one after another, the reference.
@@ -119,6 +122,8 @@ class TrainingConfig(_Section):
     learning_rate: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NotNegative = 0.0
+    server_rate: Positive = 1.0
+    server_rate_schedule: ServerRateSchedule = "constant"
     weights: Literal["equal", "declared"] = "equal"
     size_cap: Count | None = None
     engine: Literal["cohort", "plain"] = "cohort"
@@ -180,6 +185,7 @@ class MethodConfig(_Section):
                 the best.
     carry       Carry noise from one round to the next: `niss` becomes `niss-carried`, where everyone shares with
                 everyone (`graph = "complete"`) at kappa = 20 unless other values are given.
+    lags        Rounds ahead to which each client of `niss-carried` carries noise; more pay for long separations.
     carried_neighbours  Unit shares that each client of `niss-carried` carries to the next round; none: to all.
     closing     One more round of `niss-carried`, without data, takes out what the last one carried.
     """
@@ -196,6 +202,7 @@ class MethodConfig(_Section):
     bands: Count | None = None
     carried_to_residual: NotNegative | None = None
     carry: bool = False
+    lags: Count = 1
     carried_neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     closing: bool = False
 
@@ -329,7 +336,7 @@ class Config(_Section):
         # A round of the protocol may draw its graph again; delta pays for every draw.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
-        carried = plan_fields(self, sampling) if method.kind.carries else {}
+        carried = plan_fields(self, method, sampling) if method.kind.carries else {}
         if threshold is None and method.kind.uses("threshold"):
             threshold = enough_uploads(size, self.protocol.dropout)
         return Plan(
@@ -341,7 +348,8 @@ class Config(_Section):
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "attempts": LINKS_PER_ROUND if redrawn else 1,
-                "rounds": self.rounds if method.kind.whole_run else None,
+                "factors": rate_factors(self.training.server_rate_schedule, self.rounds),
+                "horizon": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),
                 "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,
                 "threshold": threshold,

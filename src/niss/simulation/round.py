@@ -20,12 +20,11 @@ from torch import Tensor
 
 from niss.accounting import Balance, Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
-from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
-from niss.simulation.carrying import beacon_of, carrying_of, close_run
+from niss.simulation.carrying import beacon_of, can_repair, carrying_of, close_run
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
@@ -278,7 +277,8 @@ class OpenRound:
             total, result = self._sum_by_protocol(uploads, absent)
 
         # 6. The model moves by the sum, and is tested.
-        weights = self.weights + torch.from_numpy(total).to(self.weights.dtype)
+        step = config.training.server_rate * plan.factor(self.number)
+        weights = self.weights + torch.from_numpy(step * total).to(self.weights.dtype)
         evaluation = None
         if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
             evaluation = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
@@ -307,6 +307,7 @@ class OpenRound:
         clients are never drawn; it is charged as one in which the server was given them.
         """
         federation, method, noise = self.federation, plan.plan.kind, self._stream.child("noise")
+        rate = federation.config.training.server_rate
         here = np.delete(np.arange(plan.participants.size), absent)
         without_noise = uploads.total(here)
         edges = federation.repaired_edges(plan, absent)
@@ -340,8 +341,8 @@ class OpenRound:
             tau2=float(plan.tau2.mean()),
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
-            model_variance_change=scale**2 * change,
-            under_way=method.under_way(plan, absent, repaired=repaired),
+            model_variance_change=(rate * scale) ** 2 * change,
+            under_way=rate**2 * method.under_way(plan, absent, repaired=repaired),
             joint_mu=float(joint_mu.max()),
             marginal_mu=float(plan.marginal_mu.max()),
             outsider_mu=plan.outsider_mu(predicted),
@@ -352,7 +353,7 @@ class OpenRound:
             closed, closing, missing = close_run(federation, plan, uploads)
             total += closed
             repaired = federation.repaired_edges(closing, missing) is not None
-            change = method.model_variance_change(closing, missing, repaired=repaired)
+            change = rate**2 * method.model_variance_change(closing, missing, repaired=repaired)
             result = replace(
                 result, model_variance_change=result.model_variance_change + change, under_way=0.0
             )
@@ -373,6 +374,7 @@ class OpenRound:
         survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
         predicted = exchanged.predicted_variance
+        moved = self.federation.config.training.server_rate * plan.factor(self.number)
         result = RoundResult(
             number=self.number + 1,
             weights=self.weights,  # not moved yet
@@ -382,7 +384,7 @@ class OpenRound:
             tau2=exchanged.tau2,
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
-            model_variance_change=predicted * (size / max(len(survivors), 1)) ** 2,
+            model_variance_change=predicted * (moved * size / max(len(survivors), 1)) ** 2,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
@@ -396,25 +398,15 @@ class OpenRound:
 def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
     """The edges between survivors, once the server was given those to the lost, and took them out.
 
-    Each edge has the same noise with and without the others. None where clients would refuse the repair.
-
-    They do where more are lost, or a client has more lost neighbours, than the plan has charged for. The protocol
+    Each edge has the same noise with and without the others. None where clients would refuse the repair: the protocol
     then repairs around those who refuse; here nothing is repaired, which leaves more noise.
     """
-    graph, limits = plan.graph, plan.plan
+    graph = plan.graph
+    if not can_repair(plan.plan, graph, absent):
+        return None
     lost = np.zeros(graph.size, dtype=bool)
     lost[absent] = True
-    if len(absent) > limits.dropped or _lost_neighbours(graph, lost).max(initial=0) > limits.revealed:
-        return None
     return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
-
-
-def _lost_neighbours(graph: ShareGraph, lost: NDArray[np.bool_]) -> IntArray:
-    """How many lost neighbours each survivor has, whichever way shares went between them."""
-    joined = np.zeros((graph.size, graph.size), dtype=bool)
-    joined[graph.senders, graph.receivers] = joined[graph.receivers, graph.senders] = True
-    counts: IntArray = joined[~lost][:, lost].sum(axis=1)
-    return counts
 
 
 def _clipping(plan: Plan) -> Clipping:

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError, PrivacyError
-from niss.graph import CarriedGraph
+from niss.graph import CarriedGraph, ShareGraph
 from niss.views.carried import CarriedRun
+from niss.views.collusion import largest_eigenvalue, links
 from niss.views.covariance import per_client
 
 FloatArray = NDArray[np.float64]
@@ -224,6 +225,27 @@ def _connectivity(laplacian: FloatArray, honest: NDArray[np.bool_]) -> float:
     np.fill_diagonal(inner, 0.0)
     np.fill_diagonal(inner, -inner.sum(axis=1))
     return max(float(np.linalg.eigvalsh(inner)[1]), 0.0)
+
+
+def within_connectivity(graph: ShareGraph, known_neighbours: int = 0) -> float:
+    """c with `y' L_H y >= c W |y|^2` for deviations y of the honest clients, W the least weight of a client's edges.
+
+    The clients that are not honest may sit anywhere, as long as any honest client has at most `known_neighbours` of
+    them as neighbours. With A the weights between any two clients and lambda its largest eigenvalue across deviations
+    of all clients,
+
+        y' L_H y = sum_j W_j y_j^2 - y'A y >= (min_j W_j - lambda) |y|^2,
+
+    `W_j` what is left of j's edges without its heaviest ones. With none taken out, that is the second eigenvalue of the
+    Laplacian of a graph whose clients all have the same weight.
+    """
+    weights = links(graph)
+    own, kept = np.empty(graph.size), np.empty(graph.size)
+    for client in range(graph.size):
+        edges = np.sort(weights.data[weights.indptr[client] : weights.indptr[client + 1]])
+        own[client] = edges.sum()
+        kept[client] = edges[: max(edges.size - known_neighbours, 0)].sum()
+    return float((kept.min() - largest_eigenvalue(weights)) / own.min())
 
 
 def mixed_carried(

@@ -398,15 +398,8 @@ def expected_bound(size: int, degree: float, corruption: Corruption) -> Spectral
     The bound of its worst-off client, as one entry. The eigenvalue of a random regular graph of degree d = 2 v is close
     to 2 sqrt(d - 1) (Friedman 2008), less where d is not small next to the size; 3 % more are assumed here.
     """
-    from scipy.stats import poisson
-
     near = min(math.ceil(degree), size - 1)
-    weight = degree / near
-    # Edges both ways between two clients; of the clients that have most of them, one will be the worst off.
-    both = min(near, int(poisson.isf(0.1 / size, near * near / (size - 1))))
-    heaviest = weight * np.concatenate([np.full(both, 2.0), np.ones(2 * (near - both))])
-    if heaviest.size > size - 1:
-        heaviest = np.full(size - 1, 2.0 * degree / (size - 1))
+    weight, heaviest = degree / near, expected_weights(size, degree)
     eigenvalue = 1.03 * weight * 2.0 * math.sqrt((2 * near - 1) * max(0.0, 1.0 - near / (size - 1)))
     own, other = _known_of(heaviest.size, size, corruption, certain=False)
     kept, spread = _kept(heaviest, own)
@@ -418,6 +411,17 @@ def expected_bound(size: int, degree: float, corruption: Corruption) -> Spectral
         np.zeros(1, dtype=np.int64),
         ((),),
     )
+
+
+def expected_weights(size: int, degree: float) -> FloatArray:
+    """The edges of the worst-off client of such a graph, in descending order, but for one graph in ten."""
+    from scipy.stats import poisson
+
+    near = min(math.ceil(degree), size - 1)
+    # Edges both ways between two clients; of the clients that have most of them, one will be the worst off.
+    both = min(near, int(poisson.isf(0.1 / size, near * near / (size - 1))))
+    heaviest = degree / near * np.concatenate([np.full(both, 2.0), np.ones(2 * (near - both))])
+    return heaviest if heaviest.size < size else np.full(size - 1, 2.0 * degree / (size - 1))
 
 
 def _known_of(near: int, size: int, corruption: Corruption, *, certain: bool) -> tuple[int, int]:

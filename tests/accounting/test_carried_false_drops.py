@@ -1,0 +1,147 @@
+"""Clients that are called dropped although they uploaded: every story that the rules allow, by brute force.
+
+Each round the server may call up to so many clients dropped. It is then given all shares of theirs, within the round
+and carried to it or from it, but never their self-masks; of all others it is given the self-masks and no share. What it
+says does not have to be true. To be given fewer shares never tells it more (`tests/views/test_carried.py`). Nothing
+here uses the package's views: Sigma is built edge by edge and inverted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from niss.accounting import Plan
+from niss.graph import CarriedGraph, ShareGraph
+from niss.methods import METHODS
+
+APART, ROUNDS = 2, 4
+
+
+def plan_of(size: int, **changes) -> Plan:
+    settings = {
+        "method": "niss-carried",
+        "graph": "complete",
+        "kappa": 3.0,
+        "separation": APART,
+        "participations": ROUNDS // APART,
+        "horizon": ROUNDS,
+        "participants": size,
+        "dropped": 1,
+        "revealed": 1,
+    }
+    return Plan(**settings | changes)
+
+
+class Run:
+    """All uploads of a run with fixed cohorts, vertex `round * size + seat`, in units of the sensitivity."""
+
+    def __init__(self, plan: Plan, size: int) -> None:
+        self.plan, self.size, self.committed = plan, size, plan.committed(size)
+        self.rounds = ROUNDS + plan.closing
+        lists = [np.arange(size) + size * (number % APART) for number in range(self.rounds)]
+        self.edges: list[tuple[int, int, float]] = []
+        self.within: list[ShareGraph] = []
+        for number, members in enumerate(lists):
+            beacon = bytes([number + 1]) * 32
+            graph = plan.for_round(members, weights=1.0, records=1, beacon=beacon, number=number).graph
+            self.within.append(graph)
+            self._add(graph, number, number, self.committed.spatial / (2.0 * float(graph.out_weight[0])))
+            for lag, carried in enumerate(self.committed.carried_by_lag, start=1):
+                if number + lag < self.rounds:
+                    drawn = METHODS["niss-carried"].carried_graph(
+                        plan, (members, lists[number + lag]), beacon, lag
+                    )
+                    onward = drawn or CarriedGraph.complete((size, size), lag=lag)
+                    self._add(onward, number, number + lag, carried / float(onward.weights.sum()))
+
+    def _add(self, graph: ShareGraph | CarriedGraph, first: int, second: int, unit: float) -> None:
+        for a, b, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
+            self.edges.append((first * self.size + int(a), second * self.size + int(b), unit * float(weight)))
+
+    def charges(self, cohort: int) -> dict[int, float]:
+        """What each participation of a client of that cohort is charged, before its upload."""
+        taken: list[int] = []
+        costs = {}
+        for number in range(cohort, ROUNDS, APART):
+            costs[number] = self.committed.charge(number, taken)
+            taken.append(number)
+        return costs
+
+    def costs(
+        self, colluders: set[int], called: Sequence[int | None], *, masked: bool = True
+    ) -> dict[int, float]:
+        """mu^2 of every honest client of the run, by seat and cohort, if these seats were called dropped.
+
+        Whoever is called dropped keeps a self-mask that brings its own noise up to what its charge covers.
+        """
+        size, residual = self.size, self.committed.residual / self.size
+        known = {number * size + seat for number in range(self.rounds) for seat in colluders}
+        stripped = {number * size + seat for number, seat in enumerate(called) if seat is not None}
+        sigma = np.diag(np.full(size * self.rounds, residual))
+        for u, v, variance in self.edges:
+            if not {u, v} & (known | stripped):
+                sigma[[u, v], [u, v]] += variance
+                sigma[[u, v], [v, u]] -= variance
+        if masked:
+            for vertex in stripped - known:
+                number, cohort = vertex // size, vertex // size % APART
+                if number == ROUNDS:
+                    continue  # A closing round has no data to hide.
+                sigma[vertex, vertex] = max(1.0 / self.charges(cohort)[number], residual)
+        precision = np.linalg.inv(sigma)
+        found = {}
+        for seat, cohort in itertools.product(range(size), range(APART)):
+            if seat not in colluders:
+                places = [number * size + seat for number in range(cohort, ROUNDS, APART)]
+                found[cohort * size + seat] = float(precision[np.ix_(places, places)].sum())
+        return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"colluders": 1}, {"lags": 2}, {"closing": True}, {"carried_neighbours": 3}],
+    ids=["complete", "colluder", "two lags", "closing", "sparse carried"],
+)
+def test_every_lie_about_dropouts_stays_within_the_charge(changes):
+    size = 4
+    run = Run(plan_of(size, **changes), size)
+    charged = {cohort: sum(run.charges(cohort).values()) for cohort in range(APART)}
+    colluders = set(range(run.plan.colluders))
+    budget = run.committed.promise.worst.cost
+    worst = victim = 0.0
+    for called in itertools.product((None, *range(size)), repeat=run.rounds):
+        for client, cost in run.costs(colluders, called).items():
+            seat, cohort = client % size, client // size
+            assert cost <= charged[cohort] * (1.0 + 1e-9) <= budget * (1.0 + 2e-9)
+            worst = max(worst, cost / charged[cohort])
+            if any(called[number] == seat for number in range(cohort, ROUNDS, APART)):
+                victim = max(victim, cost / charged[cohort])
+    # The claim is no idle one: others come close to it, and so does whoever is called dropped in every round.
+    assert worst > 0.5
+    assert victim > 0.5
+
+
+def test_without_the_self_mask_a_lie_would_strip_its_victim():
+    size = 5
+    run = Run(plan_of(size), size)
+    called = [0, None, 0, None]
+    assert run.costs(set(), called)[0] <= sum(run.charges(0).values()) * (1.0 + 1e-9)
+    assert run.costs(set(), called, masked=False)[0] > 2.0 * sum(run.charges(0).values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lies_on_sparse_graphs_stay_within_the_charge(seed):
+    """Sixteen a round, one of them a colluder: stories drawn at random, one client in each round called dropped."""
+    size = 16
+    plan = plan_of(size, graph="regular", neighbours=6, carried_neighbours=6, kappa=20.0, colluders=1)
+    run, rng = Run(plan, size), np.random.default_rng(seed)
+    charged = {cohort: sum(run.charges(cohort).values()) for cohort in range(APART)}
+    for _ in range(40):
+        colluder, *seats = rng.permutation(size)[: ROUNDS + 1].tolist()
+        called = [seats[0]] * ROUNDS if rng.random() < 0.3 else seats
+        for client, cost in run.costs({colluder}, called).items():
+            assert cost <= charged[client // size] * (1.0 + 1e-9)
