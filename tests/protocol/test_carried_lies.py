@@ -12,11 +12,8 @@ from niss.errors import RemoteProtocolError
 from niss.protocol.carrying import previous_of
 from niss.protocol.messages import Cohorts, Participant, RoundOpen
 from niss.protocol.wire import decode, encode
-from support.carried_run import CarriedFederation, schedule
+from support.carried_run import NOISY, CarriedFederation, covered, schedule
 from support.protocol_round import resigned
-
-# Fresh noise of 2^18 grid steps, so that something is promised.
-NOISY = {"residual_variance": 0.0625}
 
 
 def refused(federation: CarriedFederation, one: int, opened: RoundOpen, match: str) -> None:
@@ -301,25 +298,6 @@ def test_plain_rounds_of_a_carried_run_and_the_reverse_are_refused() -> None:
 
 
 # What is not refused is paid for.
-
-
-def covered(federation: CarriedFederation) -> float:
-    """The closest that a client's true mu^2, whoever colludes within its policy, came to what it was charged."""
-    federation.seen.check_shares()
-    size, apart = federation.schedule.participants, federation.schedule.separation
-    charged = {seat.identity.public: sum(mu**2 for _, _, mu in seat.charges) for seat in federation.seats}
-    closest = 0.0
-    for first in range(size):
-        # As many of every cohort as the clients assume, in turn.
-        bad = {
-            federation.seats[cohort * size + (first + other) % size].identity.public
-            for cohort in range(apart)
-            for other in range(federation.policy.colluders)
-        }
-        for owner, spent in federation.seen.mu2(bad).items():
-            assert spent <= charged[owner] * (1.0 + 1e-9)
-            closest = max(closest, spent / charged[owner]) if charged[owner] else closest
-    return closest
 
 
 @pytest.mark.parametrize("colluders", [0, 1])

@@ -21,6 +21,8 @@ from niss.protocol.states import rounds_answered
 from support.protocol_round import Federation, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8
+# Fresh noise of 2^18 grid steps, so that something is promised.
+NOISY = {"residual_variance": 0.0625}
 
 
 def schedule(**changes: Any) -> Schedule:
@@ -216,6 +218,25 @@ class Seen:
             ]
             found[owner] = moved**2 * float(inverse[np.ix_(rows, rows)].sum())
         return found
+
+
+def covered(federation: CarriedFederation) -> float:
+    """The closest that a client's true mu^2, whoever colludes within its policy, came to what it was charged."""
+    federation.seen.check_shares()
+    size, apart = federation.schedule.participants, federation.schedule.separation
+    charged = {seat.identity.public: sum(mu**2 for _, _, mu in seat.charges) for seat in federation.seats}
+    closest = 0.0
+    for first in range(size):
+        # As many of every cohort as the clients assume, in turn.
+        bad = {
+            federation.seats[cohort * size + (first + other) % size].identity.public
+            for cohort in range(apart)
+            for other in range(federation.policy.colluders)
+        }
+        for owner, spent in federation.seen.mu2(bad).items():
+            assert spent <= charged[owner] * (1.0 + 1e-9)
+            closest = max(closest, spent / charged[owner]) if charged[owner] else closest
+    return closest
 
 
 class _Anything:
