@@ -58,6 +58,12 @@ def make_schedule(
         raise ConfigError(
             "carried shares are not repaired by the protocol", field="plan", hint="mode 'tolerate'"
         )
+    if plan.separation < 2:
+        raise ConfigError(
+            "clients that return at once gain nothing from noise that is carried over",
+            field="separation",
+            hint="more clients, fewer in a round, or method 'niss'",
+        )
     run = plan.committed(participants)
     square = float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
     sparse = plan.graph == "regular" and plan.neighbours < participants - 1
@@ -134,7 +140,7 @@ def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
     return max(_draws(schedule, one).delta(whole) for one in numbers)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def carried_plan(schedule: Schedule, *, relation: str, colluders: int) -> CarriedPlan | None:
     """What a schedule is worth, from its own numbers; None where it has no fresh noise and promises nothing.
 
