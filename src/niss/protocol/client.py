@@ -23,12 +23,13 @@ from niss.mechanism import clip_l2
 from niss.protocol.agreement import (
     Agreed,
     agree,
+    commitment_of,
     link_of,
-    participants_hash,
     survivors_hash,
-    terms_hash,
     verify_beacon,
 )
+from niss.protocol.carried import Schedule
+from niss.protocol.carrying import check_cohorts, check_schedule
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
 from niss.protocol.messages import (
     MODES,
@@ -75,6 +76,8 @@ class Policy:
     first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
                     run: a graph drawn with one of them may have been looked at before it was asked
     trusted         identities it shares noise with; None: anyone with a valid signature
+    schedule        of a run with carried shares, which it has agreed to: no other round of it is answered; None: no
+                    noise is carried
     """
 
     participants: int
@@ -90,6 +93,7 @@ class Policy:
     strength: float | None = None
     rounds: int | None = None
     first_prekey: int = 0
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class Client:
         steps, so that nothing is computed for a round that is not checked and charged.
         """
         agreed, seat = self._check_round(opened)
-        steps = _rounded(agreed, update, entropy)
+        steps = self._rounded(agreed, update, entropy)
         return self._hidden(self._charged(opened, agreed, seat, entropy), steps, entropy)
 
     def accept(self, opened: RoundOpen, entropy: Entropy) -> None:
@@ -186,7 +190,7 @@ class Client:
         """The upload of the round that was accepted last, once."""
         if self._accepted is None:
             raise LocalProtocolError("no round has been accepted that is still to be answered")
-        steps = _rounded(self._accepted.secrets.agreed, update, entropy)
+        steps = self._rounded(self._accepted.secrets.agreed, update, entropy)
         accepted, self._accepted = self._accepted, None
         return self._hidden(accepted, steps, entropy)
 
@@ -206,6 +210,10 @@ class Client:
         self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
+        if terms.carrying is not None:
+            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
+            # Prekeys are used up in turn: older ones were announced for rounds that this client missed.
+            self._prekeys.erase_before(own)
         self._memory.state = following
         self._memory.current = CurrentRound(encode(opened), seat, own)
         fresh = self._prekeys.batch(1, self._identity, entropy)
@@ -221,6 +229,19 @@ class Client:
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
         message = Upload(secrets.agreed.digest, secrets.seat, vector, accepted.fresh, commitment, pieces)
         return self._signed("upload", message)
+
+    def _rounded(self, agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
+        """The update, clipped and rounded to the round's grid; nothing in a round that takes no updates."""
+        terms, schedule = agreed.terms, self.policy.schedule
+        if update.shape != (terms.coordinates,):
+            raise LocalProtocolError(
+                f"the update has shape {update.shape}, but the round has {terms.coordinates} coordinates"
+            )
+        if schedule is not None and terms.round >= schedule.horizon:
+            return np.zeros(terms.coordinates, dtype=np.int64)
+        weighted = clip_l2(update.astype(np.float64, copy=False), terms.clip)
+        weighted /= len(agreed.participants)
+        return round_update(agreed, weighted, entropy)
 
     def judge(self, claim: SurvivorClaim) -> Verdict:
         """Agree to a survivor set that has this client in it and stays within what it may have to reveal.
@@ -284,7 +305,8 @@ class Client:
         """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
 
         Signature, replay of an attempt, too many rounds or attempts, mode, clip, number of participants, the list of
-        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps.
+        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps; with carried shares also the
+        schedule, and the rounds before and after.
         """
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
@@ -305,7 +327,8 @@ class Client:
             raise RemoteProtocolError(
                 f"the clip of {terms.clip:g} is not above 0, or exceeds the {policy.clip:g} this client accepts"
             )
-        size = len(opened.participants)
+        size, last = len(opened.participants), self._memory.last.get(terms.run.hex(), (None,))[0]
+        following = check_schedule(opened, policy.schedule, last)
         self._check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
@@ -315,12 +338,13 @@ class Client:
         seat = self._find_seat(opened)
         verify_beacon(
             opened.beacon,
-            participants_hash(opened.participants) + terms_hash(terms),
+            commitment_of(terms, opened.participants, following),
             expected=link_of(terms.round, terms.attempt),
             anchor=policy.anchor,
             holder=policy.holder,
             after=self._memory.beacon.get(policy.anchor.hex(), 0),
         )
+        check_cohorts(opened, policy.attempts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
         agreed = agree(opened)
         try:
             agreed.check_fits()
@@ -455,14 +479,3 @@ class Client:
 
     def _signed(self, purpose: str, message: Answer) -> Answer:
         return replace(message, signature=self._identity.sign(purpose, signed_part(message)))
-
-
-def _rounded(agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
-    """The update, clipped and rounded to the round's grid."""
-    if update.shape != (agreed.terms.coordinates,):
-        raise LocalProtocolError(
-            f"the update has shape {update.shape}, but the round has {agreed.terms.coordinates} coordinates"
-        )
-    weighted = clip_l2(update.astype(np.float64, copy=False), agreed.terms.clip)
-    weighted /= len(agreed.participants)
-    return round_update(agreed, weighted, entropy)
