@@ -86,12 +86,16 @@ def test_a_key_that_cancels_the_identity_is_refused() -> None:
 def test_a_key_off_the_curve_or_with_a_part_of_small_order_is_refused() -> None:
     owner, prekey, _ = made("owner")
     small = (0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7).to_bytes(32, "little")
-    mixed = curve.total((curve.lift(prekey.public), small))
+    half = (curve.FIELD - 1).to_bytes(32, "little")  # Of order 2: what CVE-2025-69277 let pass.
+    mixed = [curve.total((curve.lift(prekey.public), one)) for one in (small, half)]
+    for point in mixed:
+        with pytest.raises(RemoteProtocolError):
+            curve.times(curve.to_scalar(3), point)
     twist = next(
         u for u in range(2, 100) if pow(u**3 + 486662 * u**2 + u, (curve.FIELD - 1) // 2, curve.FIELD) != 1
     )
     for public in (
-        bytes(curve.u_coordinate(mixed)),
+        *(bytes(curve.u_coordinate(point)) for point in mixed),
         twist.to_bytes(32, "little"),
         (curve.FIELD + 9).to_bytes(32, "little"),
     ):

@@ -231,7 +231,13 @@ class SignedPrekey:
         weight = curve.to_scalar(_possession_weight(identity_public, self.public))
         joint = curve.total((identity_public, curve.times(weight, curve.lift(self.public))))
         statement = _prekey_statement(identity_public, self.id, self.public)
-        verify(joint, _PREKEY_PURPOSE, statement, self.signature)
+        try:
+            verify(joint, _PREKEY_PURPOSE, statement, self.signature)
+        except RemoteProtocolError:
+            raise RemoteProtocolError(
+                f"the signature for 'prekey' is not by {fingerprint(identity_public)}, or made without the prekey itself",
+                hint="it was changed in transit, made by someone else, or by an earlier release; do not use it",
+            ) from None
 
     def encode(self) -> bytes:
         """104 bytes: number (big-endian), public key, signature."""
