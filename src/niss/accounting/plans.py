@@ -18,7 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.carried_charges import PATTERNS
 from niss.accounting.committed import CommittedRun, committed_run
-from niss.accounting.targets import FAILURE_SHARE, GRID_SHARE, RELATIONS, client_sensitivity
+from niss.accounting.targets import (
+    FAILURE_SHARE,
+    GRID_SHARE,
+    RELATIONS,
+    client_sensitivity,
+    split_failure,
+)
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, ShareGraph
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
@@ -88,6 +94,7 @@ class Plan:
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
     on_grid         the protocol runs it: a part of delta pays for noise on a grid. Some methods always keep that part
+    committee       members that repair a round; None: all its participants
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -129,6 +136,7 @@ class Plan:
     carried_neighbours: float | None = None
     closing: bool = False
     on_grid: bool = False
+    committee: int | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -241,25 +249,36 @@ class Plan:
         return self.possible_rounds * self.attempts
 
     @property
-    def corruption(self) -> Corruption:
-        """What is assumed of the other participants.
+    def failure(self) -> float:
+        """The probability, per client and graph, with which a bound on colluders may fail.
 
-        On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
-        delta pays for the graphs on which it fails. Where everyone is a neighbour, or where the colluders
-        may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
-        where no noise is shared.
+        Those among a client's neighbours on a sparse graph, and those in a committee, are bounded by quantiles, and a
+        part of delta pays for the graphs on which one fails. Where everyone is neighbour and member, or where the
+        colluders may sit in one group, nothing can fail; nor can it where no noise is shared.
         """
-        shared = self.kind.shares_noise and self.colluders > 0
-        everywhere = self.graph in ("complete", "coalition") or not shared
-        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.graphs
+        everywhere = self._everyone_near and self.committee is None
+        if everywhere or not self.kind.shares_noise or not self.colluders:
+            return 0.0
+        return FAILURE_SHARE * self.delta / self.graphs
+
+    @property
+    def _everyone_near(self) -> bool:
+        return self.graph in ("complete", "coalition")
+
+    @property
+    def corruption(self) -> Corruption:
+        """What is assumed of the other participants."""
+        failure = 0.0
+        if not self._everyone_near:
+            failure, _ = split_failure(self.failure, drawn=self.committee is not None)
         return Corruption(
             colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
         )
 
     @property
     def failing_delta(self) -> float:
-        """The part of delta that pays for graphs on which the collusion bound fails."""
-        return self.graphs * self.corruption.failure
+        """The part of delta that pays for graphs on which a collusion bound fails."""
+        return self.graphs * self.failure
 
     @property
     def grid_delta(self) -> float:

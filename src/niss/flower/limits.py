@@ -206,7 +206,7 @@ class Limits:
         trusted = (
             self.holder is not None and bool(proposal.tracker) and proposal.plan.chain_rounds is not None
         )
-        return proposal.plan.corruption.failure if trusted else 0.0
+        return proposal.plan.failure if trusted else 0.0
 
     def ceiling_for(self, plan: Plan) -> Ceiling | None:
         """What all runs may cost together: the owner's own target, or that of first use.

@@ -236,7 +236,7 @@ class Niss(Method):
         caveats = []
         if plan.colluders == 0:
             caveats.append("Clients that collude with the server are not counted here.")
-        if plan.corruption.failure:
+        if plan.failure:
             caveats.append(
                 f"{plan.failing_delta:.2g} of delta pays for graphs on which more neighbours of a client collude than "
                 "the accountant assumes."

@@ -145,10 +145,10 @@ class Schedule:
             unit_variance=self.unit_variance,
             residual_variance=self.residual_of(number),
             self_variance=0.0,
-            colluding_neighbours=0,
+            committee=0,
             revealed=0,
             dropped=0,
-            threshold_share=0.5,
+            threshold=0,
             carrying=CarryTerms(
                 self.digest,
                 self.carried_neighbours,

@@ -198,9 +198,7 @@ class ProtocolExchange(Parties):
             raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
         super().__init__(plan, rounds, entropy)
         self._coordinates, self._mode, self._grid = coordinates, mode, (grid_bits, modulus_bits)
-        self._assess = Assessor(
-            relation=plan.relation, failure=plan.corruption.failure, promise=Promise.of(plan)
-        )
+        self._assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
         # A given tau^2 promises nothing, so nothing is too dear.
         self._allowed = math.inf
         if plan.tau2 is None:
@@ -236,7 +234,7 @@ class ProtocolExchange(Parties):
         charge(mu, marginal, terms.attempt)
         sent = self._collect(opened, members, updates, absent)
         if self._mode == "repair":
-            self._repair(clients, absent)
+            self._repair(clients)
         outcome = self._server.finish()
         for client in clients:
             client.close_round()
@@ -277,19 +275,14 @@ class ProtocolExchange(Parties):
             )
         return self._terms[participants]
 
-    def _repair(self, clients: list[Client], absent: Collection[int]) -> None:
-        """The repair as far as clients agree to it; where more is missing than was planned for, noise stays."""
-        claim = self._server.claim_survivors()
-        for seat in claim.survivors:
-            if seat in absent:
-                continue
+    def _repair(self, clients: list[Client]) -> None:
+        """The repair as far as the committee agrees to it; where more is missing than was planned for, noise stays."""
+        for seat, request in self._server.request_reveals().items():
             try:
-                verdict = clients[seat].judge(through_the_wire(claim))
+                reveal = clients[seat].reveal(through_the_wire(request))
             except RemoteProtocolError:
                 continue
-            self._server.take_verdict(through_the_wire(verdict))
-        for seat, request in self._server.request_reveals().items():
-            self._server.take_reveal(through_the_wire(clients[seat].reveal(through_the_wire(request))))
+            self._server.take_reveal(through_the_wire(reveal))
 
     def _new_client(self, member: int) -> Client:  # noqa: ARG002
         # Two honest ones. What a small round costs is bounded by mu.
