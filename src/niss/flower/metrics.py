@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.mechanism import clip_l2
+from niss.mechanism import clip_l2, l2_norm
+from niss.mechanism.adaptive import was_short
 from niss.mechanism.grid import Grid
-from niss.mechanism.rounding import shortened
+from niss.mechanism.rounding import beside
 from niss.protocol import Terms
 
 PART = 0.2
@@ -38,6 +39,10 @@ NOISE = "_noise_sd"
 _PARTS = (0.01, 0.9)
 _LONGEST_NAME = 64
 _RESERVED = "niss-"
+BELOW_CLIP = "niss-below-clip"
+"""The fraction of the updates that clipping left as they were: what an adaptive clip follows. A client finds it itself
+and always agrees to send it, since the charge of an update covers it, and it says nothing that an update does not."""
+_BELOW_CLIP = (BELOW_CLIP, 0.0, 1.0)
 
 FloatArray = NDArray[np.float64]
 
@@ -87,7 +92,7 @@ class NoisyMetrics:
         Whatever part of the clip is proposed, the charge covers it.
         """
         for one in proposed.ranges:
-            if one not in self.ranges:
+            if one != _BELOW_CLIP and one not in self.ranges:
                 name, least, most = one
                 raise RemoteProtocolError(
                     f"the run wants the metric {name!r} between {least:g} and {most:g}, which this client has not "
@@ -106,15 +111,13 @@ class NoisyMetrics:
         if not self.ranges:
             return update
         clip = terms.clip
+        room = clip * math.sqrt(1.0 - self.part**2)
+        # What the app says about that counts nothing.
+        short = was_short(l2_norm(update), room)
+        values = {**values, BELOW_CLIP: (1.0 + short) / 2.0}
         spread = np.array([_position(values.get(name), least, most) for name, least, most in self.ranges])
-        fitted = shortened(
-            Grid(terms.grid_bits),
-            clip_l2(update, clip * math.sqrt(1.0 - self.part**2)) / participants,
-            clip / participants,
-            others=len(self),
-            norm=self.part * clip / participants,
-        )
-        return clip_l2(np.concatenate([fitted * participants, self._scale(clip) * spread]), clip)
+        joined = np.concatenate([clip_l2(update, room), self._scale(clip) * spread])
+        return clip_l2(beside(Grid(terms.grid_bits), joined, clip, participants, len(self)), clip)
 
     def means(self, tail: FloatArray, clip: float, deviation: float) -> dict[str, float]:
         """By name: each metric's mean over the clients, and the standard deviation of the noise in it.
@@ -151,7 +154,8 @@ def _position(value: object, least: float, most: float) -> float:
 def _checked_name(name: str, names: Iterable[str]) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f"a name must have 1 to {_LONGEST_NAME} printable characters", field="metrics")
-    if name.startswith(_RESERVED) or (name.endswith(NOISE) and name.removesuffix(NOISE) in names):
+    taken = name.startswith(_RESERVED) and name != BELOW_CLIP
+    if taken or (name.endswith(NOISE) and name.removesuffix(NOISE) in names):
         raise ConfigError(f"the name {name!r} is taken", field="metrics", hint="use another name")
     return name
 

@@ -57,6 +57,7 @@ class NissCarried(Niss):
     name = "niss-carried"
     has_protocol = False
     whole_run = True
+    correlates = True
     carries = True
     settings = Niss.settings | {"carried_neighbours", "carried_to_residual", "closing"}
     samplings = ("cyclic", "uniform")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from niss.accounting import Assessor, Plan, Promise, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.mechanism.grid import Grid
+from niss.mechanism.rounding import beside
 from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
@@ -92,7 +94,7 @@ class ProtocolExchange:
 
     plan          what every client is promised; its method must have a protocol
     rounds        most rounds that will be played: the beacon's chain has a link for each attempt at each
-    coordinates   parameters of the model
+    coordinates   entries of an upload
     mode          `tolerate` leaves the noise of lost clients in the sum, `repair` has it revealed and taken out
     grid_bits     the grid has steps of 2^-grid_bits; None: chosen for the noise
     modulus_bits  of an uploaded number
@@ -126,7 +128,7 @@ class ProtocolExchange:
         self._allowed = math.inf
         if plan.tau2 is None:
             self._allowed = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * _ROUNDING
-        self._terms: dict[int, Terms] = {}
+        self._terms: dict[tuple[int, float], Terms] = {}
         self._clients: dict[int, Client] = {}
         self._prekeys: dict[int, list[Prekey]] = {}
 
@@ -138,6 +140,8 @@ class ProtocolExchange:
         *,
         charge: Callable[[float, float, int], None],
         absent: Collection[int] = (),
+        clip: float | None = None,
+        kept: int = 0,
     ) -> Exchanged:
         """One round, from drawing its graph to the repaired sum.
 
@@ -146,6 +150,8 @@ class ProtocolExchange:
         updates  gives the bare update of a seat; its client clips and hides it
         charge   told the mu of the joint and of the marginal view, and the attempt, once, before the first upload
         absent   seats that never upload
+        clip     of this round, at most the plan's; None: the plan's
+        kept     how many of the last coordinates rounding to the grid must leave as long as they are
 
         Raises `PrivacyError` where no attempt keeps the promise; nothing is charged then.
         """
@@ -154,7 +160,8 @@ class ProtocolExchange:
             Participant(client.public, self._next_prekey(int(member)))
             for client, member in zip(clients, members, strict=True)
         )
-        proposed, mu = self._propose(number, participants)
+        plan = self._plan if clip is None else replace(self._plan, clip=clip)
+        proposed, mu = self._propose(plan, number, participants)
         terms = proposed.terms
         rounding = grid_delta(self._plan, terms, members.size)
         opened = self._server.open_round(terms, participants, proposed.beacon)
@@ -164,7 +171,8 @@ class ProtocolExchange:
         for seat, client in enumerate(clients):
             if seat in absent:
                 continue
-            upload = client.upload(_through_the_wire(opened), updates(seat), self._entropy)
+            update = beside(Grid(terms.grid_bits), updates(seat), terms.clip, members.size, kept)
+            upload = client.upload(_through_the_wire(opened), update, self._entropy)
             sent += len(encode(upload))
             self._server.take_upload(_through_the_wire(upload))
             self._prekeys[int(members[seat])] += list(upload.fresh_prekeys)
@@ -177,17 +185,19 @@ class ProtocolExchange:
         worst = self._assess.worst_case(agreed, self._plan.colluders)
         return Exchanged(outcome, agreed, worst, mu, marginal, rounding, sent)
 
-    def _propose(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
+    def _propose(
+        self, plan: Plan, number: int, participants: tuple[Participant, ...]
+    ) -> tuple[RoundOpen, float]:
         """The first attempt whose graph keeps the promise for everyone, and its mu; each has its own link.
 
         The keys of the participants stay unused until one does.
         """
         try:
             return propose_round(
-                self._plan,
+                plan,
                 number,
                 seat=lambda _attempt: participants,
-                terms=lambda seated: self._terms_for(len(seated)),
+                terms=lambda seated: self._terms_for(plan, len(seated)),
                 release=lambda attempt, commitment: self._chain.release(number, attempt, commitment),
                 assess=self._assess,
                 allowed=self._allowed,
@@ -195,11 +205,12 @@ class ProtocolExchange:
         except PrivacyError as error:
             raise PrivacyError(f"round {number + 1}: {error.message}", hint=error.hint) from None
 
-    def _terms_for(self, participants: int) -> Terms:
+    def _terms_for(self, plan: Plan, participants: int) -> Terms:
         """The terms for that many participants; round and attempt are filled in later."""
-        if participants not in self._terms:
-            self._terms[participants] = make_terms(
-                self._plan,
+        key = participants, plan.clip
+        if key not in self._terms:
+            self._terms[key] = make_terms(
+                plan,
                 participants=participants,
                 coordinates=self._coordinates,
                 run=self._run,
@@ -208,7 +219,7 @@ class ProtocolExchange:
                 grid_bits=self._grid[0],
                 modulus_bits=self._grid[1],
             )
-        return self._terms[participants]
+        return self._terms[key]
 
     def _repair(self, clients: list[Client], absent: Collection[int]) -> None:
         """The repair as far as clients agree to it; where more is missing than was planned for, noise stays."""

@@ -22,10 +22,12 @@ from niss.accounting import Balance, Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.learning import Evaluation, Job
+from niss.mechanism.adaptive import AdaptiveClip, short_fraction
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
 from niss.simulation.carrying import beacon_of, carrying_of, close_run
+from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import ProtocolExchange
 from niss.simulation.materials import Materials
@@ -68,7 +70,7 @@ class Federation:
             exchange = ProtocolExchange(
                 plan,
                 rounds=config.rounds,
-                coordinates=materials.layout.size,
+                coordinates=materials.layout.size + (adaptive_clip(config, method) is not None),
                 mode=settings.mode,
                 grid_bits=settings.grid_bits,
                 modulus_bits=settings.modulus_bits,
@@ -81,6 +83,11 @@ class Federation:
     def sampling(self) -> Sampling:
         """How participants are drawn."""
         return self.config.sampling_of(self.config.methods[0])
+
+    @property
+    def adaptive(self) -> AdaptiveClip | None:
+        """How the clip moves from round to round; None: not at all."""
+        return adaptive_clip(self.config, self.config.methods[0])
 
     @property
     def repairing(self) -> bool:
@@ -114,6 +121,8 @@ class RoundResult:
     outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     balance             how unequally shares were received, where they were
     lost                too few uploads arrived, and nothing was released
+    clip                of the round, where it moves
+    below_clip          noisy fraction of the updates that it left as they were; None: nothing was released
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
     grid_delta          what rounding and the sampler add to delta
     public              the beacon and what it was let out for, from which the graph follows
@@ -136,6 +145,8 @@ class RoundResult:
     outsider_mu: float
     balance: Balance | None = None
     lost: bool = False
+    clip: float | None = None
+    below_clip: float | None = None
     attempts: int | None = None
     grid_delta: float | None = None
     public: dict[str, str] | None = None
@@ -167,6 +178,8 @@ class RoundResult:
             line["carried_variance"] = self.under_way
         if self.lost:
             line["lost"] = True
+        if self.clip is not None:
+            line |= {"clip": self.clip, "below_clip": self.below_clip}
         # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
         if self.dropped or self.public is not None:
             line["exact"] = self.exact
@@ -179,12 +192,17 @@ class RoundResult:
         return {"round": self.number, "zeroed_updates": self.zeroed_updates}
 
 
-def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> OpenRound:
+def begin_round(
+    federation: Federation, weights: Tensor, ledger: Ledger, number: int, clip: float | None = None
+) -> OpenRound:
     """The first half of round `number` (from 0): who takes part, with which weight, and the noise that needs.
 
-    `weights` are those of the global model. Nothing is charged yet; the ledger only says who can afford a round.
+    `weights` are those of the global model; the clip is the plan's unless another is given. Nothing is charged yet; the
+    ledger only says who can afford a round.
     """
     config, plan, clients = federation.config, federation.plan, federation.materials.clients
+    # Noise and clip are in proportion: a round promises the same with any clip.
+    plan = plan if clip is None else replace(plan, clip=clip)
     stream = federation.stream.child("round", number)
 
     # 1. The server invites clients whose budget has room for one more round.
@@ -235,13 +253,16 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
         Job(weights, clients.samples(int(client)), stream.child("client", int(client)))
         for client in participants
     ]
-    return OpenRound(federation, ledger, number, weights, participants, client_weights, round_plan, jobs)
+    return OpenRound(
+        federation, plan, ledger, number, weights, participants, client_weights, round_plan, jobs
+    )
 
 
 @dataclass(frozen=True)
 class OpenRound:
     """A round whose clients are to be trained.
 
+    plan            how the clients are protected, with the clip of this round
     number          of the round, from 0
     weights         of the global model that the clients start from
     participants    the clients, in ascending order; a client's place here is its seat
@@ -251,6 +272,7 @@ class OpenRound:
     """
 
     federation: Federation
+    plan: Plan
     ledger: Ledger
     number: int
     weights: Tensor
@@ -264,10 +286,14 @@ class OpenRound:
 
         The rows are changed in place: first into bounded contributions, then into uploads. The ledger is charged.
         """
-        config, plan = self.federation.config, self.federation.plan
+        config, plan, adaptive = self.federation.config, self.plan, self.federation.adaptive
 
-        # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k).
-        zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
+        # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
+        #    short enough where the clip follows the norms.
+        if adaptive is None:
+            zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
+        else:
+            uploads, zeroed = uploads.bound_with_bit(plan.clip, self.client_weights)
 
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
@@ -276,6 +302,11 @@ class OpenRound:
             total, result = self._sum_simulated(self.round_plan, uploads, absent)
         else:
             total, result = self._sum_by_protocol(uploads, absent)
+
+        if adaptive is not None:
+            total, mean = total[:-1], float(total[-1])
+            below = None if result.lost else short_fraction(mean, plan.clip)
+            result = replace(result, clip=plan.clip, below_clip=below)
 
         # 6. The model moves by the sum, and is tested.
         weights = self.weights + torch.from_numpy(total).to(self.weights.dtype)
@@ -360,7 +391,7 @@ class OpenRound:
 
     def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
-        exchange, plan, size = self.federation.exchange, self.federation.plan, self.participants.size
+        exchange, plan, size = self.federation.exchange, self.plan, self.participants.size
         assert exchange is not None
         rows = uploads.rows()
 
@@ -368,7 +399,13 @@ class OpenRound:
             self.ledger.charge(self.participants, np.full(size, joint), np.full(size, marginal), attempt)
 
         exchanged = exchange.play(
-            self.number, self.participants, lambda seat: rows[seat] * size, charge=charge, absent=absent
+            self.number,
+            self.participants,
+            lambda seat: rows[seat] * size,
+            charge=charge,
+            absent=absent,
+            clip=plan.clip,
+            kept=rows.shape[1] - len(self.weights),
         )
         survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
