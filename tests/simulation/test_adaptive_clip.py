@@ -38,11 +38,11 @@ class TestTheClip:
         assert adaptive.after(0.5, 9.0) == adaptive.after(0.5, 1.0)
         assert adaptive.after(1.99, 0.0) == 2.0
         assert adaptive.after(2e-4, 1.0) == 2e-4
-        assert AdaptiveClip(2.0).start == 2.0
+        assert AdaptiveClip(2.0).start == 0.2
 
     def test_without_noise_it_comes_to_the_quantile(self) -> None:
         norms = np.random.default_rng(1).lognormal(size=1001)
-        adaptive, clip = AdaptiveClip(100.0, 0.3, 0.01), 0.01
+        adaptive, clip = AdaptiveClip(100.0, 0.3, 0.01, rate=0.1), 0.01
         for _ in range(400):
             mean = np.mean([was_short(norm, room(clip)) for norm in norms]) * bit_weight(clip)
             clip = adaptive.after(clip, short_fraction(float(mean), clip))

@@ -14,7 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from niss.accounting import Ledger, Plan, Statement, grid_delta, make_statement, upload_mu
+from niss.flower.metrics import BELOW_CLIP
 from niss.flower.session import Member, Round, Session
+from niss.mechanism.adaptive import in_words
 from niss.protocol import Outcome
 
 # What a client that does not pin it takes on trust, in words.
@@ -43,6 +45,7 @@ class RoundReport:
     bytes_uploaded  size of all uploads that were accepted
     problems        what went wrong in the repair
     skipped         why the round did not take place
+    clip            of the round; None where it did not take place
     """
 
     round: int
@@ -57,6 +60,7 @@ class RoundReport:
     bytes_uploaded: int
     problems: tuple[str, ...] = ()
     skipped: str | None = None
+    clip: float | None = None
 
     @classmethod
     def skip(cls, number: int, reason: str) -> RoundReport:
@@ -145,6 +149,7 @@ class Account:
             bytes_uploaded=current.bytes_uploaded,
             problems=outcome.problems
             + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
+            clip=terms.clip,
         )
         self.rounds.append(report)
         return report
@@ -235,7 +240,9 @@ class Account:
                 f"Times that the server ended and the run went on: {self.resumed}. A round that was under way then is "
                 "charged, and not in the model."
             )
-        if inside := session.proposal.metrics.names:
+        if BELOW_CLIP in session.proposal.metrics.names:
+            caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
+        if inside := [name for name in session.proposal.metrics.names if name != BELOW_CLIP]:
             names = ", ".join(inside)
             caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
         if self.evaluations:

@@ -32,6 +32,7 @@ from niss.accounting import Assessor, Plan, Promise, Statement, outlook
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, Pending, RoundReport
+from niss.flower.adaptive import adaptive_clip, with_bit
 from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
@@ -103,6 +104,8 @@ class NissStrategy(Strategy):
     metrics        by name the ranges (least, greatest) of metrics of `train` that travel inside the uploads, hidden and
                    charged with them; a node that has not agreed to them in its `NissMod` does not join
     metric_part    how much of the clip all of them together may take up
+    quantile       of the updates' norms that the clip follows, from `first_clip` on and never above the plan's, by one
+                   more such metric (`niss.flower.adaptive`); None: the clip stays
 
     After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
     cannot be carried out.
@@ -123,6 +126,8 @@ class NissStrategy(Strategy):
         stage_timeout: float = 120.0,
         metrics: Mapping[str, tuple[float, float]] | None = None,
         metric_part: float = PART,
+        quantile: float | None = None,
+        first_clip: float | None = None,
         resume: str | Path | None = None,
     ) -> None:
         require_wrappable(strategy)
@@ -131,7 +136,8 @@ class NissStrategy(Strategy):
             raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
-        self._metrics = NoisyMetrics.of(metrics, metric_part)
+        self._adaptive = adaptive_clip(plan, quantile, first_clip)
+        self._metrics = NoisyMetrics.of(with_bit(metrics, self._adaptive), metric_part)
         if weight_of(strategy) in self._metrics.names:
             raise ConfigError(
                 f"{weight_of(strategy)!r} is the weight of a result",
@@ -379,9 +385,7 @@ class NissStrategy(Strategy):
         plan = self.plan
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
         LOG.info("\t│\t├── target: epsilon %s, delta %g, %s", plan.epsilon, plan.delta, plan.relation)
-        LOG.info(
-            "\t│\t├── over %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders
-        )
+        LOG.info("\t│\t├── %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders)
         LOG.info("\t│\t├── dropouts: %s", self._mode)
         if self._metrics:
             LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
@@ -404,6 +408,7 @@ class NissStrategy(Strategy):
             coalition=self._coalition,
             assess=self._assess,
             metrics=self._metrics,
+            adaptive=self._adaptive,
             saved=saved,
         )
         self.account = Account(self.plan)

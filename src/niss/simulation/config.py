@@ -139,7 +139,7 @@ class PrivacyConfig(_Section):
                     with `nbafl`.
     quantile        Let the clip of a round, at most `clip`, follow this quantile of the updates' norms, by one
                     more coordinate of every upload, charged with it; none: the same clip in all rounds.
-    first_clip      Clip of the first round with `quantile`; none: `clip`.
+    first_clip      Clip of the first round with `quantile`; none: a tenth of `clip`.
     clip_rate       How fast it moves: by a factor of exp(rate) a round at most.
     epsilon         The target of every client, or one for each client.
     delta           The target of every client.
