@@ -1,4 +1,6 @@
-"""A clip that follows a quantile of the norms on Flower; `niss.mechanism.adaptive` says how, and what it costs.
+"""What NISS itself sends inside uploads: a bit for a clip that follows the norms, and the weights of updates.
+
+`niss.mechanism.adaptive` says how the clip moves, and what it costs; `niss.flower.metrics` how updates are weighted.
 
 The bit of a client travels as the metric `niss-below-clip` inside its upload (`niss.flower.metrics`). The clip of a
 round stands in its terms, as it always did: a client accepts any that is not above the plan's, nor above its own limit,
@@ -7,11 +9,12 @@ and finds for itself what the round costs with it. Terms have noise in proportio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from niss.accounting import Plan
 from niss.errors import ConfigError
-from niss.flower.metrics import BELOW_CLIP, NoisyMetrics
+from niss.flower.metrics import BELOW_CLIP, WEIGHT, NoisyMetrics
 from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import Agreed, Outcome
 
@@ -27,19 +30,32 @@ def adaptive_clip(plan: Plan, quantile: float | None, first: float | None) -> Ad
         if first is not None:
             raise ConfigError("the clip stays as it is without a quantile", field="first_clip")
         return None
-    if plan.kind.correlates:
-        raise ConfigError(
-            "the plan takes noise of one round out in another, which fails if the clip, and the noise with it, has "
-            "changed in between",
-            field="quantile",
-            hint="leave it out, or use a plan whose rounds are independent",
-        )
+    _require_independent(plan, "quantile", "the clip, and the noise with it, has changed")
     return AdaptiveClip(plan.clip, quantile, first)
 
 
-def with_bit(ranges: Ranges | None, adaptive: AdaptiveClip | None) -> Ranges | None:
-    """The metrics of a run, and the fraction of short updates where the clip follows it."""
-    return ranges if adaptive is None else {**(ranges or {}), BELOW_CLIP: (0.0, 1.0)}
+def with_own(
+    plan: Plan, ranges: Ranges | None, adaptive: AdaptiveClip | None, weight: str, cap: float | None
+) -> Ranges | None:
+    """The metrics of a run; with the fraction of short updates where the clip follows it, and capped weights if any."""
+    own: dict[str, tuple[float, float]] = {}
+    if adaptive is not None:
+        own[BELOW_CLIP] = 0.0, 1.0
+    if cap is not None:
+        if not 0.0 < cap < math.inf:
+            raise ConfigError(f"must be a finite number above 0, not {cap!r}", field="weight_cap")
+        _require_independent(plan, "weight_cap", "the sum is divided by another weight")
+        own[WEIGHT + weight] = 0.0, float(cap)
+    return {**(ranges or {}), **own} if own else ranges
+
+
+def _require_independent(plan: Plan, field: str, change: str) -> None:
+    if plan.kind.correlates:
+        raise ConfigError(
+            f"the plan takes noise of one round out in another, which fails if {change} in between",
+            field=field,
+            hint="leave it out, or use a plan whose rounds are independent",
+        )
 
 
 def next_clip(adaptive: AdaptiveClip, metrics: NoisyMetrics, agreed: Agreed, outcome: Outcome) -> float:

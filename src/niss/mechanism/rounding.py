@@ -94,18 +94,23 @@ def shortened(
 
 def beside(
     grid: Grid, update: NDArray[np.floating[Any]], clip: float, participants: int, kept: int
-) -> NDArray[np.floating[Any]]:
+) -> NDArray[np.float64]:
     """An update within the clip, shortened but for the last `kept` coordinates, which rounding then leaves alone.
 
     It enters the sum with the weight 1 / participants, and is rounded after that.
     """
+    whole = update.astype(np.float64, copy=False)
     if not kept:
-        return update
-    own, others = update[:-kept].astype(np.float64) / participants, update[-kept:]
-    norm = l2_norm(others) / participants
-    return np.concatenate(
-        [shortened(grid, own, clip / participants, others=kept, norm=norm) * participants, others]
+        return whole
+    others = whole[-kept:]
+    own = shortened(
+        grid,
+        whole[:-kept] / participants,
+        clip / participants,
+        others=kept,
+        norm=l2_norm(others) / participants,
     )
+    return np.concatenate([own * participants, others])
 
 
 def squared_norm(steps: Steps) -> int:
