@@ -75,3 +75,36 @@ def test_niss_run_says_it_before_the_first_round(tmp_path):
     said = CliRunner().invoke(app, [*options, "--out", str(tmp_path / "run")])
     assert said.exit_code == 0, said.output
     assert "dp-fedavg: Hopeless" in " ".join(said.output.split())
+
+
+CARRIED = ["plan", "--participants", "20", "--clients", "100", "--rounds", "30", "--carry", "--clip", "2"]
+
+
+def test_carried_noise_is_judged_by_what_is_left_in_the_final_model():
+    said = CliRunner().invoke(app, [*CARRIED, "--parameters", "62000", "--json"])
+    judged = json.loads(said.output)["outlook"]
+    noise = json.loads(said.output)["noise"]
+    assert judged["ratio"] == pytest.approx((noise[-1] * 62000) ** 0.5 / (2.0 * 30))
+    fresh = [
+        "plan",
+        "--participants",
+        "20",
+        "--rounds",
+        "30",
+        "--participations",
+        "6",
+        "--clip",
+        "2",
+        "--json",
+    ]
+    alone = json.loads(CliRunner().invoke(app, [*fresh, "--parameters", "62000"]).output)["outlook"]
+    assert judged["ratio"] < alone["ratio"], "else there would be no point in carrying it"
+    words = CliRunner().invoke(app, [*CARRIED, "--parameters", "62000"]).output
+    assert "stays of the noise of a round" in words
+    assert "carried from round to round" not in words.partition("What helps")[2]
+    assert CliRunner().invoke(app, [*CARRIED, "--parameters", "0"]).exit_code != 0
+
+
+def test_coalitions_are_not_judged():
+    said = CliRunner().invoke(app, ["plan", "--group", "10:0", "--group", "20:0.1", "--parameters", "100"])
+    assert said.exit_code != 0

@@ -25,7 +25,7 @@ def test_two_rounds_in_simulation(tmp_path):
     settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
     with Deployment(tmp_path, settings) as federation:
         run = federation.submit(EXAMPLE, {"rounds": 2, "noisy-accuracy": True})
-        report = _report(federation, run)
+        report = finished_report(federation, run)
     assert [one["survivors"] for one in report["rounds"]] == [6, 6]
     assert all(one["exact"] for one in report["rounds"])
     statement = report["statement"]
@@ -43,7 +43,7 @@ def test_two_rounds_in_simulation(tmp_path):
     assert accuracy[0] < 0.2 < accuracy[1] + 0.1
 
 
-def _report(federation: Any, run: str) -> dict[str, Any]:
+def finished_report(federation: Any, run: str) -> dict[str, Any]:
     end = time.monotonic() + 300.0
     while not federation.status(run).startswith("finished"):
         assert time.monotonic() < end, "the run did not end in time"

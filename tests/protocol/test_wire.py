@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.messages import Message, Partials, Upload
+from niss.protocol.messages import Message, Partials, RoundOpen, Upload
 from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, pack, signed_part
 from support.protocol_messages import example_prekey, examples, filler, messages
 
@@ -46,6 +46,14 @@ def test_different_messages_have_different_encodings(one: Message, two: Message)
     assert (encode(one) == encode(two)) == (one == two)
     unsigned = replace(one, signature=b"") == replace(two, signature=b"")
     assert (signed_part(one) == signed_part(two)) == (unsigned and type(one) is type(two))
+
+
+def test_models_of_a_hundred_million_numbers_have_room() -> None:
+    opened = examples()["RoundOpen"]
+    assert isinstance(opened, RoundOpen)
+    large = replace(opened, terms=replace(opened.terms, coordinates=100_000_000))
+    assert decode(encode(large)) == large
+    assert Limits().max_message_bytes > 8 * 100_000_000
 
 
 @settings(max_examples=200)

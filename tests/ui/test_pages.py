@@ -49,8 +49,36 @@ def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
 
 
 @pytest.mark.parametrize(
+    ("question", "verdict"),
+    [
+        ({"participants": 10, "epsilon": 8, "rounds": 10, "clip": 2, "parameters": 62_000}, "hopeless"),
+        ({"participants": 500, "epsilon": 8, "rounds": 10, "clip": 2, "parameters": 2_000}, "good"),
+        (
+            {
+                "participants": 20,
+                "clients": 100,
+                "rounds": 30,
+                "carry": "true",
+                "clip": 0.5,
+                "parameters": 9_000_000,
+            },
+            "hopeless",
+        ),
+    ],
+)
+def test_a_plan_is_judged_as_the_command_judges_it(
+    server: str, question: dict[str, Any], verdict: str
+) -> None:
+    answer = get(server, "/api/plan", question).json()
+    assert answer["plan"]["outlook"]["verdict"] == verdict
+    assert answer["plan"] == cli_plan(answer["command"])
+    assert f"--parameters {question['parameters']}" in answer["command"]
+
+
+@pytest.mark.parametrize(
     ("question", "said"),
     [
+        ({"participants": 10, "parameters": 0}, "parameters: must be at least 1"),
         ({"participants": 1}, "at least two"),
         ({"participants": 10, "collusion": 0.95}, "infeasible"),
         ({"participants": 10, "epsilon": "nan"}, "epsilon"),

@@ -10,19 +10,30 @@ does not depend on T for a fixed epsilon, since s grows as sqrt(T). On digits, 1
 and at R = 1, 2, 3, 5, 10: 88, 82, 63, 41, 19, 12 % with 1,970 parameters over 3 rounds (chance is 10 %), and
 90, 90, 90, 89, 84, 58 % with 62,020. A larger model bears more, as noise in directions that matter to nobody does
 little harm; where the line is depends on the task. The words below are a warning, and no proof of either kind.
+
+R takes the updates to be as long as the clip. Where they are half as long, the noise counts twice; clip and noise are
+in proportion, so that a clip that fits the updates (`niss.mechanism.adaptive`) mends that, and nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from niss.errors import ConfigError
 
 NOISY, HOPELESS = 1.0, 5.0
 """Above which R noise costs much, and above which little or nothing is learned."""
 _HELP = (
     "more clients in a round (twice as many halve it), fewer parameters (a smaller model, or adapters such as LoRA: a "
-    "quarter of them halves it), a larger epsilon, or noise that is carried from round to round"
+    "quarter of them halves it), a larger epsilon"
+)
+_CARRYING = ", or noise that is carried from round to round"
+_FITTING = (
+    "All of that takes updates to be as long as the clip; where they are shorter, a clip that follows their norms (the "
+    "setting `quantile`) helps too"
 )
 
 
@@ -34,12 +45,14 @@ class Outlook:
     rounds      T: in how many rounds
     clip        C: how far a round can move the model
     deviation   s: of the noise in each coordinate of the mean update
+    carried     whether noise is carried from round to round; s is then what a round leaves in the final model
     """
 
     parameters: int
     rounds: int
     clip: float
     deviation: float
+    carried: bool = False
 
     @property
     def noise_norm(self) -> float:
@@ -60,8 +73,9 @@ class Outlook:
     def words(self) -> str:
         """The verdict as a sentence, with what would help where anything is needed."""
         run = f"over {self.rounds} round{'s' * (self.rounds != 1)}"
+        noise = "what stays of the noise of a round" if self.carried else "the noise of a round"
         found = (
-            f"the noise of a round moves {self.parameters:,} parameters by {self.noise_norm:.3g}, the updates by at "
+            f"{noise} moves {self.parameters:,} parameters by {self.noise_norm:.3g}, the updates by at "
             f"most {self.clip:g} (the clip); {run} the noise is {self.ratio:.2g} times what the updates can do together"
         )
         if self.verdict == "good":
@@ -71,7 +85,9 @@ class Outlook:
             if self.verdict == "hopeless"
             else "Noisy: expect to lose accuracy"
         )
-        return f"{judged}. {found[0].upper()}{found[1:]}. What helps: {_HELP}."
+        # Such noise takes one clip for all rounds.
+        helps = f"{_HELP}." if self.carried else f"{_HELP}{_CARRYING}. {_FITTING}."
+        return f"{judged}. {found[0].upper()}{found[1:]}. What helps: {helps}"
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and the words, ready for `json.dumps`."""
@@ -87,6 +103,18 @@ def outlook(*, parameters: int, rounds: int, clip: float, variance: float) -> Ou
     """Judge noise of this variance in each coordinate of the mean update, over so many rounds.
 
     A method's prediction for the sum of `p_k x_k` with weights that add up to 1 is such a variance
-    (`RoundPlan.aggregate_variance`).
+    (`RoundPlan.aggregate_variance`). Raises `ConfigError` for a model without parameters.
     """
+    if parameters < 1:
+        raise ConfigError(f"must be at least 1, not {parameters}", field="parameters")
     return Outlook(parameters, max(rounds, 1), clip, math.sqrt(variance))
+
+
+def outlook_carried(*, parameters: int, clip: float, noise: Sequence[float]) -> Outlook:
+    """Judge noise that is carried from round to round, by its variance in the model after each of them.
+
+    Of the noise of T rounds, `T s^2` is left in the final model (`CarriedForecast.noise`).
+    """
+    rounds = len(noise)
+    judged = outlook(parameters=parameters, rounds=rounds, clip=clip, variance=noise[-1] / rounds)
+    return replace(judged, carried=True)

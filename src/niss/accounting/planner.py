@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.accounting.outlook import Outlook, outlook
 from niss.accounting.plan_noise import (
     NOMINAL_KAPPA,
     NoiseNeeded,
@@ -95,6 +96,15 @@ class PlanForecast:
     found: WorstCase | None
     curve: tuple[TradeOff, ...]
     notes: tuple[str, ...]
+
+    def outlook(self, parameters: int, rounds: int | None = None) -> Outlook:
+        """Whether a model of that size can learn anything in so many rounds; None: in those of one client."""
+        return outlook(
+            parameters=parameters,
+            rounds=rounds or self.plan.participations,
+            clip=self.plan.clip,
+            variance=self.aggregate_variance_ratio_to_central * self.sigma**2,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and settings, ready for `json.dumps`."""

@@ -88,7 +88,7 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
     niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
-    from niss.accounting import Group, forecast, outlook, plan_coalitions
+    from niss.accounting import Group, forecast, plan_coalitions
 
     if options.carry:
         plan_carry(options)
@@ -102,6 +102,8 @@ def plan_command(options: PlanOptions) -> None:
     target: dict[str, Any] = {name: getattr(options, name) for name in _TARGET}
     target["participations"] = participations or rounds or 1
     if options.group:
+        if options.parameters is not None:
+            raise ConfigError("is not judged for coalitions", field="--parameters", hint="leave it out")
         groups = [Group(*_group(text)) for text in options.group]
         if options.participants not in (None, sum(one.size for one in groups)):
             raise ConfigError("is not the sum of the groups", field="--participants", hint="leave it out")
@@ -120,14 +122,7 @@ def plan_command(options: PlanOptions) -> None:
     values = {**planned.to_json(), "rounds": rounds}
     judged = None
     if options.parameters is not None:
-        if options.parameters < 1:
-            raise ConfigError(f"must be at least 1, not {options.parameters}", field="--parameters")
-        judged = outlook(
-            parameters=options.parameters,
-            rounds=rounds or planned.plan.participations,
-            clip=planned.plan.clip,
-            variance=planned.aggregate_variance_ratio_to_central * planned.sigma**2,
-        )
+        judged = planned.outlook(options.parameters, rounds)
         values["outlook"] = judged.to_json()
     if options.as_json:
         print_json(values)

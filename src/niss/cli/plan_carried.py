@@ -28,7 +28,7 @@ _BAR = 40
 
 def plan_carry(options: PlanOptions) -> None:
     """Plan a run with carried shares and print it."""
-    from niss.accounting import forecast_carried
+    from niss.accounting import forecast_carried, outlook_carried
 
     for name, reason in _FOREIGN.items():
         if getattr(options, name):
@@ -50,7 +50,16 @@ def plan_carry(options: PlanOptions) -> None:
         from niss.report import carried_figure
 
         carried_figure(planned.to_json(), options.plot)
-    print_json({**planned.to_json(), "rounds": options.rounds}) if options.as_json else _print(planned)
+    values, judged = {**planned.to_json(), "rounds": options.rounds}, None
+    if options.parameters is not None:
+        judged = outlook_carried(parameters=options.parameters, clip=options.clip, noise=planned.noise)
+        values["outlook"] = judged.to_json()
+    if options.as_json:
+        print_json(values)
+        return
+    _print(planned)
+    if judged is not None:
+        typer.echo(f"outlook: {judged.words}")
 
 
 def _print(planned: CarriedForecast) -> None:

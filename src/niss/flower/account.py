@@ -6,6 +6,7 @@ its colluders see of all uploads together, and the marginal one, of a single upl
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -14,9 +15,15 @@ from typing import Any, Self
 import numpy as np
 
 from niss.accounting import Ledger, Plan, Statement, grid_delta, make_statement, upload_mu
+from niss.flower.metrics import BELOW_CLIP, WEIGHT
 from niss.flower.session import Member, Round, Session
+from niss.mechanism.adaptive import in_words
 from niss.protocol import Outcome
 
+LOG = logging.getLogger("flwr")
+_OWN = (BELOW_CLIP, WEIGHT)
+# Noise must not make a mean weight of nearly nothing, or less, of a small one.
+_LEAST_WEIGHT = 0.05
 # What a client that does not pin it takes on trust, in words.
 _TRUSTED = {
     "server": "the server's key",
@@ -43,6 +50,7 @@ class RoundReport:
     bytes_uploaded  size of all uploads that were accepted
     problems        what went wrong in the repair
     skipped         why the round did not take place
+    clip            of the round; None where it did not take place
     """
 
     round: int
@@ -57,6 +65,20 @@ class RoundReport:
     bytes_uploaded: int
     problems: tuple[str, ...] = ()
     skipped: str | None = None
+    clip: float | None = None
+
+    def log(self) -> None:
+        """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+        LOG.info(
+            "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
+            self.survivors,
+            self.participants,
+            self.deviation,
+        )
+        for node, why in self.lost.items():
+            LOG.info("niss: \t> node %s: %s", node, why)
+        for problem in self.problems:
+            LOG.warning("niss: \t> %s", problem)
 
     @classmethod
     def skip(cls, number: int, reason: str) -> RoundReport:
@@ -96,6 +118,7 @@ class Account:
     clear_metrics  names of the metrics of `train` that clients sent unprotected
     grid_delta     the most that the grid of any round adds to delta
     resumed        how often the server ended and the run went on
+    weights        the noisy mean weight of the updates in each round
     """
 
     plan: Plan
@@ -105,6 +128,17 @@ class Account:
     clear_metrics: set[str] = field(default_factory=set)
     grid_delta: float = 0.0
     resumed: int = 0
+    weights: list[float] = field(default_factory=list)
+
+    def weigh(self, weight: float | None) -> float:
+        """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it.
+
+        None: all weigh the same.
+        """
+        if weight is None:
+            return 1.0
+        self.weights.append(weight)
+        return max(math.fsum(self.weights) / len(self.weights), _LEAST_WEIGHT)
 
     def pending(self, current: Round, members: dict[int, Member], mu: float) -> Pending:
         """What a round costs, at `mu` each, everyone who may have answered it."""
@@ -145,13 +179,15 @@ class Account:
             bytes_uploaded=current.bytes_uploaded,
             problems=outcome.problems
             + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
+            clip=terms.clip,
         )
         self.rounds.append(report)
         return report
 
     def saved(self) -> dict[str, Any]:
         """All of it but the plan, as JSON: for a server that goes on with the run."""
-        values = {name: getattr(self, name) for name in ("charges", "evaluations", "grid_delta", "resumed")}
+        plain = ("charges", "evaluations", "grid_delta", "resumed", "weights")
+        values = {name: getattr(self, name) for name in plain}
         rounds = [asdict(one) for one in self.rounds]
         return values | {"rounds": rounds, "clear_metrics": sorted(self.clear_metrics)}
 
@@ -166,6 +202,7 @@ class Account:
             set(values["clear_metrics"]),
             values["grid_delta"],
             values["resumed"],
+            values.get("weights", []),
         )
 
     def with_room(self, nodes: list[int], members: dict[int, Member]) -> list[int]:
@@ -235,7 +272,16 @@ class Account:
                 f"Times that the server ended and the run went on: {self.resumed}. A round that was under way then is "
                 "charged, and not in the model."
             )
-        if inside := session.proposal.metrics.names:
+        if BELOW_CLIP in session.proposal.metrics.names:
+            caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
+        if (weight := session.proposal.metrics.weight) is not None:
+            mean = f" ({self.weights[-1]:.2g} in the last round)" if self.weights else ""
+            caveats.append(
+                f"Updates were weighted by {weight[0].removeprefix(WEIGHT)!r}, up to {weight[1]:g}. Weights are "
+                "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
+                f"participants and by their noisy mean weight{mean}."
+            )
+        if inside := [name for name in session.proposal.metrics.names if not name.startswith(_OWN)]:
             names = ", ".join(inside)
             caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
         if self.evaluations:

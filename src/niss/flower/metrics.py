@@ -13,6 +13,13 @@ several vectors jointly: McMahan et al., A General Approach to Adding Differenti
 Procedures (2018).
 
 The mean over the clients has noise of standard deviation `(b - a) / (2 s)` times that of a coordinate of the mean.
+
+**Weights.** A metric n can weigh the update: w becomes `min(n, cap) / cap * w`, which is no longer than w was, and n is
+sent beside it. The server divides the sum of the updates by the noisy sum of the weights, which it was told with them.
+So weights are as private as all else, and nobody's depends on anyone else's; sensitivity and charge stay. (A weight
+`n_k / sum n` would not do: one client's count would move the uploads of all.) Updates of clients below the cap use less
+of the clip under the same noise. Capped weights: McMahan et al., Learning Differentially Private Recurrent Language
+Models (2018), where their sum is taken to be public.
 """
 
 from __future__ import annotations
@@ -26,9 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.mechanism import clip_l2
+from niss.mechanism import clip_l2, l2_norm
+from niss.mechanism.adaptive import was_short
 from niss.mechanism.grid import Grid
-from niss.mechanism.rounding import shortened
+from niss.mechanism.rounding import beside
 from niss.protocol import Terms
 
 PART = 0.2
@@ -38,6 +46,13 @@ NOISE = "_noise_sd"
 _PARTS = (0.01, 0.9)
 _LONGEST_NAME = 64
 _RESERVED = "niss-"
+BELOW_CLIP = "niss-below-clip"
+"""The fraction of the updates that clipping left as they were: what an adaptive clip follows. A client finds it itself
+and always agrees to send it, since the charge of an update covers it, and it says nothing that an update does not."""
+_BELOW_CLIP = (BELOW_CLIP, 0.0, 1.0)
+WEIGHT = "niss-weight:"
+"""What comes before the name of a metric that is the weight of an update, `min(metric, cap) / cap`, and is sent itself
+with the range (0, cap). A client agrees to that by agreeing to send the metric with this range."""
 
 FloatArray = NDArray[np.float64]
 
@@ -61,12 +76,16 @@ class NoisyMetrics:
                 f"must lie between {_PARTS[0]:g} and {_PARTS[1]:g}, not {part!r}", field="metric_part"
             )
         ranges = {} if ranges is None else ranges
-        return cls(
+        found = cls(
             tuple(
                 sorted((_checked_name(name, ranges), *_range(name, pair)) for name, pair in ranges.items())
             ),
             float(part),
         )
+        weights = [least for name, least, _ in found.ranges if name.startswith(WEIGHT)]
+        if len(weights) > 1 or any(weights):
+            raise ConfigError("an update has one weight, which begins at 0", field="metrics")
+        return found
 
     def __len__(self) -> int:
         """How many coordinates they take up."""
@@ -76,6 +95,21 @@ class NoisyMetrics:
     def names(self) -> tuple[str, ...]:
         """In the order of their coordinates."""
         return tuple(name for name, _, _ in self.ranges)
+
+    @property
+    def weight(self) -> tuple[str, float] | None:
+        """The name, as it is sent, of the metric that weighs an update, and its cap; None: all weigh the same."""
+        return next(((name, most) for name, _, most in self.ranges if name.startswith(WEIGHT)), None)
+
+    def mean_weight(self, tail: FloatArray, clip: float) -> float | None:
+        """The noisy mean over the clients of their weights, from 0 to 1 but for the noise; None: all weigh the same.
+
+        The arguments are those of `means`.
+        """
+        if self.weight is None:
+            return None
+        name, cap = self.weight
+        return self.means(tail, clip, 0.0)[name] / cap
 
     def to_json(self) -> dict[str, Any]:
         """The arguments of `of`."""
@@ -87,8 +121,8 @@ class NoisyMetrics:
         Whatever part of the clip is proposed, the charge covers it.
         """
         for one in proposed.ranges:
-            if one not in self.ranges:
-                name, least, most = one
+            name, least, most = one[0].removeprefix(WEIGHT), *one[1:]
+            if one != _BELOW_CLIP and (name, least, most) not in self.ranges:
                 raise RemoteProtocolError(
                     f"the run wants the metric {name!r} between {least:g} and {most:g}, which this client has not "
                     "agreed to send",
@@ -106,15 +140,17 @@ class NoisyMetrics:
         if not self.ranges:
             return update
         clip = terms.clip
+        room = clip * math.sqrt(1.0 - self.part**2)
+        # What the app says about that counts nothing.
+        short = was_short(l2_norm(update), room)
+        values, share = {**values, BELOW_CLIP: (1.0 + short) / 2.0}, 1.0
+        if self.weight is not None:
+            name, cap = self.weight
+            share = _share(values.get(name.removeprefix(WEIGHT)), cap)
+            values[name] = share * cap
         spread = np.array([_position(values.get(name), least, most) for name, least, most in self.ranges])
-        fitted = shortened(
-            Grid(terms.grid_bits),
-            clip_l2(update, clip * math.sqrt(1.0 - self.part**2)) / participants,
-            clip / participants,
-            others=len(self),
-            norm=self.part * clip / participants,
-        )
-        return clip_l2(np.concatenate([fitted * participants, self._scale(clip) * spread]), clip)
+        joined = np.concatenate([share * clip_l2(update, room), self._scale(clip) * spread])
+        return clip_l2(beside(Grid(terms.grid_bits), joined, clip, participants, len(self)), clip)
 
     def means(self, tail: FloatArray, clip: float, deviation: float) -> dict[str, float]:
         """By name: each metric's mean over the clients, and the standard deviation of the noise in it.
@@ -148,10 +184,19 @@ def _position(value: object, least: float, most: float) -> float:
     return min(max((min(max(value, least), most) - least - half) / half, -1.0), 1.0)
 
 
+def _share(value: object, cap: float) -> float:
+    """The weight of an update, from 0 to 1; 0 for anything that is not a number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        return 0.0
+    return min(max(value, 0.0), cap) / cap
+
+
 def _checked_name(name: str, names: Iterable[str]) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f"a name must have 1 to {_LONGEST_NAME} printable characters", field="metrics")
-    if name.startswith(_RESERVED) or (name.endswith(NOISE) and name.removesuffix(NOISE) in names):
+    own = name == BELOW_CLIP or (name.startswith(WEIGHT) and name != WEIGHT)
+    taken = name.startswith(_RESERVED) and not own
+    if taken or (name.endswith(NOISE) and name.removesuffix(NOISE) in names):
         raise ConfigError(f"the name {name!r} is taken", field="metrics", hint="use another name")
     return name
 

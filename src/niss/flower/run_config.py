@@ -2,7 +2,8 @@
 
     plan      epsilon, delta, clip, kappa, neighbours, colluders, relation, dropped, revealed, as in `Plan`;
               its participations from `rounds`, or `num-server-rounds` as Flower's templates call it
-    strategy  mode, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout
+    strategy  mode, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
+              clip-quantile, first-clip, weight-cap
 
 A setting that is left out, or empty text, keeps its default. In mode `repair` one client may drop out of a round, and
 one edge be revealed, unless the settings say otherwise. Flower hands the run configuration to the nodes too, but they
@@ -33,6 +34,9 @@ _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "report": ("report", str),
     "resume": ("resume", str),
     "stage-timeout": ("stage_timeout", float),
+    "clip-quantile": ("quantile", float),
+    "first-clip": ("first_clip", float),
+    "weight-cap": ("weight_cap", float),
 }
 _REQUIRED = ("epsilon", "clip")
 

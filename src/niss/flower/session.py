@@ -24,11 +24,13 @@ from typing import Any
 
 from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
+from niss.flower.adaptive import next_clip
 from niss.flower.coordinator import Coordinator
 from niss.flower.declines import Declines
 from niss.flower.metrics import NO_METRICS, NoisyMetrics
 from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal, read_proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
+from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
     Agreed,
     Beacon,
@@ -101,6 +103,7 @@ class Session:
     members   by node: those who joined
     left_out  by node: why it takes no part in the rest of the run
     round     the one under way
+    clip      of the next round
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Session:
         coalition: Coalition | None,
         assess: Callable[[Agreed, int], float],
         metrics: NoisyMetrics = NO_METRICS,
+        adaptive: AdaptiveClip | None = None,
         saved: dict[str, Any] | None = None,
     ) -> None:
         """Start a run and sign its proposal, or go on with one that a server before this one started.
@@ -128,12 +132,14 @@ class Session:
         coalition     the identities that may join; None: anyone
         assess        (round, colluders) -> the worst mu of any client in it
         metrics       what travels inside the uploads beside the updates
+        adaptive      how the clip moves; None: it is always the plan's
         saved         what `to_json` gave of the run to go on with; `ConfigError` where it was started with other
                       settings
         """
         self._assess = assess
         self._identity, self._server, self._coordinator = identity, Server(identity), coordinator
-        self._coalition = coalition
+        self._coalition, self._adaptive = coalition, adaptive
+        self.clip = plan.clip if adaptive is None else adaptive.start
         if saved is None:
             run = os.urandom(RUN_BYTES)
             anchor = coordinator.start_run(run, rounds)
@@ -160,7 +166,7 @@ class Session:
         self._declined_before: set[int] = set()
         self._to_ask_again: set[int] = set()
         self.round: Round | None = None
-        self._terms: dict[tuple[int, int], Terms] = {}
+        self._terms: dict[tuple[int, int, float], Terms] = {}
         # Members of a run that was resumed, by identity, that have not enrolled again.
         self._away: set[bytes] = set()
         self._resumed = saved is not None
@@ -184,6 +190,7 @@ class Session:
             "declined": sorted(self._declined_before),
             "ask_again": sorted(self._to_ask_again),
             "declines": self._declines.to_json(),
+            "clip": self.clip,
         }
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -194,6 +201,7 @@ class Session:
         self.left_out = {int(node): why for node, why in saved["left_out"].items()}
         self._declined_before, self._to_ask_again = set(saved["declined"]), set(saved["ask_again"])
         self._declines = Declines.from_json(saved["declines"])
+        self.clip = saved.get("clip", self.clip)
 
     @property
     def gathered(self) -> bool:
@@ -403,6 +411,8 @@ class Session:
         """
         current, self.round = self._current, None
         outcome = self._server.finish()
+        if self._adaptive is not None:
+            self.clip = next_clip(self._adaptive, self.proposal.metrics, current.agreed, outcome)
         for node in (current.nodes[seat] for seat in outcome.liars):
             current.unhelpful[node] = LIED
             self.leave_out(node, LIED)
@@ -424,13 +434,13 @@ class Session:
     def _terms_for(self, people: tuple[Participant, ...], coordinates: int) -> Terms:
         """Terms on a grid of 32 bits where the sum fits it, which halves the upload; else of 64.
 
-        They depend on the number of participants alone, so they are made once for each; `propose_round` fills in
-        round and attempt.
+        They depend on the number of participants and the clip alone, so they are made once for each; `propose_round`
+        fills in round and attempt.
         """
-        key = len(people), coordinates
+        key = len(people), coordinates, self.clip
         if key not in self._terms:
             terms = make_terms(
-                self.proposal.plan,
+                replace(self.proposal.plan, clip=self.clip),
                 participants=len(people),
                 coordinates=coordinates,
                 run=self.proposal.run,

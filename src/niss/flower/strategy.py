@@ -3,8 +3,8 @@
     strategy = NissStrategy(FedAvg(...), plan=plan)
 
 The wrapped strategy still samples nodes, configures training and evaluation, and aggregates. It is handed one result a
-round: the global weights plus the mean of the clipped updates, with the weight of one example. Updates weigh the same;
-how many examples a client has stays with it.
+round: the global weights plus the mean of the clipped updates, with the weight of one example. Updates weigh the same,
+unless `weight_cap` is given; how many examples a client has stays with it.
 
 Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys; in
 mode `repair` the members of a round's committee are sent a second one. What a client must trust, and can pin, is in
@@ -33,6 +33,7 @@ from niss.accounting import Assessor, Plan, Promise, Statement, outlook
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, Pending, RoundReport
+from niss.flower.adaptive import adaptive_clip, with_own
 from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
@@ -104,6 +105,9 @@ class NissStrategy(Strategy):
     metrics        by name the ranges (least, greatest) of metrics of `train` that travel inside the uploads, hidden and
                    charged with them; a node that has not agreed to them in its `NissMod` does not join
     metric_part    how much of the clip all of them together may take up
+    quantile       of the updates' norms that the clip follows, from `first_clip` on and never above the plan's, by one
+                   more such metric (`niss.flower.adaptive`); None: the clip stays
+    weight_cap     weigh updates by the metric that the strategy weighs by, up to this many (`niss.flower.metrics`)
 
     After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
     cannot be carried out.
@@ -124,6 +128,9 @@ class NissStrategy(Strategy):
         stage_timeout: float = 120.0,
         metrics: Mapping[str, tuple[float, float]] | None = None,
         metric_part: float = PART,
+        quantile: float | None = None,
+        first_clip: float | None = None,
+        weight_cap: float | None = None,
         resume: str | Path | None = None,
     ) -> None:
         require_wrappable(strategy)
@@ -132,7 +139,9 @@ class NissStrategy(Strategy):
             raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
-        self._metrics = NoisyMetrics.of(metrics, metric_part)
+        self._adaptive = adaptive_clip(plan, quantile, first_clip)
+        inside = with_own(plan, metrics, self._adaptive, weight_of(strategy), weight_cap)
+        self._metrics = NoisyMetrics.of(inside, metric_part)
         if weight_of(strategy) in self._metrics.names:
             raise ConfigError(
                 f"{weight_of(strategy)!r} is the weight of a result",
@@ -343,7 +352,7 @@ class NissStrategy(Strategy):
         current, outcome = self.session.finish()
         mu = self._assess(current.agreed, self.plan.colluders)
         report = self.account.enter(current, outcome, self.session.members, mu)
-        self._log(report)
+        report.log()
         results = [shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
@@ -379,9 +388,7 @@ class NissStrategy(Strategy):
         plan = self.plan
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
         LOG.info("\t│\t├── target: epsilon %s, delta %g, %s", plan.epsilon, plan.delta, plan.relation)
-        LOG.info(
-            "\t│\t├── over %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders
-        )
+        LOG.info("\t│\t├── %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders)
         LOG.info("\t│\t├── dropouts: %s", self._mode)
         if self._metrics:
             LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
@@ -404,6 +411,7 @@ class NissStrategy(Strategy):
             coalition=self._coalition,
             assess=self._assess,
             metrics=self._metrics,
+            adaptive=self._adaptive,
             saved=saved,
         )
         self.account = Account(self.plan)
@@ -457,21 +465,9 @@ class NissStrategy(Strategy):
         size, clip = self._model.size, current.agreed.terms.clip
         metrics.update(self._metrics.means(mean[size:], clip, deviation))
         metrics[weight_of(self.inner)] = 1
+        mean[:size] /= self.account.weigh(self._metrics.mean_weight(mean[size:], clip))
         content = RecordDict({self._array_key: self._model.moved_by(mean[:size]), METRICS: metrics})
         return Message(content, reply_to=self._sent[0])
-
-    def _log(self, report: RoundReport) -> None:
-        """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
-        LOG.info(
-            "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
-            report.survivors,
-            report.participants,
-            report.deviation,
-        )
-        for node, why in report.lost.items():
-            LOG.info("niss: \t> node %s: %s", node, why)
-        for problem in report.problems:
-            LOG.warning("niss: \t> %s", problem)
 
     def _conclude(self, metrics: MetricsByRound) -> None:
         """Log the statement and write the report, unless the run failed before it began."""

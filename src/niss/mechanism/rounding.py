@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError
+from niss.mechanism.clipping import l2_norm
 from niss.mechanism.grid import Grid
 from niss.randomness import SecretStream
 
@@ -89,6 +90,27 @@ def shortened(
     if left < 1.0:
         return np.zeros_like(values)
     return values * _fitting_scale(np.abs(grid.in_steps(values)).ravel(), math.floor(left), MARGINS[0], 1.0)
+
+
+def beside(
+    grid: Grid, update: NDArray[np.floating[Any]], clip: float, participants: int, kept: int
+) -> NDArray[np.float64]:
+    """An update within the clip, shortened but for the last `kept` coordinates, which rounding then leaves alone.
+
+    It enters the sum with the weight 1 / participants, and is rounded after that.
+    """
+    whole = update.astype(np.float64, copy=False)
+    if not kept:
+        return whole
+    others = whole[-kept:]
+    own = shortened(
+        grid,
+        whole[:-kept] / participants,
+        clip / participants,
+        others=kept,
+        norm=l2_norm(others) / participants,
+    )
+    return np.concatenate([own * participants, others])
 
 
 def squared_norm(steps: Steps) -> int:

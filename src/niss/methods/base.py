@@ -165,6 +165,7 @@ class Method(ABC):
     samplings       how participants may be drawn, the one to fall back on first; empty: in any way
     secret_draw     whether its epsilon holds only against those who do not learn who took part
     whole_run       whether its noise is planned for a whole run of a known length, not for a round
+    correlates      whether noise of a round is taken out again in another, so that all must have the same clip
     carries         whether clients carry noise from one round to the next
     carrying        the method that does the same with noise carried between rounds, where there is one
     defaults        settings that are not what they are for other methods, unless they are given
@@ -183,6 +184,7 @@ class Method(ABC):
     samplings: ClassVar[tuple[str, ...]] = ()
     secret_draw: ClassVar[bool] = False
     whole_run: ClassVar[bool] = False
+    correlates: ClassVar[bool] = False
     carries: ClassVar[bool] = False
     carrying: ClassVar[str | None] = None
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})

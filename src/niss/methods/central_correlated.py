@@ -35,6 +35,7 @@ class CorrelatedServer(CentralDp):
 
     trusts = "the server, which sees every bare update"
     whole_run = True
+    correlates = True
 
     @abstractmethod
     def noise(self, plan: Plan) -> RoundNoise:

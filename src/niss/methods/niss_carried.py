@@ -61,6 +61,7 @@ class NissCarried(Niss):
     name = "niss-carried"
     pays_for_grid = False
     whole_run = True
+    correlates = True
     carries = True
     settings = Niss.settings | {"carried_neighbours", "carried_to_residual", "lags", "closing"}
     samplings = ("cyclic", "uniform")

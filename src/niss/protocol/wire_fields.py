@@ -38,14 +38,14 @@ class Limits:
 
     max_participants    seats of a round, survivors, members of a committee
     max_coordinates     length of an update; a vector takes up to 8 bytes for each
-    max_message_bytes   a whole message: by default a vector of 2^24 coordinates and 8 MiB
+    max_message_bytes   a whole message: by default a vector of 2^28 coordinates and 8 MiB
     max_prekeys         fresh prekeys in an upload
     max_reason_bytes    the text of a refusal
     """
 
     max_participants: int = 10_000
-    max_coordinates: int = 1 << 24
-    max_message_bytes: int = (1 << 27) + (1 << 23)
+    max_coordinates: int = 1 << 28
+    max_message_bytes: int = (1 << 31) + (1 << 23)
     max_prekeys: int = 256
     max_reason_bytes: int = 500
 

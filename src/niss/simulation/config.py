@@ -21,6 +21,7 @@ from niss.accounting.plans import UNITS
 from niss.errors import ConfigError
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
+from niss.mechanism.adaptive import RATE
 from niss.methods import DISTORTIONS, METHODS, Distortion, Method, enough_uploads
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.simulation.carrying import plan_fields
@@ -141,6 +142,10 @@ class PrivacyConfig(_Section):
     relation        Neighbouring inputs of the client unit: its update becomes zero, or any other.
     clip            L2 bound on an update (`client`) or on a sample's gradient (`record`); on single entries
                     with `nbafl`.
+    quantile        Let the clip of a round, at most `clip`, follow this quantile of the updates' norms, by one
+                    more coordinate of every upload, charged with it; none: the same clip in all rounds.
+    first_clip      Clip of the first round with `quantile`; none: a tenth of `clip`.
+    clip_rate       How fast it moves: by a factor of exp(rate) a round at most.
     epsilon         The target of every client, or one for each client.
     delta           The target of every client.
     scope           `training`: the target holds over all participations. `round`: for one round alone.
@@ -156,6 +161,9 @@ class PrivacyConfig(_Section):
     unit: UnitName = "client"
     relation: RelationName = "zero-out"
     clip: Positive = 0.5
+    quantile: Probability | None = None
+    first_clip: Positive | None = None
+    clip_rate: Positive = RATE
     epsilon: Positive | tuple[Positive, ...] = 3.0
     delta: Probability = 1e-5
     scope: Literal["training", "round"] = "training"
@@ -364,6 +372,7 @@ class Config(_Section):
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
         values = dataclasses.asdict(plan)
         privacy = {name: values[name] for name in PrivacyConfig.model_fields if name in values}
+        privacy |= self.privacy.model_dump(include={"quantile", "first_clip", "clip_rate"}, exclude_none=True)
         method = {name: values[name] for name in MethodConfig.model_fields if name in values}
         method |= {"name": plan.method, "tau2": "calibrated" if plan.tau2 is None else plan.tau2}
         settings = self.model_dump(mode="json", exclude_none=True)

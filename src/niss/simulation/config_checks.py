@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from niss.errors import ConfigError, PrivacyError
+from niss.simulation.clipping import adaptive_clip
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config, MethodConfig
@@ -110,7 +111,9 @@ def _check_method(config: Config, method: MethodConfig) -> None:
     if method.graph == "coalition" and not method.groups:
         raise ValueError("methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]")
     _check_whole_run(config, method)
+    _check_quantile(config, method)
     try:
+        adaptive_clip(config, method)
         plan = config.plan(method)
         if plan.participants is not None:
             plan.committed(plan.participants)
@@ -145,6 +148,27 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
         raise ValueError(
             f"training.separation: {method.name} gains nothing from clients that may return at once; set it, or use "
             "sampling = 'cyclic'"
+        )
+
+
+def _check_quantile(config: Config, method: MethodConfig) -> None:
+    """Whose clip can follow the norms of updates."""
+    privacy = config.privacy
+    if privacy.quantile is None:
+        if privacy.first_clip is not None:
+            raise ValueError(
+                "privacy.first_clip: the clip stays as it is without a quantile; set clip instead"
+            )
+        return
+    if privacy.unit != "client":
+        raise ValueError(
+            f"privacy.quantile: it is one of the norms of whole updates, and with unit {privacy.unit!r} other things "
+            "are clipped; use unit = 'client'"
+        )
+    if method.kind.correlates:
+        raise ValueError(
+            f"privacy.quantile: {method.name} takes noise of one round out in another, which fails if the clip, and "
+            "the noise with it, has changed in between; leave it out, or use a method whose rounds are independent"
         )
 
 

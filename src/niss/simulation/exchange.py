@@ -11,7 +11,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from niss.accounting import Assessor, Plan, Promise, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.mechanism.grid import Grid
+from niss.mechanism.rounding import beside
 from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.carried import Schedule
 from niss.protocol.client import Client, Policy
@@ -175,7 +177,7 @@ class ProtocolExchange(Parties):
 
     plan          what every client is promised; its method must have a protocol
     rounds        most rounds that will be played: the beacon's chain has a link for each attempt at each
-    coordinates   parameters of the model
+    coordinates   entries of an upload
     mode          `tolerate` leaves the noise of lost clients in the sum, `repair` has it revealed and taken out
     grid_bits     the grid has steps of 2^-grid_bits; None: chosen for the noise
     modulus_bits  of an uploaded number
@@ -203,7 +205,7 @@ class ProtocolExchange(Parties):
         self._allowed = math.inf
         if plan.tau2 is None:
             self._allowed = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * ROUNDING
-        self._terms: dict[int, Terms] = {}
+        self._terms: dict[tuple[int, float], Terms] = {}
 
     def play(
         self,
@@ -213,6 +215,8 @@ class ProtocolExchange(Parties):
         *,
         charge: Callable[[float, float, int], None],
         absent: Collection[int] = (),
+        clip: float | None = None,
+        kept: int = 0,
     ) -> Exchanged:
         """One round, from drawing its graph to the repaired sum.
 
@@ -221,18 +225,25 @@ class ProtocolExchange(Parties):
         updates  gives the bare update of a seat; its client clips and hides it
         charge   told the mu of the joint and of the marginal view, and the attempt, once, before the first upload
         absent   seats that never upload
+        clip     of this round, at most the plan's; None: the plan's
+        kept     how many of the last coordinates rounding to the grid must leave as long as they are
 
         Raises `PrivacyError` where no attempt keeps the promise; nothing is charged then.
         """
         participants = self._seated(members)
         clients = [self._clients[int(member)] for member in members]
-        proposed, mu = self._propose(number, participants)
+        plan = self._plan if clip is None else replace(self._plan, clip=clip)
+        proposed, mu = self._propose(plan, number, participants)
         terms = proposed.terms
         rounding = grid_delta(self._plan, terms, members.size)
         opened = self._server.open_round(terms, participants, proposed.beacon)
         marginal = upload_mu(terms, members.size, self._plan.relation)
         charge(mu, marginal, terms.attempt)
-        sent = self._collect(opened, members, updates, absent)
+
+        def update(seat: int) -> NDArray[np.floating[Any]]:
+            return beside(Grid(terms.grid_bits), updates(seat), terms.clip, members.size, kept)
+
+        sent = self._collect(opened, members, update, absent)
         if self._mode == "repair":
             self._repair(clients)
         outcome = self._server.finish()
@@ -242,17 +253,19 @@ class ProtocolExchange(Parties):
         worst = self._assess.worst_case(agreed, self._plan.colluders)
         return Exchanged(outcome, agreed, worst, mu, marginal, rounding, sent)
 
-    def _propose(self, number: int, participants: tuple[Participant, ...]) -> tuple[RoundOpen, float]:
+    def _propose(
+        self, plan: Plan, number: int, participants: tuple[Participant, ...]
+    ) -> tuple[RoundOpen, float]:
         """The first attempt whose graph keeps the promise for everyone, and its mu; each has its own link.
 
         The keys of the participants stay unused until one does.
         """
         try:
             return propose_round(
-                self._plan,
+                plan,
                 number,
                 seat=lambda _attempt: participants,
-                terms=lambda seated: self._terms_for(len(seated)),
+                terms=lambda seated: self._terms_for(plan, len(seated)),
                 release=lambda attempt, commitment: self._chain.release(number, attempt, commitment),
                 assess=self._assess,
                 allowed=self._allowed,
@@ -260,11 +273,12 @@ class ProtocolExchange(Parties):
         except PrivacyError as error:
             raise PrivacyError(f"round {number + 1}: {error.message}", hint=error.hint) from None
 
-    def _terms_for(self, participants: int) -> Terms:
+    def _terms_for(self, plan: Plan, participants: int) -> Terms:
         """The terms for that many participants; round and attempt are filled in later."""
-        if participants not in self._terms:
-            self._terms[participants] = make_terms(
-                self._plan,
+        key = participants, plan.clip
+        if key not in self._terms:
+            self._terms[key] = make_terms(
+                plan,
                 participants=participants,
                 coordinates=self._coordinates,
                 run=self._run,
@@ -273,7 +287,7 @@ class ProtocolExchange(Parties):
                 grid_bits=self._grid[0],
                 modulus_bits=self._grid[1],
             )
-        return self._terms[participants]
+        return self._terms[key]
 
     def _repair(self, clients: list[Client]) -> None:
         """The repair as far as the committee agrees to it; where more is missing than was planned for, noise stays."""

@@ -9,6 +9,7 @@ from typing import Self
 
 from niss.accounting import Ledger
 from niss.files import PRIVACY, RESULT, write_json
+from niss.simulation.clipping import next_clip
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 from niss.simulation.records import Checkpoint, RunFolder, recorded
@@ -53,6 +54,12 @@ class MethodRun:
     @property
     def finished(self) -> bool:
         return self.rounds_done >= self.config.rounds
+
+    @property
+    def clip(self) -> float | None:
+        """Of the next round; None: the plan's."""
+        adaptive = self.federation.adaptive
+        return None if adaptive is None else next_clip(adaptive, self.metrics[-1] if self.metrics else None)
 
     def __enter__(self) -> Self:
         if not self.finished:

@@ -21,6 +21,7 @@ from niss.accounting import (
     outsider_epsilon,
     stated_relation,
 )
+from niss.mechanism.adaptive import in_words
 from niss.methods import distortion_named
 from niss.simulation.config import Config, MethodConfig
 from niss.simulation.materials import Materials
@@ -243,6 +244,8 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
             f"Noise is carried from round to round: a run that ended early would have left up to {under_way:.2g} of it "
             f"in every coordinate of the model (variance); after the last round the model has {left:.2g} in all."
         )
+    if clips := [line["clip"] for line in metrics if line.get("clip") is not None]:
+        caveats.append(in_words(clips))
     if again := sum(line.get("attempts", 1) - 1 for line in metrics):
         caveats.append(
             f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "

@@ -22,11 +22,13 @@ from torch import Tensor
 from niss.accounting import Balance, Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
 from niss.learning import Evaluation, Job
+from niss.mechanism.adaptive import AdaptiveClip, short_fraction
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
 from niss.simulation.carried_exchange import CarriedExchange
 from niss.simulation.carrying import beacon_of, can_repair, carrying_of, close_run, next_cohort
+from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchanged, ProtocolExchange
 from niss.simulation.materials import Materials
@@ -67,7 +69,8 @@ class Federation:
         exchange: ProtocolExchange | CarriedExchange | None = None
         # Where no noise is shared there is nothing to exchange.
         if config.exchange == "protocol" and plan.kind.has_protocol:
-            size, grid = materials.layout.size, (settings.grid_bits, settings.modulus_bits)
+            size = materials.layout.size + (adaptive_clip(config, method) is not None)
+            grid = (settings.grid_bits, settings.modulus_bits)
             if plan.kind.carries:
                 exchange = CarriedExchange(
                     plan,
@@ -93,6 +96,11 @@ class Federation:
     def sampling(self) -> Sampling:
         """How participants are drawn."""
         return self.config.sampling_of(self.config.methods[0])
+
+    @property
+    def adaptive(self) -> AdaptiveClip | None:
+        """How the clip moves from round to round; None: not at all."""
+        return adaptive_clip(self.config, self.config.methods[0])
 
     @property
     def repairing(self) -> bool:
@@ -126,6 +134,8 @@ class RoundResult:
     outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     balance             how unequally shares were received, where they were
     lost                too few uploads arrived, and nothing was released
+    clip                of the round, where it moves
+    below_clip          noisy fraction of the updates that it left as they were; None: nothing was released
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
     grid_delta          what rounding and the sampler add to delta
     public              the beacon and what it was let out for, from which the graph follows
@@ -148,6 +158,8 @@ class RoundResult:
     outsider_mu: float
     balance: Balance | None = None
     lost: bool = False
+    clip: float | None = None
+    below_clip: float | None = None
     attempts: int | None = None
     grid_delta: float | None = None
     public: dict[str, str] | None = None
@@ -179,6 +191,8 @@ class RoundResult:
             line["carried_variance"] = self.under_way
         if self.lost:
             line["lost"] = True
+        if self.clip is not None:
+            line |= {"clip": self.clip, "below_clip": self.below_clip}
         # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
         if self.dropped or self.public is not None:
             line["exact"] = self.exact
@@ -191,12 +205,17 @@ class RoundResult:
         return {"round": self.number, "zeroed_updates": self.zeroed_updates}
 
 
-def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number: int) -> OpenRound:
+def begin_round(
+    federation: Federation, weights: Tensor, ledger: Ledger, number: int, clip: float | None = None
+) -> OpenRound:
     """The first half of round `number` (from 0): who takes part, with which weight, and the noise that needs.
 
-    `weights` are those of the global model. Nothing is charged yet; the ledger only says who can afford a round.
+    `weights` are those of the global model; the clip is the plan's unless another is given. Nothing is charged yet; the
+    ledger only says who can afford a round.
     """
     config, plan, clients = federation.config, federation.plan, federation.materials.clients
+    # Noise and clip are in proportion: a round promises the same with any clip.
+    plan = plan if clip is None else replace(plan, clip=clip)
     stream = federation.stream.child("round", number)
     if isinstance(federation.exchange, CarriedExchange):
         federation.exchange.require_next(number)
@@ -249,13 +268,16 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
         Job(weights, clients.samples(int(client)), stream.child("client", int(client)))
         for client in participants
     ]
-    return OpenRound(federation, ledger, number, weights, participants, client_weights, round_plan, jobs)
+    return OpenRound(
+        federation, plan, ledger, number, weights, participants, client_weights, round_plan, jobs
+    )
 
 
 @dataclass(frozen=True)
 class OpenRound:
     """A round whose clients are to be trained.
 
+    plan            how the clients are protected, with the clip of this round
     number          of the round, from 0
     weights         of the global model that the clients start from
     participants    the clients, in ascending order; a client's place here is its seat
@@ -265,6 +287,7 @@ class OpenRound:
     """
 
     federation: Federation
+    plan: Plan
     ledger: Ledger
     number: int
     weights: Tensor
@@ -278,10 +301,14 @@ class OpenRound:
 
         The rows are changed in place: first into bounded contributions, then into uploads. The ledger is charged.
         """
-        config, plan = self.federation.config, self.federation.plan
+        config, plan, adaptive = self.federation.config, self.plan, self.federation.adaptive
 
-        # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k).
-        zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
+        # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
+        #    short enough where the clip follows the norms.
+        if adaptive is None:
+            zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
+        else:
+            uploads, zeroed = uploads.bound_with_bit(plan.clip, self.client_weights)
 
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
@@ -290,6 +317,11 @@ class OpenRound:
             total, result = self._sum_simulated(self.round_plan, uploads, absent)
         else:
             total, result = self._sum_by_protocol(uploads, absent)
+
+        if adaptive is not None:
+            total, mean = total[:-1], float(total[-1])
+            below = None if result.lost else short_fraction(mean, plan.clip)
+            result = replace(result, clip=plan.clip, below_clip=below)
 
         # 6. The model moves by the sum, and is tested.
         step = config.training.server_rate * plan.factor(self.number)
@@ -376,7 +408,7 @@ class OpenRound:
 
     def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
-        plan, size = self.federation.plan, self.participants.size
+        plan, size = self.plan, self.participants.size
         rows = uploads.rows()
 
         def charge(joint: float | FloatArray, marginal: float, attempt: int) -> None:
@@ -421,7 +453,13 @@ class OpenRound:
         assert exchange is not None
         if not isinstance(exchange, CarriedExchange):
             return exchange.play(
-                number, clients, lambda seat: rows[seat] * size, charge=charge, absent=absent
+                number,
+                clients,
+                lambda seat: rows[seat] * size,
+                charge=charge,
+                absent=absent,
+                clip=self.plan.clip,
+                kept=rows.shape[1] - len(self.weights),
             ), None
         history, rounds = [*self.ledger.history, clients], exchange.schedule.rounds
         nobody = np.zeros(0, dtype=np.int64)

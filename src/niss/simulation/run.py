@@ -324,7 +324,7 @@ def _play_round(
     The seconds of a method are its part of what all did together and those in which it finished the round.
     """
     began = time.perf_counter()
-    opened = [begin_round(one.federation, one.weights, one.ledger, one.rounds_done) for one in turn]
+    opened = [begin_round(one.federation, one.weights, one.ledger, one.rounds_done, one.clip) for one in turn]
     if (tell := getattr(progress, "outlook", None)) is not None:
         for one, each in zip(turn, opened, strict=True):
             if one.rounds_done == 0 and (judged := each.outlook) is not None:

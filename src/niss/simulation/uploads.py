@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import PrivacyError
-from niss.mechanism import add_gaussian, add_shares, clip_elements, clip_l2, distortion_named, require_finite
+from niss.mechanism import (
+    add_gaussian,
+    add_shares,
+    clip_elements,
+    clip_l2,
+    distortion_named,
+    l2_norm,
+    require_finite,
+)
+from niss.mechanism.adaptive import bit_weight, room, was_short
 from niss.mechanism.carried import Common, add_edge_noise, add_spread
 from niss.mechanism.shares import Distortion, Edges, SomeEdges, add_clique_shares, find_clique
 from niss.methods import UploadRows
@@ -38,6 +47,12 @@ class Uploads(UploadRows, Protocol):
         weights   p_k, one for each row
 
         A row with NaN or infinite entries becomes zero; returns how many such rows there were.
+        """
+
+    def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[Uploads, int]:
+        """Turn each update into `p_k [w_k ; bit]`, within the clip together (`niss.mechanism.adaptive`).
+
+        Returns the rows, one entry longer than these, which are not to be used any more; and what `bound` returns.
         """
 
     def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
@@ -79,6 +94,13 @@ class HostUploads:
             np.multiply(bounded, weight, out=row, casting="same_kind")
             lost += not finite
         return lost
+
+    def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[HostUploads, int]:
+        rows, limit = self._rows, room(clip)
+        bits = [was_short(l2_norm(row), limit) for row in rows]
+        lost = self.bound("l2", limit, weights)
+        tails = (bit_weight(clip) * weights * bits).astype(rows.dtype)
+        return HostUploads(np.concatenate([rows, tails[:, None]], axis=1)), lost
 
     def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:
         for seat, (row, deviation) in enumerate(zip(self._rows, deviations, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from niss.accounting import forecast, forecast_carried
+from niss.accounting import CarriedForecast, PlanForecast, forecast, forecast_carried, outlook_carried
 from niss.errors import ConfigError
 
 # Beyond this a plan takes minutes, which is no longer "at once".
@@ -32,6 +32,7 @@ class PlanQuestion(BaseModel):
     mode            what happens then; see `niss.accounting.forecast`
     carry           whether shares are carried to later rounds; only then `clients`, `lags` and `pattern` mean
                     anything, and `neighbours` and `participations` nothing (`niss.accounting.forecast_carried`)
+    parameters      size of the model, to be judged whether it can learn anything (`niss.accounting.outlook`)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,13 +53,14 @@ class PlanQuestion(BaseModel):
     clients: int | None = None
     lags: int | None = None
     pattern: str | None = None
+    parameters: int | None = None
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `forecast`, or of `forecast_carried`, that ask this question."""
         if self.carry:
-            values = self.model_dump(exclude={"carry", *_WITHIN_A_ROUND})
+            values = self.model_dump(exclude={"carry", "parameters", *_WITHIN_A_ROUND})
             return {name: value for name, value in values.items() if value is not None}
-        values = self.model_dump(exclude={"carry", "rounds", *_WITHIN_A_ROUND, *_ACROSS_ROUNDS})
+        values = self.model_dump(exclude={"carry", "parameters", "rounds", *_WITHIN_A_ROUND, *_ACROSS_ROUNDS})
         participations = self.participations or self.rounds or 1
         return {**values, "neighbours": self.neighbours, "participations": participations}
 
@@ -71,12 +73,20 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
     slider often goes back to where it was.
     """
     _check_belonging(question)
-    planned = forecast_carried(**question.arguments()) if question.carry else forecast(**question.arguments())
-    return {
-        "plan": {**planned.to_json(), "rounds": question.rounds},
-        "command": command(question),
-        "python": python_lines(question),
-    }
+    size, judged = question.parameters, None
+    planned: CarriedForecast | PlanForecast
+    if question.carry:
+        planned = forecast_carried(**question.arguments())
+        if size is not None:
+            judged = outlook_carried(parameters=size, clip=question.clip, noise=planned.noise)
+    else:
+        planned = forecast(**question.arguments())
+        if size is not None:
+            judged = planned.outlook(size, question.rounds)
+    plan = {**planned.to_json(), "rounds": question.rounds}
+    if judged is not None:
+        plan["outlook"] = judged.to_json()
+    return {"plan": plan, "command": command(question), "python": python_lines(question)}
 
 
 def _check_belonging(question: PlanQuestion) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
+from niss.mechanism.adaptive import bit_weight, room, was_short
 from niss.mechanism.carried import Common
 from niss.mechanism.shares import Distortion, Edges, distortion_named
 from niss.randomness import SimStream
@@ -56,6 +57,15 @@ class DeviceUploads:
                 _clip_l2(part, clip)
         rows.mul_(torch.from_numpy(weights.astype(np.float32)).to(device)[:, None])
         return int((~finite).sum())
+
+    @torch.no_grad()
+    def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[DeviceUploads, int]:
+        limit = room(clip)
+        norms = torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64).cpu().tolist()
+        lost = self.bound("l2", limit, weights)
+        tails = bit_weight(clip) * weights * [was_short(norm, limit) for norm in norms]
+        tail = torch.from_numpy(tails.astype(np.float32)).to(self._rows.device)
+        return DeviceUploads(torch.cat([self._rows, tail[:, None]], dim=1)), lost
 
     @torch.no_grad()
     def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:

@@ -82,10 +82,20 @@ function show({ plan, command, python }) {
   const kind = "noise_central" in plan ? "carry" : "round";
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== kind;
   (kind === "carry" ? showCarried : showRound)(plan);
+  showOutlook(plan.outlook);
   byId("notes").replaceChildren(...plan.notes.map((note) => element("li", {}, note)));
   byId("command").textContent = command;
   byId("python").textContent = python;
   byId("json").textContent = JSON.stringify(plan, null, 2);
+}
+
+// Whether a model of the given size can learn anything; the status says it where it cannot.
+function showOutlook(outlook) {
+  byId("outlook").hidden = !outlook;
+  if (!outlook) return;
+  byId("outlook").dataset.verdict = outlook.verdict;
+  byId("outlook-words").textContent = outlook.words;
+  if (outlook.verdict === "hopeless") byId("status").textContent += " Hopeless for a model of this size.";
 }
 
 function showRound(plan) {

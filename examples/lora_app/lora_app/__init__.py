@@ -1,0 +1,1 @@
+"""A frozen transformer, tuned to private text through adapters whose updates nobody sees."""
