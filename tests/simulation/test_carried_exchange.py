@@ -122,7 +122,7 @@ def test_without_fresh_noise_the_sum_of_a_run_is_plain_averaging_to_the_last_bit
         epsilon=3.0,
         kappa=2.0,
         tau2=0.0,
-        rounds=5,
+        horizon=5,
         participations=3,
         separation=2,
         participants=COHORT,
