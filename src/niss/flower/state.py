@@ -40,6 +40,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from niss.accounting import ChargeableLedger, Ledger, LedgerFile
+from niss.accounting.handover import require_owner
 from niss.accounting.node_limits import Limit, require_within
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, LIMITS, PRIVATE, locked_folder, read_private, write_atomically
@@ -50,7 +51,7 @@ from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 RECORD = "niss"
 SELF = "self"
 """The name of the client in its own ledger."""
-_IDENTITY, _STATE = "identity.key", "notes"
+OWN_KEY, NOTES = "identity.key", "notes"
 _MOST_RUNS = 64
 MOST_FAILING_RUNS = 1_000
 """Most runs that one identity joins whose bounds on colluders may fail."""
@@ -302,20 +303,22 @@ class FolderStore(StateStore):
     a client without its memory could answer a round twice, one without its ledger overspend.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, heir: bytes | None = None) -> None:
+        """`heir` is an identity that the ledger may have been handed to, beside the folder's own."""
         self._folder, self._ledger = folder, folder / LEDGER
         _require_private(folder, "700")
-        key = folder / _IDENTITY
+        key = folder / OWN_KEY
         if not key.exists():
-            if (folder / _STATE).exists() or self._ledger.exists():
+            if (folder / NOTES).exists() or self._ledger.exists():
                 raise PrivacyError(
                     f"{folder} has been used before but has no identity",
                     hint="restore its key file, or use a new folder",
                 )
             create_keyfile(key, Identity.generate(os.urandom))
         self.identity = load_identity(key)
+        self._owners = [one.hex() for one in (self.identity.public, heir) if one is not None]
         try:
-            saved = SecretBytes(read_private(folder / _STATE, follow_links=True))
+            saved = SecretBytes(read_private(folder / NOTES, follow_links=True))
             self.state = ClientState.from_bytes(saved)
         except FileNotFoundError:
             self.state = ClientState()
@@ -328,7 +331,7 @@ class FolderStore(StateStore):
         """Ledger and notes must name each other."""
         if self.state.memory is None:
             raise PrivacyError(
-                f"{self._folder} has a ledger but has lost its memory, the file {_STATE!r}", hint=_START_ANEW
+                f"{self._folder} has a ledger but has lost its memory, the file {NOTES!r}", hint=_START_ANEW
             )
         if self.state.ledger is None and not stat.S_IMODE(self._ledger.stat().st_mode) & 0o022:
             self._ledger.chmod(
@@ -336,16 +339,17 @@ class FolderStore(StateStore):
             )  # Version 0.1 let others read it, in a folder that they could not enter.
         _require_private(self._ledger, "600")
         ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
+        require_owner(ledger, self._owners)
         if self.state.saves < max((int(entry.basis.get("notes", 0)) for entry in ledger.entries), default=0):
             raise PrivacyError(
-                f"the file {_STATE!r} in {self._folder} is older than the last charge of its ledger",
+                f"the file {NOTES!r} in {self._folder} is older than the last charge of its ledger",
                 hint=_START_ANEW,
             )
 
     def save(self) -> None:
         self.state.saves += 1
-        path = self._folder / _STATE
-        write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{_STATE}.new")
+        path = self._folder / NOTES
+        write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{NOTES}.new")
 
     def spent(self, budget: Budget) -> tuple[float, float, Budget]:
         if not self._ledger.exists():
