@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -32,13 +33,16 @@ from niss.protocol import (
     length_prefixed,
     verify,
 )
+from niss.version import which_to_upgrade
 
 VERSION = 2
 # Version 1 did not say how many rounds the chain has; a client may have agreed to such a proposal, and keep it.
 _VERSIONS = (1, VERSION)
 RUN_BYTES = 16
 MOST_PREKEYS = 64
-ENROLMENT_TAG = b"niss enrolment/1"
+ENROLMENT_VERSION, ENROLMENT_PREFIX = 1, b"niss enrolment/"
+ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
+_OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
 _LONGEST_ENROLMENT = 100_000
 _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
 # The parts of a plan the protocol can carry out; the rest is fixed: niss, one client-level target for all.
@@ -124,7 +128,9 @@ def read_proposal(data: bytes) -> Proposal:
         values = json.loads(text)
         if values["version"] not in _VERSIONS:
             raise RemoteProtocolError(
-                "the proposal was made by another version of niss", hint="use the same version everywhere"
+                which_to_upgrade(
+                    "the proposal", values["version"], _VERSIONS, them="the server", us="this node"
+                )
             )
         proposal = Proposal(
             **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
@@ -241,6 +247,13 @@ class Enrolment:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """An enrolment that is well formed, but not yet checked."""
+        found = _OTHER_ENROLMENT.match(data)
+        if found is not None and (theirs := int(found["version"])) != ENROLMENT_VERSION:
+            raise RemoteProtocolError(
+                which_to_upgrade(
+                    "the enrolment", theirs, (ENROLMENT_VERSION,), them="the node", us="the server"
+                )
+            )
         if not data.startswith(ENROLMENT_TAG) or len(data) > _LONGEST_ENROLMENT:
             raise RemoteProtocolError("expected an enrolment, got another message")
         try:

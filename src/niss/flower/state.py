@@ -55,7 +55,7 @@ OWN_KEY, NOTES = "identity.key", "notes"
 _MOST_RUNS = 64
 MOST_FAILING_RUNS = 1_000
 """Most runs that one identity joins whose bounds on colluders may fail."""
-_START_ANEW = "use a new folder with a new identity; this one could answer a round twice, or overspend"
+_START_ANEW = "this one could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
 # What sums of a few thousand charges may differ by from the exact value.
 _ROUNDING = 1.0 + 1e-8
 
@@ -132,8 +132,8 @@ class ClientState:
         if state is None:
             # Raised here, where no traceback finds the keys among the locals.
             raise LocalProtocolError(
-                "this client's saved state is damaged",
-                hint="enrol with a new identity; an old one without its memory could answer a round twice",
+                "this client's saved state is damaged, or a newer niss wrote it",
+                hint="go on with the niss that wrote it; without its memory a client could answer a round twice",
             )
         return state
 
