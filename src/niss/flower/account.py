@@ -96,6 +96,7 @@ class Account:
     clear_metrics  names of the metrics of `train` that clients sent unprotected
     grid_delta     the most that the grid of any round adds to delta
     resumed        how often the server ended and the run went on
+    extra_variance the noise that dropouts left in the last sum
     """
 
     plan: Plan
@@ -105,6 +106,7 @@ class Account:
     clear_metrics: set[str] = field(default_factory=set)
     grid_delta: float = 0.0
     resumed: int = 0
+    extra_variance: float = 0.0
 
     def pending(self, current: Round, members: dict[int, Member], mu: float) -> Pending:
         """What a round costs, at `mu` each, everyone who may have answered it."""
@@ -130,6 +132,7 @@ class Account:
         """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
         self._charge(self.pending(current, members, mu))
+        self.extra_variance = outcome.extra_variance
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
         scale = size / len(outcome.survivors) if outcome.survivors else 0.0
         report = RoundReport(

@@ -55,7 +55,9 @@ OWN_KEY, NOTES = "identity.key", "notes"
 _MOST_RUNS = 64
 MOST_FAILING_RUNS = 1_000
 """Most runs that one identity joins whose bounds on colluders may fail."""
-_START_ANEW = "this one could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
+_START_ANEW = (
+    "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
+)
 # What sums of a few thousand charges may differ by from the exact value.
 _ROUNDING = 1.0 + 1e-8
 
