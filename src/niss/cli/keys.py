@@ -56,17 +56,23 @@ def show_command(
         Path | None, typer.Argument(help="A key file. Default: niss/identity.key in your configuration.")
     ] = None,
     as_json: AsJson = False,
+    public: Annotated[bool, typer.Option("--public", help="Print the public key alone.")] = False,
 ) -> None:
     """Show the public key of an identity and its fingerprint. Nothing secret is printed.
 
     Examples:
     niss keys show
     niss keys show north.key --json
+    niss keys show north.key --public > north.pub
     """
     from niss.protocol.keyfile import default_keyfile, load_identity
 
     path = default_keyfile(os.environ) if path is None else path
-    _print(path, load_identity(path), as_json=as_json)
+    identity = load_identity(path)
+    if public:
+        typer.echo(identity.public.hex())
+        return
+    _print(path, identity, as_json=as_json)
 
 
 def read_public_key(text: str, field: str) -> bytes:
