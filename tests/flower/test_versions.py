@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from flwr.serverapp.strategy import FedAvg
 from flower.grid import FIRST, FakeGrid, global_model, make_app
 from flower.test_trust import NODES, ODD, PLAN, _packed, body_of, start, with_folders
 from niss.errors import ProtocolError, RemoteProtocolError
-from niss.flower import NissStrategy, niss_mod, proposal
+from niss.flower import NissStrategy, limits, niss_mod, proposal
 from niss.flower.proposal import read_proposal
 from niss.flower.transport import RECORD
+from niss.protocol import wire
 from niss.protocol.keys import Identity
 from niss.version import __version__
 from support.protocol_round import seeded_entropy
@@ -49,6 +51,27 @@ def test_an_older_server_is_told_so_by_every_node(tmp_path, monkeypatch):
     with pytest.raises(ProtocolError, match=r"has version 0, .* reads 1 and 2: upgrade niss on the server"):
         strategy.start(grid, global_model(), num_rounds=2, timeout=1)
     assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+@pytest.mark.parametrize(("speaks", "older"), [(0, "this node"), (2, "the server")])
+def test_a_node_that_could_not_read_the_rounds_does_not_join(tmp_path, speaks, older):
+    """The proposal says which version the messages of its rounds have: nobody is seated only to be lost."""
+    grid = FakeGrid(NODES)
+    with_folders(grid, tmp_path)
+
+    def another(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "WIRE_VERSION", speaks)
+            return niss_mod(message, context, call_next)
+
+    grid.apps[ODD] = make_app([another])
+    strategy = start(grid)
+    why = strategy.session.left_out[ODD]
+    assert f"the wire format has version {wire.VERSION}" in why
+    assert why.endswith(f"reads {speaks}: upgrade niss on {older}")
+    assert [one.participants for one in strategy.rounds] == [NODES - 1] * 2
+    assert all(one.exact for one in strategy.rounds)
+    assert not (tmp_path / str(ODD) / "ledger.jsonl").exists()
 
 
 def test_a_newer_node_is_left_out_with_what_to_do():
@@ -104,3 +127,14 @@ def test_a_version_that_is_none_is_not_repeated(version):
     with pytest.raises(RemoteProtocolError, match="the proposal") as refused:
         read_proposal(server.sign("flower proposal", text) + text)
     assert len(refused.value.message) < 200
+
+
+def test_a_proposal_of_the_first_wire_version_is_written_as_ever_and_another_says_so():
+    plan = replace(PLAN, graph="complete", rounds=8)
+    server = Identity.generate(seeded_entropy("server of versions"))
+    made = proposal.Proposal(bytes(16), server.public, bytes(32), bytes(32), plan, "tolerate", 2, 4)
+    assert b"wire" not in made.signed(server)
+    newer = replace(made, wire=7)
+    assert read_proposal(newer.signed(server)) == newer
+    with pytest.raises(RemoteProtocolError, match=r"has version 7, .*: upgrade niss on this node"):
+        limits.Limits().check(newer)

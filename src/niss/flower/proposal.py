@@ -5,7 +5,7 @@ limits, keeps it, and holds the server to it for the rest of the run. The enrolm
 identity and one-time keys, and says what the client does not take on trust.
 
     proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
-               participants, prekeys, tracker, and metrics where there are any
+               participants, prekeys, tracker; metrics where there are any, wire where it is not 1
     enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
 """
 
@@ -33,11 +33,14 @@ from niss.protocol import (
     length_prefixed,
     verify,
 )
+from niss.protocol.wire import VERSION as WIRE_VERSION
 from niss.version import which_to_upgrade
 
 VERSION = 2
 # Version 1 did not say how many rounds the chain has; a client may have agreed to such a proposal, and keep it.
 _VERSIONS = (1, VERSION)
+# Of the messages of a round, where a proposal says nothing of them.
+_FIRST_WIRE = 1
 RUN_BYTES = 16
 MOST_PREKEYS = 64
 ENROLMENT_VERSION, ENROLMENT_PREFIX = 1, b"niss enrolment/"
@@ -87,6 +90,7 @@ class Proposal:
     prekeys       how many one-time keys a client is to hand over
     tracker       address of the tracker, or empty
     metrics       what travels inside the uploads beside the updates
+    wire          version of the messages of its rounds
     """
 
     run: bytes
@@ -99,6 +103,7 @@ class Proposal:
     prekeys: int
     tracker: str = ""
     metrics: NoisyMetrics = NO_METRICS
+    wire: int = WIRE_VERSION
 
     @property
     def round_mu(self) -> float:
@@ -114,6 +119,8 @@ class Proposal:
         values |= {"version": VERSION, "plan": plan_values(self.plan), "metrics": self.metrics.to_json()}
         if not self.metrics:
             del values["metrics"]  # As before there were any.
+        if self.wire == _FIRST_WIRE:
+            del values["wire"]  # As before there was another.
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         return server.sign(_PROPOSAL_PURPOSE, text) + text
 
@@ -140,6 +147,7 @@ def read_proposal(data: bytes) -> Proposal:
             prekeys=_whole(values["prekeys"]),
             tracker=str(values["tracker"]),
             metrics=NoisyMetrics.of(**values.get("metrics", {})),
+            wire=_whole(values.get("wire", _FIRST_WIRE)),
         )
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None
