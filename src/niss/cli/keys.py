@@ -63,7 +63,7 @@ def show_command(
     Examples:
     niss keys show
     niss keys show north.key --json
-    niss keys show north.key --public > north.pub
+    niss keys show north.key --public
     """
     from niss.protocol.keyfile import default_keyfile, load_identity
 

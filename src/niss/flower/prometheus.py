@@ -84,11 +84,6 @@ class Exporter:
         """Whether anybody looks."""
         return self._server is not None or self._path is not None
 
-    @property
-    def port(self) -> int | None:
-        """The port that is listened on, if there is one."""
-        return None if self._server is None else int(self._server.server_address[1])
-
     def __enter__(self) -> Self:
         if self._server is not None:
             threading.Thread(target=self._server.serve_forever, daemon=True).start()

@@ -201,7 +201,7 @@ class StateStore(ABC):
             if self.state.failing >= MOST_FAILING_RUNS:
                 raise PrivacyError(
                     f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
-                    hint="give the node a new niss-state folder, and with it a new identity",
+                    hint="a new niss-state folder and identity would be a new budget on the same data",
                 )
             _check_failures(failures + failure, first.delta_failure)
             require_within(_limits(first, ceiling, failures + failure), joint_squared)
@@ -414,7 +414,7 @@ class _FolderLedger:
             if math.isfinite(self.budget.mu) and ledger.budget(SELF) is None:
                 raise PrivacyError(
                     f"{self.path} was started without a budget, so it can promise nothing",
-                    hint="use a new niss-state folder, with a new identity",
+                    hint="use a new niss-state folder, with a new identity; what left before stays uncovered",
                 )
             joint_squared, failures, first = self.store.spent_by(ledger)
             grid = _grid_delta(self.budget, basis)
@@ -456,8 +456,8 @@ def _check_failures(failures: float, allowed: float) -> None:
         raise PrivacyError(
             "the bounds on colluders of all runs that this client joined may fail with probability "
             f"{failures:.2g}; its delta has room for {allowed:.2g}",
-            hint="plan with a smaller delta than the nodes' niss-delta, with more rounds (plan.rounds), or use new "
-            "niss-state folders with new identities",
+            hint="plan with a smaller delta than the nodes' niss-delta, or with more rounds (plan.rounds); a new "
+            "folder and identity would be a new budget on the same data",
         )
 
 
