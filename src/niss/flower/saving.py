@@ -250,7 +250,7 @@ class RunRecorder(Strategy):
         evaluate_fn: Evaluate | None,
     ) -> Result:
         """The rounds that are left; the result has the metrics of those before too."""
-        with nullcontext() if self._folder is None else self._folder.locked(), self._exporter:
+        with self._exporter, nullcontext() if self._folder is None else self._folder.locked():
             self._model = arrays
             if self._folder is not None:
                 self._resume(self._folder)
