@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -241,7 +242,8 @@ class _Server(TidyServer):
         await super().startup(sockets)
         if not self.started:
             return
-        if _RELOAD is not None:
+        # Only the main thread is told of signals.
+        if _RELOAD is not None and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(_RELOAD, self._asked.set)
         name: Any = self.servers[0].sockets[0].getsockname()
         host, port = str(name[0]), int(name[1])
