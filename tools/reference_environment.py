@@ -6,6 +6,9 @@ from __future__ import annotations
 READ_BY_NISS = {
     "NISS_DATA": "Folder that is searched first for datasets, as `$NISS_DATA/mnist/…`. Downloads go to the user cache.",
     "NISS_TRACKER_STORE": "Store of `niss tracker`, as `--store`; for an address that holds a password.",
+    "NISS_SERVER_METRICS": "Where a ServerApp shows numbers for Prometheus while its run lasts: a port, `HOST:PORT` or "
+    "the path of a file for a textfile collector. Not set: nowhere.",
+    "NISS_NODE_METRICS": "The file in which a node shows such numbers. Not set: nowhere.",
     "XDG_CACHE_HOME": "Where downloads are kept, in its folder `niss`; else `~/.cache/niss`. Must be absolute.",
     "XDG_STATE_HOME": "Where the log of a crash is kept, in its folder `niss`; else `~/.local/state/niss`. Must be "
     "absolute.",

@@ -100,7 +100,7 @@ def test_the_grid_of_a_run_stays_within_its_part_of_delta(coordinates: int) -> N
     committed = make_schedule(plan, participants=SIZE, coordinates=coordinates)
     cost = run_grid_delta(committed, Promise.of(plan))
     assert 0.0 < cost <= plan.grid_delta
-    longer = replace(committed, horizon=10 * ROUNDS)
+    longer = replace(committed, rounds=10 * ROUNDS)
     assert run_grid_delta(longer, Promise.of(plan)) > cost
 
 

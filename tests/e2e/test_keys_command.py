@@ -37,6 +37,7 @@ def test_new_then_show(tmp_path: Path) -> None:
     public = load_identity(path).public
     assert public.hex() in shown.stdout
     assert fingerprint(public) in shown.stdout
+    assert keys("show", path, "--public").stdout == f"{public.hex()}\n"
 
 
 def test_json(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ class TestFailuresAreSummed:
         store.save()
         with pytest.raises(PrivacyError, match="has joined 2 runs") as refused:
             joined(a_store(kind, tmp_path, store), "third", 1e-9)
-        assert "new identity" in str(refused.value.hint)
+        assert "a new budget on the same data" in str(refused.value.hint)
 
     def test_what_an_earlier_version_charged_round_by_round_still_counts(self, kind, tmp_path):
         store = a_store(kind, tmp_path)

@@ -12,11 +12,10 @@ from niss.cli.completion import run_folders
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import print_json, print_sentence, print_table, results, say, warn
 from niss.errors import ConfigError, RunFolderError
-from niss.files import LEDGER, LIMITS, MANIFEST, find_json, write_output
+from niss.files import LEDGER, MANIFEST, find_json, write_output
 
 if TYPE_CHECKING:
     from niss.accounting.ledger_file import LedgerFile
-    from niss.accounting.node_limits import Limit
 
 _MOST_ROWS = 10
 """How many clients the table shows, those that spent most; --json and --csv have all."""
@@ -186,8 +185,9 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
 def _limit_notes(ledger: LedgerFile) -> list[str]:
     """Of a node's own ledger: the limits on all its runs together, what is spent of each, and which binds."""
     from niss.accounting.node_limits import FIRST_BUDGET, binding
+    from niss.report.ledger import node_limits
 
-    limits = _limits(ledger)
+    limits = node_limits(ledger)
     if not limits:
         return []
     spent = ledger.spent("self") if ledger.participations("self") else 0.0
@@ -199,30 +199,12 @@ def _limit_notes(ledger: LedgerFile) -> list[str]:
     return notes
 
 
-def _limits(ledger: LedgerFile) -> list[Limit]:
-    """What holds for all runs of a node; nothing for the ledger of anything else."""
-    from niss.accounting.node_limits import Limit
-
-    header = ledger.header
-    owner = find_json(ledger.path.parent / LIMITS)
-    if owner is None or ledger.clients != ("self",):
-        return []
-    limits, mu = [], ledger.budget("self")
-    if mu is not None:
-        limits.append(Limit.of_ledger(mu, header.delta, header.delta_failure))
-    if owner:
-        failing = sum(float(entry.basis.get("failure", 0.0)) for entry in ledger.entries)
-        setting, epsilon, delta = (owner[name] for name in ("setting", "epsilon", "delta"))
-        limits.append(Limit.of_owner(setting, epsilon, delta, failing + float(owner["failures"])))
-    return limits
-
-
 def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
     """A ledger as JSON: the charges of all clients or of one; a heuristic spends no epsilon, since it proves none."""
-    from niss.report.ledger import is_heuristic
+    from niss.report.ledger import is_heuristic, node_limits
 
     value = {**ledger.to_json(), "heuristic": is_heuristic(ledger)}
-    if limits := _limits(ledger):
+    if limits := node_limits(ledger):
         value["limits"] = [asdict(limit) for limit in limits]
     if value["heuristic"]:
         for one in value["clients"]:

@@ -10,6 +10,7 @@ import typer
 
 from niss.cli.options import examples, register
 from niss.cli.terminal import print_json, say
+from niss.errors import ConfigError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from niss.protocol.keys import Identity
@@ -55,17 +56,39 @@ def show_command(
         Path | None, typer.Argument(help="A key file. Default: niss/identity.key in your configuration.")
     ] = None,
     as_json: AsJson = False,
+    public: Annotated[bool, typer.Option("--public", help="Print the public key alone.")] = False,
 ) -> None:
     """Show the public key of an identity and its fingerprint. Nothing secret is printed.
 
     Examples:
     niss keys show
     niss keys show north.key --json
+    niss keys show north.key --public
     """
     from niss.protocol.keyfile import default_keyfile, load_identity
 
     path = default_keyfile(os.environ) if path is None else path
-    _print(path, load_identity(path), as_json=as_json)
+    identity = load_identity(path)
+    if public:
+        typer.echo(identity.public.hex())
+        return
+    _print(path, identity, as_json=as_json)
+
+
+def read_public_key(text: str, field: str) -> bytes:
+    """A public key from its hex form. `ConfigError`, naming the option, where it is not one, or one of small order."""
+    from niss.protocol.keys import check_public
+
+    hint = "copy it from what its owner's `niss keys show` prints"
+    try:
+        public = bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError("expected a public key in hex", field=field, hint=hint) from None
+    try:
+        check_public(public)
+    except RemoteProtocolError as error:
+        raise ConfigError(error.message, field=field, hint=hint) from None
+    return public
 
 
 def _print(path: Path, identity: Identity, *, as_json: bool) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import typer
 
 from niss.cli.completion import LOG_LEVELS
+from niss.cli.keys import read_public_key
 from niss.cli.options import from_options, option
 from niss.cli.terminal import is_quiet, say, warn
-from niss.errors import ConfigError, RemoteProtocolError
+from niss.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -81,27 +82,11 @@ def tracker_command(options: TrackerOptions) -> None:
         )
     if is_quiet() and options.log_level == "info":
         values["log_level"] = "warning"
-    server = _public_key(values.pop("server_key"))
+    server = read_public_key(values.pop("server_key"), "--server-key")
     coalitions = dict(_coalition(entry) for entry in values.pop("coalition") or [])
     from niss.tracker.serve import Options, serve
 
     serve(Options(server=server, coalitions=coalitions, settings=settings, **values))
-
-
-def _public_key(text: str) -> bytes:
-    """The server's key from its hex form. `ConfigError` where it is not a key, or one of small order."""
-    from niss.protocol.keys import check_public
-
-    hint = "copy it from what the server's `niss keys show` prints"
-    try:
-        public = bytes.fromhex(text)
-    except ValueError:
-        raise ConfigError("expected a public key in hex", field="--server-key", hint=hint) from None
-    try:
-        check_public(public)
-    except RemoteProtocolError as error:
-        raise ConfigError(error.message, field="--server-key", hint=hint) from None
-    return public
 
 
 def _coalition(entry: str) -> tuple[str, Path]:

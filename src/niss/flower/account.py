@@ -119,6 +119,7 @@ class Account:
     grid_delta     the most that the grid of any round adds to delta
     resumed        how often the server ended and the run went on
     weights        the noisy mean weight of the updates in each round
+    extra_variance the noise that dropouts left in the last sum
     """
 
     plan: Plan
@@ -128,6 +129,7 @@ class Account:
     clear_metrics: set[str] = field(default_factory=set)
     grid_delta: float = 0.0
     resumed: int = 0
+    extra_variance: float = 0.0
     weights: list[float] = field(default_factory=list)
 
     def weigh(self, weight: float | None) -> float:
@@ -164,6 +166,7 @@ class Account:
         """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
         self._charge(self.pending(current, members, mu))
+        self.extra_variance = outcome.extra_variance
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
         scale = size / len(outcome.survivors) if outcome.survivors else 0.0
         report = RoundReport(

@@ -23,6 +23,8 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
 from niss.protocol import LINKS_PER_ROUND, MODES, Policy, load_coalition
+from niss.protocol.wire import VERSION as WIRE_VERSION
+from niss.version import which_to_upgrade
 
 MOST_ROUNDS = 100_000
 """Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
@@ -147,6 +149,13 @@ class Limits:
     def check(self, proposal: Proposal) -> None:
         """Raise `RemoteProtocolError` for a run that would not keep these limits."""
         plan = proposal.plan
+        if proposal.wire != WIRE_VERSION:
+            # Before it joins: a node that cannot read the rounds would leave its neighbours' noise in every sum.
+            raise RemoteProtocolError(
+                which_to_upgrade(
+                    "the wire format", proposal.wire, (WIRE_VERSION,), them="the server", us="this node"
+                )
+            )
         for name in ("server", "holder"):
             if getattr(self, name) not in (None, getattr(proposal, name)):
                 raise RemoteProtocolError(

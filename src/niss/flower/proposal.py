@@ -5,7 +5,7 @@ limits, keeps it, and holds the server to it for the rest of the run. The enrolm
 identity and one-time keys, and says what the client does not take on trust.
 
     proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
-               participants, prekeys, tracker, and metrics where there are any
+               participants, prekeys, tracker; metrics where there are any, wire where it is not 1
     enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -32,6 +33,8 @@ from niss.protocol import (
     length_prefixed,
     verify,
 )
+from niss.protocol.wire import VERSION as WIRE_VERSION
+from niss.version import which_to_upgrade
 
 VERSION = 3
 # By version, what its plans did not say: how many rounds the chain has, who repairs them. A client may have agreed to
@@ -41,9 +44,13 @@ _VERSIONS: dict[Any, dict[str, None]] = {
     2: {"committee": None},
     VERSION: {},
 }
+# Of the messages of a round, where a proposal says nothing of them.
+_FIRST_WIRE = 1
 RUN_BYTES = 16
 MOST_PREKEYS = 64
-ENROLMENT_TAG = b"niss enrolment/1"
+ENROLMENT_VERSION, ENROLMENT_PREFIX = 1, b"niss enrolment/"
+ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
+_OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
 _LONGEST_ENROLMENT = 100_000
 _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
 # The parts of a plan the protocol can carry out, by their names on the wire; the rest is fixed: niss, one client-level
@@ -92,6 +99,7 @@ class Proposal:
     prekeys       how many one-time keys a client is to hand over
     tracker       address of the tracker, or empty
     metrics       what travels inside the uploads beside the updates
+    wire          version of the messages of its rounds
     """
 
     run: bytes
@@ -104,6 +112,7 @@ class Proposal:
     prekeys: int
     tracker: str = ""
     metrics: NoisyMetrics = NO_METRICS
+    wire: int = WIRE_VERSION
 
     @property
     def round_mu(self) -> float:
@@ -119,6 +128,8 @@ class Proposal:
         values |= {"version": VERSION, "plan": plan_values(self.plan), "metrics": self.metrics.to_json()}
         if not self.metrics:
             del values["metrics"]  # As before there were any.
+        if self.wire == _FIRST_WIRE:
+            del values["wire"]  # As before there was another.
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         return server.sign(_PROPOSAL_PURPOSE, text) + text
 
@@ -133,7 +144,9 @@ def read_proposal(data: bytes) -> Proposal:
         values = json.loads(text)
         if values["version"] not in _VERSIONS:
             raise RemoteProtocolError(
-                "the proposal was made by another version of niss", hint="use the same version everywhere"
+                which_to_upgrade(
+                    "the proposal", values["version"], tuple(_VERSIONS), them="the server", us="this node"
+                )
             )
         proposal = Proposal(
             **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
@@ -143,6 +156,7 @@ def read_proposal(data: bytes) -> Proposal:
             prekeys=_whole(values["prekeys"]),
             tracker=str(values["tracker"]),
             metrics=NoisyMetrics.of(**values.get("metrics", {})),
+            wire=_whole(values.get("wire", _FIRST_WIRE)),
         )
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None
@@ -251,6 +265,13 @@ class Enrolment:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """An enrolment that is well formed, but not yet checked."""
+        found = _OTHER_ENROLMENT.match(data)
+        if found is not None and (theirs := int(found["version"])) != ENROLMENT_VERSION:
+            raise RemoteProtocolError(
+                which_to_upgrade(
+                    "the enrolment", theirs, (ENROLMENT_VERSION,), them="the node", us="the server"
+                )
+            )
         if not data.startswith(ENROLMENT_TAG) or len(data) > _LONGEST_ENROLMENT:
             raise RemoteProtocolError("expected an enrolment, got another message")
         try:

@@ -28,7 +28,7 @@ from niss.flower.adaptive import next_clip
 from niss.flower.coordinator import Coordinator
 from niss.flower.declines import Declines
 from niss.flower.metrics import NO_METRICS, NoisyMetrics
-from niss.flower.proposal import ENROLMENT_TAG, RUN_BYTES, Enrolment, Proposal, read_proposal
+from niss.flower.proposal import ENROLMENT_PREFIX, RUN_BYTES, Enrolment, Proposal, read_proposal
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
 from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
@@ -225,7 +225,7 @@ class Session:
     def admit(self, node: int, reply: Reply) -> None:
         """Take an enrolment; a node whose keys are not in order, or that declines twice, is left out of the run."""
         try:
-            message = None if reply.body.startswith(ENROLMENT_TAG) else decode(reply.body)
+            message = None if reply.body.startswith(ENROLMENT_PREFIX) else decode(reply.body)
             if isinstance(message, Refusal):
                 self._declined(node, f"declined: {message.reason}")
                 return

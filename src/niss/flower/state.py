@@ -40,6 +40,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from niss.accounting import ChargeableLedger, Ledger, LedgerFile
+from niss.accounting.handover import require_owner
 from niss.accounting.node_limits import Limit, require_within
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, LIMITS, PRIVATE, locked_folder, read_private, write_atomically
@@ -50,11 +51,13 @@ from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 RECORD = "niss"
 SELF = "self"
 """The name of the client in its own ledger."""
-_IDENTITY, _STATE = "identity.key", "notes"
+OWN_KEY, NOTES = "identity.key", "notes"
 _MOST_RUNS = 64
 MOST_FAILING_RUNS = 1_000
 """Most runs that one identity joins whose bounds on colluders may fail."""
-_START_ANEW = "use a new folder with a new identity; this one could answer a round twice, or overspend"
+_START_ANEW = (
+    "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
+)
 # What sums of a few thousand charges may differ by from the exact value.
 _ROUNDING = 1.0 + 1e-8
 
@@ -131,8 +134,8 @@ class ClientState:
         if state is None:
             # Raised here, where no traceback finds the keys among the locals.
             raise LocalProtocolError(
-                "this client's saved state is damaged",
-                hint="enrol with a new identity; an old one without its memory could answer a round twice",
+                "this client's saved state is damaged, or a newer niss wrote it",
+                hint="go on with the niss that wrote it; without its memory a client could answer a round twice",
             )
         return state
 
@@ -198,7 +201,7 @@ class StateStore(ABC):
             if self.state.failing >= MOST_FAILING_RUNS:
                 raise PrivacyError(
                     f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
-                    hint="give the node a new niss-state folder, and with it a new identity",
+                    hint="a new niss-state folder and identity would be a new budget on the same data",
                 )
             _check_failures(failures + failure, first.delta_failure)
             require_within(_limits(first, ceiling, failures + failure), joint_squared)
@@ -302,20 +305,22 @@ class FolderStore(StateStore):
     a client without its memory could answer a round twice, one without its ledger overspend.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, heir: bytes | None = None) -> None:
+        """`heir` is an identity that the ledger may have been handed to, beside the folder's own."""
         self._folder, self._ledger = folder, folder / LEDGER
         _require_private(folder, "700")
-        key = folder / _IDENTITY
+        key = folder / OWN_KEY
         if not key.exists():
-            if (folder / _STATE).exists() or self._ledger.exists():
+            if (folder / NOTES).exists() or self._ledger.exists():
                 raise PrivacyError(
                     f"{folder} has been used before but has no identity",
                     hint="restore its key file, or use a new folder",
                 )
             create_keyfile(key, Identity.generate(os.urandom))
         self.identity = load_identity(key)
+        self._owners = [one.hex() for one in (self.identity.public, heir) if one is not None]
         try:
-            saved = SecretBytes(read_private(folder / _STATE, follow_links=True))
+            saved = SecretBytes(read_private(folder / NOTES, follow_links=True))
             self.state = ClientState.from_bytes(saved)
         except FileNotFoundError:
             self.state = ClientState()
@@ -328,7 +333,7 @@ class FolderStore(StateStore):
         """Ledger and notes must name each other."""
         if self.state.memory is None:
             raise PrivacyError(
-                f"{self._folder} has a ledger but has lost its memory, the file {_STATE!r}", hint=_START_ANEW
+                f"{self._folder} has a ledger but has lost its memory, the file {NOTES!r}", hint=_START_ANEW
             )
         if self.state.ledger is None and not stat.S_IMODE(self._ledger.stat().st_mode) & 0o022:
             self._ledger.chmod(
@@ -336,16 +341,17 @@ class FolderStore(StateStore):
             )  # Version 0.1 let others read it, in a folder that they could not enter.
         _require_private(self._ledger, "600")
         ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
+        require_owner(ledger, self._owners)
         if self.state.saves < max((int(entry.basis.get("notes", 0)) for entry in ledger.entries), default=0):
             raise PrivacyError(
-                f"the file {_STATE!r} in {self._folder} is older than the last charge of its ledger",
+                f"the file {NOTES!r} in {self._folder} is older than the last charge of its ledger",
                 hint=_START_ANEW,
             )
 
     def save(self) -> None:
         self.state.saves += 1
-        path = self._folder / _STATE
-        write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{_STATE}.new")
+        path = self._folder / NOTES
+        write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{NOTES}.new")
 
     def spent(self, budget: Budget) -> tuple[float, float, Budget]:
         if not self._ledger.exists():
@@ -408,7 +414,7 @@ class _FolderLedger:
             if math.isfinite(self.budget.mu) and ledger.budget(SELF) is None:
                 raise PrivacyError(
                     f"{self.path} was started without a budget, so it can promise nothing",
-                    hint="use a new niss-state folder, with a new identity",
+                    hint="use a new niss-state folder, with a new identity; what left before stays uncovered",
                 )
             joint_squared, failures, first = self.store.spent_by(ledger)
             grid = _grid_delta(self.budget, basis)
@@ -450,8 +456,8 @@ def _check_failures(failures: float, allowed: float) -> None:
         raise PrivacyError(
             "the bounds on colluders of all runs that this client joined may fail with probability "
             f"{failures:.2g}; its delta has room for {allowed:.2g}",
-            hint="plan with a smaller delta than the nodes' niss-delta, with more rounds (plan.chain_rounds), or use "
-            "new niss-state folders with new identities",
+            hint="plan with a smaller delta than the nodes' niss-delta, or with more rounds (plan.chain_rounds); a new "
+            "folder and identity would be a new budget on the same data",
         )
 
 

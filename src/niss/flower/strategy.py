@@ -400,6 +400,11 @@ class NissStrategy(Strategy):
         """The protocol's run: begun when it is first needed, and anew by each `start`."""
         return self._begin() if self._begun is None else self._begun
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a session yet; to ask for it begins it."""
+        return self._begun is not None
+
     def _begin(self, saved: dict[str, Any] | None = None) -> Session:
         self._begun = Session(
             self.plan,

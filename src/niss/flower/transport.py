@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol import Identity, Limits, Refusal, signed_part, verify
 from niss.redaction import printable
+from niss.version import __version__
 
 RECORD = "niss"
 UPLOAD = "niss-upload"
@@ -138,7 +139,7 @@ def take_request(content: RecordDict) -> Request | None:
         stage = Stage(_field(record, "stage", str))
     except ValueError:
         raise RemoteProtocolError(
-            "the message has an unknown stage", hint="use the same version of niss everywhere"
+            f"the message has a stage that niss {__version__} on this node does not know: upgrade it"
         ) from None
     return Request(
         stage, _field(record, "body", bytes), _field(record, "after", int), _field(record, "run", bytes)

@@ -1,6 +1,6 @@
 """A whole federation on this machine: tracker, SuperLink and SuperNodes, with TLS and everyone's keys pinned.
 
-The processes and their options are those that several machines would have (`docs/guides/flower.md`), on ports of the
+The processes and their options are those that several machines would have (`docs/guides/deploy.md`), on ports of the
 loopback interface that were free a moment ago. Everything is made in one folder:
 
     keys/           TLS certificates, the server's identity, and the keys by which SuperNodes authenticate themselves

@@ -278,9 +278,10 @@ def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
         raise RemoteProtocolError("magic: this is not a niss message")
     version, tag = data[len(MAGIC) : HEADER_BYTES]
     if version != VERSION:
+        upgrade = "the side that sent it" if version < VERSION else "this side"
         raise RemoteProtocolError(
-            f"version: the message has wire version {version}, this side speaks version {VERSION}",
-            hint="run the same release of niss on both sides",
+            f"version: the message has wire version {version}, this side speaks version {VERSION}: "
+            f"upgrade niss on {upgrade}"
         )
     if tag not in MESSAGES:
         raise RemoteProtocolError(f"type: wire version {VERSION} has no message of type {tag}")

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from niss.accounting import LedgerFile
 from niss.accounting.ledger_chain import client_order
+from niss.accounting.node_limits import Limit
 from niss.errors import PrivacyError
-from niss.files import LEDGER
+from niss.files import LEDGER, LIMITS, find_json
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE, evenly_spaced
 
@@ -227,3 +228,19 @@ def _epsilons(ledger: LedgerFile) -> Callable[[FloatArray], FloatArray]:
         return math.inf if epsilon is None else epsilon
 
     return lambda mus: np.array([one(float(f"{mu:.9g}")) for mu in mus])
+
+
+def node_limits(ledger: LedgerFile) -> list[Limit]:
+    """What holds for all runs of a node; nothing for the ledger of anything else."""
+    header = ledger.header
+    owner = find_json(ledger.path.parent / LIMITS)
+    if owner is None or ledger.clients != ("self",):
+        return []
+    limits, mu = [], ledger.budget("self")
+    if mu is not None:
+        limits.append(Limit.of_ledger(mu, header.delta, header.delta_failure))
+    if owner:
+        failing = sum(float(entry.basis.get("failure", 0.0)) for entry in ledger.entries)
+        setting, epsilon, delta = (owner[name] for name in ("setting", "epsilon", "delta"))
+        limits.append(Limit.of_owner(setting, epsilon, delta, failing + float(owner["failures"])))
+    return limits

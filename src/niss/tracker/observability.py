@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from niss.redaction import redact, safe_traceback
 from niss.tracker.store import Counts
@@ -45,15 +46,13 @@ class Metrics:
         with self._lock:
             requests, sums = dict(self._requests), dict(self._sums)
             buckets = {route: list(numbers) for route, numbers in self._buckets.items()}
-        lines = [
-            "# HELP niss_tracker_requests_total Requests answered.",
-            "# TYPE niss_tracker_requests_total counter",
+        answered = [
+            ({"method": method, "route": route, "status": str(status)}, count)
+            for (method, route, status), count in sorted(requests.items())
         ]
-        for (method, route, status), count in sorted(requests.items()):
-            labels = f'method="{_label(method)}",route="{_label(route)}",status="{status}"'
-            lines.append(f"niss_tracker_requests_total{{{labels}}} {count}")
+        text = family("niss_tracker_requests_total", "counter", "Requests answered.", answered)
         name = "niss_tracker_request_seconds"
-        lines += [f"# HELP {name} Time to answer.", f"# TYPE {name} histogram"]
+        lines = [f"# HELP {name} Time to answer.", f"# TYPE {name} histogram"]
         for route, numbers in sorted(buckets.items()):
             below = 0
             for bound, count in zip((*map(str, _BOUNDS), "+Inf"), numbers, strict=True):
@@ -61,15 +60,24 @@ class Metrics:
                 lines.append(f'{name}_bucket{{route="{_label(route)}",le="{bound}"}} {below}')
             lines.append(f'{name}_sum{{route="{_label(route)}"}} {sums[route]:.6f}')
             lines.append(f'{name}_count{{route="{_label(route)}"}} {below}')
+        text += "".join(f"{line}\n" for line in lines)
         for gauge, meaning, value in (
             ("clients_registered", "Clients registered, live or not.", counts.registered),
             ("clients_live", "Clients that can be seated.", counts.live),
             ("prekeys", "One-time keys in stock.", counts.prekeys),
             ("runs", "Runs begun.", counts.runs),
         ):
-            lines += [f"# HELP niss_tracker_{gauge} {meaning}", f"# TYPE niss_tracker_{gauge} gauge"]
-            lines.append(f"niss_tracker_{gauge} {value}")
-        return "\n".join(lines) + "\n"
+            text += family(f"niss_tracker_{gauge}", "gauge", meaning, [({}, value)])
+        return text
+
+
+def family(name: str, kind: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> str:
+    """One metric in the text format of Prometheus: its name, `gauge` or `counter`, what it means, and its samples."""
+    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+    for labels, value in samples:
+        inside = ",".join(f'{label}="{_label(text)}"' for label, text in labels.items())
+        lines.append(f"{name}{{{inside}}} {value}" if inside else f"{name} {value}")
+    return "\n".join(lines) + "\n"
 
 
 def _label(text: str) -> str:

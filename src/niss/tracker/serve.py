@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import socket
+import ssl
 import sys
+import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +21,7 @@ from typing import Any
 
 import uvicorn
 
-from niss.errors import ConfigError
+from niss.errors import ConfigError, NissError
 from niss.protocol.coalition_file import load_coalition
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity
@@ -35,6 +38,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 30
 # Without a whole request for so long, or with one that is not answered, a connection only takes a place away.
 _SILENT_SECONDS, _UNANSWERED_SECONDS, _LOOK_SECONDS = 45.0, 120.0, 5.0
+# What asks for lists and certificate to be read again; there is no such signal on Windows.
+_RELOAD = getattr(signal, "SIGHUP", None)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -74,6 +79,9 @@ class Options:
 def serve(options: Options) -> None:
     """Run until SIGTERM or SIGINT; requests under way are answered first, for at most ten seconds.
 
+    On SIGHUP the lists of those who may take part, and the certificate, are read again; where that fails, everything
+    stays as it was, and the log says why.
+
     Once connections are accepted, one line of JSON on stdout tells the address and the keys. What cannot work (a store,
     a key file, a certificate, a taken port) is a `NissError` before that.
     """
@@ -91,9 +99,8 @@ def serve(options: Options) -> None:
             server=options.server,
             settings=options.settings,
             holder=holder,
-            admitted=None if options.admit is None else load_coalition(options.admit),
-            coalitions={name: load_coalition(path) for name, path in options.coalitions.items()},
             lists=not options.holder_only,
+            **_lists(options),
         )
         config = _config(options, tracker)
         listening = _listen(options)
@@ -126,6 +133,14 @@ def find_identity(options: Options) -> Identity:
     if path.exists():
         return load_identity(path)
     return create_keyfile(path, Identity.generate(os.urandom)).identity
+
+
+def _lists(options: Options) -> dict[str, Any]:
+    """The closed lists in the files that were given; an error where one of them cannot be used."""
+    return {
+        "admitted": None if options.admit is None else load_coalition(options.admit),
+        "coalitions": {name: load_coalition(path) for name, path in options.coalitions.items()},
+    }
 
 
 def _check_tls(options: Options) -> None:
@@ -173,9 +188,7 @@ def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
     try:
         config.load()
     except OSError as error:
-        raise ConfigError(
-            f"the certificate or its key cannot be used: {error}", field="--tls-cert", hint="give PEM files"
-        ) from None
+        raise _unusable_certificate(error) from None
     return config
 
 
@@ -222,12 +235,16 @@ class _Server(TidyServer):
     def __init__(self, config: uvicorn.Config, tracker: Tracker, options: Options) -> None:
         super().__init__(config)
         self._tracker, self._options = tracker, options
+        self._asked = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then print the one line of JSON that says where and under which keys."""
         await super().startup(sockets)
         if not self.started:
             return
+        # Only the main thread is told of signals.
+        if _RELOAD is not None and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._asked.set)
         name: Any = self.servers[0].sockets[0].getsockname()
         host, port = str(name[0]), int(name[1])
         secure = self._options.tls_cert is not None
@@ -243,7 +260,25 @@ class _Server(TidyServer):
         sys.stdout.flush()
 
     def _beside(self) -> list[Coroutine[Any, Any, None]]:
-        return [*super()._beside(), self._sweep()]
+        return [*super()._beside(), self._sweep(), self._reload()]
+
+    async def _reload(self) -> None:
+        """Read lists and certificate again as often as the signal asks for it."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            try:
+                lists = await asyncio.to_thread(_lists, self._options)
+                left = await asyncio.to_thread(self._tracker.members.replace_lists, **lists)
+                log("lists read again", left=left)
+                if self.config.ssl is not None:
+                    _reload_certificate(self.config.ssl, self._options)
+                    log("certificate read again")
+            except NissError as error:
+                hint = error.hint or "mend the file and send the signal again"
+                log("reload failed", level=logging.ERROR, why=error.message, hint=hint)
+            except Exception as error:
+                log("reload failed", level=logging.ERROR, error=error, hint="see the traceback")
 
     async def _sweep(self) -> None:
         """Erase clients that are long gone, once an hour; a failure is logged and tried again the next hour."""
@@ -253,6 +288,25 @@ class _Server(TidyServer):
                 log("swept", erased=await asyncio.to_thread(self._tracker.sweep))
             except Exception as error:
                 log("sweep failed", error=error)
+
+
+def _reload_certificate(context: ssl.SSLContext, options: Options) -> None:
+    """Use the certificate as it is on disk for connections from now on; `ConfigError` if it does not fit its key."""
+    assert options.tls_cert is not None
+    try:
+        for one in (
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            context,
+        ):  # One that fails would spoil the context.
+            one.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:
+        raise _unusable_certificate(error) from None
+
+
+def _unusable_certificate(error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the certificate or its key cannot be used: {error}", field="--tls-cert", hint="give PEM files"
+    )
 
 
 def drop_half_open(

@@ -54,13 +54,7 @@ class Membership:
         Refused: an identity that is not on the closed lists (403), a prekey that the caller did not sign (422), a
         tracker that is full (503), and what `Store.register` refuses.
         """
-        if self.admitted is not None and caller not in self.admitted:
-            raise Refusal(
-                403,
-                f"identity {fingerprint(caller)} is not admitted here",
-                field="niss-identity",
-                hint="ask the tracker's owner to add it to the file given with --admit",
-            )
+        self._check_admitted(caller)
         self._check_room()
         self._check_batch(caller, prekeys)
         if coalition is not None:
@@ -76,12 +70,14 @@ class Membership:
         Refused: a caller that is not the server (403), a client that is not registered (404), and as in `register`.
         """
         require_server(caller, self.server)
+        self._check_admitted(identity)
         self._check_batch(identity, prekeys)
         stock = self.store.deposit(identity, prekeys, expires=self._expiry(), largest=self.settings.stock)
         return _known(stock, "identity")
 
     def heartbeat(self, caller: bytes) -> Stock:
         """Stay live for another `ttl` seconds; returns how many prekeys are left, 404 where it is not registered."""
+        self._check_admitted(caller)
         return _known(self.store.beat(caller, expires=self._expiry()))
 
     def leave(self, caller: bytes) -> None:
@@ -90,9 +86,23 @@ class Membership:
 
     def join(self, caller: bytes, coalition: str | None) -> None:
         """Put the caller into this coalition and no other, or into none; refused as `register` says, or 404."""
+        self._check_admitted(caller)
         if coalition is not None:
             self._check_coalition(caller, coalition)
         _known(self.store.set_coalition(caller, coalition))
+
+    def replace_lists(self, admitted: Coalition | None, coalitions: Mapping[str, Coalition]) -> int:
+        """Go on with other closed lists; whoever is no longer on them is not seated again. Returns how many left.
+
+        One that is no longer in the file of a coalition belongs to none, and may join another.
+        """
+        before, before_closed = self.admitted, self.coalitions
+        self.admitted, self.coalitions = admitted, coalitions
+        for name, closed in before_closed.items():
+            for identity in _gone(closed, coalitions.get(name)):
+                self.store.set_coalition(identity, None)
+        gone = () if before is None else _gone(before, admitted)
+        return sum(self.store.leave(identity, now=self.clock()) for identity in gone)
 
     def wanted(self, stock: Stock) -> int:
         """How many prekeys a client should send, which is none until it runs low."""
@@ -100,6 +110,18 @@ class Membership:
 
     def _expiry(self) -> float:
         return self.clock() + self.settings.ttl
+
+    def _check_admitted(self, identity: bytes) -> None:
+        """Refuse whoever is not on the closed list, and forget it, should it be registered from before."""
+        if self.admitted is None or identity in self.admitted:
+            return
+        self.store.leave(identity, now=self.clock())
+        raise Refusal(
+            403,
+            f"identity {fingerprint(identity)} is not admitted here",
+            field="niss-identity",
+            hint="ask the tracker's owner to add it to the file given with --admit",
+        )
 
     def _check_room(self) -> None:
         """Refuse newcomers once `max_clients` are registered; counted every few seconds."""
@@ -136,6 +158,11 @@ class Membership:
                 field="coalition",
                 hint="compare fingerprints with its members, who can add it to the coalition file",
             )
+
+
+def _gone(before: Coalition, after: Coalition | None) -> list[bytes]:
+    """Who was on a closed list and no longer is; nobody where it was opened to all."""
+    return [] if after is None else [one for one in before.members.values() if one not in after]
 
 
 def _known(outcome: T | None, field: str = "niss-identity") -> T:

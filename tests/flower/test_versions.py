@@ -1,0 +1,140 @@
+"""Several versions of niss in one federation: the older side is told what to do, before anything is charged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message
+from flwr.serverapp.strategy import FedAvg
+
+from flower.grid import FIRST, FakeGrid, global_model, make_app
+from flower.test_trust import NODES, ODD, PLAN, _packed, body_of, start, with_folders
+from niss.errors import ProtocolError, RemoteProtocolError
+from niss.flower import NissStrategy, limits, niss_mod, proposal
+from niss.flower.proposal import read_proposal
+from niss.flower.transport import RECORD
+from niss.protocol import wire
+from niss.protocol.keys import Identity
+from niss.version import __version__
+from support.protocol_round import seeded_entropy
+
+
+def older_node(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+    """A node that reads the first version of proposals alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposal, "_VERSIONS", (1,))
+        return niss_mod(message, context, call_next)
+
+
+def test_an_older_node_says_that_it_must_be_upgraded_and_pays_nothing(tmp_path):
+    grid = FakeGrid(NODES)
+    with_folders(grid, tmp_path)
+    grid.apps[ODD] = make_app([older_node])
+    strategy = start(grid)
+    why = strategy.session.left_out[ODD]
+    assert "the proposal has version 2" in why
+    assert f"this node (niss {__version__}) reads 1: upgrade niss on this node" in why
+    assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
+    assert not (tmp_path / str(ODD) / "ledger.jsonl").exists()
+    assert (tmp_path / str(FIRST) / "ledger.jsonl").exists()
+
+
+def test_an_older_server_is_told_so_by_every_node(tmp_path, monkeypatch):
+    grid = FakeGrid(NODES)
+    with_folders(grid, tmp_path)
+    monkeypatch.setattr(proposal, "VERSION", 0)
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
+    with pytest.raises(ProtocolError, match=r"has version 0, .* reads 1 and 2: upgrade niss on the server"):
+        strategy.start(grid, global_model(), num_rounds=2, timeout=1)
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+@pytest.mark.parametrize(("speaks", "older"), [(0, "this node"), (2, "the server")])
+def test_a_node_that_could_not_read_the_rounds_does_not_join(tmp_path, speaks, older):
+    """The proposal says which version the messages of its rounds have: nobody is seated only to be lost."""
+    grid = FakeGrid(NODES)
+    with_folders(grid, tmp_path)
+
+    def another(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "WIRE_VERSION", speaks)
+            return niss_mod(message, context, call_next)
+
+    grid.apps[ODD] = make_app([another])
+    strategy = start(grid)
+    why = strategy.session.left_out[ODD]
+    assert f"the wire format has version {wire.VERSION}" in why
+    assert why.endswith(f"reads {speaks}: upgrade niss on {older}")
+    assert [one.participants for one in strategy.rounds] == [NODES - 1] * 2
+    assert all(one.exact for one in strategy.rounds)
+    assert not (tmp_path / str(ODD) / "ledger.jsonl").exists()
+
+
+def test_a_newer_node_is_left_out_with_what_to_do():
+    grid = FakeGrid(NODES)
+
+    def newer(reply: Message) -> Message:
+        if reply.metadata.src_node_id == ODD and body_of(reply).startswith(b"niss enrolment/1"):
+            body = body_of(reply).replace(b"niss enrolment/1", b"niss enrolment/2", 1)
+            reply.content["niss-upload"]["body"] = _packed(body)
+        return reply
+
+    grid.mangle = newer
+    strategy = start(grid)
+    assert "the enrolment has version 2" in strategy.session.left_out[ODD]
+    assert strategy.session.left_out[ODD].endswith("reads 1: upgrade niss on the server")
+    assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
+
+
+@pytest.mark.parametrize(("version", "older"), [(0, "the side that sent it"), (2, "this side")])
+def test_a_message_of_another_wire_version_says_who_is_older(version, older):
+    grid = FakeGrid(NODES)
+
+    def another(reply: Message) -> Message:
+        body = body_of(reply)
+        if reply.metadata.src_node_id == ODD and body.startswith(b"NISS"):
+            reply.content["niss-upload"]["body"] = _packed(body[:4] + bytes([version]) + body[5:])
+        return reply
+
+    grid.mangle = another
+    strategy = start(grid, rounds=1)
+    assert f"upgrade niss on {older}" in strategy.rounds[0].lost[str(ODD)]
+    assert strategy.rounds[0].survivors == NODES - 1
+
+
+def test_a_stage_that_a_node_does_not_know():
+    grid = FakeGrid(NODES)
+
+    def newer(message: Message) -> Message:
+        record: Any = message.content.get(RECORD)
+        if message.metadata.dst_node_id == ODD and record is not None and record["stage"] == "enrol":
+            record["stage"] = "negotiate"
+        return message
+
+    grid.tamper = newer
+    strategy = start(grid)
+    assert f"niss {__version__} on this node does not know: upgrade it" in strategy.session.left_out[ODD]
+
+
+@pytest.mark.parametrize("version", ["9" * 400, 10**30, -1, [1], None, True, 2.5])
+def test_a_version_that_is_none_is_not_repeated(version):
+    server = Identity.generate(seeded_entropy("server of versions"))
+    text = json.dumps({"version": version}).encode()
+    with pytest.raises(RemoteProtocolError, match="the proposal") as refused:
+        read_proposal(server.sign("flower proposal", text) + text)
+    assert len(refused.value.message) < 200
+
+
+def test_a_proposal_of_the_first_wire_version_is_written_as_ever_and_another_says_so():
+    plan = replace(PLAN, graph="complete", rounds=8)
+    server = Identity.generate(seeded_entropy("server of versions"))
+    made = proposal.Proposal(bytes(16), server.public, bytes(32), bytes(32), plan, "tolerate", 2, 4)
+    assert b"wire" not in made.signed(server)
+    newer = replace(made, wire=7)
+    assert read_proposal(newer.signed(server)) == newer
+    with pytest.raises(RemoteProtocolError, match=r"has version 7, .*: upgrade niss on this node"):
+        limits.Limits().check(newer)
