@@ -143,7 +143,7 @@ def test_memory_written_before_there_were_carried_shares_is_read() -> None:
 
 
 def test_server_and_all_clients_may_be_restarted_between_any_two_rounds() -> None:
-    """The server goes on from the opening that it saved and who survived; clients keep the keys they were announced with."""
+    """The server goes on from the opening it saved and from who survived, clients with the keys of their next round."""
     federation = CarriedFederation(schedule(rounds=5))
     identity = federation.server._identity
     total = np.zeros(federation.schedule.coordinates, dtype=np.int64)

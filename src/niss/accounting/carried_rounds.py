@@ -126,9 +126,13 @@ def _draws(schedule: Schedule, number: int) -> Draws:
 
 @lru_cache(maxsize=64)
 def _run_cost(schedule: Schedule, promise: Promise, mu: float) -> float:
-    """How much of its part of delta the grid uses in a run, all rounds together; above 1 is too much."""
+    """How much of its part of delta the grid uses, charged as often as a client may take part; above 1 is too much.
+
+    `promise` is over all rounds of the run.
+    """
     numbers = {0, min(1, schedule.rounds - 1)}
-    return max(_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
+    each = max(_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
+    return math.ceil(schedule.horizon / schedule.separation) * each
 
 
 def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
@@ -270,7 +274,8 @@ class CarriedAccount:
     def charging(self, ledger: ChargeableLedger, client: str) -> Callable[[Agreed, float], None]:
         """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses.
 
-        What the grid adds to delta over the whole run is charged with the first participation.
+        What the grid adds to delta over the whole run is charged with every participation: it is small, and no crash
+        can make a client forget that it has not paid it.
         """
 
         def charge(agreed: Agreed, mu: float) -> None:
@@ -282,8 +287,7 @@ class CarriedAccount:
                 "pattern": "cyclic" if schedule.cyclic else "any",
             }
             if math.isfinite(mu):
-                first = not self._taken
-                basis["grid_delta"] = run_grid_delta(schedule, self._promise) if first else 0.0
+                basis["grid_delta"] = run_grid_delta(schedule, self._promise)
             if terms.round < schedule.horizon:
                 ledger.charge(
                     terms.round, terms.attempt, {client: (mu, self.marginal_mu(terms.round))}, basis
