@@ -126,13 +126,9 @@ def _draws(schedule: Schedule, number: int) -> Draws:
 
 @lru_cache(maxsize=64)
 def _run_cost(schedule: Schedule, promise: Promise, mu: float) -> float:
-    """How much of its part of delta the grid uses, charged as often as a client may take part; above 1 is too much.
-
-    `promise` is over all rounds of the run.
-    """
+    """How much of its part of delta the grid uses in a run, all rounds together; above 1 is too much."""
     numbers = {0, min(1, schedule.rounds - 1)}
-    each = max(_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
-    return math.ceil(schedule.horizon / schedule.separation) * each
+    return max(_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
 
 
 def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
@@ -197,7 +193,7 @@ class CarriedAccount:
     colluders  assumed in every round
     promise    to the client over the whole run: what the grid costs has to fit into its part of delta
     budget     most mu over the whole run; infinite: any
-    earlier    the rounds of this run that it has answered (`niss.protocol.states.rounds_answered`)
+    earlier    the rounds of this run that it was charged for (`niss.protocol.states.rounds_answered`)
 
     `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
@@ -219,7 +215,7 @@ class CarriedAccount:
         self.schedule, self.colluders, self._relation = schedule, colluders, relation
         self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
         self.plan = carried_plan(schedule, relation=relation, colluders=colluders)
-        self._budget, self._taken = budget, list(earlier)
+        self._budget, self._taken = budget, [one for one in earlier if one < schedule.horizon]
 
     def cost(self, number: int) -> float:
         """What taking part in round `number` would add to mu^2; 0 in a round without updates."""
@@ -227,14 +223,13 @@ class CarriedAccount:
             return 0.0
         if self.plan is None:
             return math.inf
-        earlier = [one for one in self._taken if one < self.schedule.horizon]
         account = CarriedCharges(
             self.plan.matrix,
             self.schedule.separation,
             self.plan.pattern,
             self._budget**2,
             self.plan.sensitivity,
-            earlier,
+            list(self._taken),
         )
         # What rounding may have taken off while the matrix was inverted: some units in the last place of its condition.
         apart = 4.0 * self.schedule.rounds * (1.0 + self.plan.carried_to_residual[0])
@@ -274,8 +269,8 @@ class CarriedAccount:
     def charging(self, ledger: ChargeableLedger, client: str) -> Callable[[Agreed, float], None]:
         """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses.
 
-        What the grid adds to delta over the whole run is charged with every participation: it is small, and no crash
-        can make a client forget that it has not paid it.
+        What the grid adds to delta over the whole run, however often the client takes part, is charged with its first
+        participation.
         """
 
         def charge(agreed: Agreed, mu: float) -> None:
@@ -287,12 +282,12 @@ class CarriedAccount:
                 "pattern": "cyclic" if schedule.cyclic else "any",
             }
             if math.isfinite(mu):
-                basis["grid_delta"] = run_grid_delta(schedule, self._promise)
+                basis["grid_delta"] = 0.0 if self._taken else run_grid_delta(schedule, self._promise)
             if terms.round < schedule.horizon:
                 ledger.charge(
                     terms.round, terms.attempt, {client: (mu, self.marginal_mu(terms.round))}, basis
                 )
-            self._taken.append(terms.round)
+                self._taken.append(terms.round)
 
         return charge
 
