@@ -99,9 +99,24 @@ def test_the_grid_of_a_run_stays_within_its_part_of_delta(coordinates: int) -> N
     plan = plan_for()
     committed = make_schedule(plan, participants=SIZE, coordinates=coordinates)
     cost = run_grid_delta(committed, Promise.of(plan))
-    assert 0.0 < cost <= plan.grid_delta
+    assert cost > 0.0
+    # Each of its three participations pays for all rounds.
+    assert 3 * cost <= plan.grid_delta
     longer = replace(committed, rounds=10 * ROUNDS)
     assert run_grid_delta(longer, Promise.of(plan)) > cost
+
+
+@pytest.mark.parametrize(("size", "coordinates"), [(6, 100), (100, 2_000_000), (400, 1_000)])
+def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> None:
+    """Of many clients each carries a narrow share to everyone: it has to be some steps wide too."""
+    plan = plan_for(participants=size, rounds=100, separation=10, participations=10)
+    committed = make_schedule(plan, participants=size, coordinates=coordinates)
+    account = CarriedAccount(committed, promise=Promise.of(plan))
+    for number in (0, 1, 99):
+        account._check_noise(math.sqrt(account.cost(number)))
+    coarser = CarriedAccount(replace(committed, grid_bits=committed.grid_bits - 8), promise=Promise.of(plan))
+    with pytest.raises(RemoteProtocolError, match="a few grid steps wide"):
+        coarser._check_noise(0.1)
 
 
 def test_without_fresh_noise_nothing_is_promised_and_the_grid_costs_nothing() -> None:
@@ -127,7 +142,7 @@ def test_plans_of_other_kinds_have_no_schedule_and_carried_ones_no_single_terms(
 
 
 def test_every_participation_is_charged_what_it_adds() -> None:
-    """`Delta' K[P, P] Delta` along the way, cross terms and all; the grid's part of delta once, at the first."""
+    """`Delta' K[P, P] Delta` along the way, cross terms and all; the whole run's grid once, with the first."""
     federation = CarriedFederation(schedule(rounds=6, **NOISY))
     book, seat = Book(), federation.seats[0]
     account = CarriedAccount(federation.schedule)
@@ -142,8 +157,8 @@ def test_every_participation_is_charged_what_it_adds() -> None:
     spent = sum(mus["me"][0] ** 2 for _, mus, _ in book.entries)
     assert spent == pytest.approx(whole, rel=1e-9)
     assert spent > sum(worth.sensitivity**2 * worth.matrix[one, one] for one in (0, 2, 4)) * 1.01
-    assert book.entries[0][2]["grid_delta"] == run_grid_delta(federation.schedule, Promise(rounds=6))
-    assert [basis["grid_delta"] for _, _, basis in book.entries[1:]] == [0.0, 0.0]
+    whole_run = run_grid_delta(federation.schedule, Promise(rounds=6))
+    assert [basis["grid_delta"] for _, _, basis in book.entries] == [whole_run, 0.0, 0.0]
     assert {basis["rounds"] for _, _, basis in book.entries} == {6}
     # One upload alone has more noise inside the run than at its ends.
     marginal = [mus["me"][1] for _, mus, _ in book.entries]

@@ -43,7 +43,9 @@ def crashing(federation: CarriedFederation, kind: str, at: int, after: bool) -> 
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind in ("persist", "charge") for at in (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("kind", "at"), [*(("persist", at) for at in range(1, 7)), *(("charge", at) for at in range(1, 4))]
+)
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_crash_at_any_step_uses_no_share_twice_and_is_paid_for(
     kind: str, at: int, after: bool, sent: bool
@@ -143,7 +145,7 @@ def test_memory_written_before_there_were_carried_shares_is_read() -> None:
 
 
 def test_server_and_all_clients_may_be_restarted_between_any_two_rounds() -> None:
-    """The server goes on from the opening that it saved; clients keep the keys they were announced with."""
+    """The server goes on from the opening it saved and from who survived, clients with the keys of their next round."""
     federation = CarriedFederation(schedule(rounds=5))
     identity = federation.server._identity
     total = np.zeros(federation.schedule.coordinates, dtype=np.int64)
@@ -179,3 +181,21 @@ def test_a_run_that_carries_nothing_at_last_is_one_too() -> None:
     for number in range(3):
         assert federation.play_round(number).under_way == 0.0
     assert covered(federation) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "at", "paid"), [("charge", 1, [True]), ("persist", 2, [True, True])])
+def test_the_grid_of_the_run_is_paid_whatever_crashes(kind: str, at: int, paid: list[bool]) -> None:
+    """A round that was begun and never charged does not count as the first; one too many is the worst there is."""
+    federation = CarriedFederation(schedule(rounds=ROUNDS, **NOISY))
+    crashing(federation, kind, at, after=False)
+    for number in range(3):
+        opened = federation.open_next(number)
+        try:
+            federation.answer(federation.cohort(number)[VICTIM], opened)
+        except Crash:
+            federation.restart(VICTIM)
+        federation.outcomes[number] = federation.server.finish()
+    owner = federation.seats[VICTIM].identity.public
+    assert [number for who, number, _ in federation.seen.uploads if who == owner] == [2]
+    charges = federation.booked[VICTIM]
+    assert [basis["grid_delta"] > 0.0 for _, basis in charges] == paid

@@ -19,12 +19,13 @@ import numpy as np
 
 from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
 from niss.accounting.carried_charges import CarriedCharges
-from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise, require_wide_noise
+from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
 from niss.accounting.protocol_rounds import draw_round, first_grid, fit_grid, too_imprecise
 from niss.accounting.targets import client_sensitivity
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
+from niss.mechanism.grid import MAX_BITS, Grid
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
@@ -97,28 +98,52 @@ def make_schedule(
     )
     if grid_bits is not None:
         schedule = replace(schedule, grid_bits=grid_bits)
-        if plan.calibrated:
-            require_wide_noise(schedule.terms(b"run", 1))
+        if plan.calibrated and _narrowest_steps(schedule) < LEAST_STEPS:
+            raise ConfigError(
+                f"noise of {_narrowest_steps(schedule):.2g} grid steps is too narrow to be told from a Gaussian",
+                field="protocol.grid_bits",
+                hint=f"use more than {grid_bits} bits",
+            )
         return schedule
-    residual = schedule.residual_variance * min(schedule.ends, 1.0)
-    entry = plan.clip / (participants * math.sqrt(coordinates))
-    schedule = replace(schedule, grid_bits=first_grid(residual, entry))
+    residual, narrowest = schedule.residual_variance * min(schedule.ends, 1.0), _narrowest(schedule)
+    bits = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
     if not residual:
-        return schedule
+        return replace(schedule, grid_bits=bits)
+    while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
+        bits += 1
     promise = replace(Promise.of(plan), rounds=schedule.rounds)
     mu = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
 
     def cost(bits: int) -> float:
         return _run_cost(replace(schedule, grid_bits=bits), promise, mu)
 
-    bits = fit_grid(cost, schedule.grid_bits, residual)
+    bits = fit_grid(cost, bits, residual, narrowest)
     if plan.calibrated and cost(bits) > 1.0:
         raise too_imprecise(coordinates, participants, promise)
     return replace(schedule, grid_bits=bits)
 
 
+def _narrowest(schedule: Schedule) -> float:
+    """The least variance of any noise in an upload: residual, a share within the round, or one that is carried.
+
+    The shares of a graph have one weight each, on complete graphs and on sparse ones.
+    """
+    near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
+    noises = [
+        schedule.residual_variance * min(schedule.ends, 1.0),
+        schedule.unit_variance * schedule.neighbours / near,
+    ]
+    if schedule.carried_variance:
+        noises.append(schedule.carried_variance * schedule.carried_neighbours / far)
+    return min(noises)
+
+
+def _narrowest_steps(schedule: Schedule) -> float:
+    return Grid(schedule.grid_bits).deviation_steps(_narrowest(schedule))
+
+
 def _draws(schedule: Schedule, number: int) -> Draws:
-    """Everything that is drawn in a round, with what is carried to it and from it: more than any round has."""
+    """Everything that is drawn in a round, with what it carries on: each share counts once, where it is added."""
     size = schedule.participants
     near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
     return Draws.of(
@@ -126,7 +151,7 @@ def _draws(schedule: Schedule, number: int) -> Draws:
         size,
         [schedule.neighbours / near],
         [size * near],
-        carried=([schedule.carried_neighbours / far], [2 * size * far]),
+        carried=([schedule.carried_neighbours / far], [size * far]),
     )
 
 
@@ -199,7 +224,7 @@ class CarriedAccount:
     colluders  assumed in every round
     promise    to the client over the whole run: what the grid costs has to fit into its part of delta
     budget     most mu over the whole run; infinite: any
-    earlier    the rounds of this run that it has answered (`niss.protocol.states.rounds_answered`)
+    earlier    the rounds of this run that it was charged for (`niss.protocol.states.rounds_answered`)
 
     `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
@@ -221,7 +246,7 @@ class CarriedAccount:
         self.schedule, self.colluders, self._relation = schedule, colluders, relation
         self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
         self.plan = carried_plan(schedule, relation=relation, colluders=colluders)
-        self._budget, self._taken = budget, list(earlier)
+        self._budget, self._taken = budget, [one for one in earlier if one < schedule.horizon]
 
     def cost(self, number: int) -> float:
         """What taking part in round `number` would add to mu^2; 0 in a round without updates."""
@@ -229,14 +254,13 @@ class CarriedAccount:
             return 0.0
         if self.plan is None:
             return math.inf
-        earlier = [one for one in self._taken if one < self.schedule.horizon]
         account = CarriedCharges(
             self.plan.matrix,
             self.schedule.separation,
             self.plan.pattern,
             self._budget**2,
             self.plan.sensitivity,
-            earlier,
+            list(self._taken),
         )
         # What rounding may have taken off while the matrix was inverted: some units in the last place of its condition.
         apart = 4.0 * self.schedule.rounds * (1.0 + self.plan.carried_to_residual[0])
@@ -252,21 +276,13 @@ class CarriedAccount:
         except PrivacyError as error:
             raise RemoteProtocolError(error.message, hint=error.hint) from None
         if 0.0 < mu < math.inf:
-            self._check_noise(agreed, mu)
+            self._check_noise(mu)
         return mu
 
-    def _check_noise(self, agreed: Agreed, mu: float) -> None:
-        schedule, grid = self.schedule, agreed.grid
-        gaps = [gap for gap in (agreed.before, agreed.after) if gap is not None]
-        narrowest = [
-            agreed.terms.residual_variance,
-            schedule.residual_variance * min(schedule.ends, 1.0),
-            float(agreed.graph.weights.min()) * schedule.unit_variance,
-            *(float(gap.graph.weights.min()) * gap.unit_variance for gap in gaps if gap.unit_variance),
-        ]
-        if grid.deviation_steps(min(narrowest)) < LEAST_STEPS:
+    def _check_noise(self, mu: float) -> None:
+        if _narrowest_steps(self.schedule) < LEAST_STEPS:
             raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
-        cost = _run_cost(schedule, self._promise, mu)
+        cost = _run_cost(self.schedule, self._promise, mu)
         if not cost <= 1.0:
             raise RemoteProtocolError(
                 f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",
@@ -276,7 +292,8 @@ class CarriedAccount:
     def charging(self, ledger: ChargeableLedger, client: str) -> Callable[[Agreed, float], None]:
         """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses.
 
-        What the grid adds to delta over the whole run is charged with the first participation.
+        What the grid adds to delta over the whole run, however often the client takes part, is charged with its first
+        participation.
         """
 
         def charge(agreed: Agreed, mu: float) -> None:
@@ -288,13 +305,12 @@ class CarriedAccount:
                 "pattern": "cyclic" if schedule.cyclic else "any",
             }
             if math.isfinite(mu):
-                first = not self._taken
-                basis["grid_delta"] = run_grid_delta(schedule, self._promise) if first else 0.0
+                basis["grid_delta"] = 0.0 if self._taken else run_grid_delta(schedule, self._promise)
             if terms.round < schedule.horizon:
                 ledger.charge(
                     terms.round, terms.attempt, {client: (mu, self.marginal_mu(terms.round))}, basis
                 )
-            self._taken.append(terms.round)
+                self._taken.append(terms.round)
 
         return charge
 

@@ -14,7 +14,13 @@ The noise of a run with carried shares is one chain over all rounds. What a serv
 from __future__ import annotations
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import link_of, participants_hash, terms_hash, verify_beacon
+from niss.protocol.agreement import (
+    LINKS_PER_ROUND,
+    link_of,
+    participants_hash,
+    terms_hash,
+    verify_beacon,
+)
 from niss.protocol.carried import Schedule
 from niss.protocol.keys import check_prekey
 from niss.protocol.messages import Participant, Previous, RoundOpen
@@ -78,7 +84,7 @@ def check_cohorts(
     if (previous := cohorts.previous) is None:
         return
     _check_list(previous.participants, here, trusted)
-    links = [link_of(opened.terms.round - 1, attempt) for attempt in range(attempts)]
+    links = [link_of(opened.terms.round - 1, attempt) for attempt in range(min(attempts, LINKS_PER_ROUND))]
     verify_beacon(
         previous.beacon,
         participants_hash(previous.participants) + previous.terms + participants_hash(opened.participants),

@@ -156,7 +156,8 @@ class Client:
         2. clip and round the update; ask `assess` what the round costs at worst, and refuse if that is too much;
         3. agree with every neighbour, which refuses a degenerate prekey;
         4. persist that this attempt is answered, with the last round's prekey erased and a fresh one made;
-        5. charge; from 4 on the attempt is used up, even if this fails;
+        5. charge, and persist that it was charged where later charges depend on it; from 4 on the attempt is used up,
+           even if this fails;
         6. add shares, residual noise and, in mode `repair`, the self-mask; sign.
 
         Where the update depends on what the server sent beside the round, `accept` and `answer` do the same in two
@@ -200,7 +201,6 @@ class Client:
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
         if terms.carrying is not None:
-            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
             # Prekeys are used up in turn: older ones were announced for rounds that this client missed.
             self._prekeys.erase_before(own)
         self._memory.state = following
@@ -208,6 +208,10 @@ class Client:
         fresh = self._prekeys.batch(1, self._identity, entropy)
         self._remember()
         self._charge(agreed, mu)
+        if terms.carrying is not None:
+            # What the next round costs depends on those that were paid for: on no upload that cannot have left.
+            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
+            self._remember()
         return _Accepted(secrets, published(fresh))
 
     def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
