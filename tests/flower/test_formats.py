@@ -99,7 +99,7 @@ def test_an_enrolment_and_the_proposal_it_answers(previous):
     (data,) = store.state.proposals.values()
     proposal = read_proposal(data)
     # Its prekeys were signed by the identity alone; a client makes new ones when it enrols again.
-    with pytest.raises(RemoteProtocolError, match="made without the prekey itself"):
+    with pytest.raises(RemoteProtocolError, match="made without the prekey"):
         enrolment.check(proposal)
     signer = Identity.generate(lambda count: bytes(range(count)))
     before, after = (json.loads(text[SIGNATURE_BYTES:]) for text in (data, proposal.signed(signer)))
