@@ -144,7 +144,7 @@ def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> No
     copied = Participant(other.public, replace(own, signature=other.sign("prekey", statement)))
     following = (copied, *cohorts(opened).following[1:])
     refused(
-        federation, 0, federation.forged(opened, cohorts=Cohorts(following, None)), "not made with the prekey"
+        federation, 0, federation.forged(opened, cohorts=Cohorts(following, None)), "made without the prekey"
     )
 
 
