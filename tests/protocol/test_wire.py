@@ -97,7 +97,7 @@ def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
     data = encode(examples()["Verdict"])
     refused(data[:4] + b"\x02" + data[5:], "wire version 2, this side speaks version 1")
     refused(data[:4] + b"\x00" + data[5:], "wire version 0")
-    for tag in (0, 8, 255):
+    for tag in (0, 9, 255):
         refused(data[:5] + bytes([tag]) + data[6:], f"no message of type {tag}")
     refused(b"SSIN" + data[4:], "magic")
     refused(b"", "magic")

@@ -13,7 +13,7 @@ from niss.accounting import Plan, make_terms
 from niss.accounting.protocol_rounds import Assessor
 from niss.errors import NissError
 from niss.protocol.agreement import Agreed, link_of
-from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
+from niss.protocol.messages import Beacon, CarryTerms, Participant, RoundOpen, Terms
 from niss.protocol.wire import encode
 from support.protocol_round import Federation, resigned
 
@@ -53,8 +53,10 @@ def spoilt(terms: Terms, name: str) -> list[Any]:
         return [b"", b"\0", bytes(16), bytes(255), bytes(256)]
     if isinstance(value, str):
         return ["", "none", "tolerate", "repair"]
+    if value is None:
+        return [CarryTerms(bytes(32), amount, amount) for amount in (0.0, 1.0, 1e300)]
     others = [getattr(terms, field.name) for field in fields(terms)]
-    numbers = [other for other in others if not isinstance(other, bytes | str)]
+    numbers = [other for other in others if isinstance(other, int | float)]
     if isinstance(value, int):
         return [
             0,

@@ -9,6 +9,13 @@ round to round.
 from niss.accounting.carried import CarriedPlan, Connectivity
 from niss.accounting.carried_charges import CarriedCharges
 from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
+from niss.accounting.carried_rounds import (
+    CarriedAccount,
+    carried_plan,
+    make_schedule,
+    propose_carried_round,
+    run_grid_delta,
+)
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
@@ -57,6 +64,7 @@ __all__ = [
     "RELATIONS",
     "Assessor",
     "Balance",
+    "CarriedAccount",
     "CarriedCharges",
     "CarriedForecast",
     "CarriedPlan",
@@ -76,12 +84,14 @@ __all__ = [
     "Statement",
     "assess",
     "calibrate_tau2",
+    "carried_plan",
     "charge_to",
     "client_dp_event",
     "effective_variance",
     "forecast",
     "forecast_carried",
     "grid_delta",
+    "make_schedule",
     "make_statement",
     "make_terms",
     "outlook",
@@ -89,7 +99,9 @@ __all__ = [
     "plan",
     "plan_carried",
     "plan_coalitions",
+    "propose_carried_round",
     "propose_round",
+    "run_grid_delta",
     "stated_delta",
     "stated_relation",
     "to_dp_event",

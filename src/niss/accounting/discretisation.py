@@ -80,17 +80,31 @@ class Draws:
     aliasing: float
 
     @classmethod
-    def of(cls, terms: Terms, size: int, weights: ArrayLike, counts: ArrayLike) -> Self:
+    def of(
+        cls,
+        terms: Terms,
+        size: int,
+        weights: ArrayLike,
+        counts: ArrayLike,
+        *,
+        carried: tuple[ArrayLike, ArrayLike] = ((), ()),
+    ) -> Self:
         """The draws of a round of `size` participants, `counts` shares of each of these `weights`.
+
+        carried  weights and counts of the shares that are carried to the round or from it
 
         Shares, or a self-mask, too narrow to get credit (`is_wide_enough`) are not held against it.
         """
         grid = Grid(terms.grid_bits)
         residual = grid.deviation_steps(terms.residual_variance)
         each = np.asarray(weights, dtype=np.float64) * terms.unit_variance
+        numbers = np.asarray(counts, dtype=np.float64)
+        if terms.carrying is not None:
+            over = np.asarray(carried[0], dtype=np.float64) * terms.carrying.unit_variance
+            each = np.append(each, over)
+            numbers = np.append(numbers, np.asarray(carried[1], dtype=np.float64))
         shares = np.array([grid.deviation_steps(float(variance)) for variance in each])
         mask = grid.deviation_steps(terms.self_variance) if terms.mode == "repair" else 0.0
-        numbers = np.asarray(counts, dtype=np.float64)
         aliasing = 0.0
         for steps, count in [*zip(shares, numbers, strict=True), (mask, size)]:
             if min(steps, residual) >= LEAST_STEPS:
@@ -113,13 +127,14 @@ class Draws:
             for share in _REST_SHARES
         )
 
-    def cost(self, promise: Promise, mu: float) -> float:
+    def cost(self, promise: Promise, mu: float, *, rounds: int = 1) -> float:
         """How much is used of what a round of this mu may use: of the reserve in delta, or of `SAMPLER_SHARE`.
 
-        Above 1 is too much. The second limit keeps a ledger of tiny charges honest, next to which a factor on
+        `rounds` like this one stand behind that mu; more than one where noise is carried between them. Above 1 is too
+        much. The second limit keeps a ledger of tiny charges honest, next to which a factor on
         probabilities would not be tiny.
         """
-        factor = sampler_factor(self.steps, self.counts, rest=promise.distance)
+        factor = sampler_factor(self.steps, rounds * self.counts, rest=promise.distance)
         most = SAMPLER_SHARE * mu
         of_mu = factor / most if most > 0.0 else math.inf
         return max(self.delta(promise) / promise.reserve, of_mu)

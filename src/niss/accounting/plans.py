@@ -78,6 +78,7 @@ class Plan:
     dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
+    on_grid         the protocol runs it: a part of delta pays for noise on a grid. Some methods always keep that part
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -115,6 +116,7 @@ class Plan:
     dropout: float = 0.0
     carried_neighbours: float | None = None
     closing: bool = False
+    on_grid: bool = False
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -243,8 +245,9 @@ class Plan:
 
     @property
     def grid_delta(self) -> float:
-        """The part of delta that pays for noise on a grid, from a real sampler, where a protocol can run the plan."""
-        return GRID_SHARE * self.delta if self.kind.has_protocol and self.calibrated else 0.0
+        """The part of delta that pays for noise on a grid, from a real sampler, where a protocol may run the plan."""
+        paid = self.kind.has_protocol and (self.on_grid or self.kind.pays_for_grid)
+        return GRID_SHARE * self.delta if paid and self.calibrated else 0.0
 
     @property
     def gaussian_delta(self) -> float:

@@ -88,6 +88,12 @@ def make_terms(
     """
     if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
+    if plan.kind.carries:
+        raise ConfigError(
+            "the rounds of a run with carried shares follow from its schedule",
+            field="plan",
+            hint="make_schedule",
+        )
     if mode not in MODES:
         raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
     own = float((plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST))[0]) ** 2
@@ -97,7 +103,7 @@ def make_terms(
     repairing = mode == "repair"
     chosen = grid_bits
     if chosen is None:
-        chosen = _bits(residual, plan.clip / (participants * math.sqrt(coordinates)))
+        chosen = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
     terms = Terms(
         run=run,
         round=number,
@@ -125,22 +131,35 @@ def make_terms(
         drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
         promise = Promise.of(plan)
         mu = float(plan.round_mu(_FIRST)[0])
-        while (
-            Draws.of(terms, participants, *drawn).cost(promise, mu) > _WELL_WITHIN
-            and Grid(terms.grid_bits - 1).deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS
-        ):
-            terms = replace(terms, grid_bits=terms.grid_bits - 1)
-        if plan.calibrated and Draws.of(terms, participants, *drawn).cost(promise, mu) > 1.0:
-            raise ConfigError(
-                f"{coordinates} numbers of {participants} participants over {promise.rounds} rounds are more than the "
-                f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
-                field="plan",
-                hint="a smaller epsilon or a larger delta, fewer rounds or neighbours, or a smaller model",
-            )
+
+        def cost(bits: int) -> float:
+            return Draws.of(replace(terms, grid_bits=bits), participants, *drawn).cost(promise, mu)
+
+        bits = fit_grid(cost, chosen, residual)
+        if plan.calibrated and cost(bits) > 1.0:
+            raise too_imprecise(coordinates, participants, promise)
+        terms = replace(terms, grid_bits=bits)
     return terms
 
 
-def _bits(residual: float, entry: float) -> int:
+def fit_grid(cost: Callable[[int], float], bits: int, residual: float) -> int:
+    """At most that many bits, and as many as keep `cost` well within 1 while the residual noise is some steps wide."""
+    while cost(bits) > _WELL_WITHIN and Grid(bits - 1).deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS:
+        bits -= 1
+    return bits
+
+
+def too_imprecise(coordinates: int, participants: int, promise: Promise) -> ConfigError:
+    """No grid keeps what the sampler costs within its part of delta."""
+    return ConfigError(
+        f"{coordinates} numbers of {participants} participants over {promise.rounds} rounds are more than the "
+        f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
+        field="plan",
+        hint="a smaller epsilon or a larger delta, fewer rounds or neighbours, or a smaller model",
+    )
+
+
+def first_grid(residual: float, entry: float) -> int:
     """For a residual variance, and the root mean square of the entries of an update as long as the clip."""
     if residual == 0.0:
         return _BITS_WITHOUT_NOISE

@@ -155,6 +155,7 @@ class Method(ABC):
     adds_own_noise  whether every client hides its upload with noise of its own that nothing cancels
     shares_noise    whether clients share noise over a graph, so that it cancels in the sum
     has_protocol    whether `niss.protocol` can run it, with real keys and a real server
+    pays_for_grid   whether its plans keep a part of delta for noise on a grid, even where they are only simulated
     masks_uploads   whether the server sees nothing of an upload but the sum that it is part of
     settings        the fields of a plan that mean something to it and nothing to the other methods
     samplings       how participants may be drawn, the one to fall back on first; empty: in any way
@@ -172,6 +173,7 @@ class Method(ABC):
     adds_own_noise: ClassVar[bool] = False
     shares_noise: ClassVar[bool] = False
     has_protocol: ClassVar[bool] = False
+    pays_for_grid: ClassVar[bool] = False
     masks_uploads: ClassVar[bool] = False
     settings: ClassVar[frozenset[str]] = frozenset()
     samplings: ClassVar[tuple[str, ...]] = ()

@@ -84,6 +84,7 @@ class Niss(Method):
     trusts = "that at most the assumed number of participants collude with the server"
     shares_noise = True
     has_protocol = True
+    pays_for_grid = True
     carrying = "niss-carried"
     settings = frozenset(
         ("kappa", "neighbours", "graph", "groups", "distortion", "tau2", "colluders", "revealed", "dropped")

@@ -55,7 +55,7 @@ class NissCarried(Niss):
     """
 
     name = "niss-carried"
-    has_protocol = False
+    pays_for_grid = False
     whole_run = True
     carries = True
     settings = Niss.settings | {"carried_neighbours", "carried_to_residual", "closing"}

@@ -4,7 +4,9 @@ A round of `Client` and `Server` machines, joined by whatever carries bytes. Top
 
     client, server          the two machines; `states` has the table of their steps, and what a client remembers
     shares                  seeds that both ends of an edge derive, sealed pieces, the noise of an upload
+    carrying                what a client checks of the rounds around one that carries noise over
     agreement               beacon, graph and context that follow from an opened round
+    carried                 what a run with carried shares commits to; who carries noise to whom, under which seeds
     wire, wire_fields       messages and vectors as bytes; the kinds of fields
     messages                what is said: RoundOpen, Upload, SurvivorClaim, Verdict, RevealRequest, Reveal, Refusal
     keyfile, coalition_file a client's keys and the identities it trusts, on disk
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
     from niss.protocol.agreement import Agreed as Agreed
     from niss.protocol.agreement import BeaconChain as BeaconChain
     from niss.protocol.agreement import agree as agree
+    from niss.protocol.agreement import commitment_of as commitment_of
     from niss.protocol.agreement import draw_graph as draw_graph
     from niss.protocol.agreement import link_of as link_of
     from niss.protocol.agreement import participants_hash as participants_hash
     from niss.protocol.agreement import terms_hash as terms_hash
+    from niss.protocol.carried import Schedule as Schedule
+    from niss.protocol.carrying import previous_of as previous_of
     from niss.protocol.client import Client as Client
     from niss.protocol.client import Policy as Policy
     from niss.protocol.coalition_file import Coalition as Coalition
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     from niss.protocol.messages import Message as Message
     from niss.protocol.messages import Participant as Participant
     from niss.protocol.messages import Prekey as Prekey
+    from niss.protocol.messages import Previous as Previous
     from niss.protocol.messages import Refusal as Refusal
     from niss.protocol.messages import Reveal as Reveal
     from niss.protocol.messages import RevealRequest as RevealRequest
@@ -72,6 +78,7 @@ if TYPE_CHECKING:
     from niss.protocol.shamir import Piece as Piece
     from niss.protocol.shamir import check_commitment as check_commitment
     from niss.protocol.shamir import combine as combine
+    from niss.protocol.states import rounds_answered as rounds_answered
     from niss.protocol.wire import decode as decode
     from niss.protocol.wire import encode as encode
     from niss.protocol.wire import signed_part as signed_part
@@ -79,16 +86,20 @@ if TYPE_CHECKING:
     from niss.protocol.wire_fields import Limits as Limits
 
 _NAMES = {
-    "agreement": "LINKS_PER_ROUND Agreed BeaconChain agree draw_graph link_of participants_hash terms_hash",
+    "agreement": "LINKS_PER_ROUND Agreed BeaconChain agree commitment_of draw_graph link_of participants_hash "
+    "terms_hash",
+    "carried": "Schedule",
+    "carrying": "previous_of",
     "client": "Client Policy",
     "coalition_file": "Coalition load_coalition",
     "keyfile": "create_keyfile default_keyfile load_identity",
     "keys": "LARGEST_UINT64 PUBLIC_BYTES SIGNATURE_BYTES Entropy Identity PrekeyStore SecretBytes SignedPrekey "
     "check_prekey check_public draw fingerprint length_prefixed uint64 verify",
-    "messages": "MODES Beacon Message Participant Prekey Refusal Reveal "
+    "messages": "MODES Beacon Message Participant Prekey Previous Refusal Reveal "
     "RevealRequest RoundOpen SealedPiece SurvivorClaim Terms Upload Verdict",
     "server": "Outcome Server",
     "shamir": "Piece check_commitment combine",
+    "states": "rounds_answered",
     "wire": "decode encode signed_part unpack",
     "wire_fields": "Limits",
 }

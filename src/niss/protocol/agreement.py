@@ -24,6 +24,7 @@ from functools import cached_property
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS, Grid
+from niss.protocol.carried import CarriedContext, Gap
 from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
@@ -97,11 +98,15 @@ class Agreed:
     opened      the message that opened the round
     graph       who shares noise with whom, by seat
     context     what every seed of the round is bound to
+    before      what was carried to this round; None where nothing was
+    after       what it carries to the next; None where nothing is
     """
 
     opened: RoundOpen
     graph: ShareGraph
     context: RoundContext
+    before: Gap | None = None
+    after: Gap | None = None
 
     @property
     def terms(self) -> Terms:
@@ -167,6 +172,9 @@ class Agreed:
         each = terms.residual_variance + terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
         # Each client's residual noise, its self-mask and its shares, sent and received, are rounded one by one.
         rounded = 2 + 2 * math.ceil(terms.neighbours)
+        if (carrying := terms.carrying) is not None:
+            each += 2.0 * carrying.unit_variance * carrying.neighbours
+            rounded += 2 * math.ceil(carrying.neighbours)
         self.grid.check_fits(
             clip_sum=terms.clip,
             deviation_sum=math.sqrt(size * each),
@@ -192,15 +200,52 @@ def agree(opened: RoundOpen) -> Agreed:
     listed, agreed_terms = participants_hash(opened.participants), terms_hash(terms)
     graph = draw_graph(len(opened.participants), terms.neighbours, opened.beacon.value, listed + agreed_terms)
     _check_terms(terms, graph)
+    before, after = _gaps(opened, listed, agreed_terms)
+    carried = b"".join(gap.context.digest() for gap in (before, after) if gap is not None)
     context = RoundContext(
         run=terms.run,
         round=terms.round,
         attempt=terms.attempt,
         beacon=opened.beacon.value,
         participants_hash=listed,
-        graph_hash=hashlib.sha256(graph.digest() + agreed_terms).digest(),
+        graph_hash=hashlib.sha256(graph.digest() + agreed_terms + carried).digest(),
     )
-    return Agreed(opened, graph, context)
+    return Agreed(opened, graph, context, before, after)
+
+
+def _gaps(opened: RoundOpen, listed: bytes, agreed_terms: bytes) -> tuple[Gap | None, Gap | None]:
+    """What is carried to a round and from it, given the hashes of its participants and of its terms."""
+    carrying, cohorts, terms = opened.terms.carrying, opened.cohorts, opened.terms
+    if (carrying is None) != (cohorts is None):
+        raise RemoteProtocolError("a round says how noise is carried but not between whom, or the reverse")
+    if carrying is None or cohorts is None:
+        return None, None
+    before = after = None
+    if (previous := cohorts.previous) is not None:
+        if terms.round == 0:
+            raise RemoteProtocolError("the first round has none before it")
+        context = CarriedContext(
+            terms.run,
+            carrying.plan,
+            terms.round - 1,
+            previous.beacon.value,
+            previous.terms,
+            participants_hash(previous.participants),
+            listed,
+        )
+        before = Gap.between(previous.participants, opened.participants, carrying, context)
+    if cohorts.following:
+        context = CarriedContext(
+            terms.run,
+            carrying.plan,
+            terms.round,
+            opened.beacon.value,
+            agreed_terms,
+            listed,
+            participants_hash(cohorts.following),
+        )
+        after = Gap.between(opened.participants, cohorts.following, carrying, context)
+    return before, after
 
 
 def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -> ShareGraph:
@@ -225,6 +270,10 @@ def _check_numbers(terms: Terms) -> None:
     for name in _COUNTS:
         if getattr(terms, name) < 0:
             raise RemoteProtocolError(f"{name} must not be negative")
+    if (carrying := terms.carrying) is not None and not (
+        1.0 <= carrying.neighbours < math.inf and 0.0 <= carrying.unit_variance < math.inf
+    ):
+        raise RemoteProtocolError("the numbers of carried shares must be finite, and one share or more")
 
 
 def _check_terms(terms: Terms, graph: ShareGraph) -> None:
@@ -232,7 +281,9 @@ def _check_terms(terms: Terms, graph: ShareGraph) -> None:
     if terms.grid_bits > MAX_BITS:
         raise RemoteProtocolError(f"the grid has {terms.grid_bits} bits; at most {MAX_BITS} are possible")
     shares = float(graph.weights.max()) * terms.unit_variance
-    largest = max(shares, terms.residual_variance, terms.self_variance)
+    # A carried share has at most the weight of all that its sender carries.
+    carried = 0.0 if terms.carrying is None else terms.carrying.neighbours * terms.carrying.unit_variance
+    largest = max(shares, terms.residual_variance, terms.self_variance, carried)
     if not math.sqrt(largest) * 2.0**terms.grid_bits <= LARGEST_DEVIATION:
         raise RemoteProtocolError("the noise is too strong for the grid", hint="use fewer grid bits")
     if terms.mode == "repair" and graph.degrees.min() < 2:
@@ -253,9 +304,10 @@ def participants_hash(participants: tuple[Participant, ...]) -> bytes:
 
 
 def terms_hash(terms: Terms) -> bytes:
-    """Commits to every term, field by field, each after a letter for its type."""
+    """Commits to every term, field by field, each after a letter for its type; what is not carried leaves no trace."""
     state = hashlib.sha256(b"niss.terms.v1")
-    for value in astuple(terms):
+    *plain, carrying = astuple(terms)
+    for value in (*plain, *(carrying or ())):
         if isinstance(value, bytes | str):
             raw = value if isinstance(value, bytes) else value.encode()
             state.update(b"b" + struct.pack("<Q", len(raw)) + raw)
@@ -264,6 +316,15 @@ def terms_hash(terms: Terms) -> bytes:
         else:
             state.update(b"i" + struct.pack("<q", value))
     return state.digest()
+
+
+def commitment_of(
+    terms: Terms, participants: tuple[Participant, ...], following: tuple[Participant, ...] = ()
+) -> bytes:
+    """What the beacon of a round is let out for: the hashes of its participants, of its terms and, where noise is
+    carried to the next round, of that round's participants."""
+    plain = participants_hash(participants) + terms_hash(terms)
+    return plain if terms.carrying is None else plain + participants_hash(following)
 
 
 def survivors_hash(context: bytes, survivors: tuple[int, ...]) -> bytes:
@@ -317,7 +378,7 @@ class BeaconChain:
         return self._links[0]
 
     def release(self, round_number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The signed link of an attempt whose participants and terms are committed to: once, and in order."""
+        """The signed link of an attempt, for its `commitment_of`: once, and in order."""
         index = link_of(round_number, attempt)
         if index <= self._released:
             raise RemoteProtocolError(
@@ -338,7 +399,7 @@ def verify_beacon(
     """Refuse (`RemoteProtocolError`) a link that is not the right one.
 
     expected        the number it must have: `link_of` this attempt
-    commitment      what it must have been released for: hash of the participants, then of the terms
+    commitment      what it must have been released for: `commitment_of` the round
     anchor, holder  the end of the chain, and the identity that must have signed
     after           the last link seen before: an older one is a replay
     """

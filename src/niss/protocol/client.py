@@ -23,15 +23,17 @@ from niss.mechanism import clip_l2
 from niss.protocol.agreement import (
     Agreed,
     agree,
+    commitment_of,
     link_of,
-    participants_hash,
     survivors_hash,
-    terms_hash,
     verify_beacon,
 )
+from niss.protocol.carried import Schedule
+from niss.protocol.carrying import check_cohorts, cohorts_of
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
 from niss.protocol.messages import (
     MODES,
+    Cohorts,
     Prekey,
     Reveal,
     RevealedEdge,
@@ -75,6 +77,8 @@ class Policy:
     first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
                     run: a graph drawn with one of them may have been looked at before it was asked
     trusted         identities it shares noise with; None: anyone with a valid signature
+    schedule        of a run with carried shares, which it has agreed to: no other round of it is answered; None: no
+                    noise is carried
     """
 
     participants: int
@@ -90,6 +94,7 @@ class Policy:
     strength: float | None = None
     rounds: int | None = None
     first_prekey: int = 0
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ class Client:
         steps, so that nothing is computed for a round that is not checked and charged.
         """
         agreed, seat = self._check_round(opened)
-        steps = _rounded(agreed, update, entropy)
+        steps = self._rounded(agreed, update, entropy)
         return self._hidden(self._charged(opened, agreed, seat, entropy), steps, entropy)
 
     def accept(self, opened: RoundOpen, entropy: Entropy) -> None:
@@ -186,7 +191,7 @@ class Client:
         """The upload of the round that was accepted last, once."""
         if self._accepted is None:
             raise LocalProtocolError("no round has been accepted that is still to be answered")
-        steps = _rounded(self._accepted.secrets.agreed, update, entropy)
+        steps = self._rounded(self._accepted.secrets.agreed, update, entropy)
         accepted, self._accepted = self._accepted, None
         return self._hidden(accepted, steps, entropy)
 
@@ -204,6 +209,8 @@ class Client:
         secrets = PairSecrets(agreed, seat, self._prekeys.private(own))
         secrets.check_neighbours()
         self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
+        if terms.carrying is not None:
+            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
         self._memory.state = following
@@ -221,6 +228,19 @@ class Client:
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
         message = Upload(secrets.agreed.digest, secrets.seat, vector, accepted.fresh, commitment, pieces)
         return self._signed("upload", message)
+
+    def _rounded(self, agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
+        """The update, clipped and rounded to the round's grid; nothing in a round that takes no updates."""
+        terms, schedule = agreed.terms, self.policy.schedule
+        if update.shape != (terms.coordinates,):
+            raise LocalProtocolError(
+                f"the update has shape {update.shape}, but the round has {terms.coordinates} coordinates"
+            )
+        if schedule is not None and terms.round >= schedule.horizon:
+            return np.zeros(terms.coordinates, dtype=np.int64)
+        weighted = clip_l2(update.astype(np.float64, copy=False), terms.clip)
+        weighted /= len(agreed.participants)
+        return round_update(agreed, weighted, entropy)
 
     def judge(self, claim: SurvivorClaim) -> Verdict:
         """Agree to a survivor set that has this client in it and stays within what it may have to reveal.
@@ -284,7 +304,8 @@ class Client:
         """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
 
         Signature, replay of an attempt, too many rounds or attempts, mode, clip, number of participants, the list of
-        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps.
+        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps; with carried shares also the
+        schedule, and the rounds before and after.
         """
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
@@ -305,7 +326,7 @@ class Client:
             raise RemoteProtocolError(
                 f"the clip of {terms.clip:g} is not above 0, or exceeds the {policy.clip:g} this client accepts"
             )
-        size = len(opened.participants)
+        cohorts, size = self._cohorts(opened), len(opened.participants)
         self._check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
@@ -315,12 +336,21 @@ class Client:
         seat = self._find_seat(opened)
         verify_beacon(
             opened.beacon,
-            participants_hash(opened.participants) + terms_hash(terms),
+            commitment_of(terms, opened.participants, () if cohorts is None else cohorts.following),
             expected=link_of(terms.round, terms.attempt),
             anchor=policy.anchor,
             holder=policy.holder,
             after=self._memory.beacon.get(policy.anchor.hex(), 0),
         )
+        if cohorts is not None:
+            check_cohorts(
+                opened,
+                cohorts,
+                attempts=policy.attempts,
+                trusted=policy.trusted,
+                anchor=policy.anchor,
+                holder=policy.holder,
+            )
         agreed = agree(opened)
         try:
             agreed.check_fits()
@@ -329,6 +359,15 @@ class Client:
                 f"the sum would not fit the grid: {error.message}", hint=error.hint
             ) from None
         return agreed, seat
+
+    def _cohorts(self, opened: RoundOpen) -> Cohorts | None:
+        """The cohorts around a round with carried shares, if it is the next that this client may answer; else None."""
+        schedule, terms = self.policy.schedule, opened.terms
+        cohorts = cohorts_of(opened, schedule)
+        if schedule is not None:
+            last = self._memory.last.get(terms.run.hex())
+            schedule.check_return(terms.round, None if last is None else last[0])
+        return cohorts
 
     def _check_shares(self, terms: Terms, size: int) -> None:
         """Refuse a round without shares, which is not this protocol, and shares other than those of the plan."""
@@ -455,14 +494,3 @@ class Client:
 
     def _signed(self, purpose: str, message: Answer) -> Answer:
         return replace(message, signature=self._identity.sign(purpose, signed_part(message)))
-
-
-def _rounded(agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
-    """The update, clipped and rounded to the round's grid."""
-    if update.shape != (agreed.terms.coordinates,):
-        raise LocalProtocolError(
-            f"the update has shape {update.shape}, but the round has {agreed.terms.coordinates} coordinates"
-        )
-    weighted = clip_l2(update.astype(np.float64, copy=False), agreed.terms.clip)
-    weighted /= len(agreed.participants)
-    return round_update(agreed, weighted, entropy)

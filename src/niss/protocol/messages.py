@@ -44,6 +44,20 @@ class Participant:
 
 
 @dataclass(frozen=True)
+class CarryTerms:
+    """How noise is carried from every round of a run to the next; the same in all its rounds.
+
+    plan            hash of the schedule that was committed to before the first round (`niss.protocol.carrying`)
+    neighbours      unit shares that each client carries to the clients of the next round
+    unit_variance   variance of one of them, an entry
+    """
+
+    plan: bytes
+    neighbours: float
+    unit_variance: float
+
+
+@dataclass(frozen=True)
 class Terms:
     """What all participants of a round must agree on; bound into every seed.
 
@@ -61,6 +75,7 @@ class Terms:
     colluding_neighbours    how many neighbours of a client may collude: behind the threshold
     revealed, dropped       most edges a client may have to reveal, most clients that may drop out
     threshold_share         share of the neighbours whose pieces rebuild a self-mask's seed
+    carrying                how noise is carried from round to round; None: it is not
 
     Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units.
     """
@@ -81,6 +96,7 @@ class Terms:
     revealed: int
     dropped: int
     threshold_share: float
+    carrying: CarryTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -96,13 +112,41 @@ class Beacon:
 
 
 @dataclass(frozen=True)
+class Previous:
+    """The round before, as far as its beacon was let out for it: what shows who carried noise to this round.
+
+    terms   the hash of its terms
+    """
+
+    participants: tuple[Participant, ...]
+    terms: bytes
+    beacon: Beacon
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """Who takes part around a round of a run with carried shares.
+
+    following   the participants of the next round, with the prekeys they will use up there; none in the last round
+    previous    the round before; None in the first
+    """
+
+    following: tuple[Participant, ...]
+    previous: Previous | None
+
+
+@dataclass(frozen=True)
 class RoundOpen:
-    """The server opens a round: who takes part, on which terms, with which beacon."""
+    """The server opens a round: who takes part, on which terms, with which beacon.
+
+    `cohorts` is there exactly if the terms say how noise is carried from round to round.
+    """
 
     terms: Terms
     participants: tuple[Participant, ...]
     beacon: Beacon
     signature: bytes = b""
+    cohorts: Cohorts | None = None
 
 
 @dataclass(frozen=True)

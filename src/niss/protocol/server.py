@@ -33,7 +33,9 @@ from niss.protocol.keys import Identity, SecretBytes, check_prekey, verify
 from niss.protocol.messages import (
     SHORT_BYTES,
     Beacon,
+    Cohorts,
     Participant,
+    Previous,
     Reveal,
     RevealRequest,
     RoundOpen,
@@ -58,9 +60,11 @@ class Outcome:
     survivors       seats whose uploads are in it
     dropped         all other seats
     uncancelled     shares, sent to or by dropped clients, that were not taken out, and shares between survivors
-                    who did not commit to the same seeds
+                    who did not commit to the same seeds; of those carried to this round, the ones of which only
+                    one end was uploaded
     masked          survivors whose self-masks could not be rebuilt, and are still in it
     extra_variance  what the last two leave in each coordinate beyond the intended noise
+    under_way       variance that the sum carries to the next round, which takes it out again
     problems        in words, what went wrong and with whom
     liars           seats that are proven to have lied in the repair; what they said falsely was left out
     """
@@ -73,6 +77,7 @@ class Outcome:
     extra_variance: float
     problems: tuple[str, ...]
     liars: tuple[int, ...]
+    under_way: float = 0.0
 
     @property
     def exact(self) -> bool:
@@ -82,9 +87,13 @@ class Outcome:
 
 @dataclass
 class _Round:
-    """What has arrived in the round under way, by seat; `survivors` is what was claimed, once it was."""
+    """What has arrived in the round under way, by seat; `survivors` is what was claimed, once it was.
+
+    `survived` are the seats of the round before whose uploads were summed, where that round carried noise to this one.
+    """
 
     agreed: Agreed
+    survived: tuple[int, ...] = ()
     uploads: dict[int, Upload] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     verdicts: dict[int, Verdict] = field(default_factory=dict)
@@ -123,20 +132,34 @@ class Server:
         """The public half of the identity."""
         return self._identity.public
 
-    def open_round(self, terms: Terms, participants: tuple[Participant, ...], beacon: Beacon) -> RoundOpen:
+    def open_round(
+        self,
+        terms: Terms,
+        participants: tuple[Participant, ...],
+        beacon: Beacon,
+        *,
+        following: tuple[Participant, ...] = (),
+        previous: Previous | None = None,
+        survived: tuple[int, ...] = (),
+    ) -> RoundOpen:
         """Open a round; the message goes to every participant.
 
-        `beacon` is the link that the holder released for these participants and terms. Terms on whose grid the sum
-        could wrap are a `ConfigError`.
+        beacon      the link that the holder released for the round's `commitment_of`
+        following   with carried shares: the participants of the next round, none in the last
+        previous    `previous_of` the round before, None in the first
+        survived    the seats of that round whose uploads were summed, from its `Outcome`
+
+        Terms on whose grid the sum could wrap are a `ConfigError`.
         """
-        following = server_step(self.state, "open round")
-        for one in participants:
+        state = server_step(self.state, "open round")
+        for one in (*participants, *following):
             check_prekey(one.prekey, one.identity)
-        opened = RoundOpen(terms, participants, beacon)
+        cohorts = None if terms.carrying is None else Cohorts(following, previous)
+        opened = RoundOpen(terms, participants, beacon, cohorts=cohorts)
         opened = replace(opened, signature=self._identity.sign("open", signed_part(opened)))
         agreed = agree(opened)
         agreed.check_fits()
-        self._round, self.state = _Round(agreed), following
+        self._round, self.state = _Round(agreed, survived), state
         return opened
 
     def take_upload(self, upload: Upload) -> None:
@@ -244,6 +267,9 @@ class Server:
         if terms.mode == "repair":
             masked = _take_out_masks(current, total, survivors)
             extra += len(masked) * terms.self_variance
+        if agreed.before is not None:
+            lost, left = agreed.before.left(current.survived, survivors)
+            uncancelled, extra = uncancelled + lost, extra + left
         self.state = following
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
@@ -255,6 +281,7 @@ class Server:
             extra,
             tuple(current.problems),
             tuple(sorted(current.liars)),
+            0.0 if agreed.after is None else agreed.after.added(survivors),
         )
 
     def _step(self, event: str) -> tuple[_Round, ServerState]:

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.rounding import round_randomly
 from niss.protocol.agreement import Agreed, RoundContext
+from niss.protocol.carried import CarriedContext
 from niss.protocol.keys import (
     PUBLIC_BYTES,
     SECRET_BYTES,
@@ -48,7 +49,7 @@ from niss.protocol.keys import (
     length_prefixed,
     purpose_bytes,
 )
-from niss.protocol.messages import SHORT_BYTES, SealedPiece
+from niss.protocol.messages import SHORT_BYTES, Participant, SealedPiece
 from niss.protocol.shamir import Piece, commit, split
 from niss.randomness import SecretStream, add_gaussians
 
@@ -59,6 +60,7 @@ OVERHEAD_BYTES = SALT_BYTES + TAG_BYTES
 LONGEST_PLAINTEXT = 2**16
 _PAIR_TAG = b"niss.pair.v1"
 _SEED_TAG = b"niss.seed.v1"
+_CARRIED_TAG = b"niss.carried-seed.v1"
 _SEAL_TAG = b"niss.seal.v1"
 _NONCE = bytes(12)
 
@@ -99,10 +101,16 @@ def derive_seed(
     return expand(_SEED_TAG, shared, context, sender, receiver, purpose)
 
 
+def carried_seed(shared: bytes, context: CarriedContext, sender: bytes, receiver: bytes) -> SecretBytes:
+    """The seed of the share that `sender` adds in one round and `receiver` subtracts in the next."""
+    shared = SecretBytes(shared)
+    return expand(_CARRIED_TAG, shared, context, sender, receiver, "carried")
+
+
 def expand(
     tag: bytes,
     shared: bytes,
-    context: RoundContext,
+    context: RoundContext | CarriedContext,
     sender: bytes,
     receiver: bytes,
     purpose: str,
@@ -180,19 +188,41 @@ class PairSecrets(Secret):
 
     def __init__(self, agreed: Agreed, seat: int, private: SecretBytes) -> None:
         self.agreed, self.seat, self._private = agreed, seat, private
-        self._secrets: dict[int, SecretBytes] = {}
+        self._secrets: dict[bytes, SecretBytes] = {}
         self._shares = {(sender, receiver) for sender, receiver, _ in agreed.edges_of(seat)}
 
     def secret(self, other: int) -> SecretBytes:
         """The `pair_secret` with the client in that seat; refuses a prekey with which none can be shared."""
-        if other not in self._secrets:
-            self._secrets[other] = pair_secret(self._private, self.agreed.participants[other].prekey.public)
-        return self._secrets[other]
+        return self._with(self.agreed.participants[other])
+
+    def _with(self, other: Participant) -> SecretBytes:
+        public = other.prekey.public
+        if public not in self._secrets:
+            self._secrets[public] = pair_secret(self._private, public)
+        return self._secrets[public]
 
     def check_neighbours(self) -> None:
         """Refuse a neighbour's prekey with which no secret can be shared, before anything is charged."""
         for other in self.agreed.neighbours(self.seat):
             self.secret(other)
+        self.carried()
+
+    def carried(self) -> list[tuple[SecretBytes, float, int]]:
+        """Seed, variance and sign of every share that is carried from this client, or to it."""
+        before, after, shares = self.agreed.before, self.agreed.after, []
+        if after is not None:
+            own = after.senders[self.seat].identity
+            for seat, variance in after.edges_from(self.seat):
+                other = after.receivers[seat]
+                seed = carried_seed(self._with(other), after.context, own, other.identity)
+                shares.append((seed, variance, 1))
+        if before is not None:
+            own = before.receivers[self.seat].identity
+            for seat, variance in before.edges_to(self.seat):
+                other = before.senders[seat]
+                seed = carried_seed(self._with(other), before.context, other.identity, own)
+                shares.append((seed, variance, -1))
+        return shares
 
     def edge_seed(self, sender: int, receiver: int) -> SecretBytes:
         """The seed of the share from `sender` to `receiver`, this client being one of the two."""
@@ -278,6 +308,9 @@ def masked_upload(
 ) -> NDArray[np.uint64]:
     """`p_k x_k + shares sent - shares received + residual (+ self-mask)`, in grid steps modulo 2^64.
 
+    Shares that are carried to the next round count as sent, those carried to this one as received: all of them, whoever
+    is said to have dropped out.
+
     `steps` is the rounded update, `mask` the seed of the self-mask where there is one.
     """
     agreed, terms = secrets.agreed, secrets.agreed.terms
@@ -285,6 +318,10 @@ def masked_upload(
     noises = [
         (SecretStream(secrets.edge_seed(sender, receiver)), deviation, 1 if sender == secrets.seat else -1)
         for sender, receiver, deviation in agreed.edges_of(secrets.seat)
+    ]
+    noises += [
+        (SecretStream(seed), agreed.grid.deviation_steps(variance), sign)
+        for seed, variance, sign in secrets.carried()
     ]
     if terms.residual_variance:
         # Never from a seed anyone else could replay.

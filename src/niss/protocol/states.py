@@ -131,6 +131,7 @@ class Memory:
 
     last        by run, in hex, the last (round, attempt) answered: no earlier one is answered again
     beacon      by anchor, in hex, the last link seen: no earlier one is accepted again
+    carried     by run, in hex, all rounds answered where shares are carried: the cost of the next one depends on them
     state       where it stands in the current round
     current     that round, until it is closed
     """
@@ -139,6 +140,7 @@ class Memory:
     beacon: dict[str, int] = field(default_factory=dict)
     state: ClientState = ClientState.IDLE
     current: CurrentRound | None = None
+    carried: dict[str, list[int]] = field(default_factory=dict)
 
     def answered(self, run: bytes, number: int, attempt: int) -> bool:
         """Whether this attempt, or a later one, was answered before."""
@@ -160,7 +162,7 @@ class Memory:
             "beacon": self.beacon,
             "state": self.state.value,
             "current": current,
-        }
+        } | ({"carried": self.carried} if self.carried else {})
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Memory:
@@ -180,6 +182,10 @@ class Memory:
                 beacon={anchor: int(index) for anchor, index in values["beacon"].items()},
                 state=ClientState(values["state"]),
                 current=current,
+                carried={
+                    run: [int(number) for number in numbers]
+                    for run, numbers in values.get("carried", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise LocalProtocolError(
@@ -203,6 +209,14 @@ def restore(kept: bytes) -> tuple[Memory, SecretBytes]:
     if version != 1:
         raise LocalProtocolError("this client's memory was written by another version of niss")
     return Memory.from_json(values), prekeys
+
+
+def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
+    """The rounds of a run with carried shares that the client of this memory has answered, or begun to."""
+    if kept is None:
+        return ()
+    kept = SecretBytes(kept)
+    return tuple(restore(kept)[0].carried.get(run.hex(), ()))
 
 
 def _parts(kept: SecretBytes) -> tuple[Any, Any, SecretBytes | None]:

@@ -10,6 +10,7 @@
     5    RevealRequest   106, 1 for each survivor, 130 for each verdict, 87 for each piece
     6    Reveal          106, 34 for each edge, 36 for each piece
     7    Refusal         104, and its text
+    8    RoundOpen       of a run with carried shares: about 400, and 130 for each participant of three rounds
 
 Each message has one encoding and each accepted encoding is that of the message it decodes to. What is refused is
 named by its field and never quoted. No length is believed before the bytes for it are there: `decode` takes about
@@ -38,12 +39,15 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol import messages
 from niss.protocol.messages import MODES, Message
 from niss.protocol.wire_fields import (
+    Absent,
     Blob,
     Bound,
     Choice,
     Exact,
     Fault,
+    Field,
     Maybe,
+    Optional,
     Reader,
     Real,
     Record,
@@ -168,26 +172,49 @@ SURVIVORS = Sequence(SEAT, _participants, rising=lambda seat: seat)
 
 PREKEY = Record(messages.Prekey, number=Uint(), public=KEY, signature=SIGNATURE)
 PARTICIPANT = Record(messages.Participant, identity=KEY, prekey=PREKEY)
-TERMS = Record(
-    messages.Terms,
-    run=Blob(lambda _: RUN_BYTES, low=1),
-    round=COUNT32,
-    attempt=COUNT32,
-    mode=Choice(MODES),
-    coordinates=Uint(lambda limits: limits.max_coordinates, low=1),
-    grid_bits=Uint(lambda _: WIDEST),
-    modulus_bits=Uint(lambda _: WIDEST, low=NARROWEST),
-    clip=Real(),
-    neighbours=Real(),
-    unit_variance=Real(),
-    residual_variance=Real(),
-    self_variance=Real(),
-    colluding_neighbours=HEADCOUNT,
-    revealed=HEADCOUNT,
-    dropped=HEADCOUNT,
-    threshold_share=Real(),
-)
+PARTICIPANTS = Sequence(PARTICIPANT, _participants, unique=attrgetter("identity"))
 BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
+CARRYING = Record(messages.CarryTerms, plan=HASH, neighbours=Real(), unit_variance=Real())
+PREVIOUS = Record(messages.Previous, participants=PARTICIPANTS, terms=HASH, beacon=BEACON)
+COHORTS = Record(messages.Cohorts, following=PARTICIPANTS, previous=Optional(PREVIOUS))
+
+
+def _terms(carrying: Field) -> Record:
+    """The terms of a round: a layout with room for how noise is carried, or without."""
+    return Record(
+        messages.Terms,
+        run=Blob(lambda _: RUN_BYTES, low=1),
+        round=COUNT32,
+        attempt=COUNT32,
+        mode=Choice(MODES),
+        coordinates=Uint(lambda limits: limits.max_coordinates, low=1),
+        grid_bits=Uint(lambda _: WIDEST),
+        modulus_bits=Uint(lambda _: WIDEST, low=NARROWEST),
+        clip=Real(),
+        neighbours=Real(),
+        unit_variance=Real(),
+        residual_variance=Real(),
+        self_variance=Real(),
+        colluding_neighbours=HEADCOUNT,
+        revealed=HEADCOUNT,
+        dropped=HEADCOUNT,
+        threshold_share=Real(),
+        carrying=carrying,
+    )
+
+
+def _opening(carrying: Field, cohorts: Field) -> Record:
+    """A round that is opened: both of these are there, or neither."""
+    return Record(
+        messages.RoundOpen,
+        terms=_terms(carrying),
+        participants=PARTICIPANTS,
+        beacon=BEACON,
+        signature=SIGNATURE,
+        cohorts=cohorts,
+    )
+
+
 SEALED_PIECE = Record(messages.SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1))
 SEALED_PIECES = Sequence(SEALED_PIECE, _pieces, rising=attrgetter("seat"))
 EDGE = Record(messages.RevealedEdge, rule=_own_edge, sender=SEAT, receiver=SEAT, seed=SEED)
@@ -197,13 +224,7 @@ VERDICT = Record(messages.Verdict, context=HASH, seat=SEAT, survivors_hash=HASH,
 # The tag of a message is its key here; a tag is never used for anything else, even when its message is gone.
 # An upload's vector is bounded in bytes alone: that it fits the terms is for the server to check.
 MESSAGES: dict[int, Record] = {
-    1: Record(
-        messages.RoundOpen,
-        terms=TERMS,
-        participants=Sequence(PARTICIPANT, _participants, unique=attrgetter("identity")),
-        beacon=BEACON,
-        signature=SIGNATURE,
-    ),
+    1: _opening(Absent(), Absent()),
     2: Record(
         messages.Upload,
         context=HASH,
@@ -234,8 +255,10 @@ MESSAGES: dict[int, Record] = {
         signature=SIGNATURE,
     ),
     7: Record(messages.Refusal, context=HASH, reason=Text(_reason_bytes), signature=SIGNATURE),
+    8: _opening(CARRYING, COHORTS),
 }
-TAGS: dict[type[Any], int] = {record.kind: tag for tag, record in MESSAGES.items()}
+CARRIED_OPEN = 8
+TAGS: dict[type[Any], int] = {record.kind: tag for tag, record in MESSAGES.items() if tag != CARRIED_OPEN}
 
 
 def encode(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
@@ -300,6 +323,8 @@ def write(message: Message, writer: Writer) -> Writer:
     tag = TAGS.get(type(message))
     if tag is None:
         raise LocalProtocolError("message: must be one of the messages of the protocol")
+    if isinstance(message, messages.RoundOpen) and message.cohorts is not None:
+        tag = CARRIED_OPEN
     writer.raw(MAGIC + bytes([VERSION, tag]))
     try:
         MESSAGES[tag].write(writer, message)

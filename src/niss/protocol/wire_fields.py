@@ -287,6 +287,37 @@ class Maybe(Blob):
             raise Fault(f"must be {self.length} bytes, or empty")
 
 
+class Absent(Field):
+    """A field of the record that this layout has no room for: it is None, and takes no byte."""
+
+    smallest = 0
+
+    def write(self, out: Writer, value: Any) -> None:  # noqa: ARG002
+        if value is not None:
+            raise Fault("must be None in this message")
+
+    def read(self, source: Reader) -> None:  # noqa: ARG002
+        return None
+
+
+class Optional(Field):
+    """A field after a byte that says whether it is there: 1, or 0 for None."""
+
+    def __init__(self, item: Field) -> None:
+        self.item = item
+
+    def write(self, out: Writer, value: Any) -> None:
+        out.raw(bytes([value is not None]))
+        if value is not None:
+            self.item.write(out, value)
+
+    def read(self, source: Reader) -> Any:
+        there = source.raw(1)[0]
+        if there > 1:
+            raise Fault("must be there or not: 1 or 0")
+        return self.item.read(source) if there else None
+
+
 class Text(Blob):
     """Text in UTF-8, after its length in bytes."""
 

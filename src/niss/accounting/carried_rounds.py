@@ -1,0 +1,343 @@
+"""Runs with carried shares over the protocol: the schedule that is committed to, its rounds, and what they cost.
+
+`make_schedule` turns a plan into the `Schedule` that is committed to before the first round; every term of every round
+follows from it. `propose_carried_round` is the server's side of a round. `CarriedAccount` is a client's own view: from
+the numbers of the schedule alone it computes the matrix K of the whole run at its worst (`accounting.carried`), for the
+colluders it assumes, and charges each participation what it adds to `Delta' K[P, P] Delta`, before the upload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
+from niss.accounting.carried_charges import CarriedCharges
+from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise, require_wide_noise
+from niss.accounting.ledger import ChargeableLedger
+from niss.accounting.plans import Plan
+from niss.accounting.protocol_rounds import draw_round, first_grid, fit_grid, too_imprecise
+from niss.accounting.targets import client_sensitivity
+from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
+from niss.methods import marginal_mu
+from niss.protocol.agreement import Agreed, commitment_of
+from niss.protocol.carried import Schedule
+from niss.protocol.messages import Beacon, Cohorts, Participant, Previous, RoundOpen
+
+Participants = tuple[Participant, ...]
+
+# Up to this ratio of carried to fresh noise the matrix of a run is inverted to about ten digits.
+MOST_CARRIED = 1e6
+# And what rounding may have taken off it is added.
+_ROUNDING = 1.0 + 1e-9
+
+
+def make_schedule(
+    plan: Plan,
+    *,
+    participants: int,
+    coordinates: int,
+    grid_bits: int | None = None,
+    modulus_bits: int = 64,
+) -> Schedule:
+    """What a run of this plan commits to, with rounds of that many participants of equal weight.
+
+    coordinates   entries of an update
+    grid_bits     grid steps of 2^-grid_bits; None chooses, as in `make_terms`
+    modulus_bits  uploads are summed modulo 2^modulus_bits
+
+    Raises ConfigError for a plan that the protocol cannot run.
+    """
+    if not (plan.kind.carries and plan.kind.has_protocol):
+        raise ConfigError("a schedule is made for a method that carries noise over", field="plan")
+    if plan.dropped or plan.revealed:
+        raise ConfigError(
+            "carried shares are not repaired by the protocol", field="plan", hint="mode 'tolerate'"
+        )
+    run = plan.committed(participants)
+    square = float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
+    sparse = plan.graph == "regular" and plan.neighbours < participants - 1
+    neighbours = float(plan.neighbours) if sparse else participants - 1.0
+    carried = float(min(plan.carried_neighbours or participants, participants))
+    promised = Connectivity(0.0, 1.0) if run.promise is None else run.promise.connectivity
+    schedule = Schedule(
+        participants=participants,
+        rounds=plan.planned_rounds + plan.closing,
+        separation=plan.separation,
+        cyclic=plan.pattern == "cyclic",
+        closing=plan.closing,
+        coordinates=coordinates,
+        grid_bits=1,
+        modulus_bits=modulus_bits,
+        clip=float(plan.clip),
+        neighbours=neighbours,
+        unit_variance=run.spatial / 2.0 * square / neighbours,
+        carried_neighbours=carried,
+        carried_variance=run.carried * square / (participants * carried),
+        residual_variance=run.residual * square / participants,
+        ends=1.0 if run.promise is None else run.promise.ends,
+        connectivity=(promised.spatial or 0.0) if sparse else 0.0,
+        mixing=(promised.carried or 0.0) if carried < participants else 0.0,
+    )
+    if grid_bits is not None:
+        schedule = replace(schedule, grid_bits=grid_bits)
+        if plan.calibrated:
+            require_wide_noise(schedule.terms(b"run", 1))
+        return schedule
+    residual = schedule.residual_variance * min(schedule.ends, 1.0)
+    entry = plan.clip / (participants * math.sqrt(coordinates))
+    schedule = replace(schedule, grid_bits=first_grid(residual, entry))
+    if not residual:
+        return schedule
+    promise = replace(Promise.of(plan), rounds=schedule.rounds)
+    mu = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
+
+    def cost(bits: int) -> float:
+        return _run_cost(replace(schedule, grid_bits=bits), promise, mu)
+
+    bits = fit_grid(cost, schedule.grid_bits, residual)
+    if plan.calibrated and cost(bits) > 1.0:
+        raise too_imprecise(coordinates, participants, promise)
+    return replace(schedule, grid_bits=bits)
+
+
+def _draws(schedule: Schedule, number: int) -> Draws:
+    """Everything that is drawn in a round, with what is carried to it and from it: more than any round has."""
+    size = schedule.participants
+    near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
+    return Draws.of(
+        schedule.terms(b"run", number),
+        size,
+        [schedule.neighbours / near],
+        [size * near],
+        carried=([schedule.carried_neighbours / far], [2 * size * far]),
+    )
+
+
+def _run_cost(schedule: Schedule, promise: Promise, mu: float) -> float:
+    """How much of its part of delta the grid uses in a run, all rounds together; above 1 is too much."""
+    numbers = {0, min(1, schedule.rounds - 1)}
+    return max(_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
+
+
+def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
+    """What grid and sampler add to the delta of a client over the whole run, however often it takes part."""
+    if not schedule.residual_variance:
+        return 0.0
+    numbers = {0, min(1, schedule.rounds - 1)}
+    whole = replace(promise, rounds=schedule.rounds)
+    return max(_draws(schedule, one).delta(whole) for one in numbers)
+
+
+def carried_plan(schedule: Schedule, *, relation: str, colluders: int) -> CarriedPlan | None:
+    """What a schedule is worth, from its own numbers; None where it has no fresh noise and promises nothing.
+
+    Numbers that cannot be accounted for are a `RemoteProtocolError`: a schedule comes from a server.
+    """
+    size, fresh = schedule.participants, schedule.participants * schedule.residual_variance
+    if fresh == 0.0:
+        return None
+    carried = size * schedule.carried_neighbours * schedule.carried_variance
+    # Not as a quotient, which may overflow.
+    if not carried <= MOST_CARRIED * fresh:
+        raise RemoteProtocolError(
+            f"more than {MOST_CARRIED:g} times the fresh noise of a round is carried, which cannot be accounted for"
+        )
+    if not schedule.complete and colluders:
+        raise RemoteProtocolError(
+            "on sparse graphs carried shares are not accounted for against colluders",
+            hint="everyone shares with everyone, or nobody is assumed to collude",
+        )
+    connectivity = COMPLETE
+    if not schedule.complete:
+        connectivity = Connectivity(
+            None if schedule.neighbours == size - 1 else schedule.connectivity,
+            None if schedule.carried_neighbours == size else schedule.mixing,
+        )
+    try:
+        return CarriedPlan(
+            participants=size,
+            horizon=schedule.horizon,
+            separation=schedule.separation,
+            pattern="cyclic" if schedule.cyclic else "any",
+            residual=fresh,
+            carried_to_residual=(carried / fresh,),
+            spatial=2.0 * schedule.neighbours * schedule.unit_variance,
+            ends=schedule.ends,
+            closing=schedule.closing,
+            colluders=colluders,
+            sensitivity=float(client_sensitivity(1.0 / size, schedule.clip, relation)),
+            connectivity=connectivity,
+        )
+    except (ConfigError, PrivacyError) as error:
+        raise RemoteProtocolError(f"schedule: {error.message}", hint=error.hint) from None
+
+
+class CarriedAccount:
+    """One client's account of a run with carried shares, from the numbers of its schedule: what each round costs it.
+
+    schedule   that the client has agreed to
+    relation   neighbouring updates, as in `Plan`
+    colluders  assumed in every round
+    promise    to the client over the whole run: what the grid costs has to fit into its part of delta
+    budget     most mu over the whole run; infinite: any
+    earlier    the rounds of this run that it has answered (`niss.protocol.states.rounds_answered`)
+
+    `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
+    of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
+    take something off it. Refused (`RemoteProtocolError`): graphs less well connected than the schedule says, noise too
+    narrow for its grid, and a participation that the budget or the schedule does not allow.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        relation: str = "zero-out",
+        colluders: int = 0,
+        promise: Promise | None = None,
+        budget: float = math.inf,
+        earlier: Sequence[int] = (),
+    ) -> None:
+        self.schedule, self.colluders, self._relation = schedule, colluders, relation
+        self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
+        self.plan = carried_plan(schedule, relation=relation, colluders=colluders)
+        self._budget, self._taken = budget, list(earlier)
+
+    def cost(self, number: int) -> float:
+        """What taking part in round `number` would add to mu^2; 0 in a round without updates."""
+        if number >= self.schedule.horizon:
+            return 0.0
+        if self.plan is None:
+            return math.inf
+        earlier = [one for one in self._taken if one < self.schedule.horizon]
+        account = CarriedCharges(
+            self.plan.matrix,
+            self.schedule.separation,
+            self.plan.pattern,
+            self._budget**2,
+            self.plan.sensitivity,
+            earlier,
+        )
+        return account.charge(number) * _ROUNDING
+
+    def assess(self, agreed: Agreed, colluders: int) -> float:
+        """What answering this round would cost: the square root of what it adds to mu^2."""
+        if colluders != self.colluders:
+            raise LocalProtocolError(f"the account assumes {self.colluders} colluders, not {colluders}")
+        self.schedule.check_terms(agreed.terms)
+        try:
+            mu = math.sqrt(self.cost(agreed.terms.round))
+        except PrivacyError as error:
+            raise RemoteProtocolError(error.message, hint=error.hint) from None
+        if 0.0 < mu < math.inf:
+            self._check_noise(agreed, mu)
+        return mu
+
+    def _check_noise(self, agreed: Agreed, mu: float) -> None:
+        schedule, grid = self.schedule, agreed.grid
+        gaps = [gap for gap in (agreed.before, agreed.after) if gap is not None]
+        narrowest = [
+            agreed.terms.residual_variance,
+            schedule.residual_variance * min(schedule.ends, 1.0),
+            float(agreed.graph.weights.min()) * schedule.unit_variance,
+            *(float(gap.graph.weights.min()) * gap.unit_variance for gap in gaps if gap.unit_variance),
+        ]
+        if grid.deviation_steps(min(narrowest)) < LEAST_STEPS:
+            raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
+        cost = _run_cost(schedule, self._promise, mu)
+        if not cost <= 1.0:
+            raise RemoteProtocolError(
+                f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",
+                hint="use fewer grid bits",
+            )
+        if schedule.neighbours < schedule.participants - 1:
+            laplacian = agreed.graph.laplacian()
+            second = float(np.linalg.eigvalsh(laplacian)[1])
+            if not second >= schedule.connectivity * float(laplacian.diagonal().min()):
+                raise RemoteProtocolError(
+                    "the graph of this round is less well connected than the schedule says"
+                )
+        if schedule.carried_neighbours < schedule.participants:
+            for gap in gaps:
+                spread = gap.graph.matrix() / schedule.carried_neighbours - 1.0 / schedule.participants
+                if not float(np.linalg.norm(spread, 2)) <= schedule.mixing:
+                    raise RemoteProtocolError("a carried graph is less well connected than the schedule says")
+
+    def charging(self, ledger: ChargeableLedger, client: str) -> Callable[[Agreed, float], None]:
+        """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses.
+
+        What the grid adds to delta over the whole run is charged with the first participation.
+        """
+
+        def charge(agreed: Agreed, mu: float) -> None:
+            terms, schedule = agreed.terms, self.schedule
+            basis: dict[str, Any] = {
+                "mode": terms.mode,
+                "rounds": schedule.rounds,
+                "separation": schedule.separation,
+                "pattern": "cyclic" if schedule.cyclic else "any",
+            }
+            if math.isfinite(mu):
+                first = not self._taken
+                basis["grid_delta"] = run_grid_delta(schedule, self._promise) if first else 0.0
+            if terms.round < schedule.horizon:
+                ledger.charge(
+                    terms.round, terms.attempt, {client: (mu, self.marginal_mu(terms.round))}, basis
+                )
+            self._taken.append(terms.round)
+
+        return charge
+
+    def marginal_mu(self, number: int) -> float:
+        """mu of one upload of round `number` looked at alone, with all its shares."""
+        schedule = self.schedule
+        gaps = (number > 0) + (number < schedule.rounds - 1)
+        over = gaps * schedule.carried_neighbours * schedule.carried_variance
+        return float(
+            marginal_mu(
+                client_sensitivity(1.0 / schedule.participants, schedule.clip, self._relation),
+                unit_variance=schedule.unit_variance,
+                sent=schedule.neighbours,
+                received=schedule.neighbours,
+                residual_variance=schedule.residual_of(number) + over,
+            )
+        )
+
+
+def propose_carried_round(
+    schedule: Schedule,
+    number: int,
+    *,
+    run: bytes,
+    participants: Participants,
+    following: Participants,
+    previous: Previous | None,
+    release: Callable[[int, bytes], Beacon],
+    account: CarriedAccount,
+    attempts: int = 1,
+) -> RoundOpen:
+    """Round `number` (from 0) of a run, unsigned: committed to, its beacon let out, its graphs good enough.
+
+    participants  of this round: those that the round before was opened with as `following`
+    following     of the next round, with the prekeys they will use up there; () in the last
+    previous      `previous_of` the round before; None in the first
+    release       (attempt, commitment) -> the beacon, which its holder lets out for this commitment alone
+    account       anyone's, without participations: says whether clients accept the graphs that were drawn
+    attempts      how many graphs may be drawn before anyone is told of one; matters on sparse graphs alone
+
+    Raises PrivacyError where no attempt will do.
+    """
+
+    def propose(attempt: int, _more: float) -> RoundOpen:
+        terms = schedule.terms(run, number, attempt)
+        beacon = release(attempt, commitment_of(terms, participants, following))
+        return RoundOpen(terms, participants, beacon, cohorts=Cohorts(following, previous))
+
+    return draw_round(
+        propose, account.assess, attempts=attempts, colluders=account.colluders, allowed=math.inf
+    )[0]

@@ -1,0 +1,274 @@
+"""Shares that are carried from one round to the next: what a run commits to, who carries to whom, under which seeds.
+
+A client of round t adds a share that a client of round t + 1 subtracts; in the model that noise lives for one round.
+What this hides depends on the whole run, so the whole run is fixed before its first round: a `Schedule`, whose hash is
+part of every round's terms and of every seed's context. Whoever was told of another schedule derives other seeds.
+
+The next cohort is committed to before the beacon of a round is let out (`agreement.commitment_of`), and the graph
+between the two follows from that beacon and both lists. A client has one prekey for all shares of an upload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.graph import CarriedGraph
+from niss.mechanism.grid import MAX_BITS
+from niss.protocol.keys import length_prefixed, uint64
+from niss.protocol.messages import CarryTerms, Participant, Terms
+
+MOST_ROUNDS = 2_000
+"""What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
+MOST_PARTICIPANTS = 10_000
+MOST_EDGES = 4_000_000
+"""Shares of a round, and between two: of a graph with more, nothing is drawn."""
+_LAYOUT = struct.Struct("<QQQ??QQQddddddddd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What a run with carried shares commits to before its first round. Variances are those of uploads, an entry.
+
+    participants        of every round
+    rounds              T, the closing one included; the last one carries nothing on
+    separation, cyclic  from one participation of a client to the next: at least that many rounds, or multiples of it
+    closing             the last round takes no updates: it takes out what the one before carried
+    coordinates, grid_bits, modulus_bits, clip
+                        as in `Terms`, in all rounds alike: on another grid a share would not cancel to the last bit
+    neighbours          unit shares that a client sends within a round, each of variance `unit_variance`
+    carried_neighbours  unit shares that it carries to the next round, each of variance `carried_variance`
+    residual_variance   of the fresh noise of an upload; `ends` times as much in the first and in the last round
+    connectivity        the graph within a round has at least this: its second Laplacian eigenvalue over its least
+                        degree. 0 where everyone shares with everyone
+    mixing              the carried graph has at most this: second over first singular value. 0 likewise
+
+    Numbers that cannot be a run are a `ConfigError`. They come from the server: a client believes none of them, but
+    computes what they are worth (`niss.accounting.CarriedAccount`), with work that these bounds keep small.
+    """
+
+    participants: int
+    rounds: int
+    separation: int
+    cyclic: bool
+    closing: bool
+    coordinates: int
+    grid_bits: int
+    modulus_bits: int
+    clip: float
+    neighbours: float
+    unit_variance: float
+    carried_neighbours: float
+    carried_variance: float
+    residual_variance: float
+    ends: float = 1.0
+    connectivity: float = 0.0
+    mixing: float = 0.0
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "participants": (2, MOST_PARTICIPANTS),
+            "rounds": (1 + self.closing, MOST_ROUNDS),
+            "separation": (2, MOST_ROUNDS),
+            "coordinates": (1, 2**32),
+            "grid_bits": (0, MAX_BITS),
+            "modulus_bits": (16, 64),
+            "neighbours": (1.0, self.participants - 1),
+            "carried_neighbours": (1.0, self.participants),
+            "ends": (1e-3, 1e3),
+            "connectivity": (0.0, 1.0),
+            "mixing": (0.0, 1.0),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"must lie between {low:g} and {high:g}", field=name)
+        for name in ("clip", "unit_variance", "carried_variance", "residual_variance"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError("must be finite and not negative", field=name)
+        if self.participants * max(self.neighbours, self.carried_neighbours) > MOST_EDGES:
+            raise ConfigError(
+                f"a run with carried shares has at most {MOST_EDGES} of them in a round",
+                field="carried_neighbours",
+                hint="fewer neighbours, or fewer participants",
+            )
+
+    @property
+    def complete(self) -> bool:
+        """Whether everyone shares with everyone, within a round and with the next."""
+        return self.neighbours == self.participants - 1 and self.carried_neighbours == self.participants
+
+    @property
+    def horizon(self) -> int:
+        """Rounds that take updates."""
+        return self.rounds - self.closing
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What the terms of every round name the schedule by: SHA-256 of all its numbers."""
+        return hashlib.sha256(b"niss.schedule.v1" + _LAYOUT.pack(*astuple(self))).digest()
+
+    def residual_of(self, number: int) -> float:
+        """Variance of the fresh noise of an upload of round `number`, from 0."""
+        return self.residual_variance * (self.ends if number in (0, self.rounds - 1) else 1.0)
+
+    def terms(self, run: bytes, number: int, attempt: int = 0) -> Terms:
+        """The terms of round `number`, from 0: there is no choice in them."""
+        return Terms(
+            run=run,
+            round=number,
+            attempt=attempt,
+            mode="tolerate",
+            coordinates=self.coordinates,
+            grid_bits=self.grid_bits,
+            modulus_bits=self.modulus_bits,
+            clip=self.clip,
+            neighbours=self.neighbours,
+            unit_variance=self.unit_variance,
+            residual_variance=self.residual_of(number),
+            self_variance=0.0,
+            colluding_neighbours=0,
+            revealed=0,
+            dropped=0,
+            threshold_share=0.5,
+            carrying=CarryTerms(self.digest, self.carried_neighbours, self.carried_variance),
+        )
+
+    def check_terms(self, terms: Terms) -> None:
+        """Refuse (`RemoteProtocolError`) a round past the end, and terms that are not those of their round."""
+        if not 0 <= terms.round < self.rounds:
+            raise RemoteProtocolError(
+                f"round {terms.round} lies past the committed end of {self.rounds} rounds",
+                hint="going on is a new run, with its own budget",
+            )
+        if terms != self.terms(terms.run, terms.round, terms.attempt):
+            raise RemoteProtocolError("the terms are not those of the schedule that was committed to")
+
+    def check_return(self, number: int, last: int | None) -> None:
+        """Refuse a participation in round `number` that comes too soon after the last one, or out of turn."""
+        if last is None:
+            return
+        gap = number - last
+        if gap < self.separation or (self.cyclic and gap % self.separation):
+            wanted = "a multiple of" if self.cyclic else "at least"
+            raise RemoteProtocolError(
+                f"round {number} comes {gap} after round {last}, but the schedule promises {wanted} {self.separation}",
+                hint="leave this round out",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers by name; floats come back the same from JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: object) -> Schedule:
+        """What `to_json` gave, from someone who is not believed; anything else is a `RemoteProtocolError`."""
+        kinds = {"int": int, "float": float, "bool": bool}
+        if not isinstance(values, Mapping) or values.keys() != {field.name for field in fields(cls)}:
+            raise RemoteProtocolError("a schedule must have all its numbers and nothing else")
+        for field in fields(cls):
+            if type(values[field.name]) is not kinds[str(field.type)]:
+                raise RemoteProtocolError(f"schedule: {field.name} must be of type {field.type}")
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise RemoteProtocolError(f"schedule: {error.message}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedContext:
+    """What the seeds of all shares carried from one round to the next are bound to. Nothing in it is secret.
+
+    run                 name of the run
+    plan                hash of its schedule
+    round               t, of those who add the shares; those who subtract them are of round t + 1
+    beacon, terms       the beacon's value in round t, and the hash of that round's terms (its attempt among them)
+    senders, receivers  hashes of both lists of participants
+    """
+
+    run: bytes
+    plan: bytes
+    round: int
+    beacon: bytes
+    terms: bytes
+    senders: bytes
+    receivers: bytes
+
+    def fields(self) -> tuple[bytes, ...]:
+        """All fields as bytes, in order, with both rounds."""
+        rounds = uint64(self.round), uint64(self.round + 1)
+        return (self.run, self.plan, *rounds, self.beacon, self.terms, self.senders, self.receivers)
+
+    def digest(self) -> bytes:
+        """SHA-256 of all fields."""
+        return hashlib.sha256(length_prefixed(b"niss.carried-context.v1", *self.fields())).digest()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What is carried from one round to the next, as both see it. Seats are places in the two lists.
+
+    senders, receivers  the participants of both rounds
+    graph               who carries a share to whom
+    unit_variance       of a share of weight 1
+    context             what every seed is bound to
+    """
+
+    senders: tuple[Participant, ...]
+    receivers: tuple[Participant, ...]
+    graph: CarriedGraph
+    unit_variance: float
+    context: CarriedContext
+
+    @classmethod
+    def between(
+        cls,
+        senders: tuple[Participant, ...],
+        receivers: tuple[Participant, ...],
+        carrying: CarryTerms,
+        context: CarriedContext,
+    ) -> Gap:
+        """The gap whose graph follows from the beacon of the first round and both lists."""
+        sizes = len(senders), len(receivers)
+        if carrying.neighbours >= min(sizes):
+            graph = CarriedGraph.complete(sizes, weight=carrying.neighbours / sizes[1])
+        else:
+            graph = CarriedGraph.draw(
+                sizes,
+                degree=carrying.neighbours,
+                beacon=context.beacon,
+                lists=(context.senders, context.receivers),
+            )
+        return cls(senders, receivers, graph, carrying.unit_variance, context)
+
+    def edges_from(self, seat: int) -> list[tuple[int, float]]:
+        """(receiver, variance) of the shares that a seat of the first round adds."""
+        return self._edges(self.graph.senders == seat, self.graph.receivers)
+
+    def edges_to(self, seat: int) -> list[tuple[int, float]]:
+        """(sender, variance) of the shares that a seat of the second round subtracts."""
+        return self._edges(self.graph.receivers == seat, self.graph.senders)
+
+    def _edges(self, touching: Any, others: Any) -> list[tuple[int, float]]:
+        if not self.unit_variance:
+            return []
+        variances = self.graph.weights[touching] * self.unit_variance
+        return list(zip(others[touching].tolist(), variances.tolist(), strict=True))
+
+    def left(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[int, float]:
+        """Shares of which only one end was uploaded, and the variance that they leave in each coordinate."""
+        added = np.isin(self.graph.senders, senders)
+        taken = np.isin(self.graph.receivers, receivers)
+        weights = self.graph.weights[added != taken] if self.unit_variance else np.empty(0)
+        return weights.size, float(weights.sum()) * self.unit_variance
+
+    def added(self, senders: tuple[int, ...]) -> float:
+        """Variance that these seats of the first round carry on."""
+        return float(self.graph.weights[np.isin(self.graph.senders, senders)].sum()) * self.unit_variance
