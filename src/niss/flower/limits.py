@@ -22,7 +22,7 @@ from niss.accounting import RELATIONS, Plan, carried_plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
-from niss.protocol import LINKS_PER_ROUND, MODES, Policy, load_coalition
+from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
 
 MOST_ROUNDS = 100_000
 """Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
@@ -182,13 +182,24 @@ class Limits:
             )
         if self.modes is not None and proposal.mode not in self.modes:
             raise RemoteProtocolError(f"mode {proposal.mode!r} is not accepted by this node")
-        if proposal.schedule is not None and plan.calibrated:
-            worth = carried_plan(proposal.schedule, relation=plan.relation, colluders=plan.colluders)
-            if worth is None or not worth.mu <= proposal.run_mu:
-                raise RemoteProtocolError(
-                    "the noise that is scheduled does not keep what the plan promises",
-                    hint="a schedule is made for one plan, by `make_schedule`",
-                )
+        if proposal.schedule is not None:
+            self._check_schedule(proposal, proposal.schedule)
+
+    def _check_schedule(self, proposal: Proposal, schedule: Schedule) -> None:
+        """Refuse rounds that are too small, and noise that does not keep what the plan promises."""
+        plan = proposal.plan
+        if schedule.participants < max(self.participants or 2, proposal.participants):
+            raise RemoteProtocolError(
+                f"rounds of {schedule.participants} are scheduled, but this node requires more participants"
+            )
+        if not plan.calibrated:
+            return
+        worth = carried_plan(schedule, relation=plan.relation, colluders=plan.colluders)
+        if worth is None or not worth.mu <= proposal.run_mu:
+            raise RemoteProtocolError(
+                "the noise that is scheduled does not keep what the plan promises",
+                hint="a schedule is made for one plan, by `make_schedule`",
+            )
 
     def _check_tracker(self, address: str) -> None:
         """Refuse an address other than the node's own before anything is sent there, and one without TLS."""
