@@ -10,7 +10,15 @@ from typing import Any
 
 from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
-from niss.protocol.messages import Message, Participant, RevealedEdge, RevealedPiece, SealedPiece, Verdict
+from niss.protocol.messages import (
+    Cohorts,
+    Message,
+    Participant,
+    RevealedEdge,
+    RevealedPiece,
+    SealedPiece,
+    Verdict,
+)
 from niss.protocol.wire import HEADER_BYTES, MAGIC, decode, encode, write
 from niss.protocol.wire_fields import Limits, Writer
 from support.protocol_messages import example_prekey, examples
@@ -53,10 +61,12 @@ def random_message(rng: random.Random) -> Message:
     seats = sorted(rng.sample(range(rng.choice([8, 300, 9_000])), rng.randrange(6)))
     changes: dict[str, Any] = {"signature": rng.choice([b"", rng.randbytes(64)])}
     sealed = tuple(SealedPiece(seat, rng.randbytes(rng.randrange(1, 60))) for seat in seats)
-    if name == "RoundOpen":
-        changes["participants"] = tuple(
-            Participant(rng.randbytes(32), example_prekey(seat**4)) for seat in seats
-        )
+    if name in ("RoundOpen", "CarriedOpen"):
+        listed = tuple(Participant(rng.randbytes(32), example_prekey(seat**4)) for seat in seats)
+        changes["participants"] = listed
+        if message.cohorts is not None:
+            previous = rng.choice([None, replace(message.cohorts.previous, participants=listed)])
+            changes["cohorts"] = Cohorts(rng.choice([(), listed]), previous)
         changes["terms"] = replace(message.terms, mode=rng.choice(["tolerate", "repair"]), clip=rng.random())
     elif name == "Upload":
         changes |= {"vector": rng.randbytes(rng.randrange(200)), "pieces": sealed}
@@ -160,7 +170,7 @@ def insert(rng: random.Random, data: bytes, _: Specimen, __: Specimen) -> bytes:
 def header(rng: random.Random, data: bytes, _: Specimen, __: Specimen) -> bytes:
     """Another version or type before the same body, or nothing but noise after a good header."""
     if rng.random() < 0.3:
-        return MAGIC + bytes([1, rng.randrange(1, 8)]) + rng.randbytes(rng.randrange(200))
+        return MAGIC + bytes([1, rng.randrange(1, 9)]) + rng.randbytes(rng.randrange(200))
     return MAGIC + bytes([rng.choice([1, rng.randrange(256)]), rng.randrange(10)]) + data[HEADER_BYTES:]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fuzz import fuzz_terms, fuzz_wire
+from fuzz import fuzz_carried, fuzz_terms, fuzz_wire
 from fuzz.driver import run_chunk
 from fuzz.fuzz_wire import feed
+from niss.accounting import CarriedAccount
 from niss.accounting.protocol_rounds import Assessor
 
 
@@ -40,3 +41,17 @@ def test_the_fuzzer_notices_a_charge_that_is_too_small(monkeypatch: pytest.Monke
     known = Assessor.__call__
     monkeypatch.setattr(Assessor, "__call__", lambda *given: 0.9 * known(*given))
     assert run_chunk(fuzz_terms.TARGET, seed=20_000, chunk=1, count=60).findings
+
+
+def test_odd_runs_with_carried_shares_are_refused_or_charged_for() -> None:
+    tally = run_chunk(fuzz_carried.TARGET, seed=20_000, chunk=1, count=300)
+    assert tally.findings == []
+    kinds = ("schedule, covered", "schedule, refused", "opening, refused")
+    assert min(tally.counts[kind] for kind in kinds) > 20
+    assert tally.counts["opening, answered"] > 5
+
+
+def test_the_fuzzer_notices_a_run_charged_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = CarriedAccount.cost
+    monkeypatch.setattr(CarriedAccount, "cost", lambda *given: 0.99 * known(*given))
+    assert run_chunk(fuzz_carried.TARGET, seed=20_000, chunk=1, count=100).findings

@@ -79,6 +79,26 @@ def test_the_format_has_not_changed(name: str) -> None:
     assert sorted(golden) == NAMES
 
 
+def test_carrying_and_cohorts_are_there_together_or_not_at_all() -> None:
+    plain, carrying = examples()["RoundOpen"], examples()["CarriedOpen"]
+    ours(replace(carrying, cohorts=None), "RoundOpen.terms.carrying: must be None in this message")
+    ours(replace(plain, cohorts=carrying.cohorts), "RoundOpen.terms.carrying: must be a CarryTerms")
+    # The same bytes are no other message: what was signed for one cannot be read as the other.
+    data = encode(plain)
+    refused(data[:5] + b"\x08" + data[6:], "RoundOpen")
+    data = encode(carrying)
+    refused(data[:5] + b"\x01" + data[6:], "RoundOpen")
+
+
+def test_whether_there_is_a_round_before_is_one_of_two_bytes() -> None:
+    first = replace(examples()["CarriedOpen"], signature=b"")
+    first = replace(first, cohorts=replace(first.cohorts, previous=None))
+    data = encode(first)
+    assert data[-1] == 0
+    refused(data[:-1] + b"\x02", "RoundOpen.cohorts.previous: must be there or not")
+    refused(data[:-1] + b"\x01", "RoundOpen.cohorts.previous.participants: the message ends too early")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_cut_anywhere_it_is_refused(name: str) -> None:
     data = encode(examples()[name])
@@ -88,9 +108,10 @@ def test_cut_anywhere_it_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_may_follow(name: str) -> None:
-    data = encode(examples()[name])
-    refused(data + b"\0", f"{name}: 1 bytes too many")
-    refused(data + data, f"{name}: {len(data)} bytes too many")
+    message = examples()[name]
+    data, kind = encode(message), type(message).__name__
+    refused(data + b"\0", f"{kind}: 1 bytes too many")
+    refused(data + data, f"{kind}: {len(data)} bytes too many")
 
 
 def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
@@ -175,7 +196,7 @@ def test_the_signed_part_leaves_out_the_signature_alone(name: str) -> None:
     message = examples()[name]
     part = signed_part(message)
     assert part == signed_part(replace(message, signature=b""))
-    assert part == SIGNING_DOMAIN + encode(message)[:-65] + b"\x00"
+    assert part == SIGNING_DOMAIN + encode(message).replace(b"\x40" + message.signature, b"\x00")
     refused(part, "magic")  # what is signed is never itself a message
 
 

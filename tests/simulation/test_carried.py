@@ -359,7 +359,7 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
         ({"privacy": {"participations": 1}}, "its turn comes 2 times"),
         ({"privacy": {"unit": "record"}, "training": {"participants": 6, "epochs": 1}}, "whole clients"),
         ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
-        ({"exchange": "protocol"}, "cannot carry noise"),
+        ({"exchange": "protocol", "protocol": {"mode": "repair"}}, "does not repair noise"),
         (
             {"methods": [{"name": "niss-carried", "graph": "regular", "neighbours": 3}], "privacy": {"colluders": 1}},
             "sparse graphs",

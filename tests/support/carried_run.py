@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from niss.accounting.carried_rounds import CarriedAccount
-from niss.protocol.agreement import commitment_of
+from niss.protocol.agreement import _signed, agree, commitment_of, link_of
 from niss.protocol.carried import Schedule
 from niss.protocol.carrying import previous_of
-from niss.protocol.messages import Participant, Previous, RoundOpen
+from niss.protocol.client import Client
+from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload
 from niss.protocol.server import Outcome
+from niss.protocol.shares import PairSecrets
 from niss.protocol.states import rounds_answered
-from support.protocol_round import Federation, Seat, carried
+from support.protocol_round import Federation, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8
+# Fresh noise of 2^18 grid steps, so that something is promised.
+NOISY = {"residual_variance": 0.0625}
 
 
 def schedule(**changes: Any) -> Schedule:
@@ -42,87 +48,199 @@ def schedule(**changes: Any) -> Schedule:
 
 
 class CarriedFederation(Federation):
-    """`separation` cohorts that take turns; cohort t of round t is `cohort(t)`, members by number.
+    """`separation` cohorts that take turns; those of round t are `cohort(t)`, members by number.
 
-    `opened`, `outcomes` and `sums` (what the sums would be without noise) are by number of the rounds played.
+    `opened`, `outcomes` and `sums` (what the sums would be without noise) are by number of the rounds played; `seen` is
+    what left the clients.
     """
 
-    def __init__(self, committed: Schedule, label: str = "carried", **policy: Any) -> None:
-        self.schedule = committed
+    def __init__(
+        self,
+        committed: Schedule,
+        label: str = "carried",
+        account: dict[str, Any] | None = None,
+        **policy: Any,
+    ) -> None:
+        self.schedule, self.account = committed, account or {}
         settings = {"mu": np.inf, "attempts": 1, "schedule": committed, "clip": committed.clip}
         super().__init__(committed.participants * committed.separation, label, **{**settings, **policy})
-        for seat in self.seats:
-            account_for(seat, committed)
+        for one in range(len(self.seats)):
+            self.restart(one)
         self.opened: dict[int, RoundOpen] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.seated: dict[int, tuple[Participant, ...]] = {}
         self.sums: dict[int, np.ndarray] = {}
+        self.seen = Seen(committed)
+
+    def restart(self, one: int) -> Client:
+        """Start a client from its memory, with an account that knows of it what the memory does."""
+        seat = self.seats[one]
+        account = CarriedAccount(
+            self.schedule,
+            colluders=self.policy.colluders,
+            earlier=rounds_answered(seat.kept[-1], RUN),
+            **self.account,
+        )
+        seat.assess, seat.book = account.assess, account.charging(_Anything(), "self")
+        return seat.restart()
 
     def cohort(self, number: int) -> list[int]:
         size = self.schedule.participants
         first = number % self.schedule.separation * size
         return list(range(first, first + size))
 
+    def seat_of(self, one: int) -> Participant:
+        """A client with an unused prekey."""
+        return Participant(self.seats[one].client.public, self.prekeys[one].pop(0))
+
     def listed(self, number: int) -> tuple[Participant, ...]:
         """The participants of a round, drawn once; () past the end."""
         if number >= self.schedule.rounds:
             return ()
         if number not in self.seated:
-            self.seated[number] = tuple(
-                Participant(self.seats[one].client.public, self.prekeys[one].pop(0))
-                for one in self.cohort(number)
-            )
+            self.seated[number] = tuple(self.seat_of(one) for one in self.cohort(number))
         return self.seated[number]
 
-    def previous(self, number: int) -> Previous | None:
-        return previous_of(self.opened[number - 1]) if number else None
-
     def open_next(self, number: int) -> RoundOpen:
+        """The next round as an honest server opens it."""
         terms, people, after = self.schedule.terms(RUN, number), self.listed(number), self.listed(number + 1)
         beacon = self.chain.release(number, 0, commitment_of(terms, people, after))
-        survived = self.outcomes[number - 1].survivors if number else ()
+        survived = self.outcomes[number - 1].survivors if number - 1 in self.outcomes else ()
+        previous = previous_of(self.opened[number - 1]) if number else None
         opened: RoundOpen = carried(
             self.server.open_round(
-                terms, people, beacon, following=after, previous=self.previous(number), survived=survived
+                terms, people, beacon, following=after, previous=previous, survived=survived
             )
         )
         self.opened[number] = opened
         return opened
 
+    def forged(self, opened: RoundOpen, **changes: Any) -> RoundOpen:
+        """The round with other parts, signed again by the server, and by a holder of the beacon that obeys it."""
+        bare = replace(opened, **changes)
+        following = () if bare.cohorts is None else bare.cohorts.following
+        index = link_of(bare.terms.round, bare.terms.attempt)
+        value = self.chain._links[index]
+        commitment = commitment_of(bare.terms, bare.participants, following)
+        beacon = Beacon(index, value, self.holder.sign("beacon", _signed(index, value, commitment)))
+        return resigned(self.server, replace(bare, beacon=beacon), "open")
+
+    def answer(self, one: int, opened: RoundOpen, steps: np.ndarray | None = None) -> Upload:
+        """Have a client upload; whatever it adds is noted. `steps` is p_k x_k on the grid."""
+        if steps is None:
+            steps = np.zeros(self.schedule.coordinates, dtype=np.int64)
+        client = self.seats[one].client
+        privates = dict(client._prekeys._privates)
+        upload = client.upload(opened, steps * self.schedule.participants * 2.0**-GRID, self.entropy)
+        self.seen.take(client.public, opened, privates, upload)
+        self.prekeys[one] += list(upload.fresh_prekeys)
+        return upload
+
     def play_round(self, number: int, absent: Collection[int] = ()) -> Outcome:
-        """A whole round without the seats `absent`; what should be its sum is in `sums`, in grid steps."""
+        """A whole round without the seats `absent`."""
         opened = self.open_next(number)
-        size = self.schedule.participants
         self.sums[number] = np.zeros(self.schedule.coordinates, dtype=np.int64)
         for seat, one in enumerate(self.cohort(number)):
             if seat in absent:
                 continue
             # On the grid once it is divided by the number of participants: rounding leaves it alone.
             steps = np.frombuffer(self.entropy(2 * self.schedule.coordinates), dtype="<i2").astype(np.int64)
-            update = steps * size * 2.0**-GRID
             self.sums[number] += steps
-            upload = self.seats[one].client.upload(opened, update, self.entropy)
-            self.prekeys[one] += list(upload.fresh_prekeys)
-            self.server.take_upload(carried(upload))
+            self.server.take_upload(carried(self.answer(one, opened, steps)))
         self.outcomes[number] = self.server.finish()
         return self.outcomes[number]
 
 
-def account_for(seat: Seat, committed: Schedule, **settings: Any) -> None:
-    """Have the client of this seat charge itself by an account of its own, restored from its memory."""
-    kept = seat.kept[-1] if seat.kept else None
-    account = CarriedAccount(
-        committed, colluders=seat.policy.colluders, earlier=rounds_answered(kept, RUN), **settings
-    )
-    seat.assess, seat.account = account.assess, account  # type: ignore[attr-defined]
-    charge = account.charging(_Book(seat), "self")
-    seat.book = charge
-    seat.start(kept)
+class Seen:
+    """All uploads that left the clients of a run, and of what noise each was made: the server's whole view.
+
+    A share is known by its seed, taken from the keys of the client that used it: whatever rounds, lists or versions it
+    was told of, two uploads have noise in common exactly if they used the same seed.
+    """
+
+    def __init__(self, committed: Schedule) -> None:
+        self.schedule = committed
+        self.uploads: list[tuple[bytes, int, list[tuple[bytes, bytes, float, int]]]] = []
+
+    def take(self, owner: bytes, opened: RoundOpen, privates: dict[int, Any], upload: Upload) -> None:
+        agreed = agree(opened)
+        people, own = agreed.participants, agreed.participants[upload.seat].prekey.number
+        secrets = PairSecrets(agreed, upload.seat, privates[own])
+        shares = []
+        for sender, receiver, steps in agreed.edges_of(upload.seat):
+            mine = sender == upload.seat
+            other = people[receiver if mine else sender].identity
+            shares.append((bytes(secrets.edge_seed(sender, receiver)), other, steps**2, 1 if mine else -1))
+        ends: list[Participant] = []
+        if (after := agreed.after) is not None:
+            ends += [after.receivers[one] for one, _ in after.edges_from(upload.seat)]
+        if (before := agreed.before) is not None:
+            ends += [before.senders[one] for one, _ in before.edges_to(upload.seat)]
+        for (seed, variance, sign), end in zip(secrets.carried(), ends, strict=True):
+            shares.append((bytes(seed), end.identity, variance * 4.0**GRID, sign))
+        self.uploads.append((owner, opened.terms.round, shares))
+
+    def check_shares(self) -> None:
+        """No share is in more than two uploads, and where it is in two, once added and once subtracted."""
+        signs: dict[bytes, list[int]] = defaultdict(list)
+        for _, _, shares in self.uploads:
+            for seed, _, _, sign in shares:
+                signs[seed].append(sign)
+        assert all(sorted(found) in ([1], [-1], [-1, 1]) for found in signs.values())
+
+    def mu2(self, colluders: Collection[bytes] = ()) -> dict[bytes, float]:
+        """By honest client, its mu^2 over all its uploads: `Delta^2 1' (Sigma^-1)[P, P] 1`, in grid steps.
+
+        Sigma is built share by share: an upload's column is the sum of all noise in it that no colluder knows.
+        """
+        known = set(colluders)
+        kept = [one for one in self.uploads if one[0] not in known]
+        places: dict[bytes, dict[int, tuple[int, float]]] = defaultdict(dict)
+        residual = []
+        for row, (_, number, shares) in enumerate(kept):
+            residual.append(self.schedule.residual_of(number) * 4.0**GRID)
+            for seed, other, variance, sign in shares:
+                if other not in known:
+                    places[seed][row] = (sign, variance)
+        sigma = np.diag(residual)
+        for ends in places.values():
+            for row, (sign, variance) in ends.items():
+                for column, (other, _) in ends.items():
+                    sigma[row, column] += sign * other * variance
+        inverse = np.linalg.inv(sigma)
+        moved = self.schedule.clip / self.schedule.participants * 2.0**GRID
+        found: dict[bytes, float] = {}
+        for owner in {one[0] for one in kept}:
+            rows = [
+                row
+                for row, (who, number, _) in enumerate(kept)
+                if who == owner and number < self.schedule.horizon
+            ]
+            found[owner] = moved**2 * float(inverse[np.ix_(rows, rows)].sum())
+        return found
 
 
-class _Book:
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
+def covered(federation: CarriedFederation) -> float:
+    """The closest that a client's true mu^2, whoever colludes within its policy, came to what it was charged."""
+    federation.seen.check_shares()
+    size, apart = federation.schedule.participants, federation.schedule.separation
+    charged = {seat.identity.public: sum(mu**2 for _, _, mu in seat.charges) for seat in federation.seats}
+    closest = 0.0
+    for first in range(size):
+        # As many of every cohort as the clients assume, in turn.
+        bad = {
+            federation.seats[cohort * size + (first + other) % size].identity.public
+            for cohort in range(apart)
+            for other in range(federation.policy.colluders)
+        }
+        for owner, spent in federation.seen.mu2(bad).items():
+            assert spent <= charged[owner] * (1.0 + 1e-9)
+            closest = max(closest, spent / charged[owner]) if charged[owner] else closest
+    return closest
+
+
+class _Anything:
+    """A ledger that refuses nothing."""
 
     def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:
-        """Nothing is refused: what was charged is kept by the seat."""
+        del round, attempt, mus, basis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from niss.protocol.messages import (
     MODES,
     Beacon,
+    CarryTerms,
+    Cohorts,
     Message,
     Participant,
     Prekey,
+    Previous,
     Refusal,
     Reveal,
     RevealedEdge,
@@ -60,17 +64,29 @@ def example_terms() -> Terms:
     )
 
 
+def example_cohort(name: str) -> tuple[Participant, ...]:
+    """Three participants whose bytes follow from a name."""
+    return tuple(Participant(filler(f"{name} {seat}", 32), example_prekey(seat)) for seat in range(3))
+
+
 def examples() -> dict[str, Message]:
-    """One message of each kind, always the same."""
+    """One message of each kind, always the same; `CarriedOpen` is a `RoundOpen` of a run that carries noise over."""
     context, signature = filler("context", 32), filler("signature", 64)
     verdicts = tuple(
         Verdict(context, seat, filler("survivors", 32), filler(f"verdict {seat}", 64)) for seat in (0, 2)
     )
-    everyone = tuple(Participant(filler(f"identity {seat}", 32), example_prekey(seat)) for seat in range(3))
+    everyone = example_cohort("identity")
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
     sealed = (SealedPiece(0, filler("sealed 0", 49)), SealedPiece(2, filler("sealed 2", 49)))
+    carrying = replace(example_terms(), carrying=CarryTerms(filler("plan", 32), 12.0, 0.125))
+    previous = Previous(
+        example_cohort("before"), filler("terms", 32), replace(beacon, index=296, value=filler("link", 32))
+    )
     return {
         "RoundOpen": RoundOpen(example_terms(), everyone, beacon, signature),
+        "CarriedOpen": RoundOpen(
+            carrying, everyone, beacon, signature, Cohorts(example_cohort("after"), previous)
+        ),
         "Upload": Upload(
             context,
             1,
@@ -133,14 +149,22 @@ def terms() -> st.SearchStrategy[Terms]:
     )
 
 
-def round_opens() -> st.SearchStrategy[RoundOpen]:
-    """Any opening of a round."""
-    return st.builds(
-        RoundOpen,
-        terms=terms(),
-        participants=st.lists(_participants, unique_by=lambda one: one.identity, max_size=4).map(tuple),
-        beacon=st.builds(Beacon, index=_uint32, value=_hashes, signature=_signatures),
-        signature=_signatures,
+_lists = st.lists(_participants, unique_by=lambda one: one.identity, max_size=4).map(tuple)
+_beacons = st.builds(Beacon, index=_uint32, value=_hashes, signature=_signatures)
+
+
+@st.composite
+def round_opens(draw: st.DrawFn) -> RoundOpen:
+    """Any opening of a round, with and without noise that is carried over."""
+    opened = RoundOpen(draw(terms()), draw(_lists), draw(_beacons), draw(_signatures))
+    if draw(st.booleans()):
+        return opened
+    carrying = draw(st.builds(CarryTerms, plan=_hashes, neighbours=_reals, unit_variance=_reals))
+    previous = draw(st.none() | st.builds(Previous, participants=_lists, terms=_hashes, beacon=_beacons))
+    return replace(
+        opened,
+        terms=replace(opened.terms, carrying=carrying),
+        cohorts=Cohorts(draw(_lists), previous),
     )
 
 

@@ -9,8 +9,10 @@ colluders it assumes, and charges each participation what it adds to `Delta' K[P
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from niss.accounting.plans import Plan
 from niss.accounting.protocol_rounds import draw_round, first_grid, fit_grid, too_imprecise
 from niss.accounting.targets import client_sensitivity
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
+from niss.graph import CarriedGraph, ShareGraph
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
@@ -30,10 +33,8 @@ from niss.protocol.messages import Beacon, Cohorts, Participant, Previous, Round
 
 Participants = tuple[Participant, ...]
 
-# Up to this ratio of carried to fresh noise the matrix of a run is inverted to about ten digits.
+# Up to this ratio of carried to fresh noise the matrix of a run is inverted to six digits or more.
 MOST_CARRIED = 1e6
-# And what rounding may have taken off it is added.
-_ROUNDING = 1.0 + 1e-9
 
 
 def make_schedule(
@@ -118,6 +119,7 @@ def _draws(schedule: Schedule, number: int) -> Draws:
     )
 
 
+@lru_cache(maxsize=64)
 def _run_cost(schedule: Schedule, promise: Promise, mu: float) -> float:
     """How much of its part of delta the grid uses in a run, all rounds together; above 1 is too much."""
     numbers = {0, min(1, schedule.rounds - 1)}
@@ -133,6 +135,7 @@ def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
     return max(_draws(schedule, one).delta(whole) for one in numbers)
 
 
+@lru_cache(maxsize=16)
 def carried_plan(schedule: Schedule, *, relation: str, colluders: int) -> CarriedPlan | None:
     """What a schedule is worth, from its own numbers; None where it has no fresh noise and promises nothing.
 
@@ -223,7 +226,9 @@ class CarriedAccount:
             self.plan.sensitivity,
             earlier,
         )
-        return account.charge(number) * _ROUNDING
+        # What rounding may have taken off while the matrix was inverted: some units in the last place of its condition.
+        apart = 4.0 * self.schedule.rounds * (1.0 + self.plan.carried_to_residual[0])
+        return account.charge(number) * (1.0 + sys.float_info.epsilon * apart)
 
     def assess(self, agreed: Agreed, colluders: int) -> float:
         """What answering this round would cost: the square root of what it adds to mu^2."""
@@ -307,6 +312,20 @@ class CarriedAccount:
                 residual_variance=schedule.residual_of(number) + over,
             )
         )
+
+
+@lru_cache(maxsize=4)
+def _second(graph: ShareGraph) -> float:
+    """The second eigenvalue of the Laplacian over the least degree."""
+    laplacian = graph.laplacian()
+    return float(np.linalg.eigvalsh(laplacian)[1] / laplacian.diagonal().min())
+
+
+@lru_cache(maxsize=8)
+def _mixing(graph: CarriedGraph) -> float:
+    """The second over the first singular value of a biregular graph."""
+    matrix = graph.matrix() / graph.out_weight.max()
+    return float(np.linalg.norm(matrix - 1.0 / graph.sizes[1], 2))
 
 
 def propose_carried_round(

@@ -272,3 +272,7 @@ class Gap:
     def added(self, senders: tuple[int, ...]) -> float:
         """Variance that these seats of the first round carry on."""
         return float(self.graph.weights[np.isin(self.graph.senders, senders)].sum()) * self.unit_variance
+
+    def taken(self, receivers: tuple[int, ...]) -> float:
+        """Variance of all that these seats of the second round subtract."""
+        return float(self.graph.weights[np.isin(self.graph.receivers, receivers)].sum()) * self.unit_variance

@@ -209,10 +209,12 @@ class Client:
         secrets = PairSecrets(agreed, seat, self._prekeys.private(own))
         secrets.check_neighbours()
         self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
-        if terms.carrying is not None:
-            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
+        if terms.carrying is not None:
+            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
+            # Prekeys are used up in turn: older ones were announced for rounds that this client missed.
+            self._prekeys.erase_before(own)
         self._memory.state = following
         self._memory.current = CurrentRound(encode(opened), seat, own)
         fresh = self._prekeys.batch(1, self._identity, entropy)

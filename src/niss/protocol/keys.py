@@ -396,6 +396,11 @@ class PrekeyStore(Secret):
         for number in [one for one in self._privates if one != besides][: max(0, excess)]:
             self.erase(number)
 
+    def erase_before(self, number: int) -> None:
+        """Forget all prekeys made before the one with that number."""
+        for older in [one for one in self._privates if one < number]:
+            self.erase(older)
+
     @property
     def fingerprints(self) -> Mapping[int, str]:
         """The fingerprint of each public half that is still here, by number."""

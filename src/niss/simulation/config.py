@@ -326,7 +326,7 @@ class Config(_Section):
         What `PrivacyConfig`, `MethodConfig` and `Plan` call by the same name is the same; the rest is said here.
         """
         record = self.privacy.unit == "record"
-        # A round of the protocol may draw its graph again; delta pays for every draw.
+        # A round of the protocol may draw its graph again, and its noise lies on a grid; delta pays for both.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
         carried = plan_fields(self, sampling) if method.kind.carries else {}
@@ -341,6 +341,7 @@ class Config(_Section):
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "attempts": LINKS_PER_ROUND if redrawn else 1,
+                "on_grid": redrawn,
                 "rounds": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),
                 "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,

@@ -136,9 +136,9 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
             f"training.weights: {method.name} takes out in a round what clients of the one before added, so that all "
             "have to weigh the same; use equal"
         )
-    if method.kind.carries and config.exchange == "protocol":
+    if method.kind.carries and config.exchange == "protocol" and config.protocol.mode == "repair":
         raise ValueError(
-            f"exchange: the protocol cannot carry noise over yet; run {method.name} with exchange = 'simulated'"
+            f"protocol.mode: the protocol does not repair noise that {method.name} carries over; use mode = 'tolerate'"
         )
     least = config.training.separation
     if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:
@@ -189,7 +189,8 @@ def _check_protocol(config: Config) -> None:
                 f"methods.graph: the protocol draws regular or complete graphs, not {method.graph!r}; "
                 f"use graph = 'regular', {instead}"
             )
-        if method.graph == "complete" and method.neighbours < training.participants - 1:
+        few = method.neighbours < training.participants - 1
+        if method.graph == "complete" and few and not method.kind.carries:
             raise ValueError(
                 f"methods.neighbours: {method.neighbours:g} shares from each of {training.participants} clients do "
                 f"not make a complete graph in the protocol; use neighbours = {training.participants - 1}, "

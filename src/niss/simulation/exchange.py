@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from niss.accounting import Assessor, Plan, Promise, grid_delta, make_terms, propose_round, upload_mu
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree, participants_hash, terms_hash
+from niss.protocol.carried import Schedule
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Message, Participant, Prekey, RoundOpen, Terms
@@ -31,7 +33,7 @@ IntArray = NDArray[np.int64]
 # Each upload brings one fresh prekey; the other is for a round that the client drops out of.
 _PREKEYS = 2
 # Rounding in the terms is not worth a refusal; its square stays within the ledger's own 1e-9.
-_ROUNDING = 1.0 + 4e-10
+ROUNDING = 1.0 + 4e-10
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Exchanged:
 
     outcome         the sum, the survivors, and whether all that should cancel did
     agreed          the terms and the graph that all parties derived from the same public values
-    worst           the worst case over colluders that `mu` rests on
-    mu              cost of the round in the joint view, the same for every client
+    worst           the worst case over colluders that `mu` rests on; None where the whole run has one
+    mu              most that the round cost a client in the joint view
     marginal_mu     cost of an upload looked at alone
     grid_delta      what the grid of these terms adds to delta over all participations of a client
     bytes_uploaded  by all clients, encoded
@@ -49,7 +51,7 @@ class Exchanged:
 
     outcome: Outcome
     agreed: Agreed
-    worst: WorstCase
+    worst: WorstCase | None
     mu: float
     marginal_mu: float
     grid_delta: float
@@ -68,8 +70,18 @@ class Exchanged:
 
     @property
     def predicted_variance(self) -> float:
-        """Residual noise of the survivors, and whatever could not be taken out."""
+        """Of the noise in the sum: residual noise of the survivors, and whatever could not be taken out."""
         return len(self.outcome.survivors) * self.agreed.terms.residual_variance + self.outcome.extra_variance
+
+    @property
+    def scale(self) -> float:
+        """Those who are left stand for all."""
+        return len(self.agreed.participants) / max(len(self.outcome.survivors), 1)
+
+    @property
+    def model_variance_change(self) -> float:
+        """Of the noise in the model, which moves by the sum times `scale`."""
+        return self.predicted_variance * self.scale**2
 
     @property
     def public(self) -> dict[str, str]:
@@ -87,7 +99,78 @@ class Exchanged:
         return {name: value.hex() for name, value in values.items()}
 
 
-class ProtocolExchange:
+class Parties(ABC):
+    """The beacon's holder, the server and the clients of a run in one process, each with keys of its own.
+
+    plan        what every client is promised
+    rounds      for which the beacon's chain has links
+    entropy     returns so many random bytes; keys, beacons and noise come from it
+    """
+
+    def __init__(self, plan: Plan, rounds: int, entropy: Callable[[int], bytes]) -> None:
+        self._plan, self._entropy = plan, entropy
+        self._holder = Identity.generate(entropy)
+        self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
+        self._server = Server(Identity.generate(entropy))
+        self._run = entropy(16)
+        self._clients: dict[int, Client] = {}
+        self._prekeys: dict[int, list[Prekey]] = {}
+
+    def _policy(self, *, participants: int, mu: float, schedule: Schedule | None = None) -> Policy:
+        """What a client insists on: at least so many participants, and at most that mu in a round."""
+        return Policy(
+            participants=participants,
+            colluders=self._plan.colluders,
+            attempts=self._plan.attempts,
+            mu=mu,
+            clip=self._plan.clip,
+            server=self._server.public,
+            holder=self._holder.public,
+            anchor=self._chain.anchor,
+            schedule=schedule,
+        )
+
+    @abstractmethod
+    def _new_client(self, member: int) -> Client:
+        """The machine of that client, with keys of its own."""
+
+    def _client(self, member: int) -> Client:
+        """The machine of that client, made when it first takes part."""
+        if member not in self._clients:
+            self._clients[member] = self._new_client(member)
+            self._prekeys[member] = []
+        return self._clients[member]
+
+    def _seated(self, members: IntArray) -> tuple[Participant, ...]:
+        """These clients with a key each that no round has used; who has dropped out too often enrols more."""
+        seats = []
+        for member in members.tolist():
+            client = self._client(member)
+            if not self._prekeys[member]:
+                self._prekeys[member] += client.enrol(_PREKEYS, self._entropy)
+            seats.append(Participant(client.public, self._prekeys[member].pop(0)))
+        return tuple(seats)
+
+    def _collect(
+        self,
+        opened: RoundOpen,
+        members: IntArray,
+        updates: Callable[[int], NDArray[np.floating[Any]]],
+        absent: Collection[int],
+    ) -> int:
+        """Have everyone upload but the seats `absent`; the bytes that were sent."""
+        sent = 0
+        for seat, member in enumerate(members.tolist()):
+            if seat in absent:
+                continue
+            upload = self._clients[member].upload(through_the_wire(opened), updates(seat), self._entropy)
+            sent += len(encode(upload))
+            self._server.take_upload(through_the_wire(upload))
+            self._prekeys[member] += list(upload.fresh_prekeys)
+        return sent
+
+
+class ProtocolExchange(Parties):
     """All parties of a run in one process.
 
     plan          what every client is promised; its method must have a protocol
@@ -113,22 +196,16 @@ class ProtocolExchange:
     ) -> None:
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
-        self._plan, self._coordinates, self._entropy = plan, coordinates, entropy
-        self._mode, self._grid = mode, (grid_bits, modulus_bits)
-        self._holder = Identity.generate(entropy)
-        self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
-        self._server = Server(Identity.generate(entropy))
-        self._run = entropy(16)
+        super().__init__(plan, rounds, entropy)
+        self._coordinates, self._mode, self._grid = coordinates, mode, (grid_bits, modulus_bits)
         self._assess = Assessor(
             relation=plan.relation, failure=plan.corruption.failure, promise=Promise.of(plan)
         )
         # A given tau^2 promises nothing, so nothing is too dear.
         self._allowed = math.inf
         if plan.tau2 is None:
-            self._allowed = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * _ROUNDING
+            self._allowed = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * ROUNDING
         self._terms: dict[int, Terms] = {}
-        self._clients: dict[int, Client] = {}
-        self._prekeys: dict[int, list[Prekey]] = {}
 
     def play(
         self,
@@ -149,25 +226,15 @@ class ProtocolExchange:
 
         Raises `PrivacyError` where no attempt keeps the promise; nothing is charged then.
         """
-        clients = [self._client(int(member)) for member in members]
-        participants = tuple(
-            Participant(client.public, self._next_prekey(int(member)))
-            for client, member in zip(clients, members, strict=True)
-        )
+        participants = self._seated(members)
+        clients = [self._clients[int(member)] for member in members]
         proposed, mu = self._propose(number, participants)
         terms = proposed.terms
         rounding = grid_delta(self._plan, terms, members.size)
         opened = self._server.open_round(terms, participants, proposed.beacon)
         marginal = upload_mu(terms, members.size, self._plan.relation)
         charge(mu, marginal, terms.attempt)
-        sent = 0
-        for seat, client in enumerate(clients):
-            if seat in absent:
-                continue
-            upload = client.upload(_through_the_wire(opened), updates(seat), self._entropy)
-            sent += len(encode(upload))
-            self._server.take_upload(_through_the_wire(upload))
-            self._prekeys[int(members[seat])] += list(upload.fresh_prekeys)
+        sent = self._collect(opened, members, updates, absent)
         if self._mode == "repair":
             self._repair(clients, absent)
         outcome = self._server.finish()
@@ -217,46 +284,27 @@ class ProtocolExchange:
             if seat in absent:
                 continue
             try:
-                verdict = clients[seat].judge(_through_the_wire(claim))
+                verdict = clients[seat].judge(through_the_wire(claim))
             except RemoteProtocolError:
                 continue
-            self._server.take_verdict(_through_the_wire(verdict))
+            self._server.take_verdict(through_the_wire(verdict))
         for seat, request in self._server.request_reveals().items():
-            self._server.take_reveal(_through_the_wire(clients[seat].reveal(_through_the_wire(request))))
+            self._server.take_reveal(through_the_wire(clients[seat].reveal(through_the_wire(request))))
 
-    def _client(self, member: int) -> Client:
-        """The machine of that client, with keys of its own, made when it first takes part."""
-        if member not in self._clients:
-            policy = Policy(
-                # Two honest ones. What a small round costs is bounded by mu.
-                participants=self._plan.colluders + 2,
-                colluders=self._plan.colluders,
-                attempts=self._plan.attempts,
-                mu=self._allowed,
-                clip=self._plan.clip,
-                server=self._server.public,
-                holder=self._holder.public,
-                anchor=self._chain.anchor,
-            )
-            # The simulator charges a round for all its participants at once, before the first upload.
-            self._clients[member] = Client(
-                Identity.generate(self._entropy),
-                policy,
-                assess=self._assess,
-                charge=lambda _agreed, _mu: None,
-                persist=lambda _kept: None,
-            )
-            self._prekeys[member] = []
-        return self._clients[member]
-
-    def _next_prekey(self, member: int) -> Prekey:
-        """A key of that client that no round has used; it enrols more when it has dropped out too often."""
-        if not self._prekeys[member]:
-            self._prekeys[member] += self._clients[member].enrol(_PREKEYS, self._entropy)
-        return self._prekeys[member].pop(0)
+    def _new_client(self, member: int) -> Client:  # noqa: ARG002
+        # Two honest ones. What a small round costs is bounded by mu.
+        policy = self._policy(participants=self._plan.colluders + 2, mu=self._allowed)
+        # The simulator charges a round for all its participants at once, before the first upload.
+        return Client(
+            Identity.generate(self._entropy),
+            policy,
+            assess=self._assess,
+            charge=lambda _agreed, _mu: None,
+            persist=lambda _kept: None,
+        )
 
 
-def _through_the_wire(message: Any) -> Any:
+def through_the_wire(message: Any) -> Any:
     """A message as it arrives at the other side: encoded and decoded."""
     arrived: Message = decode(encode(message))
     return arrived

@@ -10,6 +10,7 @@ So all methods begin a round, one call trains everybody, and each method finishe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,9 +26,10 @@ from niss.learning import Evaluation, Job
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
-from niss.simulation.carrying import beacon_of, carrying_of, close_run
+from niss.simulation.carried_exchange import CarriedExchange
+from niss.simulation.carrying import beacon_of, carrying_of, close_run, next_cohort
 from niss.simulation.config import Config
-from niss.simulation.exchange import ProtocolExchange
+from niss.simulation.exchange import Exchanged, ProtocolExchange
 from niss.simulation.materials import Materials
 from niss.simulation.sampling import Sampling, absent_seats, aggregation_weights, choose_participants
 from niss.simulation.training import Trainer
@@ -56,23 +58,34 @@ class Federation:
     trainer: Trainer
     stream: SimStream
     history: NoiseHistory
-    exchange: ProtocolExchange | None
+    exchange: ProtocolExchange | CarriedExchange | None
 
     @classmethod
     def of(cls, config: Config, materials: Materials, trainer: Trainer) -> Federation:
         """The federation of the config's one method."""
         (method,) = config.methods
-        plan, settings, exchange = config.plan(method), config.protocol, None
+        plan, settings = config.plan(method), config.protocol
+        exchange: ProtocolExchange | CarriedExchange | None = None
         # Where no noise is shared there is nothing to exchange.
         if config.exchange == "protocol" and plan.kind.has_protocol:
-            exchange = ProtocolExchange(
-                plan,
-                rounds=config.rounds,
-                coordinates=materials.layout.size,
-                mode=settings.mode,
-                grid_bits=settings.grid_bits,
-                modulus_bits=settings.modulus_bits,
-            )
+            size, grid = materials.layout.size, (settings.grid_bits, settings.modulus_bits)
+            if plan.kind.carries:
+                exchange = CarriedExchange(
+                    plan,
+                    participants=config.training.participants,
+                    coordinates=size,
+                    grid_bits=grid[0],
+                    modulus_bits=grid[1],
+                )
+            else:
+                exchange = ProtocolExchange(
+                    plan,
+                    rounds=config.rounds,
+                    coordinates=size,
+                    mode=settings.mode,
+                    grid_bits=grid[0],
+                    modulus_bits=grid[1],
+                )
         stream = SimStream(config.seed)
         history = NoiseHistory(lambda number: stream.child("round", number).child("noise"))
         return cls(config, plan, materials, trainer, stream, history, exchange)
@@ -360,16 +373,14 @@ class OpenRound:
 
     def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
-        exchange, plan, size = self.federation.exchange, self.federation.plan, self.participants.size
-        assert exchange is not None
+        plan, size = self.federation.plan, self.participants.size
         rows = uploads.rows()
 
-        def charge(joint: float, marginal: float, attempt: int) -> None:
-            self.ledger.charge(self.participants, np.full(size, joint), np.full(size, marginal), attempt)
+        def charge(joint: float | FloatArray, marginal: float, attempt: int) -> None:
+            mus = np.broadcast_to(np.asarray(joint, dtype=np.float64), size)
+            self.ledger.charge(self.participants, mus, np.full(size, marginal), attempt)
 
-        exchanged = exchange.play(
-            self.number, self.participants, lambda seat: rows[seat] * size, charge=charge, absent=absent
-        )
+        exchanged, closed = self._exchanged(rows, absent, charge)
         survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
         predicted = exchanged.predicted_variance
@@ -382,7 +393,8 @@ class OpenRound:
             tau2=exchanged.tau2,
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
-            model_variance_change=predicted * (size / max(len(survivors), 1)) ** 2,
+            model_variance_change=exchanged.model_variance_change,
+            under_way=exchanged.outcome.under_way,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
@@ -390,7 +402,47 @@ class OpenRound:
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,
         )
-        return total * (size / max(len(survivors), 1)), result
+        if closed is not None:
+            total = total + closed.outcome.total
+            change = result.model_variance_change + closed.model_variance_change
+            result = replace(result, model_variance_change=change, under_way=0.0)
+        return total * exchanged.scale, result
+
+    def _exchanged(
+        self, rows: NDArray[np.floating[Any]], absent: list[int], charge: Callable[..., None]
+    ) -> tuple[Exchanged, Exchanged | None]:
+        """The round as the parties of the protocol play it, and a closing one after the last, where there is one."""
+        federation, size = self.federation, self.participants.size
+        exchange, number, clients = federation.exchange, self.number, self.participants
+        assert exchange is not None
+        if not isinstance(exchange, CarriedExchange):
+            return exchange.play(
+                number, clients, lambda seat: rows[seat] * size, charge=charge, absent=absent
+            ), None
+        history, rounds = [*self.ledger.history, clients], exchange.schedule.rounds
+        nobody = np.zeros(0, dtype=np.int64)
+        following = next_cohort(federation, number + 1, history) if number + 1 < rounds else nobody
+        played = exchange.play(
+            number,
+            clients,
+            lambda seat: rows[seat] * size,
+            following=following,
+            charge=charge,
+            absent=absent,
+        )
+        if number + 1 != exchange.schedule.horizon or number + 1 == rounds:
+            return played, None
+        stream, dropout = federation.stream.child("round", number + 1), federation.config.protocol.dropout
+        zero = np.zeros_like(rows[0])
+        closed = exchange.play(
+            number + 1,
+            following,
+            lambda _seat: zero,
+            following=nobody,
+            charge=charge,
+            absent=absent_seats(following.size, dropout, stream.child("dropout")),
+        )
+        return played, closed
 
 
 def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:

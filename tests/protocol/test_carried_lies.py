@@ -1,0 +1,407 @@
+"""What a server could do to a run that carries noise over: each lie is refused, uncharged, or covered by the charge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from niss.accounting import Promise
+from niss.errors import RemoteProtocolError
+from niss.protocol.carrying import previous_of
+from niss.protocol.messages import Cohorts, Participant, RoundOpen
+from niss.protocol.wire import decode, encode
+from support.carried_run import NOISY, CarriedFederation, covered, schedule
+from support.protocol_round import resigned
+
+
+def refused(federation: CarriedFederation, one: int, opened: RoundOpen, match: str) -> None:
+    """Refused in words, with nothing charged, and nothing changed in the client's memory."""
+    seat = federation.seats[one]
+    charges, kept = list(seat.charges), list(seat.kept)
+    with pytest.raises(RemoteProtocolError, match=match):
+        federation.answer(one, opened)
+    assert seat.charges == charges
+    assert seat.kept == kept
+
+
+def started(rounds: int = 1, **changes: Any) -> CarriedFederation:
+    """A federation that has played so many rounds."""
+    federation = CarriedFederation(schedule(**changes))
+    for number in range(rounds):
+        federation.play_round(number)
+    return federation
+
+
+def cohorts(opened: RoundOpen) -> Cohorts:
+    assert opened.cohorts is not None
+    return opened.cohorts
+
+
+# Another list, or none.
+
+
+def test_a_cohort_that_was_not_announced_is_refused() -> None:
+    """Round 1 was announced with other prekeys, in another order, or with someone else."""
+    federation = started()
+    opened = federation.open_next(1)
+    swapped = (opened.participants[1], opened.participants[0], *opened.participants[2:])
+    fresh = (federation.seat_of(4), *opened.participants[1:])
+    for people in (swapped, fresh):
+        refused(federation, 5, federation.forged(opened, participants=people), "signature for 'beacon'")
+
+
+def test_a_next_cohort_other_than_the_holder_was_shown_is_refused() -> None:
+    federation = started()
+    opened = federation.open_next(1)
+    following = tuple(federation.seat_of(one) for one in federation.cohort(2))
+    lie = resigned(
+        federation.server, replace(opened, cohorts=Cohorts(following, cohorts(opened).previous)), "open"
+    )
+    refused(federation, 4, lie, "signature for 'beacon'")
+
+
+def test_a_next_cohort_of_strangers_is_refused_by_who_trusts_listed_ones() -> None:
+    federation = CarriedFederation(schedule())
+    strangers = CarriedFederation(schedule(), "strangers")
+    pinned = frozenset(seat.identity.public for seat in federation.seats)
+    opened = federation.open_next(0)
+    after = tuple(strangers.seat_of(one) for one in federation.cohort(1))
+    lie = federation.forged(opened, cohorts=Cohorts(after, None))
+    for one in (0, 1):
+        seat = federation.seats[one]
+        seat.policy = replace(seat.policy, trusted=pinned)
+        federation.restart(one)
+        refused(federation, one, lie, "neighbouring round is not among the identities this client trusts")
+    # Whoever trusts anyone counts them among the colluders.
+    assert federation.answer(2, lie).seat == 2
+
+
+def test_a_round_before_of_strangers_is_refused_likewise() -> None:
+    federation = started()
+    opened = federation.open_next(1)
+    known = frozenset(one.identity for one in (*opened.participants, *cohorts(opened).following))
+    seat = federation.seats[4]
+    seat.policy = replace(seat.policy, trusted=known - {federation.seats[1].identity.public})
+    federation.restart(4)
+    refused(federation, 4, opened, "not among the identities this client trusts")
+
+
+def test_no_next_cohort_before_the_end_and_none_after_it() -> None:
+    """Called the last, every round would have its fresh noise alone."""
+    federation = started(rounds=4)
+    opened = federation.open_next(4)
+    beyond = tuple(federation.seat_of(one) for one in federation.cohort(1))
+    refused(
+        federation, 0, federation.forged(opened, cohorts=Cohorts(beyond, cohorts(opened).previous)), "says 0"
+    )
+    federation = started()
+    opened = federation.open_next(1)
+    refused(federation, 4, federation.forged(opened, cohorts=Cohorts((), cohorts(opened).previous)), "says 4")
+
+
+@pytest.mark.parametrize("where", ["following", "previous"])
+def test_lists_of_other_sizes_doubles_and_false_prekeys_are_refused(where: str) -> None:
+    federation = started()
+    opened = federation.open_next(1)
+    around = cohorts(opened)
+    assert around.previous is not None
+    people = around.following if where == "following" else around.previous.participants
+
+    def with_list(listed: tuple[Participant, ...]) -> RoundOpen:
+        if where == "following":
+            return federation.forged(opened, cohorts=replace(around, following=listed))
+        return federation.forged(
+            opened, cohorts=replace(around, previous=replace(around.previous, participants=listed))
+        )
+
+    refused(federation, 4, with_list(people[:3]), "has 3 participants, but the schedule says 4")
+    more = (*people, federation.seat_of(5))
+    refused(federation, 4, with_list(more), "has 5 participants, but the schedule says 4")
+    here = (opened.participants[1], *people[1:])
+    refused(federation, 4, with_list(here), "listed in two rounds that follow one another")
+    spoilt = replace(people[0], prekey=replace(people[0].prekey, signature=bytes(64)))
+    refused(federation, 4, with_list((spoilt, *people[1:])), "signature for 'prekey'")
+    # The wire has no list with doubles; a driver without one might.
+    double = replace(opened, cohorts=replace(around, following=(people[0], people[0], *people[2:])))
+    if where == "following":
+        from niss.protocol.carrying import check_cohorts
+
+        with pytest.raises(RemoteProtocolError, match="listed twice"):
+            check_cohorts(
+                double, cohorts(double), attempts=1, trusted=None, anchor=bytes(32), holder=bytes(32)
+            )
+
+
+def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> None:
+    """A stranger that signs a copy of this client's key would agree with it on something that is no secret to it."""
+    from niss.protocol.keys import _prekey_statement
+
+    federation = CarriedFederation(schedule())
+    opened = federation.open_next(0)
+    own, other = opened.participants[0].prekey, federation.seats[4].identity
+    statement = _prekey_statement(other.public, own.number, own.public)
+    copied = Participant(other.public, replace(own, signature=other.sign("prekey", statement)))
+    following = (copied, *cohorts(opened).following[1:])
+    refused(federation, 0, federation.forged(opened, cohorts=Cohorts(following, None)), "our own prekey back")
+
+
+# Another place in the chain.
+
+
+def test_a_round_that_skips_one_is_refused() -> None:
+    federation = started(rounds=2, separation=3)
+    opened = federation.open_next(2)
+    earlier = previous_of(federation.opened[0])
+    refused(
+        federation,
+        8,
+        federation.forged(opened, cohorts=replace(cohorts(opened), previous=earlier)),
+        "beacon link 1, but this attempt has link 5",
+    )
+    # With its number changed the old evidence is no better: the holder signed it as link 1.
+    moved = replace(earlier, beacon=replace(earlier.beacon, index=5))
+    refused(
+        federation,
+        8,
+        federation.forged(opened, cohorts=replace(cohorts(opened), previous=moved)),
+        "signature for 'beacon'",
+    )
+
+
+def test_a_round_without_the_one_before_and_a_first_one_with_it_are_refused() -> None:
+    federation = started()
+    opened = federation.open_next(1)
+    alone = federation.forged(opened, cohorts=replace(cohorts(opened), previous=None))
+    refused(federation, 4, alone, "needs the one before it")
+    first = CarriedFederation(schedule())
+    opened = first.open_next(0)
+    before = first.forged(opened, cohorts=replace(cohorts(opened), previous=previous_of(opened)))
+    refused(first, 0, before, "the first has none")
+
+
+def test_a_repeated_round_is_refused_as_another_attempt_too() -> None:
+    federation = CarriedFederation(schedule(), attempts=3)
+    federation.play_round(0)
+    opened = federation.opened[0]
+    refused(federation, 0, opened, "was answered before")
+    again = replace(opened, terms=replace(opened.terms, attempt=1))
+    fresh = (federation.seat_of(0), *opened.participants[1:])
+    for one in (0, 1):
+        federation.restart(one)
+    refused(federation, 0, federation.forged(again, participants=fresh), "round 0 comes 0 after round 0")
+    single = CarriedFederation(schedule())
+    opened = single.open_next(0)
+    again = single.forged(replace(opened, terms=replace(opened.terms, attempt=1)))
+    refused(single, 0, again, "allows only 1")
+
+
+def test_the_holder_lets_out_a_link_once() -> None:
+    federation = CarriedFederation(schedule())
+    federation.open_next(0)
+    with pytest.raises(RemoteProtocolError, match="released before"):
+        federation.chain.release(0, 0, bytes(96))
+
+
+def test_no_round_past_the_end_is_answered() -> None:
+    federation = started(rounds=5)
+    last = federation.opened[4]
+    people = tuple(federation.seat_of(one) for one in federation.cohort(5))
+    beyond = federation.forged(
+        replace(last, terms=replace(last.terms, round=5)),
+        participants=people,
+        cohorts=Cohorts((), previous_of(last)),
+    )
+    refused(federation, 4, beyond, "past the committed end of 5 rounds")
+
+
+@pytest.mark.parametrize(("cyclic", "gap"), [(True, 1), (True, 3), (False, 1)])
+def test_nobody_is_asked_back_too_soon_or_out_of_turn(cyclic: bool, gap: int) -> None:
+    """Also after a restart: what the account knows of the past comes from the client's memory."""
+    federation = started(rounds=1, cyclic=cyclic, separation=2)
+    for number in range(1, gap):
+        federation.play_round(number, absent=range(4) if number == 2 else ())
+    people = (federation.seat_of(0), *federation.listed(gap)[1:])
+    federation.seated[gap] = people
+    # The round before announced this list: server and holder agree on it.
+    before = federation.opened[gap - 1]
+    before = federation.forged(before, cohorts=replace(cohorts(before), following=people))
+    federation.opened[gap - 1] = before
+    opened = federation.open_next(gap)
+    refused(federation, 0, opened, f"comes {gap} after round 0")
+    federation.restart(0)
+    refused(federation, 0, opened, f"comes {gap} after round 0")
+
+
+# Other terms.
+
+CHANGED = {
+    "mode": "repair",
+    "coordinates": 9,
+    "grid_bits": 21,
+    "modulus_bits": 63,
+    "clip": 1.0,
+    "neighbours": 2.0,
+    "unit_variance": 0.25,
+    "residual_variance": 0.01,
+    "self_variance": 0.1,
+    "colluding_neighbours": 1,
+    "revealed": 1,
+    "dropped": 1,
+    "threshold_share": 0.25,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_every_term_but_the_rounds_own_is_fixed_by_the_schedule(name: str) -> None:
+    federation = CarriedFederation(schedule())
+    opened = federation.open_next(0)
+    lie = federation.forged(replace(opened, terms=replace(opened.terms, **{name: CHANGED[name]})))
+    refused(federation, 0, lie, "schedule" if name != "clip" else "schedule|clip")
+
+
+@pytest.mark.parametrize("part", ["plan", "neighbours", "unit_variance"])
+def test_what_is_carried_is_fixed_too(part: str) -> None:
+    federation = CarriedFederation(schedule())
+    opened = federation.open_next(0)
+    assert opened.terms.carrying is not None
+    carrying = replace(opened.terms.carrying, **{part: bytes(32) if part == "plan" else 2.0})
+    lie = federation.forged(replace(opened, terms=replace(opened.terms, carrying=carrying)))
+    refused(federation, 0, lie, "not those of the schedule")
+
+
+def test_a_longer_run_told_to_others_gives_them_other_seeds() -> None:
+    """The schedule's hash is in every seed: of two clients that were told of different ends, nothing cancels."""
+    short, long = CarriedFederation(schedule(rounds=3)), CarriedFederation(schedule(rounds=5))
+    for federation in (short, long):
+        federation.play_round(0)
+    seeds = [
+        {share[0] for _, _, shares in federation.seen.uploads for share in shares}
+        for federation in (short, long)
+    ]
+    assert seeds[0]
+    assert not seeds[0] & seeds[1]
+
+
+def test_plain_rounds_of_a_carried_run_and_the_reverse_are_refused() -> None:
+    federation = CarriedFederation(schedule())
+    opened = federation.open_next(0)
+    plain = federation.forged(replace(opened, terms=replace(opened.terms, carrying=None)), cohorts=None)
+    refused(federation, 0, plain, "the schedule of this run says it does")
+    seat = federation.seats[0]
+    seat.policy = replace(seat.policy, schedule=None)
+    federation.restart(0)
+    refused(federation, 0, opened, "agreed to no schedule")
+    # Neither can be sent half: the wire has both or neither.
+    assert decode(encode(opened)) == opened
+
+
+# What is not refused is paid for.
+
+
+@pytest.mark.parametrize("colluders", [0, 1])
+@pytest.mark.parametrize("separation", [2, 3])
+def test_the_charge_is_what_a_whole_run_costs(colluders: int, separation: int) -> None:
+    """On complete graphs exactly: the dearest client's true mu^2 is its charge."""
+    federation = CarriedFederation(schedule(rounds=7, separation=separation, **NOISY), colluders=colluders)
+    for number in range(7):
+        federation.play_round(number)
+    assert covered(federation) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("colluders", [0, 1])
+def test_drops_an_early_end_and_lost_rounds_cost_less(colluders: int) -> None:
+    federation = CarriedFederation(schedule(rounds=7, **NOISY), colluders=colluders)
+    for number, absent in enumerate([(), (1,), (0, 2), (0, 1, 2, 3), (3,)]):
+        federation.play_round(number, absent)
+        covered(federation)
+    assert not federation.outcomes[4].exact
+
+
+def test_sparse_graphs_are_paid_for_too() -> None:
+    """With the connectivity of the graphs that were drawn, or refused."""
+    federation = CarriedFederation(
+        schedule(
+            participants=8,
+            neighbours=3.0,
+            carried_neighbours=4.0,
+            connectivity=0.2,
+            mixing=0.9,
+            rounds=6,
+            **NOISY,
+        ),
+        "sparse",
+    )
+    for number in range(6):
+        federation.play_round(number)
+    assert 0.5 < covered(federation) <= 1.0
+
+
+@pytest.mark.parametrize("part", ["connectivity", "mixing"])
+def test_graphs_worse_than_the_schedule_says_are_refused(part: str) -> None:
+    changes = {"connectivity": 0.0, "mixing": 1.0} | {part: 1.0 if part == "connectivity" else 0.0}
+    federation = CarriedFederation(
+        schedule(participants=6, neighbours=2.0, carried_neighbours=2.0, **changes, **NOISY)
+    )
+    refused(federation, 0, federation.open_next(0), "less well connected than the schedule says")
+
+
+def test_two_versions_of_a_round_split_the_noise_and_cost_less() -> None:
+    """Even where the holder signs everything: with several attempts a server has as many versions."""
+    federation = CarriedFederation(schedule(rounds=6, **NOISY), attempts=2)
+    federation.play_round(0)
+    first = federation.open_next(1)
+    terms = replace(first.terms, attempt=1)
+    other = federation.forged(replace(first, terms=terms))
+    for one, opened in ((4, first), (5, first), (6, other), (7, other)):
+        federation.answer(one, opened)
+    covered(federation)
+    # Both go on, with the same next cohort, which is told of one or of the other.
+    federation.outcomes[1] = federation.server.finish()
+    second = federation.open_next(2)
+    told = federation.forged(second, cohorts=replace(cohorts(second), previous=previous_of(other)))
+    for one, opened in ((0, second), (1, second), (2, told), (3, told)):
+        federation.answer(one, opened)
+    federation.outcomes[2] = federation.server.finish()
+    assert covered(federation) < 1.0
+    for number in (3, 4, 5):
+        federation.play_round(number)
+    assert covered(federation) < 1.0
+
+
+def test_two_next_cohorts_from_a_holder_that_obeys_split_the_noise_and_cost_less() -> None:
+    """A server with a dishonest holder tells half of a cohort of another next one."""
+    federation = CarriedFederation(schedule(rounds=6, separation=3, cyclic=False, **NOISY))
+    opened = federation.open_next(0)
+    others = tuple(federation.seat_of(one) for one in federation.cohort(2))
+    told = federation.forged(opened, cohorts=Cohorts(others, None))
+    for one, version in ((0, opened), (1, opened), (2, told), (3, told)):
+        federation.answer(one, version)
+    federation.outcomes[0] = federation.server.finish()
+    for number in range(1, 6):
+        federation.play_round(number)
+    assert covered(federation) < 1.0
+
+
+def test_a_client_whose_budget_is_used_up_declines() -> None:
+    """The whole run would cost 2.5 of mu^2."""
+    federation = CarriedFederation(schedule(rounds=7, **NOISY), account={"budget": 1.0})
+    for number in range(4):
+        federation.play_round(number)
+    refused(federation, 0, federation.open_next(4), "of mu.2, and .* are left")
+    assert 0.5 < sum(mu**2 for _, _, mu in federation.seats[0].charges) <= 1.0
+    assert covered(federation) <= 1.0
+
+
+def test_a_grid_too_coarse_or_too_fine_for_the_promise_is_refused() -> None:
+    coarse = CarriedFederation(schedule(grid_bits=3, **NOISY))
+    refused(coarse, 0, coarse.open_next(0), "a few grid steps wide")
+    fine = CarriedFederation(
+        schedule(grid_bits=24, coordinates=2**20, **NOISY), account={"promise": Promise(3.0, 1e-5)}
+    )
+    opened = fine.open_next(0)
+    seat = fine.seats[0]
+    with pytest.raises(RemoteProtocolError, match="too far from a Gaussian"):
+        seat.client.accept(opened, fine.entropy)
+    assert seat.charges == []

@@ -1,0 +1,113 @@
+"""Runs with carried shares through the real protocol, in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+import niss
+from niss.errors import ConfigError, RunFolderError
+from niss.randomness import SimStream
+from support.federation import small_config
+
+CLIENTS, COHORT, ROUNDS, APART, WIDTH = 12, 4, 7, 3, 40
+TRAINING = {
+    "participants": COHORT,
+    "sampling": "cyclic",
+    "epochs": 1,
+    "batch_size": 10,
+    "learning_rate": 1e-9,
+}
+
+
+def data() -> list[tuple[np.ndarray, np.ndarray]]:
+    generator = SimStream(1).generator()
+    return [
+        (generator.standard_normal((3, WIDTH), dtype=np.float32), np.array([0, 1, 2])) for _ in range(CLIENTS)
+    ]
+
+
+def played(out=None, method: dict | None = None, **changes) -> niss.RunResult:
+    settings = {
+        "rounds": ROUNDS,
+        "exchange": "protocol",
+        "data": {"clients": CLIENTS},
+        "training": TRAINING,
+        "privacy": {"epsilon": 3.0, "clip": 0.5},
+        **changes,
+        "methods": [{"name": "niss-carried", **(method or {})}],
+    }
+    rows = data()
+    return niss.run(small_config(**settings), model=nn.Linear(WIDTH, 50), clients=rows, test=rows[0], out=out)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{}, {"closing": True}, {"graph": "regular", "neighbours": 2}, {"carried_neighbours": 2}],
+    ids=["complete", "closing", "sparse within", "sparse carried"],
+)
+def test_a_run_costs_and_leaves_what_the_simulated_one_does(method: dict) -> None:
+    """The same noise, planned with the part of delta that pays for the grid; measured within six deviations."""
+    real, simulated = played(method=method), played(method=method, exchange="simulated")
+    assert real.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
+    assert real.statement.epsilon_joint == pytest.approx(simulated.statement.epsilon_joint, rel=1e-3)
+    coordinates = 50 * (WIDTH + 1)
+    for line, other in zip(real.metrics, simulated.metrics, strict=True):
+        assert line["exact"]
+        assert line["model_noise_variance"] == pytest.approx(other["model_noise_variance"], rel=0.01)
+        assert line["mu_joint"] == pytest.approx(other["mu_joint"], rel=0.01)
+        assert line["mu_marginal"] == pytest.approx(other["mu_marginal"], rel=0.01)
+        measured, predicted = line["aggregate_variance"], line["aggregate_variance_predicted"]
+        assert predicted == pytest.approx(other["aggregate_variance_predicted"], rel=0.01)
+        assert abs(measured / predicted - 1.0) < 6.0 * np.sqrt(2.0 / coordinates)
+    assert f"{ROUNDS} committed rounds" in real.statement.adversary
+    assert f"{APART} rounds apart" in real.statement.adversary
+    assert any("cost at most" in caveat for caveat in real.statement.caveats)
+
+
+def test_who_drops_out_leaves_noise_and_is_told_of() -> None:
+    """Lost clients leave both their shares within the round and those carried to or from them; all of it is counted."""
+    result = played(protocol={"dropout": 0.3}, seed=3)
+    coordinates = 50 * (WIDTH + 1)
+    lost = sum(line["dropped"] for line in result.metrics)
+    assert lost > 0
+    for line in result.metrics:
+        measured, predicted = line["aggregate_variance"], line["aggregate_variance_predicted"]
+        assert abs(measured / predicted - 1.0) < 6.0 * np.sqrt(2.0 / coordinates)
+    assert not all(line["exact"] for line in result.metrics)
+    assert any("noise that should have cancelled" in caveat for caveat in result.statement.caveats)
+    assert result.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
+
+
+def test_clients_that_come_back_at_different_times_pay_for_what_they_did() -> None:
+    training = {**TRAINING, "sampling": "uniform", "separation": 2}
+    result = played(training=training)
+    spent = {client.mu_joint for client in result.statement.clients if client.participations}
+    assert len(spent) > 2
+    assert result.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
+
+
+def test_a_run_that_was_stopped_is_not_played_on_with_other_keys(tmp_path, monkeypatch) -> None:
+    """The next cohort subtracts with keys that were announced before: without them the noise would stay unseen."""
+    from niss.simulation.method_run import MethodRun
+
+    record = MethodRun.record
+
+    def stopping(run, result, seconds):
+        record(run, result, seconds)
+        if result.number == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MethodRun, "record", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            played(tmp_path / "run")
+    rows = data()
+    with pytest.raises(RunFolderError, match="round 3 of a run whose noise is carried over"):
+        niss.resume(tmp_path / "run", model=nn.Linear(WIDTH, 50), clients=rows, test=rows[0])
+
+
+def test_repairs_of_carried_noise_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="does not repair noise that niss-carried carries over"):
+        played(protocol={"mode": "repair", "dropout": 0.1})
