@@ -111,6 +111,19 @@ def test_the_statement_covers_the_whole_run_and_the_nodes_books_agree(tmp_path):
         assert ledger.spent("self") == pytest.approx(client.mu_joint, rel=1e-6)
 
 
+@pytest.mark.parametrize("pattern", ["cyclic", "any"])
+@pytest.mark.parametrize("kappa", [1.0, 4.0, 7.0, 20.0])
+@pytest.mark.parametrize("rounds", [3, 4])
+def test_the_budget_of_every_node_covers_the_costliest_pattern_to_the_last_digit(
+    tmp_path, rounds, kappa, pattern
+):
+    strategy, grid = carried(replace(PRIVATE, kappa=kappa, pattern=pattern)), nodes_with_state(tmp_path)
+    for context in grid.contexts.values():
+        del context.node_config["niss-uncalibrated"]
+    start(strategy, grid, rounds)
+    assert [one.survivors for one in strategy.rounds] == [SIZE] * rounds
+
+
 def test_a_carried_run_leaves_less_noise_than_one_that_is_not():
     """Six rounds of the same size at the same epsilon: what stays in the model, and what is under way."""
     with_it = carried(PRIVATE)
