@@ -11,12 +11,13 @@ import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from flower.grid import FIRST, SHAPES, FakeGrid, global_model, step_of
+from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, step_of
 from flower.test_resume import Killed, renumbered
 from flower.test_tracker import Service, service  # noqa: F401
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
-from niss.flower import Limits, NissStrategy
+from niss.flower import Limits, NissMod, NissStrategy
+from niss.flower.metrics import NOISE
 from niss.flower.proposal import read_proposal
 from niss.flower.saving import RunFolder
 from niss.flower.state import open_store
@@ -217,6 +218,19 @@ def test_a_closing_round_takes_out_the_rest():
     asked = {number: nodes for number, nodes in cohorts(grid).items() if number < ROUNDS}
     assert len(asked) == ROUNDS - 1
     np.testing.assert_allclose(values(result.arrays), model_of(asked), rtol=0, atol=1e-5)
+
+
+def test_metrics_inside_the_uploads_say_how_noisy_they_are():
+    ranges = {"loss": (0.0, 1.0)}
+    strategy = carried(metrics=ranges)
+    app = make_app([NissMod(metrics=ranges)])
+    result = start(strategy, FakeGrid(NODES, app=app), rounds=40)
+    found = [
+        (record["loss"] - 0.5) / record["loss" + NOISE] for record in result.train_metrics_clientapp.values()
+    ]
+    # Forty standard normals but for their neighbours' correlation: beyond 6 with probability 1e-7, and wide.
+    assert max(map(abs, found)) < 6.0
+    assert np.mean(np.square(found)) > 0.05
 
 
 # Resuming.

@@ -189,6 +189,15 @@ class Account:
         self.rounds.append(report)
         return report
 
+    def noise_of_round(self) -> float:
+        """Standard deviation in a coordinate of the last sum, with what was carried to it and what it carries on.
+
+        Of the sum as it is, with weights 1 / participants.
+        """
+        last, before = self.rounds[-1], self.rounds[-2].under_way if len(self.rounds) > 1 else 0.0
+        scale = self.scale(last.participants, last.survivors)
+        return math.hypot(last.deviation, last.under_way, before) / scale
+
     def saved(self) -> dict[str, Any]:
         """All of it but the plan, as JSON: for a server that goes on with the run."""
         values = {name: getattr(self, name) for name in ("charges", "evaluations", "grid_delta", "resumed")}

@@ -330,7 +330,7 @@ class NissStrategy(Strategy):
         results = [shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
-        results.insert(0, self._mean_as_reply(current, outcome, uploads, report.deviation))
+        results.insert(0, self._mean_as_reply(current, outcome, uploads))
         arrays, metrics = self.inner.aggregate_train(server_round, results)
         if arrays is not None:
             arrays = self._model.restored(arrays)
@@ -439,7 +439,7 @@ class NissStrategy(Strategy):
         """Exchange messages outside of Flower's own round, through the grid that the round was configured with."""
         return send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
 
-    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies, deviation: float) -> Message:
+    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies) -> Message:
         """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants.
 
         Where noise is carried over it stays the sum: every round has to enter the model with the same factor.
@@ -448,8 +448,10 @@ class NissStrategy(Strategy):
         survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
         metrics = mean_metrics([reply.metrics for reply in survivors])
         self.account.clear_metrics |= set(metrics)
-        size, clip = self._model.size, current.agreed.terms.clip
-        metrics.update(self._metrics.means(mean[size:], clip, deviation))
+        size, clip, weight = self._model.size, current.agreed.terms.clip, len(current.nodes) / len(survivors)
+        metrics.update(
+            self._metrics.means(outcome.total[size:] * weight, clip, self.account.noise_of_round() * weight)
+        )
         metrics[weight_of(self.inner)] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean[:size]), METRICS: metrics})
         return Message(content, reply_to=self._sent[0])
