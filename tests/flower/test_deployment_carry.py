@@ -1,4 +1,4 @@
-"""Noise carried from round to round on the deployment engine, with kill -9 in between. Minutes, as `test_deployment.py`."""
+"""Noise carried from round to round on the deployment engine, with kill -9 in between; it takes minutes."""
 
 from __future__ import annotations
 

@@ -80,10 +80,10 @@ class NissStrategy(Strategy):
     plan           what the clients are promised
     mode           what happens when clients drop out: `tolerate` leaves their noise in the sum, `repair` takes it out
                    at the cost of two more messages a round
-    carry          carry noise from each round to the next, which takes it out again: far less stays in the model. The
-                   nodes take turns, `plan.separation` rounds apart, in rounds of one size: `plan.participants`, or as
-                   many as there are nodes for when the run begins. Who takes part is fixed a round ahead, and not by
-                   the wrapped strategy; whoever does not come leaves noise in the model
+    carry          carry noise from each round to the next, which takes it out again: for rounds with a part of the
+                   nodes, less stays in the model. They take turns, `plan.separation` rounds apart, in rounds of one
+                   size: `plan.participants`, or as many as there are nodes for when the run begins. Who takes part is
+                   fixed a round ahead, and not by the wrapped strategy; whoever does not come leaves noise in the model
     participants   fewest participants of a round; a smaller round is skipped. With `carry`, all there are
     tracker        address of a tracker, with the certificate of its authority in `tracker_ca`; without one the server
                    relays keys and holds the beacon itself, and colluders count as placed after the graph was drawn:
