@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.protocol.agreement import commitment_of, participants_hash, terms_hash
+from niss.protocol.carried import CarriedContext, Schedule
+from niss.protocol.shares import carried_seed
 from support.carried_run import GRID, CarriedFederation, schedule
 
 
@@ -37,3 +47,175 @@ def test_the_sum_of_all_rounds_is_exact_to_the_last_bit(changes: dict) -> None:
         assert np.abs(totals[number] - sums[number]).max() > 1000
         assert federation.outcomes[number].under_way > 0.0
     assert federation.outcomes[rounds - 1].under_way == 0.0
+
+
+# What a run commits to.
+
+OTHER = {
+    "participants": 5,
+    "rounds": 6,
+    "separation": 3,
+    "cyclic": False,
+    "closing": True,
+    "coordinates": 9,
+    "grid_bits": 21,
+    "modulus_bits": 32,
+    "clip": 2.5,
+    "neighbours": 2.0,
+    "unit_variance": 0.75,
+    "carried_neighbours": 3.0,
+    "carried_variance": 0.125,
+    "residual_variance": 0.5,
+    "ends": 2.0,
+    "connectivity": 0.5,
+    "mixing": 0.5,
+}
+
+
+def test_every_number_of_a_schedule_is_in_its_hash_and_comes_back_from_json() -> None:
+    assert set(OTHER) == {field.name for field in fields(Schedule)}
+    base = schedule()
+    hashes = {replace(base, **{name: value}).digest for name, value in OTHER.items()}
+    assert len(hashes | {base.digest}) == len(OTHER) + 1
+    for name, value in OTHER.items():
+        other = replace(base, **{name: value})
+        assert Schedule.from_json(json.loads(json.dumps(other.to_json()))) == other
+
+
+def test_the_hash_of_a_schedule_does_not_change_from_release_to_release() -> None:
+    """Clients of different releases must derive the same seeds."""
+    assert schedule().digest.hex() == "486acb39183078f3e0ce95882659130be55b0dd8414dd612946837aff6316566"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("participants", 1),
+        ("participants", 10_001),
+        ("rounds", 0),
+        ("rounds", 2_001),
+        ("separation", 1),
+        ("separation", 10**12),
+        ("coordinates", 0),
+        ("grid_bits", 64),
+        ("modulus_bits", 65),
+        ("neighbours", 0.5),
+        ("neighbours", 4.0),
+        ("carried_neighbours", 4.5),
+        ("clip", -1.0),
+        ("unit_variance", math.nan),
+        ("carried_variance", math.inf),
+        ("residual_variance", -0.5),
+        ("ends", 0.0),
+        ("ends", 1e300),
+        ("mixing", 1.5),
+        ("connectivity", -0.1),
+    ],
+)
+def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        replace(schedule(), **{name: value})
+    with pytest.raises(RemoteProtocolError, match=name):
+        Schedule.from_json({**schedule().to_json(), name: value})
+
+
+def test_more_shares_than_anyone_would_draw_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 4000000"):
+        schedule(participants=5_000)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        {},
+        {**schedule().to_json(), "more": 1},
+        {name: value for name, value in schedule().to_json().items() if name != "ends"},
+        {**schedule().to_json(), "rounds": 5.0},
+        {**schedule().to_json(), "rounds": True},
+        {**schedule().to_json(), "clip": 2},
+        {**schedule().to_json(), "closing": 0},
+    ],
+)
+def test_what_is_no_schedule_is_refused(values: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match="schedule"):
+        Schedule.from_json(values)
+
+
+def test_the_ends_of_a_run_may_have_more_fresh_noise() -> None:
+    committed = schedule(rounds=4, residual_variance=0.25, ends=2.0)
+    assert [committed.terms(b"run", number).residual_variance for number in range(4)] == [
+        0.5,
+        0.25,
+        0.25,
+        0.5,
+    ]
+
+
+# What seeds are bound to.
+
+CONTEXT = CarriedContext(b"run", b"p" * 32, 3, b"b" * 32, b"t" * 32, b"s" * 32, b"r" * 32)
+
+
+def test_whatever_differs_gives_another_seed() -> None:
+    """Both rounds, both lists, the schedule, the beacon, the terms (and so the attempt), the run, and the direction."""
+    shared, one, other = bytes(range(32)), b"a" * 32, b"b" * 32
+    seeds = [carried_seed(shared, CONTEXT, one, other), carried_seed(shared, CONTEXT, other, one)]
+    seeds.append(carried_seed(bytes(32), CONTEXT, one, other))
+    for field in fields(CarriedContext):
+        value = getattr(CONTEXT, field.name)
+        changed = replace(CONTEXT, **{field.name: value + 1 if isinstance(value, int) else b"x" * len(value)})
+        seeds.append(carried_seed(shared, changed, one, other))
+        assert changed.digest() != CONTEXT.digest()
+    assert len({bytes(seed) for seed in seeds}) == 3 + len(fields(CarriedContext))
+    # And it does not change from release to release.
+    assert bytes(seeds[0]).hex() == "c597414d729f86cb8ff6dc1126a1d51710979f546c368ce3141c9e4d3080290f"
+
+
+def test_both_ends_derive_the_same_seeds_and_nobody_else_has_them() -> None:
+    federation = CarriedFederation(schedule(rounds=3))
+    for number in range(3):
+        federation.play_round(number)
+    uses = Counter(share[0] for _, _, shares in federation.seen.uploads for share in shares)
+    # Within 3 rounds 12 shares each, and 16 between each two: all of them used twice.
+    assert len(uses) == 3 * 12 + 2 * 16
+    assert set(uses.values()) == {2}
+    federation.seen.check_shares()
+
+
+# What the beacon is let out for.
+
+
+def test_the_commitment_names_the_next_cohort_only_where_noise_is_carried() -> None:
+    federation = CarriedFederation(schedule())
+    opened = federation.open_next(0)
+    assert opened.cohorts is not None
+    here, after = opened.participants, opened.cohorts.following
+    carrying = commitment_of(opened.terms, here, after)
+    assert carrying == participants_hash(here) + terms_hash(opened.terms) + participants_hash(after)
+    plain = replace(opened.terms, carrying=None)
+    assert commitment_of(plain, here, after) == participants_hash(here) + terms_hash(plain)
+    assert terms_hash(plain) != terms_hash(opened.terms)
+
+
+def test_a_round_says_what_stays_in_the_model_and_what_is_under_way() -> None:
+    """Of shares carried to a round those count of which one end is missing: a lost sender's and a lost receiver's."""
+    federation = CarriedFederation(schedule(rounds=4))
+    each = federation.schedule.carried_variance
+    first = federation.play_round(0, absent=(1,))
+    # 3 of 4 within the round: 2 shares with the lost one each; 3 carry on to 4.
+    assert (first.uncancelled, first.extra_variance) == (6, pytest.approx(6 * 0.5))
+    assert first.under_way == pytest.approx(12 * each)
+    second = federation.play_round(1, absent=(0, 2))
+    # Within: 2 x 2 pairs of a survivor and a lost one, both ways. Carried: 3 senders to 2 lost, and 1 lost to 2.
+    assert second.uncancelled == 8 + 6 + 2
+    assert second.extra_variance == pytest.approx(8 * 0.5 + 8 * each)
+    assert not second.exact
+    # A round that carries nothing away still ends: nobody came.
+    third = federation.play_round(2, absent=range(4))
+    assert third.survivors == ()
+    assert third.under_way == 0.0
+    assert third.extra_variance == pytest.approx(8 * each)
+    fourth = federation.play_round(3)
+    assert fourth.extra_variance == pytest.approx(16 * each)

@@ -78,7 +78,7 @@ def examples() -> dict[str, Message]:
     everyone = example_cohort("identity")
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
     sealed = (SealedPiece(0, filler("sealed 0", 49)), SealedPiece(2, filler("sealed 2", 49)))
-    carrying = replace(example_terms(), carrying=CarryTerms(filler("plan", 32), 12.0, 0.125))
+    carrying = replace(example_terms(), carrying=CarryTerms(filler("plan", 32), 12.0, 0.125, 0.75, 0.375))
     previous = Previous(
         example_cohort("before"), filler("terms", 32), replace(beacon, index=296, value=filler("link", 32))
     )
@@ -159,7 +159,8 @@ def round_opens(draw: st.DrawFn) -> RoundOpen:
     opened = RoundOpen(draw(terms()), draw(_lists), draw(_beacons), draw(_signatures))
     if draw(st.booleans()):
         return opened
-    carrying = draw(st.builds(CarryTerms, plan=_hashes, neighbours=_reals, unit_variance=_reals))
+    numbers = dict.fromkeys(("neighbours", "unit_variance", "connectivity", "mixing"), _reals)
+    carrying = draw(st.builds(CarryTerms, plan=_hashes, **numbers))
     previous = draw(st.none() | st.builds(Previous, participants=_lists, terms=_hashes, beacon=_beacons))
     return replace(
         opened,

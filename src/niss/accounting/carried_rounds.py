@@ -25,7 +25,6 @@ from niss.accounting.plans import Plan
 from niss.accounting.protocol_rounds import draw_round, first_grid, fit_grid, too_imprecise
 from niss.accounting.targets import client_sensitivity
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
-from niss.graph import CarriedGraph, ShareGraph
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
@@ -192,8 +191,9 @@ class CarriedAccount:
 
     `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
-    take something off it. Refused (`RemoteProtocolError`): graphs less well connected than the schedule says, noise too
-    narrow for its grid, and a participation that the budget or the schedule does not allow.
+    take something off it. Refused (`RemoteProtocolError`): noise too narrow for its grid, and a participation that the
+    budget or the schedule does not allow. Graphs are as well connected as the schedule says, or the round is refused
+    when it is agreed on.
     """
 
     def __init__(
@@ -260,18 +260,6 @@ class CarriedAccount:
                 f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",
                 hint="use fewer grid bits",
             )
-        if schedule.neighbours < schedule.participants - 1:
-            laplacian = agreed.graph.laplacian()
-            second = float(np.linalg.eigvalsh(laplacian)[1])
-            if not second >= schedule.connectivity * float(laplacian.diagonal().min()):
-                raise RemoteProtocolError(
-                    "the graph of this round is less well connected than the schedule says"
-                )
-        if schedule.carried_neighbours < schedule.participants:
-            for gap in gaps:
-                spread = gap.graph.matrix() / schedule.carried_neighbours - 1.0 / schedule.participants
-                if not float(np.linalg.norm(spread, 2)) <= schedule.mixing:
-                    raise RemoteProtocolError("a carried graph is less well connected than the schedule says")
 
     def charging(self, ledger: ChargeableLedger, client: str) -> Callable[[Agreed, float], None]:
         """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses.
@@ -312,20 +300,6 @@ class CarriedAccount:
                 residual_variance=schedule.residual_of(number) + over,
             )
         )
-
-
-@lru_cache(maxsize=4)
-def _second(graph: ShareGraph) -> float:
-    """The second eigenvalue of the Laplacian over the least degree."""
-    laplacian = graph.laplacian()
-    return float(np.linalg.eigvalsh(laplacian)[1] / laplacian.diagonal().min())
-
-
-@lru_cache(maxsize=8)
-def _mixing(graph: CarriedGraph) -> float:
-    """The second over the first singular value of a biregular graph."""
-    matrix = graph.matrix() / graph.out_weight.max()
-    return float(np.linalg.norm(matrix - 1.0 / graph.sizes[1], 2))
 
 
 def propose_carried_round(

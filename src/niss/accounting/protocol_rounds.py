@@ -31,7 +31,7 @@ from niss.accounting.discretisation import (
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
 from niss.accounting.targets import RELATIONS, client_sensitivity
-from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
 from niss.methods import marginal_mu
@@ -295,6 +295,10 @@ class Assessor:
         return self._assessed(agreed, colluders)[1]
 
     def _assessed(self, agreed: Agreed, colluders: int) -> tuple[float, WorstCase]:
+        if agreed.terms.carrying is not None:
+            raise LocalProtocolError(
+                "what a round with carried shares costs depends on its whole run", hint="use a CarriedAccount"
+            )
         key = agreed.digest, colluders
         if key not in self._known:
             self._known.clear()

@@ -122,6 +122,12 @@ class CarriedGraph:
         dense[self.senders, self.receivers] = self.weights
         return dense
 
+    @cached_property
+    def mixing(self) -> float:
+        """s_2 of equal cohorts: the second over the first singular value of the matrix; 0 if all carry to all."""
+        matrix = self.matrix() / float(self.out_weight.max())
+        return float(np.linalg.norm(matrix - 1.0 / self.sizes[1], 2))
+
     def digest(self) -> bytes:
         """SHA-256 of sizes, lag and sorted edges: two parties compare it to agree on a graph."""
         numbers = b"".join(number.to_bytes(8, "little") for number in (*self.sizes, self.lag))

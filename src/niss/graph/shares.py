@@ -221,6 +221,12 @@ class ShareGraph:
         starts = np.searchsorted(ends[order], np.arange(self.size + 1))
         return starts, order % max(self.senders.size, 1)
 
+    @cached_property
+    def connectivity(self) -> float:
+        """The second eigenvalue of the Laplacian over its least diagonal entry: how well noise spreads."""
+        laplacian = self.laplacian()
+        return float(np.linalg.eigvalsh(laplacian)[1] / laplacian.diagonal().min())
+
     def laplacian(self) -> FloatArray:
         """The weighted Laplacian of the graph, both directions added up (dense, size x size).
 

@@ -118,7 +118,7 @@ class NissCarried(Niss):
             graph = draw_graph(
                 plan.graph, range(size), degree=plan.neighbours, beacon=_again(beacon, attempt)
             )
-            if promised is None or _second(graph) >= promised * float(graph.laplacian().diagonal().min()):
+            if promised is None or graph.connectivity >= promised:
                 return graph
         raise ConfigError("no well connected graph was drawn", field="neighbours", hint="use more neighbours")
 
@@ -139,8 +139,7 @@ class NissCarried(Niss):
                 beacon=_again(beacon, attempt),
                 lists=hashes,
             )
-            matrix = graph.matrix() / plan.carried_neighbours
-            if float(np.linalg.norm(matrix - 1.0 / size, 2)) <= promised:
+            if graph.mixing <= promised:
                 return graph
         raise ConfigError(
             "no well connected carried graph was drawn", field="carried_neighbours", hint="use more"
@@ -389,10 +388,6 @@ def _lost(edges: Edges) -> IntArray:
 @lru_cache(maxsize=8)
 def _everyone(size: int) -> ShareGraph:
     return ShareGraph.complete(size)
-
-
-def _second(graph: ShareGraph) -> float:
-    return float(np.linalg.eigvalsh(graph.laplacian())[1])
 
 
 def _again(beacon: bytes, attempt: int) -> bytes:

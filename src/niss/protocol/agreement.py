@@ -24,7 +24,7 @@ from functools import cached_property
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS, Grid
-from niss.protocol.carried import CarriedContext, Gap
+from niss.protocol.carried import CarriedContext, Gap, first_good
 from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
@@ -198,7 +198,13 @@ def agree(opened: RoundOpen) -> Agreed:
     terms = opened.terms
     _check_numbers(terms)
     listed, agreed_terms = participants_hash(opened.participants), terms_hash(terms)
-    graph = draw_graph(len(opened.participants), terms.neighbours, opened.beacon.value, listed + agreed_terms)
+    graph = draw_graph(
+        len(opened.participants),
+        terms.neighbours,
+        opened.beacon.value,
+        listed + agreed_terms,
+        connectivity=0.0 if terms.carrying is None else terms.carrying.connectivity,
+    )
     _check_terms(terms, graph)
     before, after = _gaps(opened, listed, agreed_terms)
     carried = b"".join(gap.context.digest() for gap in (before, after) if gap is not None)
@@ -248,18 +254,25 @@ def _gaps(opened: RoundOpen, listed: bytes, agreed_terms: bytes) -> tuple[Gap | 
     return before, after
 
 
-def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -> ShareGraph:
+def draw_graph(
+    size: int, neighbours: float, beacon: bytes, commitment: bytes, *, connectivity: float = 0.0
+) -> ShareGraph:
     """The share graph of a round: it follows from the beacon's value and what it was released for.
 
     `neighbours` is the number of unit shares a client sends; from `size - 1` on the graph is complete. `commitment` is
-    the hash of the participants, then that of the terms.
+    the hash of the participants, then that of the terms. A graph less well connected than was committed to is drawn
+    again.
     """
     if size < 2:
         raise RemoteProtocolError("a round needs at least two participants")
     if neighbours >= size - 1:
         return ShareGraph.complete(size, weight=neighbours / (size - 1))
     seed = hashlib.sha256(b"niss.round-beacon.v1" + beacon + commitment).digest()
-    return ShareGraph.regular(size, degree=neighbours, beacon=seed)
+    return first_good(
+        lambda drawn: ShareGraph.regular(size, degree=neighbours, beacon=drawn),
+        lambda graph: not connectivity or graph.connectivity >= connectivity,
+        seed,
+    )
 
 
 def _check_numbers(terms: Terms) -> None:
@@ -270,10 +283,10 @@ def _check_numbers(terms: Terms) -> None:
     for name in _COUNTS:
         if getattr(terms, name) < 0:
             raise RemoteProtocolError(f"{name} must not be negative")
-    if (carrying := terms.carrying) is not None and not (
-        1.0 <= carrying.neighbours < math.inf and 0.0 <= carrying.unit_variance < math.inf
-    ):
-        raise RemoteProtocolError("the numbers of carried shares must be finite, and one share or more")
+    if (carrying := terms.carrying) is not None:
+        numbers = carrying.neighbours - 1.0, carrying.unit_variance, carrying.connectivity, carrying.mixing
+        if not all(0.0 <= number < math.inf for number in numbers):
+            raise RemoteProtocolError("the numbers of carried shares must be finite, and one share or more")
 
 
 def _check_terms(terms: Terms, graph: ShareGraph) -> None:

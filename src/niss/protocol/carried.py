@@ -13,24 +13,30 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.graph import CarriedGraph
+from niss.graph import CarriedGraph, ShareGraph
 from niss.mechanism.grid import MAX_BITS
 from niss.protocol.keys import length_prefixed, uint64
 from niss.protocol.messages import CarryTerms, Participant, Terms
+
+Drawn = TypeVar("Drawn", ShareGraph, CarriedGraph)
 
 MOST_ROUNDS = 2_000
 """What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
 MOST_PARTICIPANTS = 10_000
 MOST_EDGES = 4_000_000
 """Shares of a round, and between two: of a graph with more, nothing is drawn."""
+MOST_SPARSE = 2_000
+"""Participants of a run on sparse graphs, whose connectivity takes their cube in steps."""
+# A graph that misses what was committed to is drawn again, this often.
+_MOST_DRAWS = 40
 _LAYOUT = struct.Struct("<QQQ??QQQddddddddd")
 
 
@@ -93,6 +99,11 @@ class Schedule:
         for name in ("clip", "unit_variance", "carried_variance", "residual_variance"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ConfigError("must be finite and not negative", field=name)
+        if not self.complete and self.participants > MOST_SPARSE:
+            raise ConfigError(
+                f"a run with carried shares on sparse graphs has at most {MOST_SPARSE} clients in a round",
+                field="participants",
+            )
         if self.participants * max(self.neighbours, self.carried_neighbours) > MOST_EDGES:
             raise ConfigError(
                 f"a run with carried shares has at most {MOST_EDGES} of them in a round",
@@ -138,7 +149,13 @@ class Schedule:
             revealed=0,
             dropped=0,
             threshold_share=0.5,
-            carrying=CarryTerms(self.digest, self.carried_neighbours, self.carried_variance),
+            carrying=CarryTerms(
+                self.digest,
+                self.carried_neighbours,
+                self.carried_variance,
+                self.connectivity,
+                self.mixing,
+            ),
         )
 
     def check_terms(self, terms: Terms) -> None:
@@ -180,6 +197,24 @@ class Schedule:
             return cls(**values)
         except ConfigError as error:
             raise RemoteProtocolError(f"schedule: {error.message}") from None
+
+
+def first_good(draw: Callable[[bytes], Drawn], good: Callable[[Drawn], bool], beacon: bytes) -> Drawn:
+    """The first graph after a beacon that is as well connected as was committed to, the same for everyone.
+
+    A run with carried shares has one beacon for each round, and small sparse graphs are often poor.
+    """
+    for attempt in range(_MOST_DRAWS):
+        seed = (
+            beacon
+            if attempt == 0
+            else hashlib.sha256(b"niss.drawn-again.v1" + beacon + bytes([attempt])).digest()
+        )
+        if good(drawn := draw(seed)):
+            return drawn
+    raise RemoteProtocolError(
+        f"none of {_MOST_DRAWS} graphs is as well connected as the schedule says", hint="use more neighbours"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +271,15 @@ class Gap:
         context: CarriedContext,
     ) -> Gap:
         """The gap whose graph follows from the beacon of the first round and both lists."""
-        sizes = len(senders), len(receivers)
-        if carrying.neighbours >= min(sizes):
-            graph = CarriedGraph.complete(sizes, weight=carrying.neighbours / sizes[1])
+        sizes, degree = (len(senders), len(receivers)), carrying.neighbours
+        lists = context.senders, context.receivers
+        if degree >= min(sizes):
+            graph = CarriedGraph.complete(sizes, weight=degree / sizes[1])
         else:
-            graph = CarriedGraph.draw(
-                sizes,
-                degree=carrying.neighbours,
-                beacon=context.beacon,
-                lists=(context.senders, context.receivers),
+            graph = first_good(
+                lambda beacon: CarriedGraph.draw(sizes, degree=degree, beacon=beacon, lists=lists),
+                lambda drawn: drawn.mixing <= carrying.mixing,
+                context.beacon,
             )
         return cls(senders, receivers, graph, carrying.unit_variance, context)
 

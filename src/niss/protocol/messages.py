@@ -50,11 +50,15 @@ class CarryTerms:
     plan            hash of the schedule that was committed to before the first round (`niss.protocol.carrying`)
     neighbours      unit shares that each client carries to the clients of the next round
     unit_variance   variance of one of them, an entry
+    connectivity    that the graph within a round has at least (`ShareGraph.connectivity`)
+    mixing          that the graph to the next round has at most (`CarriedGraph.mixing`)
     """
 
     plan: bytes
     neighbours: float
     unit_variance: float
+    connectivity: float
+    mixing: float
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,14 @@ PREKEY = Record(messages.Prekey, number=Uint(), public=KEY, signature=SIGNATURE)
 PARTICIPANT = Record(messages.Participant, identity=KEY, prekey=PREKEY)
 PARTICIPANTS = Sequence(PARTICIPANT, _participants, unique=attrgetter("identity"))
 BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
-CARRYING = Record(messages.CarryTerms, plan=HASH, neighbours=Real(), unit_variance=Real())
+CARRYING = Record(
+    messages.CarryTerms,
+    plan=HASH,
+    neighbours=Real(),
+    unit_variance=Real(),
+    connectivity=Real(),
+    mixing=Real(),
+)
 PREVIOUS = Record(messages.Previous, participants=PARTICIPANTS, terms=HASH, beacon=BEACON)
 COHORTS = Record(messages.Cohorts, following=PARTICIPANTS, previous=Optional(PREVIOUS))
 

@@ -340,7 +340,7 @@ class Config(_Section):
                 "participations": self._composed(sampling),
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
-                "attempts": LINKS_PER_ROUND if redrawn else 1,
+                "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
                 "on_grid": redrawn,
                 "rounds": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),

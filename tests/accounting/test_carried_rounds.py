@@ -1,0 +1,243 @@
+"""Runs with carried shares over the protocol: from a plan to a schedule, and what that costs a client."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from niss.accounting import (
+    Assessor,
+    CarriedAccount,
+    Plan,
+    Promise,
+    carried_plan,
+    make_schedule,
+    make_terms,
+    propose_carried_round,
+    run_grid_delta,
+)
+from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
+from niss.protocol.agreement import agree
+from niss.protocol.carrying import previous_of
+from support.carried_run import NOISY, RUN, CarriedFederation, schedule
+
+SIZE, ROUNDS, APART = 6, 9, 3
+
+
+def plan_for(**changes: Any) -> Plan:
+    values: dict[str, Any] = {
+        "method": "niss-carried",
+        "graph": "complete",
+        "clip": 0.5,
+        "epsilon": 3.0,
+        "kappa": 20.0,
+        "participations": ROUNDS // APART,
+        "rounds": ROUNDS,
+        "separation": APART,
+        "participants": SIZE,
+        "on_grid": True,
+    }
+    return Plan(**{**values, **changes})
+
+
+class Book:
+    """A ledger that notes what it is charged."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, dict[str, tuple[float, float]], dict[str, Any]]] = []
+
+    def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:
+        assert attempt == 0
+        self.entries.append((round, dict(mus), dict(basis)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pattern": "any"},
+        {"relation": "replace-one"},
+        {"colluders": 2},
+        {"closing": True},
+        {"graph": "regular", "neighbours": 3.0},
+        {"carried_neighbours": 3.0},
+        {"tau2": 0.5},
+    ],
+    ids=str,
+)
+def test_a_schedule_is_worth_what_its_plan_promises(changes: dict[str, Any]) -> None:
+    """Recomputed from its numbers alone, as a client does; and no more than is promised in any allowed pattern."""
+    plan = plan_for(**changes)
+    committed = make_schedule(plan, participants=SIZE, coordinates=100)
+    worth = carried_plan(committed, relation=plan.relation, colluders=plan.colluders)
+    promise = plan.committed(SIZE).promise
+    assert worth is not None
+    assert promise is not None
+    assert worth.mu == pytest.approx(promise.mu, rel=1e-9)
+    assert committed.rounds == ROUNDS + bool(changes.get("closing"))
+    if plan.tau2 is None:
+        assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
+
+
+def test_the_grid_pays_its_part_of_delta_only_where_the_protocol_runs_the_plan() -> None:
+    simulated = plan_for(on_grid=False)
+    assert simulated.grid_delta == 0.0
+    assert plan_for().grid_delta == pytest.approx(0.02 * 1e-5)
+    assert (
+        Plan(clip=1.0, epsilon=3.0).grid_delta == Plan(clip=1.0, epsilon=3.0, on_grid=True).grid_delta > 0.0
+    )
+
+
+@pytest.mark.parametrize("coordinates", [10, 100_000])
+def test_the_grid_of_a_run_stays_within_its_part_of_delta(coordinates: int) -> None:
+    """All its rounds count, however often a client takes part."""
+    plan = plan_for()
+    committed = make_schedule(plan, participants=SIZE, coordinates=coordinates)
+    cost = run_grid_delta(committed, Promise.of(plan))
+    assert 0.0 < cost <= plan.grid_delta
+    longer = replace(committed, rounds=10 * ROUNDS)
+    assert run_grid_delta(longer, Promise.of(plan)) > cost
+
+
+def test_without_fresh_noise_nothing_is_promised_and_the_grid_costs_nothing() -> None:
+    committed = make_schedule(plan_for(tau2=0.0), participants=SIZE, coordinates=10)
+    assert carried_plan(committed, relation="zero-out", colluders=0) is None
+    assert CarriedAccount(committed).cost(0) == math.inf
+    assert run_grid_delta(committed, Promise()) == 0.0
+
+
+@pytest.mark.parametrize("grid_bits", [3, 2])
+def test_a_grid_that_is_asked_for_has_to_be_fine_enough(grid_bits: int) -> None:
+    with pytest.raises(ConfigError, match="too narrow"):
+        make_schedule(plan_for(), participants=SIZE, coordinates=10, grid_bits=grid_bits)
+
+
+def test_plans_of_other_kinds_have_no_schedule_and_carried_ones_no_single_terms() -> None:
+    with pytest.raises(ConfigError, match="carries noise over"):
+        make_schedule(Plan(clip=1.0, epsilon=3.0), participants=4, coordinates=10)
+    with pytest.raises(ConfigError, match="follow from its schedule"):
+        make_terms(plan_for(), participants=SIZE, coordinates=10, run=b"run", number=0)
+    with pytest.raises(ConfigError, match="not repaired"):
+        make_schedule(plan_for(dropped=1, revealed=1), participants=SIZE, coordinates=10)
+
+
+def test_every_participation_is_charged_what_it_adds() -> None:
+    """`Delta' K[P, P] Delta` along the way, cross terms and all; the grid's part of delta once, at the first."""
+    federation = CarriedFederation(schedule(rounds=6, **NOISY))
+    book, seat = Book(), federation.seats[0]
+    account = CarriedAccount(federation.schedule)
+    seat.assess, seat.book = account.assess, account.charging(book, "me")
+    seat.restart()
+    for number in range(6):
+        federation.play_round(number)
+    assert [entry[0] for entry in book.entries] == [0, 2, 4]
+    worth = carried_plan(federation.schedule, relation="zero-out", colluders=0)
+    assert worth is not None
+    whole = worth.sensitivity**2 * worth.matrix[np.ix_([0, 2, 4], [0, 2, 4])].sum()
+    spent = sum(mus["me"][0] ** 2 for _, mus, _ in book.entries)
+    assert spent == pytest.approx(whole, rel=1e-9)
+    assert spent > sum(worth.sensitivity**2 * worth.matrix[one, one] for one in (0, 2, 4)) * 1.01
+    assert book.entries[0][2]["grid_delta"] == run_grid_delta(federation.schedule, Promise(rounds=6))
+    assert [basis["grid_delta"] for _, _, basis in book.entries[1:]] == [0.0, 0.0]
+    assert {basis["rounds"] for _, _, basis in book.entries} == {6}
+    # One upload alone has more noise inside the run than at its ends.
+    marginal = [mus["me"][1] for _, mus, _ in book.entries]
+    assert marginal[0] > marginal[1] == marginal[2]
+
+
+def test_a_closing_round_is_not_charged() -> None:
+    federation = CarriedFederation(schedule(rounds=3, closing=True, **NOISY))
+    book, seat = Book(), federation.seats[0]
+    account = CarriedAccount(federation.schedule)
+    seat.assess, seat.book = account.assess, account.charging(book, "me")
+    seat.restart()
+    for number in range(3):
+        federation.play_round(number)
+    assert [entry[0] for entry in book.entries] == [0]
+    assert account.cost(2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "colluders", "match"),
+    [
+        ({"carried_variance": 1e9}, 0, "cannot be accounted for"),
+        ({"carried_variance": 1e308, "residual_variance": 1e-308}, 0, "cannot be accounted for"),
+        ({"neighbours": 2.0, "mixing": 1.0}, 1, "sparse graphs"),
+        ({"residual_variance": 1e-320}, 0, "cannot be accounted for"),
+        ({}, 4, "no honest client"),
+    ],
+)
+def test_schedules_that_cannot_be_accounted_for_are_refused(
+    changes: dict[str, Any], colluders: int, match: str
+) -> None:
+    with pytest.raises(RemoteProtocolError, match=match):
+        CarriedAccount(schedule(**{**NOISY, **changes}), colluders=colluders)
+
+
+def test_a_longest_run_is_accounted_for_and_no_participation_past_its_end() -> None:
+    account = CarriedAccount(schedule(rounds=2_000, **NOISY))
+    assert 0.0 < account.cost(1_999) < math.inf
+    assert account.plan is not None
+    with pytest.raises(PrivacyError, match="past the committed end"):
+        CarriedAccount(schedule(rounds=5, **NOISY)).plan.charges().charge(5)  # type: ignore[union-attr]
+
+
+def test_an_account_is_for_the_colluders_it_was_made_for_and_an_assessor_for_single_rounds() -> None:
+    federation = CarriedFederation(schedule(**NOISY))
+    agreed = agree(federation.open_next(0))
+    account = CarriedAccount(federation.schedule, colluders=1)
+    with pytest.raises(LocalProtocolError, match="assumes 1 colluders, not 0"):
+        account.assess(agreed, 0)
+    with pytest.raises(LocalProtocolError, match="depends on its whole run"):
+        Assessor()(agreed, 0)
+    other = CarriedAccount(schedule(rounds=7, **NOISY))
+    with pytest.raises(RemoteProtocolError, match="not those of the schedule"):
+        other.assess(agreed, 0)
+
+
+def test_more_colluders_cost_more() -> None:
+    costs = [CarriedAccount(schedule(**NOISY), colluders=count).cost(2) for count in range(3)]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[1] < costs[2]
+
+
+def test_a_proposed_round_is_committed_to_with_its_next_cohort() -> None:
+    federation = CarriedFederation(schedule(rounds=3, **NOISY), "proposed")
+    account, previous = CarriedAccount(federation.schedule), None
+    for number in range(3):
+        parts = {"following": federation.listed(number + 1), "previous": previous}
+        proposed = propose_carried_round(
+            federation.schedule,
+            number,
+            run=RUN,
+            participants=federation.listed(number),
+            release=partial(federation.chain.release, number),
+            account=account,
+            **parts,
+        )
+        opened = federation.server.open_round(proposed.terms, proposed.participants, proposed.beacon, **parts)
+        for one in federation.cohort(number):
+            federation.server.take_upload(federation.answer(one, opened))
+        assert len(federation.server.finish().survivors) == 4
+        previous = previous_of(opened)
+
+
+def test_a_round_that_no_client_would_accept_is_not_proposed() -> None:
+    """Noise that is narrower than the grid counts nothing."""
+    federation = CarriedFederation(schedule(grid_bits=3, **NOISY), "proposed")
+    with pytest.raises(PrivacyError, match="a few grid steps"):
+        propose_carried_round(
+            federation.schedule,
+            0,
+            run=RUN,
+            participants=federation.listed(0),
+            following=federation.listed(1),
+            previous=None,
+            release=partial(federation.chain.release, 0),
+            account=CarriedAccount(federation.schedule),
+        )
