@@ -171,6 +171,35 @@ def test_nodes_that_do_not_come_leave_noise_and_the_run_goes_on():
     assert any("Uploads lost or declined: 4" in one for one in strategy.statement.caveats)
 
 
+def test_a_round_to_which_nobody_comes_is_opened_all_the_same():
+    strategy, grid = carried(), FakeGrid(NODES)
+
+    def away(message: Message) -> Message | None:
+        record = message.content["niss"]
+        if record["stage"] == "round" and decode(record["body"]).terms.round == 0:
+            # Everyone else sits in the second round.
+            grid.dead = set(grid.contexts) - {FIRST + node for node in cohorts(grid)[1]}
+        return message
+
+    def back(reply: Message) -> Message:
+        if len(strategy.rounds) == 2:
+            grid.dead = set()
+        return reply
+
+    grid.tamper, grid.mangle = away, back
+    start(strategy, grid, rounds=4)
+    assert [one.survivors for one in strategy.rounds] == [SIZE, 0, SIZE, SIZE]
+    assert strategy.rounds[1].deviation == pytest.approx(strategy.rounds[0].under_way)
+    assert [one.exact for one in strategy.rounds] == [True, False, False, True]
+
+
+def test_a_strategy_that_asks_nobody_begins_no_run():
+    strategy = carried(inner=FedAvg(fraction_train=0.0, fraction_evaluate=0.0))
+    with pytest.raises(ProtocolError, match="asked no node to train"):
+        start(strategy, FakeGrid(NODES))
+    assert strategy._begun is None
+
+
 def test_a_spare_node_takes_the_place_of_one_that_is_gone():
     strategy, grid = carried(replace(WITHOUT_NOISE, participants=3)), FakeGrid(NODES + 2)
 

@@ -298,8 +298,8 @@ class RunRecorder(Strategy):
             self._arrays = self._folder.write_arrays(self._done, arrays, strategy.inner)
             self._save()
         messages = list(strategy.configure_train(number, arrays, config, grid))
-        if strategy.session.round is not None:
-            self._save(strategy.pending)
+        if (pending := strategy.pending) is not None:
+            self._save(pending)
         return messages
 
     def aggregate_train(

@@ -316,7 +316,7 @@ class NissStrategy(Strategy):
         Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`. Those that
         travelled inside the uploads reach it as the metrics of that one result, each with its noise.
         """
-        if self.session.round is None:
+        if self._begun is None or self._begun.round is None:
             return self.inner.aggregate_train(server_round, [])
         replies = list(replies)
         uploads = sort_replies(self._sent, replies)
@@ -412,10 +412,9 @@ class NissStrategy(Strategy):
     @property
     def pending(self) -> Pending | None:
         """What the round under way costs its participants, should nothing more be heard of it."""
-        current = self.session.round
-        if current is None:
+        if self._begun is None or (current := self._begun.round) is None:
             return None
-        return self.account.pending(current, self.session.members, self._mu_of(current))
+        return self.account.pending(current, self._begun.members, self._mu_of(current))
 
     def _mu_of(self, current: Round) -> float | None:
         """What a round costs each of its participants; None where that depends on the rounds before."""
