@@ -264,13 +264,14 @@ def measure(clients: int, coordinates: int, rounds: int) -> dict[str, list[Cost]
     for node in range(1, SEPARATION * clients + 1):
         drawn = rng.normal(size=coordinates).astype(np.float32)
         TRAINING.updates[node] = (0.9 * CLIP / np.linalg.norm(drawn)) * drawn
-    settings = {"clip": CLIP, "epsilon": 8.0, "participations": rounds + 1, "kappa": 4.0, "colluders": 1}
+    settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "colluders": 1}
+    settings |= {"participations": rounds + 1, "rounds": rounds + 1}
     found = {PLAIN: play(FedAvg(fraction_evaluate=0.0), [], clients, coordinates, rounds + 1)}
     for name, neighbours in (("niss v=4", 4.0), ("niss v=10", 10.0), ("niss complete", clients - 1.0)):
         plan = Plan(**settings, neighbours=min(neighbours, clients - 1.0))
         strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
         found[name] = play(strategy, [niss_mod], clients, coordinates, rounds + 1)
-    turns = Plan(**settings, rounds=rounds + 1, separation=SEPARATION)
+    turns = Plan(**settings, separation=SEPARATION)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=turns, carry=True)
     found["niss carried"] = play(strategy, [niss_mod], SEPARATION * clients, coordinates, rounds + 1)
     found[RIVAL] = [Cost([0.0]), *play_secagg(clients, coordinates, max(1, rounds - 1))]
