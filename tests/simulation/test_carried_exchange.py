@@ -9,6 +9,7 @@ from torch import nn
 import niss
 from niss.errors import ConfigError, RunFolderError
 from niss.randomness import SimStream
+from niss.simulation.carried_exchange import CarriedExchange
 from support.federation import small_config
 
 CLIENTS, COHORT, ROUNDS, APART, WIDTH = 12, 4, 7, 3, 40
@@ -111,3 +112,37 @@ def test_a_run_that_was_stopped_is_not_played_on_with_other_keys(tmp_path, monke
 def test_repairs_of_carried_noise_are_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="does not repair noise that niss-carried carries over"):
         played(protocol={"mode": "repair", "dropout": 0.1})
+
+
+def test_without_fresh_noise_the_sum_of_a_run_is_plain_averaging_to_the_last_bit() -> None:
+    plan = niss.Plan(
+        method="niss-carried",
+        graph="complete",
+        clip=1.0,
+        epsilon=3.0,
+        kappa=2.0,
+        tau2=0.0,
+        rounds=5,
+        participations=3,
+        separation=2,
+        participants=COHORT,
+        on_grid=True,
+    )
+    exchange = CarriedExchange(plan, participants=COHORT, coordinates=30, grid_bits=20)
+    generator, whole, plain = SimStream(5).generator(), np.zeros(30), np.zeros(30)
+    cohorts = [np.arange(4), np.arange(4, 8)]
+    for number in range(5):
+        # Multiples of the grid's step once they are averaged, so that rounding leaves them alone.
+        steps = generator.integers(-(2**15), 2**15, (COHORT, 30))
+        after = cohorts[(number + 1) % 2] if number < 4 else np.zeros(0, dtype=np.int64)
+        played = exchange.play(
+            number,
+            cohorts[number % 2],
+            lambda seat, steps=steps: steps[seat] * COHORT * 2.0**-20,
+            following=after,
+            charge=lambda *_: None,
+        )
+        whole += played.outcome.total
+        plain += steps.sum(axis=0) * 2.0**-20
+        assert played.outcome.exact
+        assert np.array_equal(whole, plain) == (number == 4)

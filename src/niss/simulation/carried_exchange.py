@@ -111,6 +111,16 @@ class CarriedExchange(Parties):
         self._survived: tuple[int, ...] = ()
         self._announced: tuple[Participant, ...] = ()
 
+    def require_next(self, number: int) -> None:
+        """Refuse (`RunFolderError`) a round that this process did not announce."""
+        expected = 0 if self._last is None else self._last.terms.round + 1
+        if number != expected:
+            raise RunFolderError(
+                f"round {number + 1} of a run whose noise is carried over cannot be played after round {expected}: the "
+                "keys that its clients were announced with are gone with the process that made them",
+                hint="start the run again, or resume runs with exchange = 'simulated'",
+            )
+
     def play(
         self,
         number: int,
@@ -127,13 +137,7 @@ class CarriedExchange(Parties):
         following  the clients of the next round, none in the last
         charge     told the mu of each seat in the joint view
         """
-        expected = 0 if self._last is None else self._last.terms.round + 1
-        if number != expected:
-            raise RunFolderError(
-                f"round {number + 1} of a run whose noise is carried over cannot be played after round {expected}: the "
-                "keys that its clients were announced with are gone with the process that made them",
-                hint="start the run again, or resume runs with exchange = 'simulated'",
-            )
+        self.require_next(number)
         participants = self._announced or self._seated(members)
         clients = [self._client(int(member)) for member in members]
         if [one.identity for one in participants] != [client.public for client in clients]:

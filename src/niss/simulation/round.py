@@ -199,6 +199,8 @@ def begin_round(federation: Federation, weights: Tensor, ledger: Ledger, number:
     """
     config, plan, clients = federation.config, federation.plan, federation.materials.clients
     stream = federation.stream.child("round", number)
+    if isinstance(federation.exchange, CarriedExchange):
+        federation.exchange.require_next(number)
 
     # 1. The server invites clients whose budget has room for one more round.
     everyone, sampling, size = np.arange(len(clients)), federation.sampling, config.training.participants
