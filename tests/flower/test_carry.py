@@ -132,10 +132,11 @@ def test_a_carried_run_leaves_less_noise_than_one_that_is_not():
     stays = sum(one.deviation**2 for one in with_it.rounds)
     plain = NissStrategy(
         FedAvg(fraction_evaluate=0.0, fraction_train=1 / SEPARATION, min_train_nodes=SIZE),
-        plan=replace(PRIVATE, separation=1, participations=3, kappa=20.0),
+        plan=replace(PRIVATE, separation=1, participations=3, kappa=4.0),
     )
     start(plain, FakeGrid(NODES), rounds=6)
-    assert stays < 0.8 * sum(one.deviation**2 for one in plain.rounds)
+    others = sum(one.deviation**2 for one in plain.rounds)
+    assert stays < 0.8 * others, stays / others
 
 
 def test_nodes_that_do_not_come_leave_noise_and_the_run_goes_on():
@@ -217,7 +218,7 @@ def test_a_spare_node_takes_the_place_of_one_that_is_gone():
 
 
 def test_too_few_nodes_are_said_with_what_to_do():
-    with pytest.raises(ProtocolError, match="need 8 nodes, and 6 are there"):
+    with pytest.raises(ProtocolError, match="need 8 nodes, and 6 are there; plan rounds of at most 3"):
         start(carried(replace(WITHOUT_NOISE, participants=4)), FakeGrid(NODES))
     with pytest.raises(ConfigError, match="too few against 0 colluders"):
         start(carried(), FakeGrid(3))

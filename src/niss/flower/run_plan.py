@@ -118,7 +118,7 @@ def for_nodes(plan: Plan, participants: int | None, nodes: int) -> Plan:
         )
     if size < max(2, plan.colluders + 2):
         raise ConfigError(
-            f"{nodes} nodes that take part in every {plan.separation}. round are rounds of {size}, too few against "
+            f"{nodes} nodes that take part in one round of {plan.separation} make rounds of {size}, too few against "
             f"{plan.colluders} colluders",
             field="participants",
             hint="have more nodes, or plan a smaller separation or fewer colluders",

@@ -279,7 +279,7 @@ class NissStrategy(Strategy):
             why = getattr(error, "detail", error.message) + (
                 f"; {spent} have spent what the plan allows" if spent else ""
             )
-            return self._skip(number, why)
+            return self._skip(number, f"{why}; {error.hint}" if carries and error.hint else why)
         self._say_outlook()
         made = {message.metadata.dst_node_id: message for message in messages}
         for node, request in requests.items():
@@ -366,6 +366,12 @@ class NissStrategy(Strategy):
             "\t│\t├── over %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders
         )
         LOG.info("\t│\t├── dropouts: %s", self._mode)
+        if plan.kind.carries:
+            LOG.info(
+                "\t│\t├── noise carried over %d rounds, nodes in turn, every %d",
+                plan.planned_rounds,
+                plan.separation,
+            )
         if self._metrics:
             LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
         LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
