@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -354,6 +355,28 @@ def test_killed_while_a_round_is_under_way_it_is_over_and_the_next_takes_out_wha
     assert "the server ended while it was open" in (again.rounds[number - 1].skipped or "")
     if number < ROUNDS:
         assert not again.rounds[number].exact, "it took out what nobody had added"
+
+
+def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkeypatch):
+    """The clients remember: a round that they answered is declined, and nothing is charged for it."""
+    grid, write, saves = nodes_with_state(tmp_path), RunFolder.write, 0
+
+    def copying(folder, state):
+        nonlocal saves
+        write(folder, state)
+        saves += 1
+        if saves == 5:
+            assert state["done"] == 1
+            shutil.copytree(tmp_path / "run", tmp_path / "old")
+
+    monkeypatch.setattr(RunFolder, "write", copying)
+    start(carried(resume=tmp_path / "run"), grid)
+    monkeypatch.undo()
+    ledgers = [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
+    again = carried(resume=tmp_path / "old")
+    start(again, grid)
+    assert [one.survivors for one in again.rounds] == [SIZE, 0, 0]
+    assert ledgers == [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
 
 
 # With a tracker.
