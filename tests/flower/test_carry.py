@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam, FedAvg
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, step_of
 from flower.test_resume import Killed, renumbered
@@ -377,6 +381,58 @@ def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkey
     start(again, grid)
     assert [one.survivors for one in again.rounds] == [SIZE, 0, 0]
     assert ledgers == [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_right(data):
+    """Nodes away in any round, one kill in any of them: what stays in the model is what the report says."""
+    rounds, nodes, size = 5, 8, 4
+    away = [data.draw(st.sets(st.integers(0, nodes - 1), max_size=3)) for _ in range(rounds)]
+    killed = data.draw(st.none() | st.integers(1, rounds))
+    pattern = data.draw(st.sampled_from(("cyclic", "any")))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        grid = nodes_with_state(path, nodes)
+        plan = replace(WITHOUT_NOISE, participants=size, pattern=pattern)
+        current = [carried(plan, resume=path / "run")]
+        due = killed
+
+        def weather(message: Message) -> Message | None:
+            nonlocal due
+            record = message.content["niss"]
+            if record["stage"] != "round":
+                return message
+            number = decode(record["body"]).terms.round + 1
+            if number == due and len(openings(grid)) == number:
+                due = None
+                raise Killed
+            return None if (message.metadata.dst_node_id - FIRST) in away[number - 1] else message
+
+        grid.tamper = weather
+        try:
+            result = start(current[0], grid, rounds)
+        except Killed:
+            current.append(carried(plan, resume=path / "run"))
+            result = start(current[1], grid, rounds)
+        strategy, asked = current[-1], cohorts(grid)
+        assert set(asked) == set(range(1, rounds + 1))
+        summed = {
+            one.round: {node for node in asked[one.round] if str(FIRST + node) not in one.lost}
+            for one in strategy.rounds
+            if one.survivors
+        }
+        said = np.sqrt(sum(one.deviation**2 for one in strategy.rounds))
+        left = np.sqrt(np.mean((values(result.arrays) - model_of(summed, size)) ** 2))
+        # Sixteen coordinates: a factor of 5 either way has a probability of 1e-9.
+        assert left < 1e-5 + 5.0 * said
+        assert left > 0.2 * said - 1e-5
+        for number in range(nodes):
+            ledger = path / f"node-{number}" / "ledger.jsonl"
+            taken = [one.basis["round"] for one in LedgerFile.read(ledger).entries] if ledger.exists() else []
+            for before, after in pairwise(taken):
+                assert after - before >= SEPARATION
+                assert pattern == "any" or (after - before) % SEPARATION == 0
 
 
 # With a tracker.
