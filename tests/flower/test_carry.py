@@ -359,6 +359,8 @@ def test_killed_while_a_round_is_under_way_it_is_over_and_the_next_takes_out_wha
     assert "the server ended while it was open" in (again.rounds[number - 1].skipped or "")
     if number < ROUNDS:
         assert not again.rounds[number].exact, "it took out what nobody had added"
+    if number > 1:
+        assert again.rounds[number - 1].deviation == again.rounds[number - 2].under_way > 0.0
 
 
 def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkeypatch):
