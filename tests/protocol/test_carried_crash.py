@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from niss.errors import LocalProtocolError, ProtocolError
+from niss.protocol.keys import Identity
+from niss.protocol.server import Server
 from niss.protocol.states import Memory, dump, restore, rounds_answered
-from support.carried_run import NOISY, RUN, CarriedFederation, covered, schedule
+from niss.protocol.wire import decode, encode
+from support.carried_run import GRID, NOISY, RUN, CarriedFederation, covered, schedule
 from support.protocol_round import carried
 
 ROUNDS, VICTIM = 5, 1
@@ -40,7 +43,9 @@ def crashing(federation: CarriedFederation, kind: str, at: int, after: bool) -> 
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind in ("persist", "charge") for at in (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("kind", "at"), [*(("persist", at) for at in range(1, 7)), *(("charge", at) for at in range(1, 4))]
+)
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_crash_at_any_step_uses_no_share_twice_and_is_paid_for(
     kind: str, at: int, after: bool, sent: bool
@@ -137,3 +142,60 @@ def test_memory_written_before_there_were_carried_shares_is_read() -> None:
     assert restore(dump(memory, b"prekeys"))[0] == memory
     with pytest.raises(LocalProtocolError, match="damaged"):
         Memory.from_json({**memory.to_json(), "carried": {"aa": ["x"]}})
+
+
+def test_server_and_all_clients_may_be_restarted_between_any_two_rounds() -> None:
+    """The server goes on from the opening it saved and from who survived, clients with the keys of their next round."""
+    federation = CarriedFederation(schedule(rounds=5))
+    identity = federation.server._identity
+    total = np.zeros(federation.schedule.coordinates, dtype=np.int64)
+    for number in range(5):
+        outcome = federation.play_round(number)
+        assert outcome.exact
+        total += np.rint(outcome.total * 2.0**GRID).astype(np.int64)
+        federation.opened[number] = decode(encode(federation.opened[number]))
+        federation.server = Server(Identity(identity.secret_bytes()))
+        for one in range(len(federation.seats)):
+            federation.restart(one)
+    assert np.array_equal(total, sum(federation.sums.values()))
+
+
+def test_a_server_that_lost_a_round_goes_on_with_the_cohort_it_announced() -> None:
+    """Uploads of round 1 are gone with the process; round 2 takes out what was to come of it, which stays as noise."""
+    federation = CarriedFederation(schedule(rounds=4, **NOISY))
+    federation.play_round(0)
+    opened = federation.open_next(1)
+    for one in federation.cohort(1):
+        federation.answer(one, opened)
+    federation.server = Server(Identity(federation.server._identity.secret_bytes()))
+    third = federation.play_round(2)
+    assert third.uncancelled == 16
+    assert third.extra_variance == pytest.approx(16 * federation.schedule.carried_variance)
+    assert federation.play_round(3).exact
+    assert covered(federation) <= 1.0
+
+
+def test_a_run_that_carries_nothing_at_last_is_one_too() -> None:
+    """The planner may find that carrying does not pay: the chain is there, its noise is not."""
+    federation = CarriedFederation(schedule(rounds=3, carried_variance=0.0, **NOISY))
+    for number in range(3):
+        assert federation.play_round(number).under_way == 0.0
+    assert covered(federation) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "at", "paid"), [("charge", 1, [True]), ("persist", 2, [True, True])])
+def test_the_grid_of_the_run_is_paid_whatever_crashes(kind: str, at: int, paid: list[bool]) -> None:
+    """A round that was begun and never charged does not count as the first; one too many is the worst there is."""
+    federation = CarriedFederation(schedule(rounds=ROUNDS, **NOISY))
+    crashing(federation, kind, at, after=False)
+    for number in range(3):
+        opened = federation.open_next(number)
+        try:
+            federation.answer(federation.cohort(number)[VICTIM], opened)
+        except Crash:
+            federation.restart(VICTIM)
+        federation.outcomes[number] = federation.server.finish()
+    owner = federation.seats[VICTIM].identity.public
+    assert [number for who, number, _ in federation.seen.uploads if who == owner] == [2]
+    charges = federation.booked[VICTIM]
+    assert [basis["grid_delta"] > 0.0 for _, basis in charges] == paid

@@ -130,9 +130,7 @@ def test_lists_of_other_sizes_doubles_and_false_prekeys_are_refused(where: str) 
         from niss.protocol.carrying import check_cohorts
 
         with pytest.raises(RemoteProtocolError, match="listed twice"):
-            check_cohorts(
-                double, cohorts(double), attempts=1, trusted=None, anchor=bytes(32), holder=bytes(32)
-            )
+            check_cohorts(double, 1, None, anchor=bytes(32), holder=bytes(32))
 
 
 def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> None:

@@ -64,6 +64,7 @@ class CarriedFederation(Federation):
         self.schedule, self.account = committed, account or {}
         settings = {"mu": np.inf, "attempts": 1, "schedule": committed, "clip": committed.clip}
         super().__init__(committed.participants * committed.separation, label, **{**settings, **policy})
+        self.booked: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for one in range(len(self.seats)):
             self.restart(one)
         self.opened: dict[int, RoundOpen] = {}
@@ -81,7 +82,7 @@ class CarriedFederation(Federation):
             earlier=rounds_answered(seat.kept[-1], RUN),
             **self.account,
         )
-        seat.assess, seat.book = account.assess, account.charging(_Anything(), "self")
+        seat.assess, seat.book = account.assess, account.charging(_Book(self.booked[one]), "self")
         return seat.restart()
 
     def cohort(self, number: int) -> list[int]:
@@ -239,8 +240,12 @@ def covered(federation: CarriedFederation) -> float:
     return closest
 
 
-class _Anything:
-    """A ledger that refuses nothing."""
+class _Book:
+    """A ledger that refuses nothing, and notes (round, basis) of what it was charged."""
+
+    def __init__(self, entries: list[tuple[int, Any]]) -> None:
+        self.entries = entries
 
     def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:
-        del round, attempt, mus, basis
+        del attempt, mus
+        self.entries.append((round, basis))

@@ -58,6 +58,12 @@ def make_schedule(
         raise ConfigError(
             "carried shares are not repaired by the protocol", field="plan", hint="mode 'tolerate'"
         )
+    if plan.separation < 2:
+        raise ConfigError(
+            "clients that return at once gain nothing from noise that is carried over",
+            field="separation",
+            hint="more clients, fewer in a round, or method 'niss'",
+        )
     run = plan.committed(participants)
     square = float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
     sparse = plan.graph == "regular" and plan.neighbours < participants - 1
@@ -134,7 +140,7 @@ def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
     return max(_draws(schedule, one).delta(whole) for one in numbers)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def carried_plan(schedule: Schedule, *, relation: str, colluders: int) -> CarriedPlan | None:
     """What a schedule is worth, from its own numbers; None where it has no fresh noise and promises nothing.
 
@@ -187,7 +193,7 @@ class CarriedAccount:
     colluders  assumed in every round
     promise    to the client over the whole run: what the grid costs has to fit into its part of delta
     budget     most mu over the whole run; infinite: any
-    earlier    the rounds of this run that it has answered (`niss.protocol.states.rounds_answered`)
+    earlier    the rounds of this run that it was charged for (`niss.protocol.states.rounds_answered`)
 
     `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
@@ -209,7 +215,7 @@ class CarriedAccount:
         self.schedule, self.colluders, self._relation = schedule, colluders, relation
         self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
         self.plan = carried_plan(schedule, relation=relation, colluders=colluders)
-        self._budget, self._taken = budget, list(earlier)
+        self._budget, self._taken = budget, [one for one in earlier if one < schedule.horizon]
 
     def cost(self, number: int) -> float:
         """What taking part in round `number` would add to mu^2; 0 in a round without updates."""
@@ -217,14 +223,13 @@ class CarriedAccount:
             return 0.0
         if self.plan is None:
             return math.inf
-        earlier = [one for one in self._taken if one < self.schedule.horizon]
         account = CarriedCharges(
             self.plan.matrix,
             self.schedule.separation,
             self.plan.pattern,
             self._budget**2,
             self.plan.sensitivity,
-            earlier,
+            list(self._taken),
         )
         # What rounding may have taken off while the matrix was inverted: some units in the last place of its condition.
         apart = 4.0 * self.schedule.rounds * (1.0 + self.plan.carried_to_residual[0])
@@ -264,7 +269,8 @@ class CarriedAccount:
     def charging(self, ledger: ChargeableLedger, client: str) -> Callable[[Agreed, float], None]:
         """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses.
 
-        What the grid adds to delta over the whole run is charged with the first participation.
+        What the grid adds to delta over the whole run, however often the client takes part, is charged with its first
+        participation.
         """
 
         def charge(agreed: Agreed, mu: float) -> None:
@@ -276,13 +282,12 @@ class CarriedAccount:
                 "pattern": "cyclic" if schedule.cyclic else "any",
             }
             if math.isfinite(mu):
-                first = not self._taken
-                basis["grid_delta"] = run_grid_delta(schedule, self._promise) if first else 0.0
+                basis["grid_delta"] = 0.0 if self._taken else run_grid_delta(schedule, self._promise)
             if terms.round < schedule.horizon:
                 ledger.charge(
                     terms.round, terms.attempt, {client: (mu, self.marginal_mu(terms.round))}, basis
                 )
-            self._taken.append(terms.round)
+                self._taken.append(terms.round)
 
         return charge
 

@@ -15,7 +15,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -246,6 +246,12 @@ class CarriedContext:
         return hashlib.sha256(length_prefixed(b"niss.carried-context.v1", *self.fields())).digest()
 
 
+@lru_cache(maxsize=2)
+def _complete(sizes: tuple[int, int], weight: float) -> CarriedGraph:
+    """The same for every round, and for both sides of one: made once."""
+    return CarriedGraph.complete(sizes, weight=weight)
+
+
 @dataclass(frozen=True)
 class Gap:
     """What is carried from one round to the next, as both see it. Seats are places in the two lists.
@@ -274,7 +280,7 @@ class Gap:
         sizes, degree = (len(senders), len(receivers)), carrying.neighbours
         lists = context.senders, context.receivers
         if degree >= min(sizes):
-            graph = CarriedGraph.complete(sizes, weight=degree / sizes[1])
+            graph = _complete(sizes, degree / sizes[1])
         else:
             graph = first_good(
                 lambda beacon: CarriedGraph.draw(sizes, degree=degree, beacon=beacon, lists=lists),

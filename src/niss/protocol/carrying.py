@@ -14,10 +14,16 @@ The noise of a run with carried shares is one chain over all rounds. What a serv
 from __future__ import annotations
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import link_of, participants_hash, terms_hash, verify_beacon
+from niss.protocol.agreement import (
+    LINKS_PER_ROUND,
+    link_of,
+    participants_hash,
+    terms_hash,
+    verify_beacon,
+)
 from niss.protocol.carried import Schedule
 from niss.protocol.keys import check_prekey
-from niss.protocol.messages import Cohorts, Participant, Previous, RoundOpen
+from niss.protocol.messages import Participant, Previous, RoundOpen
 
 
 def previous_of(opened: RoundOpen) -> Previous:
@@ -25,10 +31,13 @@ def previous_of(opened: RoundOpen) -> Previous:
     return Previous(opened.participants, terms_hash(opened.terms), opened.beacon)
 
 
-def cohorts_of(opened: RoundOpen, schedule: Schedule | None) -> Cohorts | None:
-    """The cohorts around a round of this schedule, whose terms and sizes are those that it fixes; None without one.
+def check_schedule(opened: RoundOpen, schedule: Schedule | None, last: int | None) -> tuple[Participant, ...]:
+    """Refuse a round that is not the next which this schedule allows a client to answer; returns the next cohort.
 
-    Nothing is computed for a list of another length.
+    last    the round of this run that it answered last; None: it has answered none
+
+    Terms and sizes must be those that the schedule fixes; nothing is computed for a list of another length. A run
+    without a schedule has rounds that carry nothing.
     """
     carrying, cohorts = opened.terms.carrying, opened.cohorts
     if schedule is None:
@@ -36,44 +45,46 @@ def cohorts_of(opened: RoundOpen, schedule: Schedule | None) -> Cohorts | None:
             raise RemoteProtocolError(
                 "the round carries noise, but this client has agreed to no schedule for it"
             )
-        return None
+        return ()
     if carrying is None or cohorts is None:
         raise RemoteProtocolError("the round carries no noise, but the schedule of this run says it does")
     schedule.check_terms(opened.terms)
     number, size = opened.terms.round, schedule.participants
-    last = number == schedule.rounds - 1
     if (cohorts.previous is None) != (number == 0):
         raise RemoteProtocolError("a round needs the one before it, and the first has none")
     sizes = {
         "this round": (len(opened.participants), size),
-        "the next round": (len(cohorts.following), 0 if last else size),
+        "the next round": (len(cohorts.following), 0 if number == schedule.rounds - 1 else size),
         "the round before": (size if cohorts.previous is None else len(cohorts.previous.participants), size),
     }
     for name, (found, wanted) in sizes.items():
         if found != wanted:
             raise RemoteProtocolError(f"{name} has {found} participants, but the schedule says {wanted}")
-    return cohorts
+    schedule.check_return(number, last)
+    return cohorts.following
 
 
 def check_cohorts(
     opened: RoundOpen,
-    cohorts: Cohorts,
-    *,
     attempts: int,
     trusted: frozenset[bytes] | None,
+    *,
     anchor: bytes,
     holder: bytes,
 ) -> None:
     """Refuse neighbouring rounds with strangers, doubles or false prekeys, and a round that was not announced.
 
-    This round must be the one that the beacon of the round before was let out for.
+    This round must be the one that the beacon of the round before was let out for. `attempts` is how many links that
+    round had; the rest is as in the client's `Policy`.
     """
+    if (cohorts := opened.cohorts) is None:
+        return
     here = {one.identity for one in opened.participants}
     _check_list(cohorts.following, here, trusted)
     if (previous := cohorts.previous) is None:
         return
     _check_list(previous.participants, here, trusted)
-    links = [link_of(opened.terms.round - 1, attempt) for attempt in range(attempts)]
+    links = [link_of(opened.terms.round - 1, attempt) for attempt in range(min(attempts, LINKS_PER_ROUND))]
     verify_beacon(
         previous.beacon,
         participants_hash(previous.participants) + previous.terms + participants_hash(opened.participants),

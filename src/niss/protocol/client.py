@@ -29,11 +29,10 @@ from niss.protocol.agreement import (
     verify_beacon,
 )
 from niss.protocol.carried import Schedule
-from niss.protocol.carrying import check_cohorts, cohorts_of
+from niss.protocol.carrying import check_cohorts, check_schedule
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
 from niss.protocol.messages import (
     MODES,
-    Cohorts,
     Prekey,
     Reveal,
     RevealedEdge,
@@ -168,7 +167,8 @@ class Client:
         2. clip and round the update; ask `assess` what the round costs at worst, and refuse if that is too much;
         3. agree with every neighbour, which refuses a degenerate prekey;
         4. persist that this attempt is answered, with the last round's prekey erased and a fresh one made;
-        5. charge; from 4 on the attempt is used up, even if this fails;
+        5. charge, and persist that it was charged where later charges depend on it; from 4 on the attempt is used up,
+           even if this fails;
         6. add shares, residual noise and, in mode `repair`, the self-mask; sign.
 
         Where the update depends on what the server sent beside the round, `accept` and `answer` do the same in two
@@ -212,7 +212,6 @@ class Client:
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
         if terms.carrying is not None:
-            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
             # Prekeys are used up in turn: older ones were announced for rounds that this client missed.
             self._prekeys.erase_before(own)
         self._memory.state = following
@@ -220,6 +219,10 @@ class Client:
         fresh = self._prekeys.batch(1, self._identity, entropy)
         self._remember()
         self._charge(agreed, mu)
+        if terms.carrying is not None:
+            # What the next round costs depends on those that were paid for: on no upload that cannot have left.
+            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
+            self._remember()
         return _Accepted(secrets, published(fresh))
 
     def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
@@ -328,7 +331,8 @@ class Client:
             raise RemoteProtocolError(
                 f"the clip of {terms.clip:g} is not above 0, or exceeds the {policy.clip:g} this client accepts"
             )
-        cohorts, size = self._cohorts(opened), len(opened.participants)
+        size, last = len(opened.participants), self._memory.last.get(terms.run.hex(), (None,))[0]
+        following = check_schedule(opened, policy.schedule, last)
         self._check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
@@ -338,21 +342,13 @@ class Client:
         seat = self._find_seat(opened)
         verify_beacon(
             opened.beacon,
-            commitment_of(terms, opened.participants, () if cohorts is None else cohorts.following),
+            commitment_of(terms, opened.participants, following),
             expected=link_of(terms.round, terms.attempt),
             anchor=policy.anchor,
             holder=policy.holder,
             after=self._memory.beacon.get(policy.anchor.hex(), 0),
         )
-        if cohorts is not None:
-            check_cohorts(
-                opened,
-                cohorts,
-                attempts=policy.attempts,
-                trusted=policy.trusted,
-                anchor=policy.anchor,
-                holder=policy.holder,
-            )
+        check_cohorts(opened, policy.attempts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
         agreed = agree(opened)
         try:
             agreed.check_fits()
@@ -361,15 +357,6 @@ class Client:
                 f"the sum would not fit the grid: {error.message}", hint=error.hint
             ) from None
         return agreed, seat
-
-    def _cohorts(self, opened: RoundOpen) -> Cohorts | None:
-        """The cohorts around a round with carried shares, if it is the next that this client may answer; else None."""
-        schedule, terms = self.policy.schedule, opened.terms
-        cohorts = cohorts_of(opened, schedule)
-        if schedule is not None:
-            last = self._memory.last.get(terms.run.hex())
-            schedule.check_return(terms.round, None if last is None else last[0])
-        return cohorts
 
     def _check_shares(self, terms: Terms, size: int) -> None:
         """Refuse a round without shares, which is not this protocol, and shares other than those of the plan."""

@@ -131,7 +131,7 @@ class Memory:
 
     last        by run, in hex, the last (round, attempt) answered: no earlier one is answered again
     beacon      by anchor, in hex, the last link seen: no earlier one is accepted again
-    carried     by run, in hex, all rounds answered where shares are carried: the cost of the next one depends on them
+    carried     by run, in hex, all rounds charged where shares are carried: the cost of the next one depends on them
     state       where it stands in the current round
     current     that round, until it is closed
     """
@@ -212,7 +212,10 @@ def restore(kept: bytes) -> tuple[Memory, SecretBytes]:
 
 
 def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
-    """The rounds of a run with carried shares that the client of this memory has answered, or begun to."""
+    """The rounds of a run with carried shares that the client of this memory was charged for, and so may have answered.
+
+    It is written after the charge and before the upload leaves: a round that is not here has shown nothing.
+    """
     if kept is None:
         return ()
     kept = SecretBytes(kept)
