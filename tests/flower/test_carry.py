@@ -385,7 +385,7 @@ def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkey
     assert ledgers == [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_right(data):
     """Nodes away in any round, one kill in any of them: what stays in the model is what the report says."""
@@ -463,6 +463,7 @@ def test_with_a_tracker_that_is_restarted_and_a_server_that_is_killed(service: S
     assert set(cohorts(grid)) == {1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", range(SAVES))
 def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypatch, save):  # noqa: F811
     grid = nodes_with_state(tmp_path, **{"niss-holder": service.holder})
