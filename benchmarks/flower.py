@@ -9,7 +9,8 @@ their way. SecAgg+ exists for the older API only and runs through its own mod an
 its messages on the wire is not timed. Nothing is trained: each client adds a fixed update, and the time that takes is
 left out. All times are CPU time with one thread. Two sums are shown of the time a round takes beyond plain FedAvg:
 `one machine`, where the clients run one after the other, and `federation`, where they run at once and the round waits
-for the slowest (here: the median, since all do the same).
+for the slowest (here: the median, since all do the same). In `niss carried` twice as many clients take turns, so that
+rounds are of the same size, and each shares noise with everyone of its round, of the one before and of the next.
 
 With `--memory` one round of each is traced instead of timed: the most memory that the answer of one client takes beyond
 the message it answers, and the most that all of it takes together, server and messages in flight, in one process.
@@ -53,6 +54,7 @@ with warnings.catch_warnings():
 
 PLAIN, RIVAL = "fedavg", "secagg+ complete"
 CLIP = 0.5
+SEPARATION = 2
 
 
 @dataclass
@@ -182,14 +184,15 @@ def play(strategy: Strategy, mods: list[Any], clients: int, coordinates: int, ro
     for number in range(1, rounds + 1):
         grid.reset()
         started = process_time()
-        messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+        messages = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
         replies = grid.send_and_receive(messages)
         found, _ = strategy.aggregate_train(number, replies)
         server = process_time() - started - grid.outside
-        costs.append(Cost(list(grid.spent.values()), server, max(grid.sent.values())))
+        asked = [message.metadata.dst_node_id for message in messages]
+        costs.append(Cost([grid.spent[node] for node in asked], server, max(grid.sent.values())))
         if found is None:
             raise RuntimeError("no result")
-        expected = np.mean([TRAINING.updates[node] for node in grid.get_node_ids()], axis=0)
+        expected = np.mean([TRAINING.updates[node] for node in asked], axis=0)
         _check(strategy, found["weights"].numpy() - arrays["weights"].numpy(), expected)
         arrays = found
     return costs
@@ -236,7 +239,7 @@ def show_memory(rows: list[dict[str, Any]], coordinates: int) -> None:
 
 def _check(strategy: Strategy, found: np.ndarray, expected: np.ndarray) -> None:
     """The mean of the updates, but for the noise that was meant to be there."""
-    noise = strategy.rounds[-1].deviation if isinstance(strategy, NissStrategy) else 0.0
+    noise = strategy.account.noise_of_round() if isinstance(strategy, NissStrategy) else 0.0
     off = float(np.sqrt(np.mean((found - expected) ** 2)))
     if not off <= 1.1 * noise + 1e-6:
         raise RuntimeError(f"the result is off by {off:g}, with noise of {noise:g}")
@@ -260,15 +263,19 @@ def play_secagg(clients: int, coordinates: int, rounds: int) -> list[Cost]:
 def measure(clients: int, coordinates: int, rounds: int) -> dict[str, list[Cost]]:
     """All contestants on the same updates; the first round of a run enrols, and is shown apart."""
     rng = np.random.default_rng(3)
-    for node in range(1, clients + 1):
+    for node in range(1, SEPARATION * clients + 1):
         drawn = rng.normal(size=coordinates).astype(np.float32)
         TRAINING.updates[node] = (0.9 * CLIP / np.linalg.norm(drawn)) * drawn
-    settings = {"clip": CLIP, "epsilon": 8.0, "participations": rounds + 1, "kappa": 4.0, "colluders": 1}
+    settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "colluders": 1}
+    settings |= {"participations": rounds + 1, "rounds": rounds + 1}
     found = {PLAIN: play(FedAvg(fraction_evaluate=0.0), [], clients, coordinates, rounds + 1)}
     for name, neighbours in (("niss v=4", 4.0), ("niss v=10", 10.0), ("niss complete", clients - 1.0)):
         plan = Plan(**settings, neighbours=min(neighbours, clients - 1.0))
         strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
         found[name] = play(strategy, [niss_mod], clients, coordinates, rounds + 1)
+    turns = Plan(**settings, separation=SEPARATION)
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=turns, carry=True)
+    found["niss carried"] = play(strategy, [niss_mod], SEPARATION * clients, coordinates, rounds + 1)
     found[RIVAL] = [Cost([0.0]), *play_secagg(clients, coordinates, max(1, rounds - 1))]
     return found
 

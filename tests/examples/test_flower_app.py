@@ -43,6 +43,22 @@ def test_two_rounds_in_simulation(tmp_path):
     assert accuracy[0] < 0.2 < accuracy[1] + 0.1
 
 
+@needs_ray
+@pytest.mark.slow
+def test_noise_that_cancels_across_rounds_in_simulation(tmp_path):
+    from niss.local.deployment import Deployment, Settings
+
+    settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
+    with Deployment(tmp_path, settings) as federation:
+        wanted = {"rounds": 4, "carry": True, "separation": 2, "colluders": 0}
+        report = finished_report(federation, federation.submit(EXAMPLE, wanted))
+    assert [one["survivors"] for one in report["rounds"]] == [3] * 4
+    assert all(one["exact"] for one in report["rounds"])
+    assert report["rounds"][-1]["under_way"] == 0.0 < report["rounds"][0]["under_way"]
+    assert report["statement"]["epsilon_joint"] <= 8.0
+    assert "over a run of 4 committed rounds as a whole" in report["statement"]["words"]
+
+
 def finished_report(federation: Any, run: str) -> dict[str, Any]:
     end = time.monotonic() + 300.0
     while not federation.status(run).startswith("finished"):

@@ -26,6 +26,23 @@ def test_the_plan_of_the_settings_runs():
     assert (strategy.plan.epsilon, strategy.plan.delta, strategy.plan.participations) == (8.0, 1e-6, 3)
 
 
+def test_noise_is_carried_where_the_settings_say_so():
+    with_it = context(carry=True, separation=2, dropout=0.1, pattern="any", rounds=4)
+    strategy = NissStrategy.from_run_config(with_it, FedAvg(fraction_evaluate=0.0))
+    strategy.start(FakeGrid(), global_model(), num_rounds=4, timeout=1)
+    assert [one.survivors for one in strategy.rounds] == [3] * 4
+    plan = strategy.plan
+    assert (plan.separation, plan.pattern, plan.dropout, plan.horizon, plan.participants) == (
+        *(2, "any", 0.1),
+        *(4, 3),
+    )
+    assert plan_of(context(carry=False, separation=2).run_config) == plan_of(context().run_config)
+    with pytest.raises(ConfigError, match="carry: invalid value 'true'"):
+        strategy_options({"carry": "true"})
+    with pytest.raises(ConfigError, match="gain nothing"):
+        NissStrategy.from_run_config(context(carry=True), FedAvg(fraction_evaluate=0.0))
+
+
 def test_every_setting_arrives():
     settings = {
         **{"num-server-rounds": 5, "epsilon": "3", "delta": 1e-6, "clip": 1, "kappa": 4, "neighbours": 4},

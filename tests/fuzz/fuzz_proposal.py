@@ -22,11 +22,12 @@ from flwr.app import Context, Message, RecordDict
 import niss.flower.mod
 from fuzz.driver import Feed, Target
 from fuzz.fuzz_flower import NASTY_FLOATS, NASTY_NUMBERS, NASTY_TEXTS, NODE
-from niss.accounting import Plan
+from niss.accounting import Plan, carried_plan, make_schedule
 from niss.errors import NissError, RemoteProtocolError
 from niss.flower.limits import FIRST_USE, Limits
 from niss.flower.mod import NissMod
 from niss.flower.proposal import ENROLMENT_TAG, Proposal, read_proposal
+from niss.flower.run_plan import carrying, for_nodes, for_rounds
 from niss.flower.transport import Request, Stage, read_reply
 from niss.mechanism import gdp_mu
 from niss.protocol import Identity, Refusal, decode
@@ -63,7 +64,19 @@ def originals() -> list[dict[str, Any]]:
             bytes(16), SERVER.public, SERVER.public, bytes(32), plan, mode, participants=5, prekeys=2
         )
         found.append(json.loads(proposal.signed(SERVER)[64:]))
-    return found
+    return [*found, carried()]
+
+
+def carried() -> dict[str, Any]:
+    """A proposal that carries noise from round to round."""
+    plan = for_nodes(for_rounds(carrying(Plan(clip=0.3, epsilon=2.0, delta=1e-6, separation=3)), 6), 5, 15)
+    proposal = Proposal(
+        *(bytes(16), SERVER.public, SERVER.public, bytes(32), plan, "tolerate"),
+        participants=5,
+        prekeys=2,
+        schedule=make_schedule(plan, participants=5, coordinates=100),
+    )
+    return dict(json.loads(proposal.signed(SERVER)[64:]))
 
 
 def odd_value(rng: random.Random, value: Any) -> Any:
@@ -88,7 +101,8 @@ def change(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     """Some entries changed, left out, or added, on the top or in the plan."""
     values = json.loads(json.dumps(values))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
-        into = values["plan"] if rng.random() < 0.6 and isinstance(values.get("plan"), dict) else values
+        part = rng.choice(["plan", "schedule"] if "schedule" in values else ["plan"])
+        into = values[part] if rng.random() < 0.6 and isinstance(values.get(part), dict) else values
         name = rng.choice(sorted(into)) if into else "more"
         action = rng.random()
         if action < 0.85:
@@ -123,8 +137,17 @@ def beyond(limits: Limits, proposal: Proposal) -> str:
         return "colluders or participants"
     if policy.modes != (proposal.mode,) or (limits.modes and proposal.mode not in limits.modes):
         return "mode"
-    if not (policy.mu > 0.0 and (policy.strength or 0.0) > 0.0):
+    if not (policy.mu > 0.0 and (proposal.schedule is not None or (policy.strength or 0.0) > 0.0)):
         return "mu or strength"
+    if policy.schedule != proposal.schedule:
+        return "another schedule"
+    if (schedule := proposal.schedule) is not None:
+        if schedule.clip > policy.clip or schedule.participants < policy.participants:
+            return "a schedule beyond the policy"
+        if ceiling is not None:
+            worth = carried_plan(schedule, relation=proposal.plan.relation, colluders=policy.colluders)
+            if worth is None or worth.mu > gdp_mu(proposal.plan.epsilon, proposal.plan.delta):
+                return "a schedule that does not keep the promise"
     if ceiling is None:
         return "" if limits.uncalibrated and limits.epsilon is None else "no ceiling"
     if ceiling.epsilon > (limits.epsilon or FIRST_USE.epsilon) or ceiling.delta > (

@@ -8,7 +8,10 @@ Where to read, on the client and on the server:
     strategy     wraps one of Flower's strategies; a round from its side
     wrapped      what is asked of that strategy, and what it gets to see
     run_config   its settings in an app's pyproject.toml
+    run_plan     what is refused of them, and made of the plan
     session      a run of the protocol: enrolment, rounds, repair
+    carrying     the rounds of a run that carries noise from each to the next
+    cohorts      whose turn it is in them
     coordinator  who hands out keys and holds the beacon: the server, or a tracker
     saving       what is kept of a run, to go on after the server was killed
     account      what was charged and what happened; the statement

@@ -9,16 +9,27 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from niss.accounting import Ledger, Plan, Statement, grid_delta, make_statement, upload_mu
+from niss.accounting import (
+    CarriedAccount,
+    Ledger,
+    Plan,
+    Promise,
+    Statement,
+    grid_delta,
+    make_statement,
+    run_grid_delta,
+    upload_mu,
+)
 from niss.flower.metrics import BELOW_CLIP, WEIGHT
 from niss.flower.session import Member, Round, Session
 from niss.mechanism.adaptive import in_words
-from niss.protocol import Outcome
+from niss.protocol import Outcome, Schedule
 
 LOG = logging.getLogger("flwr")
 _OWN = (BELOW_CLIP, WEIGHT)
@@ -45,12 +56,13 @@ class RoundReport:
     exact           whether all noise shares cancelled
     uncancelled     how many noise shares were left in the sum
     masked          how many self-masks were left in the sum
-    deviation       standard deviation of the noise in a coordinate of the mean update
-    mu              what the round cost each client in the joint view; None: unbounded
+    deviation       standard deviation of the noise in a coordinate of the mean update, other than `under_way`
+    mu              what the round cost each client in the joint view, at most; None: unbounded
     bytes_uploaded  size of all uploads that were accepted
     problems        what went wrong in the repair
     skipped         why the round did not take place
     clip            of the round; None where it did not take place
+    under_way       standard deviation of the noise that it carries to the next round, which takes it out again
     """
 
     round: int
@@ -66,6 +78,7 @@ class RoundReport:
     problems: tuple[str, ...] = ()
     skipped: str | None = None
     clip: float | None = None
+    under_way: float = 0.0
 
     def log(self) -> None:
         """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
@@ -92,16 +105,21 @@ class Pending:
 
     round       counts from 1
     members     numbers of those who may have answered
-    joint       mu of each in the joint view
+    joint       mu of each in the joint view, one for all or one by one
     marginal    mu of each in the marginal view
     grid_delta  what its grid adds to delta
     """
 
     round: int
     members: tuple[int, ...]
-    joint: float
+    joint: float | tuple[float, ...]
     marginal: float
     grid_delta: float
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """What `asdict` and JSON made of one."""
+        return cls(**values | {"members": tuple(values["members"]), "joint": _joint(values["joint"])})
 
 
 @dataclass
@@ -120,10 +138,11 @@ class Account:
     resumed        how often the server ended and the run went on
     weights        the noisy mean weight of the updates in each round
     extra_variance the noise that dropouts left in the last sum
+    schedule       what a run that carries noise from round to round is committed to
     """
 
     plan: Plan
-    charges: list[tuple[tuple[int, ...], float, float]] = field(default_factory=list)
+    charges: list[tuple[tuple[int, ...], float | tuple[float, ...], float]] = field(default_factory=list)
     rounds: list[RoundReport] = field(default_factory=list)
     evaluations: int = 0
     clear_metrics: set[str] = field(default_factory=set)
@@ -131,6 +150,7 @@ class Account:
     resumed: int = 0
     extra_variance: float = 0.0
     weights: list[float] = field(default_factory=list)
+    schedule: Schedule | None = None
 
     def weigh(self, weight: float | None) -> float:
         """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it.
@@ -142,16 +162,24 @@ class Account:
         self.weights.append(weight)
         return max(math.fsum(self.weights) / len(self.weights), _LEAST_WEIGHT)
 
-    def pending(self, current: Round, members: dict[int, Member], mu: float) -> Pending:
-        """What a round costs, at `mu` each, everyone who may have answered it."""
-        terms, size = current.agreed.terms, len(current.nodes)
-        return Pending(
-            current.number + 1,
-            tuple(members[node].number for node in current.nodes if node not in current.refused),
-            mu,
-            upload_mu(terms, size, self.plan.relation),
-            grid_delta(self.plan, terms, size),
-        )
+    def pending(self, current: Round, members: dict[int, Member], mu: float | None) -> Pending:
+        """What a round costs, at `mu` each, everyone who may have answered it.
+
+        None: where noise is carried over, it costs each what it adds to the participations before.
+        """
+        terms, size, relation = current.agreed.terms, len(current.nodes), self.plan.relation
+        charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
+        if mu is None:
+            assert self.schedule is not None
+            return Pending(
+                current.number + 1,
+                charged,
+                tuple(self._planned_mu(np.array(charged, dtype=np.int64)).tolist()),
+                CarriedAccount(self.schedule, relation=relation).marginal_mu(terms.round),
+                run_grid_delta(self.schedule, Promise.of(self.plan)),
+            )
+        marginal = upload_mu(terms, size, relation)
+        return Pending(current.number + 1, charged, mu, marginal, grid_delta(self.plan, terms, size))
 
     def _charge(self, pending: Pending) -> None:
         self.charges.append((pending.members, pending.joint, pending.marginal))
@@ -160,15 +188,26 @@ class Account:
     def lose(self, pending: Pending, why: str) -> None:
         """Charge a round whose result was lost: its participants may have answered, and so spent it."""
         self._charge(pending)
-        self.rounds.append(RoundReport.skip(pending.round - 1, why))
+        # Nobody took out what the round before had carried to it.
+        left = self.rounds[-1].under_way if self.rounds else 0.0
+        self.rounds.append(replace(RoundReport.skip(pending.round - 1, why), exact=not left, deviation=left))
 
-    def enter(self, current: Round, outcome: Outcome, members: dict[int, Member], mu: float) -> RoundReport:
+    def scale(self, participants: int, survivors: int) -> float:
+        """What the sum of the uploads, each with weight 1 / participants, is multiplied by."""
+        if self.plan.kind.carries:
+            return 1.0
+        return participants / survivors if survivors else 0.0
+
+    def enter(
+        self, current: Round, outcome: Outcome, members: dict[int, Member], mu: float | None
+    ) -> RoundReport:
         """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
-        self._charge(self.pending(current, members, mu))
+        pending = self.pending(current, members, mu)
+        self._charge(pending)
         self.extra_variance = outcome.extra_variance
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
-        scale = size / len(outcome.survivors) if outcome.survivors else 0.0
+        scale, most = self.scale(size, len(outcome.survivors)), float(np.max(pending.joint, initial=0.0))
         report = RoundReport(
             round=current.number + 1,
             participants=size,
@@ -178,14 +217,24 @@ class Account:
             uncancelled=outcome.uncancelled,
             masked=len(outcome.masked),
             deviation=math.sqrt(variance) * scale,
-            mu=mu if math.isfinite(mu) else None,
+            mu=most if math.isfinite(most) else None,
             bytes_uploaded=current.bytes_uploaded,
             problems=outcome.problems
             + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
             clip=terms.clip,
+            under_way=math.sqrt(outcome.under_way) * scale,
         )
         self.rounds.append(report)
         return report
+
+    def noise_of_round(self) -> float:
+        """Standard deviation in a coordinate of the last sum, with what was carried to it and what it carries on.
+
+        Of the sum as it is, with weights 1 / participants.
+        """
+        last, before = self.rounds[-1], self.rounds[-2].under_way if len(self.rounds) > 1 else 0.0
+        scale = self.scale(last.participants, last.survivors)
+        return math.hypot(last.deviation, last.under_way, before) / scale
 
     def saved(self) -> dict[str, Any]:
         """All of it but the plan, as JSON: for a server that goes on with the run."""
@@ -195,17 +244,18 @@ class Account:
         return values | {"rounds": rounds, "clear_metrics": sorted(self.clear_metrics)}
 
     @classmethod
-    def restored(cls, plan: Plan, values: dict[str, Any]) -> Self:
+    def restored(cls, plan: Plan, values: dict[str, Any], schedule: Schedule | None) -> Self:
         """What `saved` gave."""
         return cls(
             plan,
-            [(tuple(members), joint, marginal) for members, joint, marginal in values["charges"]],
+            [(tuple(members), _joint(joint), marginal) for members, joint, marginal in values["charges"]],
             [RoundReport(**one | {"problems": tuple(one["problems"])}) for one in values["rounds"]],
             values["evaluations"],
             set(values["clear_metrics"]),
             values["grid_delta"],
             values["resumed"],
-            values.get("weights", []),
+            weights=values.get("weights", []),
+            schedule=schedule,
         )
 
     def with_room(self, nodes: list[int], members: dict[int, Member]) -> list[int]:
@@ -213,8 +263,13 @@ class Account:
         if not self.plan.calibrated:
             return nodes
         numbers = np.array([members[node].number for node in nodes], dtype=np.int64)
-        room = self._ledger(len(members)).room(numbers, self.plan.round_mu(numbers))
+        room = self._ledger(len(members)).room(numbers, self._planned_mu(numbers))
         return [node for node, has_room in zip(nodes, room.tolist(), strict=True) if has_room]
+
+    def _planned_mu(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What the next round will cost these members; with carried noise, every round so far was charged once."""
+        history = [np.array(charged, dtype=np.int64) for charged, _, _ in self.charges]
+        return self.plan.kind.planned_mu(self.plan, numbers, len(history), history)
 
     def statement(self, session: Session) -> Statement:
         """The guarantee of the run, with what happened in it."""
@@ -234,11 +289,40 @@ class Account:
             "members": {str(node): one.identity.hex() for node, one in session.members.items()},
         }
 
+    def _carried_caveats(self) -> list[str]:
+        """What noise that was to be carried is still in the model, and how much was under way."""
+        if self.schedule is None or not self.charges:
+            return []
+        stays = math.sqrt(math.fsum(one.deviation**2 for one in self.rounds))
+        caveats = [
+            f"Noise in a coordinate of the model: standard deviation {stays:.3g} stays; up to "
+            f"{max(one.under_way for one in self.rounds):.3g} more was carried from one round to the next."
+        ]
+        opened = len(self.charges)
+        if opened < self.schedule.rounds and (left := self._still_under_way()):
+            caveats.append(
+                f"The run ended after {opened} of {self.schedule.rounds} rounds, which costs nobody more; what the "
+                f"last one carried on, standard deviation {left:.3g}, is still in the model."
+            )
+        return caveats
+
+    def _still_under_way(self) -> float:
+        """What was carried on by the last round that was opened; one whose uploads were lost carried nothing on."""
+        left = 0.0
+        for one in self.rounds:
+            if one.skipped is None:
+                left = one.under_way
+            elif one.deviation:
+                left = 0.0
+        return left
+
     def _ledger(self, clients: int) -> Ledger:
         ledger = Ledger.empty(clients)
         for numbers, joint, marginal in self.charges:
-            charged = np.array([number for number in numbers if number < clients], dtype=np.int64)
-            ledger.charge(charged, np.full(charged.size, joint), np.full(charged.size, marginal))
+            everyone = np.array(numbers, dtype=np.int64)
+            known = everyone < clients
+            mus = np.broadcast_to(joint, everyone.shape)[known]
+            ledger.charge(everyone[known], mus, np.full(mus.size, marginal))
         ledger.budget = self.plan.budget(clients) if self.plan.calibrated else None
         return ledger
 
@@ -270,6 +354,7 @@ class Account:
         caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
+        caveats += self._carried_caveats()
         if self.resumed:
             caveats.append(
                 f"Times that the server ended and the run went on: {self.resumed}. A round that was under way then is "
@@ -293,6 +378,10 @@ class Account:
             names = ", ".join(sorted(self.clear_metrics))
             caveats.append(f"Metrics of `train` that travel in the clear and are not counted here: {names}.")
         return tuple(caveats)
+
+
+def _joint(saved: float | list[float]) -> float | tuple[float, ...]:
+    return tuple(saved) if isinstance(saved, list) else saved
 
 
 def _taken_on_trust(session: Session) -> list[str]:

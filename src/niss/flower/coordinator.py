@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from niss.errors import ProtocolError, RemoteProtocolError
-from niss.protocol import Beacon, BeaconChain, Identity, Participant, Prekey, SecretBytes, participants_hash
+from niss.protocol import (
+    Beacon,
+    BeaconChain,
+    Identity,
+    Participant,
+    Prekey,
+    SecretBytes,
+    SignedPrekey,
+    participants_hash,
+)
 from niss.tracker.client import TrackerClient
+from niss.tracker.store import pack_participants, unpack_participants
 
 # Most that are kept of one client, as many as a client itself keeps.
 _STOCK = 256
@@ -35,6 +45,7 @@ class Relay:
         self._prekeys: dict[bytes, list[Prekey]] = {}
         self._publics: set[bytes] = set()
         self._seated: dict[int, tuple[Participant, ...]] = {}
+        self._ahead = False
 
     @property
     def holder(self) -> bytes:
@@ -48,17 +59,27 @@ class Relay:
         self._prekeys.clear()
         self._publics.clear()
         self._seated.clear()
+        self._ahead = False
         return self._make_chain(rounds)
 
     def secrets(self) -> dict[str, Any]:
         """What `resume_run` needs to go on with the chain, as JSON; secret."""
-        return {"holder": bytes(self._holder.secret_bytes()).hex(), "seed": bytes(self._seed).hex()}
+        values: dict[str, Any] = {
+            "holder": bytes(self._holder.secret_bytes()).hex(),
+            "seed": bytes(self._seed).hex(),
+        }
+        if self._ahead:
+            # Those who were announced for a round keep their keys for it.
+            values["seated"] = {str(number): packed(seated).hex() for number, seated in self._seated.items()}
+        return values
 
     def resume_run(self, run: bytes, rounds: int, secrets: dict[str, Any]) -> bytes:
         """The anchor of the chain that a server before this one began; its clients hand over new one-time keys."""
         del run
         self._holder = Identity(bytes.fromhex(secrets["holder"]))
         self._seed = SecretBytes(bytes.fromhex(secrets["seed"]))
+        for number, seated in secrets.get("seated", {}).items():
+            self._seated[int(number)], self._ahead = unpack_participants(bytes.fromhex(seated)), True
         return self._make_chain(rounds)
 
     def _make_chain(self, rounds: int) -> bytes:
@@ -93,12 +114,28 @@ class Relay:
         """Those of these clients that can be seated, each with a key it will use up; too few are an error."""
         del at_least  # Here all of them can.
         if attempt == 0 or number not in self._seated:
-            for before in self._seated.values():
-                self._publics.difference_update(one.prekey.public for one in before)
-            seated = tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
-            self._seated = {number: seated}
+            self._forget_seats(before=number + 1)
+            self._seated[number] = self._take_keys(identities)
         # Nobody was told of the attempt before, so the keys are still unused.
         return self._seated[number]
+
+    def announce(self, number: int, identities: tuple[bytes, ...]) -> tuple[Participant, ...]:
+        """Seat a round ahead of its time, with all of these clients, whether they are there or not; once.
+
+        For runs that carry noise from each round to the next, which have one attempt at each.
+        """
+        self._ahead = True
+        if number not in self._seated:
+            self._forget_seats(before=number - 1)  # The round before is still to be opened, with this list.
+            self._seated[number] = self._take_keys(identities)
+        return self._seated[number]
+
+    def _take_keys(self, identities: tuple[bytes, ...]) -> tuple[Participant, ...]:
+        return tuple(Participant(one, self._prekeys[one].pop(0)) for one in identities)
+
+    def _forget_seats(self, *, before: int) -> None:
+        for number in [number for number in self._seated if number < before]:
+            self._publics.difference_update(one.prekey.public for one in self._seated.pop(number))
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
         """The link of this attempt at a round, once, for terms and those participants that were seated."""
@@ -106,6 +143,10 @@ class Relay:
             raise ProtocolError("no run has been started")
         if not commitment.startswith(participants_hash(self._seated.get(number, ()))):
             raise ProtocolError("a link is let out for the participants that were seated in the round alone")
+        if self._ahead and not commitment.endswith(participants_hash(self._seated.get(number + 1, ()))):
+            raise ProtocolError(
+                "a link is let out for the participants that were seated in the next round alone"
+            )
         return self._chain.release(number, attempt, commitment)
 
 
@@ -158,8 +199,17 @@ class Tracked:
         self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
     ) -> tuple[Participant, ...]:
         seated = self._client.seat(self._run, number, attempt, identities, at_least=at_least)
+        return self._counted(seated)
+
+    def announce(self, number: int, identities: tuple[bytes, ...]) -> tuple[Participant, ...]:
+        return self._counted(
+            self._client.seat(self._run, number, 0, identities, at_least=len(identities), absent=True)
+        )
+
+    def _counted(self, seated: tuple[Participant, ...]) -> tuple[Participant, ...]:
         for one in seated:
-            self._left[one.identity] -= 1
+            # Asked again after a restart, the tracker seats some whose keys were not counted since.
+            self._left[one.identity] = max(self._left.get(one.identity, 0) - 1, 0)
         return seated
 
     def beacon(self, number: int, attempt: int, commitment: bytes) -> Beacon:
@@ -167,3 +217,11 @@ class Tracked:
 
 
 Coordinator = Relay | Tracked
+
+
+def packed(participants: tuple[Participant, ...]) -> bytes:
+    """A list of participants in bytes; `unpack_participants` of the tracker's store reads it."""
+    keys = ((one.identity, one.prekey) for one in participants)
+    return pack_participants(
+        [(identity, SignedPrekey(key.number, key.public, key.signature).encode()) for identity, key in keys]
+    )

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import RELATIONS, Plan
+from niss.accounting import RELATIONS, Plan, carried_plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
-from niss.protocol import LINKS_PER_ROUND, MODES, Policy, load_coalition
+from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
 from niss.protocol.wire import VERSION as WIRE_VERSION
 from niss.version import which_to_upgrade
 
@@ -191,6 +191,24 @@ class Limits:
             )
         if self.modes is not None and proposal.mode not in self.modes:
             raise RemoteProtocolError(f"mode {proposal.mode!r} is not accepted by this node")
+        if proposal.schedule is not None:
+            self._check_schedule(proposal, proposal.schedule)
+
+    def _check_schedule(self, proposal: Proposal, schedule: Schedule) -> None:
+        """Refuse rounds that are too small, and noise that does not keep what the plan promises."""
+        plan = proposal.plan
+        if schedule.participants < max(self.participants or 2, proposal.participants):
+            raise RemoteProtocolError(
+                f"rounds of {schedule.participants} are scheduled, but this node requires more participants"
+            )
+        if not plan.calibrated:
+            return
+        worth = carried_plan(schedule, relation=plan.relation, colluders=plan.colluders)
+        if worth is None or not worth.mu <= proposal.run_mu:
+            raise RemoteProtocolError(
+                "the noise that is scheduled does not keep what the plan promises",
+                hint="a schedule is made for one plan, by `make_schedule`",
+            )
 
     def _check_tracker(self, address: str) -> None:
         """Refuse an address other than the node's own before anything is sent there, and one without TLS."""
@@ -239,7 +257,7 @@ class Limits:
         `first_prekey` is the number of the first prekey that was made for this run.
         """
         self.check(proposal)
-        plan = proposal.plan
+        plan, schedule = proposal.plan, proposal.schedule
         trusted = None
         if self.coalition is not None:
             trusted = frozenset(load_coalition(self.coalition).members.values())
@@ -251,13 +269,17 @@ class Limits:
             server=proposal.server,
             holder=proposal.holder,
             anchor=proposal.anchor,
-            rounds=plan.chain_rounds,
+            rounds=plan.chain_rounds if schedule is None else schedule.rounds,
             attempts=plan.attempts,
             first_prekey=first_prekey,
             modes=(proposal.mode,),
             trusted=trusted,
-            strength=plan.kappa
+            # With a schedule, all that may be in the terms is fixed.
+            strength=None
+            if schedule is not None
+            else plan.kappa
             * (RELATIONS[plan.relation] / float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])) ** 2,
+            schedule=schedule,
         )
 
     def budget(self, proposal: Proposal) -> Budget:

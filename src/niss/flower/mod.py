@@ -30,7 +30,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from niss.accounting import Assessor, Promise, charge_to
+from niss.accounting import Assessor, CarriedAccount, Promise, charge_to
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.limits import Limits
 from niss.flower.metrics import NoisyMetrics
@@ -48,7 +48,16 @@ from niss.flower.transport import (
     take_request,
 )
 from niss.mechanism import l2_norm
-from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, decode, encode
+from niss.protocol import (
+    Agreed,
+    Client,
+    Prekey,
+    RevealRequest,
+    RoundOpen,
+    decode,
+    encode,
+    rounds_answered,
+)
 from niss.redaction import printable
 from niss.tracker.client import USELESS, TrackerClient
 
@@ -261,6 +270,8 @@ class _Exchange:
         if proposal.run != self._request.run:
             raise RemoteProtocolError("the proposal belongs to another run than its message says")
         client = self._client(proposal)
+        # What a run that carries noise over may still cost is part of what was left for it when it was joined.
+        joined = proposal.schedule is not None and self._run in self._store.state.proposals
         failure = self._limits.failure(proposal) * proposal.plan.attempts * self._rounds(proposal)
         agreed_to = self._store.join(
             self._run,
@@ -269,7 +280,7 @@ class _Exchange:
             first_key=client.next_prekey,
             budget=self._limits.budget(proposal),
             ceiling=self._limits.ceiling_for(proposal.plan),
-            mu=proposal.round_mu,
+            mu=0.0 if joined else proposal.round_mu,
         )
         if read_proposal(agreed_to) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
@@ -287,6 +298,8 @@ class _Exchange:
         The tracker must say of the run what the server says of it; its holder signed how long the chain is.
         """
         most = proposal.plan.chain_rounds or 0
+        if proposal.schedule is not None:
+            most = proposal.schedule.rounds
         if not proposal.tracker:
             return most
         with self._tracker(proposal) as tracker:
@@ -343,14 +356,21 @@ class _Exchange:
             store.state.memory = memory
             store.save()
 
-        return Client(
-            store.identity,
-            policy,
-            assess=_assessor(plan.relation, limits.failure(proposal), promise),
-            charge=charge_to(ledger, SELF, relation=plan.relation, promise=promise),
-            persist=persist,
-            kept=store.state.memory,
-        )
+        kept = store.state.memory
+        if proposal.schedule is None:
+            assess = _assessor(plan.relation, limits.failure(proposal), promise)
+            charge = charge_to(ledger, SELF, relation=plan.relation, promise=promise)
+        else:
+            account = CarriedAccount(
+                proposal.schedule,
+                relation=plan.relation,
+                colluders=policy.colluders,
+                promise=promise,
+                budget=proposal.run_mu,
+                earlier=rounds_answered(kept, proposal.run),
+            )
+            assess, charge = account.assess, account.charging(ledger, SELF)
+        return Client(store.identity, policy, assess=assess, charge=charge, persist=persist, kept=kept)
 
 
 @lru_cache(maxsize=8)

@@ -5,7 +5,8 @@ limits, keeps it, and holds the server to it for the rest of the run. The enrolm
 identity and one-time keys, and says what the client does not take on trust.
 
     proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
-               participants, prekeys, tracker; metrics where there are any, wire where it is not 1
+               participants, prekeys, tracker; metrics where there are any, wire where it is not 1, and the schedule
+               of a run that carries noise from round to round
     enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
 """
 
@@ -28,6 +29,7 @@ from niss.protocol import (
     SIGNATURE_BYTES,
     Identity,
     Prekey,
+    Schedule,
     SignedPrekey,
     check_prekey,
     length_prefixed,
@@ -72,11 +74,26 @@ _PLAN_FIELDS = (
     "rounds",
     "committee",
 )
-_WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds", "committee")
-_NUMBERS = ("clip", "epsilon", "delta", "kappa", "neighbours", "tau2")
-_MAY_BE_MISSING = ("tau2", "rounds", "committee")
-# What a plan calls by another name than the wire does.
-_RENAMED = {"rounds": "chain_rounds"}
+# And these where noise is carried from round to round.
+_CARRIED_FIELDS = (
+    "separation",
+    "pattern",
+    "participants",
+    "dropout",
+    "carried_to_residual",
+    "carried_neighbours",
+    "closing",
+)
+_WHOLE = (
+    *("participations", "colluders", "revealed", "dropped", "attempts", "rounds", "committee"),
+    *("separation", "participants"),
+)
+_NUMBERS = (
+    *("clip", "epsilon", "delta", "kappa", "neighbours", "tau2"),
+    *("dropout", "carried_to_residual", "carried_neighbours"),
+)
+_SWITCHES = ("closing",)
+_MAY_BE_MISSING = ("tau2", "rounds", "committee", "carried_to_residual", "carried_neighbours")
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
@@ -100,6 +117,7 @@ class Proposal:
     tracker       address of the tracker, or empty
     metrics       what travels inside the uploads beside the updates
     wire          version of the messages of its rounds
+    schedule      what a run that carries noise from round to round commits to; None: nothing is carried
     """
 
     run: bytes
@@ -113,13 +131,24 @@ class Proposal:
     tracker: str = ""
     metrics: NoisyMetrics = NO_METRICS
     wire: int = WIRE_VERSION
+    schedule: Schedule | None = None
 
     @property
     def round_mu(self) -> float:
-        """The most that one round may cost a client; infinite for a plan that promises nothing."""
+        """The most that one round may cost a client; infinite for a plan that promises nothing.
+
+        Where noise is carried over, what a round costs depends on those before: it is within what the run may cost.
+        """
         if not self.plan.calibrated:
             return math.inf
+        if self.schedule is not None:
+            return self.run_mu
         return float(self.plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * _ROUNDING
+
+    @property
+    def run_mu(self) -> float:
+        """The most that the run may cost a client; infinite for a plan that promises nothing."""
+        return float(self.plan.budget(1)[0]) * _ROUNDING if self.plan.calibrated else math.inf
 
     def signed(self, server: Identity) -> bytes:
         """The proposal as it travels: the server's signature, then JSON."""
@@ -130,6 +159,10 @@ class Proposal:
             del values["metrics"]  # As before there were any.
         if self.wire == _FIRST_WIRE:
             del values["wire"]  # As before there was another.
+        if self.schedule is None:
+            del values["schedule"]
+        else:
+            values["schedule"] = self.schedule.to_json()
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         return server.sign(_PROPOSAL_PURPOSE, text) + text
 
@@ -142,21 +175,22 @@ def read_proposal(data: bytes) -> Proposal:
     signature, text = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
     try:
         values = json.loads(text)
-        if values["version"] not in _VERSIONS:
+        version = values["version"]
+        if version not in _VERSIONS or (version != VERSION and "schedule" in values):
             raise RemoteProtocolError(
-                which_to_upgrade(
-                    "the proposal", values["version"], tuple(_VERSIONS), them="the server", us="this node"
-                )
+                which_to_upgrade("the proposal", version, tuple(_VERSIONS), them="the server", us="this node")
             )
+        schedule = Schedule.from_json(values["schedule"]) if "schedule" in values else None
         proposal = Proposal(
             **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
-            plan=_read_plan(_VERSIONS[values["version"]] | values["plan"]),
+            plan=_read_plan(_VERSIONS[version] | values["plan"], schedule),
             mode=str(values["mode"]),
             participants=_whole(values["participants"]),
             prekeys=_whole(values["prekeys"]),
             tracker=str(values["tracker"]),
             metrics=NoisyMetrics.of(**values.get("metrics", {})),
             wire=_whole(values.get("wire", _FIRST_WIRE)),
+            schedule=schedule,
         )
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None
@@ -166,16 +200,28 @@ def read_proposal(data: bytes) -> Proposal:
     return proposal
 
 
+def require_same(before: Proposal, now: Proposal) -> None:
+    """Refuse to go on with a run under other settings than its clients agreed to."""
+    other = [one.name for one in fields(Proposal) if getattr(before, one.name) != getattr(now, one.name)]
+    if other:
+        raise ConfigError(
+            f"the saved run was started with other settings: {', '.join(other)}",
+            field="resume",
+            hint="use the settings, the server's key and the tracker of that run, or a new folder",
+        )
+
+
 def plan_values(plan: Plan) -> dict[str, Any]:
     """The plan as JSON; raises `ConfigError` for one that the protocol cannot carry out."""
-    carried_out = {_RENAMED.get(name, name) for name in _PLAN_FIELDS}
+    carries = plan.kind.carries
+    carried_out, fixed = {_renamed(name, carries) for name in _names(carries)}, _fixed(carries)
     for field in fields(Plan):
-        value = getattr(plan, field.name)
-        if field.name not in carried_out and value != field.default:
+        value, usual = getattr(plan, field.name), fixed.get(field.name, field.default)
+        if field.name not in carried_out and value != usual:
             raise ConfigError(
                 f"the protocol cannot carry out {value!r}",
                 field=f"plan.{field.name}",
-                hint=f"leave it at {field.default!r}",
+                hint=f"leave it at {usual!r}",
             )
     if isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple):
         raise ConfigError("the protocol needs the same target for all clients", field="plan.epsilon")
@@ -183,28 +229,64 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         raise ConfigError(
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
-    return {name: getattr(plan, _RENAMED.get(name, name)) for name in _PLAN_FIELDS}
+    return {name: getattr(plan, _renamed(name, carries)) for name in _names(carries)}
 
 
-def _read_plan(values: dict[str, Any]) -> Plan:
+def _renamed(name: str, carries: bool) -> str:
+    """What a plan calls a field of the wire: its `rounds` are those of the run where noise is carried over."""
+    return {"rounds": "horizon" if carries else "chain_rounds"}.get(name, name)
+
+
+def _names(carries: bool) -> tuple[str, ...]:
+    return (*_PLAN_FIELDS, *_CARRIED_FIELDS) if carries else _PLAN_FIELDS
+
+
+def _fixed(carries: bool) -> dict[str, Any]:
+    """What follows from whether noise is carried over."""
+    plain = Plan().kind
+    return {"method": plain.carrying if carries else plain.name, "on_grid": carries}
+
+
+def _read_plan(values: dict[str, Any], schedule: Schedule | None) -> Plan:
     """The plan that `plan_values` wrote; a server may have made up any other."""
-    if set(values) != set(_PLAN_FIELDS):
+    if set(values) != set(_names(schedule is not None)):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     for name, value in values.items():
-        kind = int if name in _WHOLE else int | float if name in _NUMBERS else str
         if value is None and name in _MAY_BE_MISSING:
             continue
-        if isinstance(value, bool) or not isinstance(value, kind):
+        kind = (
+            bool if name in _SWITCHES else int if name in _WHOLE else int | float if name in _NUMBERS else str
+        )
+        if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
             raise RemoteProtocolError(f"the plan in the proposal has no valid {name!r}")
-        if not isinstance(value, str) and not _is_sensible(value):
+        if not isinstance(value, str | bool) and not _is_sensible(value):
             raise RemoteProtocolError(f"{name} in the proposed plan is not a number that a plan could have")
     try:
-        plan = Plan(**{_RENAMED.get(name, name): value for name, value in values.items()})
+        carries = schedule is not None
+        renamed = {_renamed(name, carries): value for name, value in values.items()}
+        plan = Plan(**renamed, **_fixed(carries))
         plan_values(plan)
         plan.budget(1)
+        if schedule is not None:
+            _check_schedule(plan, schedule)
     except NissError as error:
         raise RemoteProtocolError(f"the proposed plan cannot be carried out: {error.message}") from None
     return plan
+
+
+def _check_schedule(plan: Plan, schedule: Schedule) -> None:
+    """Refuse a schedule that is not one of the plan, in what both name; what its noise is worth is for the limits."""
+    both = {
+        "participants": (plan.participants, schedule.participants),
+        "rounds": (plan.planned_rounds + plan.closing, schedule.rounds),
+        "separation": (plan.separation, schedule.separation),
+        "pattern": (plan.pattern == "cyclic", schedule.cyclic),
+        "closing": (plan.closing, schedule.closing),
+        "clip": (plan.clip, schedule.clip),
+    }
+    for name, (planned, scheduled) in both.items():
+        if planned != scheduled:
+            raise ConfigError(f"its schedule has another {name}", field=f"plan.{name}")
 
 
 def _whole(value: object) -> int:

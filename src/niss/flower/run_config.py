@@ -1,8 +1,9 @@
 """The settings of a run, read from `[tool.flwr.app.config]`: what `NissStrategy.from_run_config` takes from where.
 
     plan      epsilon, delta, clip, kappa, neighbours, colluders, relation, dropped, revealed, as in `Plan`;
-              its participations from `rounds`, or `num-server-rounds` as Flower's templates call it
-    strategy  mode, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
+              its participations from `rounds`, or `num-server-rounds` as Flower's templates call it;
+              with `carry` also separation, pattern, dropout and closing
+    strategy  mode, carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
               clip-quantile, first-clip, weight-cap
 
 A setting that is left out, or empty text, keeps its default. In mode `repair` one client may drop out of a round, and
@@ -18,14 +19,28 @@ from typing import Any
 from niss.accounting import Plan
 from niss.errors import ConfigError
 
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
 _ROUNDS = ("rounds", "num-server-rounds")
 _PLAN: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("epsilon", "delta", "clip", "kappa", "neighbours"), float),
     **dict.fromkeys(("colluders", "dropped", "revealed"), int),
     "relation": str,
 }
+_CARRIED: dict[str, Callable[[Any], Any]] = {
+    "separation": int,
+    "pattern": str,
+    "dropout": float,
+    "closing": _switch,
+}
 _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "mode": ("mode", str),
+    "carry": ("carry", _switch),
     "participants": ("participants", int),
     "tracker": ("tracker", str),
     "tracker-ca": ("tracker_ca", str),
@@ -66,6 +81,8 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
             )
     values = {name: _read(name, given[name], parse) for name, parse in _PLAN.items() if name in given}
     values["participations"] = _read(_ROUNDS[0], given[_ROUNDS[0]], int)
+    if _read("carry", given.get("carry", False), _switch):
+        values |= {name: _read(name, given[name], parse) for name, parse in _CARRIED.items() if name in given}
     if given.get("mode") == "repair":
         values = {"dropped": 1, "revealed": 1} | values
     return Plan(**values)

@@ -138,7 +138,7 @@ class RunFolder:
             pending = values["pending"]
             return Saved(
                 int(values["done"]),
-                None if pending is None else Pending(**pending | {"members": tuple(pending["members"])}),
+                None if pending is None else Pending.from_json(pending),
                 values["session"],
                 values["account"],
                 values["metrics"],
@@ -239,6 +239,7 @@ class RunRecorder(Strategy):
         self._done = self._before = 0
         self._arrays: dict[str, Any] = {}
         self.metrics: MetricsByRound = {"train": {}, "evaluate": {}, "server": {}}
+        strategy.save = self._save
 
     def run(
         self,
@@ -299,8 +300,8 @@ class RunRecorder(Strategy):
             self._arrays = self._folder.write_arrays(self._done, arrays, strategy.inner)
             self._save()
         messages = list(strategy.configure_train(number, arrays, config, grid))
-        if messages:
-            self._save(strategy.pending)
+        if (pending := strategy.pending) is not None:
+            self._save(pending)
         return messages
 
     def aggregate_train(

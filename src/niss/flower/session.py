@@ -7,9 +7,8 @@ It sends nothing itself: requests come out, replies go in. A run is
     reveal_requests -> take_repairs    mode `repair`: the committee reveals what takes the noise of the lost out
     finish                             the sum, and what is left in it
 
-The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words.
-
-Keys are handed out, and the beacon is held, by a coordinator (`niss.flower.coordinator`).
+The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words. Keys are
+handed out, and the beacon is held, by a coordinator. `open_next` takes the place of `open` where noise is carried over.
 
 A server that was killed goes on with the same run (`niss.flower.saving`). Flower may know the nodes by other ids then,
 so everyone enrols once more under the same proposal, and members are known again by their identity.
@@ -18,17 +17,25 @@ so everyone enrols once more under the same proposal, and members are known agai
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from niss.accounting import Plan, make_terms, propose_round
 from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.adaptive import next_clip
+from niss.flower.carrying import CarriedRun, fits, make_run_schedule
 from niss.flower.coordinator import Coordinator
 from niss.flower.declines import Declines
 from niss.flower.metrics import NO_METRICS, NoisyMetrics
-from niss.flower.proposal import ENROLMENT_PREFIX, RUN_BYTES, Enrolment, Proposal, read_proposal
+from niss.flower.proposal import (
+    ENROLMENT_PREFIX,
+    RUN_BYTES,
+    Enrolment,
+    Proposal,
+    read_proposal,
+    require_same,
+)
 from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
 from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
@@ -119,6 +126,7 @@ class Session:
         assess: Callable[[Agreed, int], float],
         metrics: NoisyMetrics = NO_METRICS,
         adaptive: AdaptiveClip | None = None,
+        coordinates: int = 0,
         saved: dict[str, Any] | None = None,
     ) -> None:
         """Start a run and sign its proposal, or go on with one that a server before this one started.
@@ -133,6 +141,7 @@ class Session:
         assess        (round, colluders) -> the worst mu of any client in it
         metrics       what travels inside the uploads beside the updates
         adaptive      how the clip moves; None: it is always the plan's
+        coordinates   of an upload; needed beforehand only where noise is carried from round to round
         saved         what `to_json` gave of the run to go on with; `ConfigError` where it was started with other
                       settings
         """
@@ -158,6 +167,7 @@ class Session:
             prekeys=PREKEYS,
             tracker=coordinator.address,
             metrics=metrics,
+            schedule=make_run_schedule(plan, participants, coordinates) if plan.kind.carries else None,
         )
         self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
@@ -170,8 +180,9 @@ class Session:
         # Members of a run that was resumed, by identity, that have not enrolled again.
         self._away: set[bytes] = set()
         self._resumed = saved is not None
+        self._carried = CarriedRun.of(plan, self.proposal, coordinator, saved)
         if saved is not None:
-            _require_same(before, self.proposal)
+            require_same(before, self.proposal)
             self._restore(saved)
 
     def to_json(self) -> dict[str, Any]:
@@ -191,7 +202,7 @@ class Session:
             "ask_again": sorted(self._to_ask_again),
             "declines": self._declines.to_json(),
             "clip": self.clip,
-        }
+        } | ({} if self._carried is None else {"carried": self._carried.to_json()})
 
     def _restore(self, saved: dict[str, Any]) -> None:
         for one in saved["members"]:
@@ -333,6 +344,31 @@ class Session:
             allowed=self._allowed,
         )
         opened = self._server.open_round(proposed.terms, proposed.participants, proposed.beacon)
+        return self._begin_round(number, opened, node_of)
+
+    def open_next(
+        self, number: int, nodes: list[int], connected: Collection[int], save: Callable[[], None]
+    ) -> dict[int, Request]:
+        """Open the next round of a run that carries noise over, for those whose turn it is; requests for those there.
+
+        `nodes` may be chosen for the round after it, those `connected` can be asked; `save` keeps `to_json`, durably.
+        """
+        assert self._carried is not None
+        ready = (one for one in self.members.values() if self._coordinator.ready(one.identity))
+        opened = self._carried.open(
+            self._server,
+            {one.number: one.identity for one in ready},
+            [self.members[node].number for node in nodes],
+            save,
+        )
+        node_of = {one.identity: node for node, one in self.members.items()}
+        requests = self._begin_round(number, opened, node_of)
+        for node in [node for node in requests if node not in connected or node in self.left_out]:
+            self._current.lost[node] = self.left_out.get(node, "it is not connected")
+            del requests[node]
+        return requests
+
+    def _begin_round(self, number: int, opened: RoundOpen, node_of: dict[bytes, int]) -> dict[int, Request]:
         nodes_by_seat = tuple(node_of[one.identity] for one in opened.participants)
         self.round = Round(number, agree(opened), nodes_by_seat)
         body = encode(opened)
@@ -413,6 +449,8 @@ class Session:
         outcome = self._server.finish()
         if self._adaptive is not None:
             self.clip = next_clip(self._adaptive, self.proposal.metrics, current.agreed, outcome)
+        if self._carried is not None:
+            self._carried.finished(outcome.survivors)
         for node in (current.nodes[seat] for seat in outcome.liars):
             current.unhelpful[node] = LIED
             self.leave_out(node, LIED)
@@ -448,19 +486,10 @@ class Session:
                 mode=self.proposal.mode,
                 modulus_bits=32,
             )
-            self._terms[key] = terms if _fits(terms, people) else replace(terms, modulus_bits=64)
+            # The graph does not matter for the size of the sum, so any beacon will do.
+            drawn = RoundOpen(terms, people, Beacon(1, bytes(32), b""))
+            self._terms[key] = terms if fits(drawn) else replace(terms, modulus_bits=64)
         return self._terms[key]
-
-
-def _require_same(before: Proposal, now: Proposal) -> None:
-    """Refuse to go on with a run under other settings than its clients agreed to."""
-    other = [one.name for one in fields(Proposal) if getattr(before, one.name) != getattr(now, one.name)]
-    if other:
-        raise ConfigError(
-            f"the saved run was started with other settings: {', '.join(other)}",
-            field="resume",
-            hint="use the settings, the server's key and the tracker of that run, or a new folder",
-        )
 
 
 def _in_words(error: Exception) -> str:
@@ -468,12 +497,3 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, NissError):
         return printable(error.message)
     return f"the reply cannot be read ({type(error).__name__})"
-
-
-def _fits(terms: Terms, people: tuple[Participant, ...]) -> bool:
-    try:
-        # The graph does not matter for the size of the sum, so any beacon will do.
-        agree(RoundOpen(terms, people, Beacon(1, bytes(32), b""))).check_fits()
-    except ConfigError:
-        return False
-    return True

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,16 +34,17 @@ from niss.files import SHARED, write_atomically
 from niss.flower.account import Account, Pending, RoundReport
 from niss.flower.adaptive import adaptive_clip, with_own
 from niss.flower.coordinator import Coordinator, Relay, Tracked
-from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
-from niss.flower.proposal import plan_values
+from niss.flower.proposal import plan_values, read_proposal
 from niss.flower.run_config import plan_of, strategy_options
+from niss.flower.run_plan import carrying, check_mode, check_settings, for_nodes, for_rounds, prepared
 from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder, saved_or_new
 from niss.flower.session import Round, Session
 from niss.flower.transport import (
     METRICS,
     RECORD,
     USE_THE_MOD,
+    Model,
     Replies,
     Request,
     send_requests,
@@ -61,24 +61,14 @@ from niss.flower.wrapped import (
     require_wrappable,
     shown,
     try_metrics,
+    warn_of_strategy,
     weight_of,
 )
-from niss.protocol import (
-    LINKS_PER_ROUND,
-    MODES,
-    Outcome,
-    SecretBytes,
-    load_coalition,
-    load_identity,
-)
+from niss.protocol import Outcome, SecretBytes, load_coalition, load_identity
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
 _MOST_FAILED_ENROLMENTS = 2
-# Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
-_ATTEMPTS = 3
-# A plan pays for so many chains as long as the run's, so that clients can join that many runs under one delta.
-_CHAINS = 4
 
 _OWN_BEACON = (
     "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
@@ -92,7 +82,11 @@ class NissStrategy(Strategy):
     plan           what the clients are promised
     mode           what happens when clients drop out: `tolerate` leaves their noise in the sum, `repair` takes it out
                    at the cost of two more messages a round
-    participants   fewest participants of a round; a smaller round is skipped
+    carry          carry noise from each round to the next, which takes it out again: for rounds with a part of the
+                   nodes, less stays in the model. They take turns, `plan.separation` rounds apart, in rounds of one
+                   size: `plan.participants`, or as many as there are nodes for when the run begins. Who takes part is
+                   fixed a round ahead, and not by the wrapped strategy; whoever does not come leaves noise in the model
+    participants   fewest participants of a round; a smaller round is skipped. With `carry`, all there are
     tracker        address of a tracker, with the certificate of its authority in `tracker_ca`; without one the server
                    relays keys and holds the beacon itself, and colluders count as placed after the graph was drawn:
                    with few neighbours that takes far more noise
@@ -119,6 +113,7 @@ class NissStrategy(Strategy):
         *,
         plan: Plan,
         mode: str = "tolerate",
+        carry: bool = False,
         participants: int | None = None,
         tracker: str | None = None,
         tracker_ca: str | Path | None = None,
@@ -134,26 +129,13 @@ class NissStrategy(Strategy):
         resume: str | Path | None = None,
     ) -> None:
         require_wrappable(strategy)
+        plan = carrying(plan) if carry else plan
         plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
-        if mode not in MODES:
-            raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-        if plan.attempts > LINKS_PER_ROUND:
-            raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
+        check_mode(plan, mode)
         self._adaptive = adaptive_clip(plan, quantile, first_clip)
         inside = with_own(plan, metrics, self._adaptive, weight_of(strategy), weight_cap)
         self._metrics = NoisyMetrics.of(inside, metric_part)
-        if weight_of(strategy) in self._metrics.names:
-            raise ConfigError(
-                f"{weight_of(strategy)!r} is the weight of a result",
-                field="metrics",
-                hint="use another name",
-            )
-        if tracker is not None and key is None:
-            raise ConfigError(
-                "is needed with a tracker, which lets in one server and knows it by its key",
-                field="key",
-                hint="make one with `niss keys new --out server.key`, and give its public key to `niss tracker`",
-            )
+        check_settings(weight_of(strategy), self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
         self.inner, self._mode = strategy, mode
         self._folder = None if resume is None else RunFolder(Path(resume))
@@ -162,10 +144,13 @@ class NissStrategy(Strategy):
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
-        plan = replace(plan, attempts=max(plan.attempts, _ATTEMPTS))
-        # A server that holds the beacon can place colluders after it knows the graph: then all may be neighbours.
-        self._given = plan if self._coordinator.independent else replace(plan, graph="complete")
-        self._plan_for(min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS))
+        self._given, self._size = prepared(plan, independent=self._coordinator.independent), participants
+        self._plan_for(
+            plan.planned_rounds + plan.closing
+            if plan.kind.carries
+            else min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS)
+        )
+        self._nodes = self._coordinates = 0
         self._participants = max(2, plan.colluders + 2) if participants is None else participants
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._report = None if report is None else Path(report)
@@ -175,6 +160,7 @@ class NissStrategy(Strategy):
         self._sent: list[Message] = []
         self._failed_enrolments: dict[int, int] = {}
         self._begun: Session | None = None
+        self.save: Callable[[], None] = lambda: None
         self.account = Account(self.plan)
 
     @classmethod
@@ -205,6 +191,7 @@ class NissStrategy(Strategy):
         """
         self._plan_for(num_rounds)
         self._begun = None
+        self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         self._warn()
         recorder = RunRecorder(self, self._folder, num_rounds)
         try:
@@ -217,13 +204,7 @@ class NissStrategy(Strategy):
     def _warn(self) -> None:
         """Say what will go wrong, while nobody has been asked anything."""
         try_metrics(self.inner, self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0))
-        if fewest_nodes(self.inner) < self._participants:
-            wanted = self._participants
-            LOG.warning(
-                "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
-                "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
-                *(wanted, wanted, wanted),
-            )
+        warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
 
     def _say_outlook(self) -> None:
         """Before the first round that anyone pays for: can this model learn anything under this noise?"""
@@ -255,14 +236,7 @@ class NissStrategy(Strategy):
 
     def _plan_for(self, rounds: int) -> None:
         """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
-        planned = self._given.chain_rounds or min(_CHAINS * rounds, MOST_ROUNDS)
-        if not rounds <= planned <= MOST_ROUNDS:
-            raise ConfigError(
-                f"a run of {rounds} rounds needs a plan for {rounds} to {MOST_ROUNDS} rounds, not {planned}",
-                field="plan.chain_rounds",
-                hint="leave it out, or split the run",
-            )
-        self._rounds, self.plan = rounds, replace(self._given, chain_rounds=planned)
+        self._rounds, self.plan = rounds, for_rounds(self._given, rounds)
         self._assess = Assessor(
             relation=self.plan.relation, failure=self.plan.failure, promise=Promise.of(self.plan)
         )
@@ -286,37 +260,47 @@ class NissStrategy(Strategy):
         round is skipped.
         """
         self._sent.clear()
-        number = server_round - 1
+        number, carries = server_round - 1, self.plan.kind.carries
         try:
-            willing = GridOfWilling(grid, self._willing, fewest_nodes(self.inner))
+            willing = grid if carries else GridOfWilling(grid, self._willing, fewest_nodes(self.inner))
             messages = list(self.inner.configure_train(server_round, arrays, config, willing))
         except ProtocolError as error:
             return self._skip(number, error.message)
         if not messages:
             return []
         self._grid, self._type = grid, messages[0].metadata.message_type
-        self._enrol([message.metadata.dst_node_id for message in messages], grid)
         self._model, self._array_key = shared_model(messages)
-        seatable = self.session.seatable(message.metadata.dst_node_id for message in messages)
+        drawn = [message.metadata.dst_node_id for message in messages]
+        if carries:
+            # Who takes part is not for the wrapped strategy to draw; it says what they are sent.
+            drawn = list(grid.get_node_ids())
+            self._nodes, self._coordinates = len(drawn), self._model.size
+        self._enrol(drawn, grid)
+        seatable = self.session.seatable(drawn)
         nodes = self.account.with_room(seatable, self.session.members)
         try:
-            requests = self.session.open(number, nodes, self._model.size)
+            if carries:
+                requests = self.session.open_next(number, nodes, set(drawn), self.save)
+            else:
+                requests = self.session.open(number, nodes, self._model.size)
         except (ProtocolError, PrivacyError) as error:
             # Too few, unlucky graphs, or a tracker that is away: the next round may do better.
             spent = len(seatable) - len(nodes)
             why = getattr(error, "detail", error.message) + (
                 f"; {spent} have spent what the plan allows" if spent else ""
             )
-            return self._skip(number, why)
+            return self._skip(number, f"{why}; {error.hint}" if carries and error.hint else why)
         self._say_outlook()
-        for message in messages:
-            node = message.metadata.dst_node_id
-            if node in requests:
-                # The wrapped strategy may have given all messages the same content.
-                content = RecordDict(dict(message.content.items()))
-                content[RECORD] = requests[node].to_record()
-                message.content = content
-                self._sent.append(message)
+        made = {message.metadata.dst_node_id: message for message in messages}
+        for node, request in requests.items():
+            # The wrapped strategy may have given all messages the same content.
+            content = RecordDict(dict(made.get(node, messages[0]).content.items()))
+            content[RECORD] = request.to_record()
+            if node in made:
+                made[node].content = content
+            else:
+                made[node] = Message(content, dst_node_id=node, message_type=self._type)
+            self._sent.append(made[node])
         return list(self._sent)
 
     def _willing(self, nodes: list[int]) -> list[int]:
@@ -342,7 +326,7 @@ class NissStrategy(Strategy):
         Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`. Those that
         travelled inside the uploads reach it as the metrics of that one result, each with its noise.
         """
-        if not self._sent:
+        if self._begun is None or self._begun.round is None:
             return self.inner.aggregate_train(server_round, [])
         replies = list(replies)
         uploads = sort_replies(self._sent, replies)
@@ -350,13 +334,12 @@ class NissStrategy(Strategy):
         if self._mode == "repair":
             self.session.take_repairs(self._send(self.session.reveal_requests()))
         current, outcome = self.session.finish()
-        mu = self._assess(current.agreed, self.plan.colluders)
-        report = self.account.enter(current, outcome, self.session.members, mu)
+        report = self.account.enter(current, outcome, self.session.members, self._mu_of(current))
         report.log()
         results = [shown(reply) for reply in replies if reply.has_error()]
         if not outcome.survivors:
             return self.inner.aggregate_train(server_round, results)
-        results.insert(0, self._mean_as_reply(current, outcome, uploads, report.deviation))
+        results.insert(0, self._mean_as_reply(current, outcome, uploads))
         arrays, metrics = self.inner.aggregate_train(server_round, results)
         if arrays is not None:
             arrays = self._model.restored(arrays)
@@ -390,6 +373,12 @@ class NissStrategy(Strategy):
         LOG.info("\t│\t├── target: epsilon %s, delta %g, %s", plan.epsilon, plan.delta, plan.relation)
         LOG.info("\t│\t├── %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders)
         LOG.info("\t│\t├── dropouts: %s", self._mode)
+        if plan.kind.carries:
+            LOG.info(
+                "\t│\t├── noise carried over %d rounds, nodes in turn, every %d",
+                plan.planned_rounds,
+                plan.separation,
+            )
         if self._metrics:
             LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
         LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
@@ -406,6 +395,10 @@ class NissStrategy(Strategy):
         return self._begun is not None
 
     def _begin(self, saved: dict[str, Any] | None = None) -> Session:
+        if self.plan.kind.carries:
+            before = None if saved is None else read_proposal(bytes.fromhex(saved["proposal"])).participants
+            self.plan = for_nodes(self.plan, before or self._size, self._nodes)
+            self._participants = self.plan.participants or 0
         self._begun = Session(
             self.plan,
             mode=self._mode,
@@ -417,17 +410,18 @@ class NissStrategy(Strategy):
             assess=self._assess,
             metrics=self._metrics,
             adaptive=self._adaptive,
+            coordinates=self._coordinates + len(self._metrics),
             saved=saved,
         )
-        self.account = Account(self.plan)
+        self.account = Account(self.plan, schedule=self._begun.proposal.schedule)
         self._failed_enrolments.clear()
         self._sent.clear()
         return self._begun
 
     def restore(self, session: dict[str, Any], account: dict[str, Any]) -> None:
         """Go on with a run that was saved, in place of a new one."""
-        self._begin(session)
-        self.account = Account.restored(self.plan, account)
+        begun = self._begin(session)
+        self.account = Account.restored(self.plan, account, begun.proposal.schedule)
 
     @property
     def secret_to_save(self) -> SecretBytes | None:
@@ -437,11 +431,13 @@ class NissStrategy(Strategy):
     @property
     def pending(self) -> Pending | None:
         """What the round under way costs its participants, should nothing more be heard of it."""
-        current = self.session.round
-        if current is None:
+        if self._begun is None or (current := self._begun.round) is None:
             return None
-        mu = self._assess(current.agreed, self.plan.colluders)
-        return self.account.pending(current, self.session.members, mu)
+        return self.account.pending(current, self._begun.members, self._mu_of(current))
+
+    def _mu_of(self, current: Round) -> float | None:
+        """What a round costs each of its participants; None where that depends on the rounds before."""
+        return None if self.plan.kind.carries else self._assess(current.agreed, self.plan.colluders)
 
     def _enrol(self, nodes: list[int], grid: Grid) -> None:
         """At first everyone who is there, afterwards those of the round who are new or have no key left."""
@@ -461,14 +457,19 @@ class NissStrategy(Strategy):
         """Exchange messages outside of Flower's own round, through the grid that the round was configured with."""
         return send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
 
-    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies, deviation: float) -> Message:
-        """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants."""
-        mean = outcome.total * (len(current.nodes) / len(outcome.survivors))
+    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies) -> Message:
+        """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants.
+
+        Where noise is carried over it stays the sum: every round has to enter the model with the same factor.
+        """
+        mean = outcome.total * self.account.scale(len(current.nodes), len(outcome.survivors))
         survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
         metrics = mean_metrics([reply.metrics for reply in survivors])
         self.account.clear_metrics |= set(metrics)
-        size, clip = self._model.size, current.agreed.terms.clip
-        metrics.update(self._metrics.means(mean[size:], clip, deviation))
+        size, clip, weight = self._model.size, current.agreed.terms.clip, len(current.nodes) / len(survivors)
+        metrics.update(
+            self._metrics.means(outcome.total[size:] * weight, clip, self.account.noise_of_round() * weight)
+        )
         metrics[weight_of(self.inner)] = 1
         mean[:size] /= self.account.weigh(self._metrics.mean_weight(mean[size:], clip))
         content = RecordDict({self._array_key: self._model.moved_by(mean[:size]), METRICS: metrics})

@@ -127,6 +127,22 @@ def fewest_nodes(strategy: Strategy) -> int:
     return max(int(getattr(strategy, name, 0)) for name in ("min_available_nodes", "min_train_nodes"))
 
 
+def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) -> None:
+    """Warn of a strategy that begins with too few nodes, or under which noise that is carried over does not cancel."""
+    if carries and hasattr(strategy, "v_t"):
+        LOG.warning(
+            "niss: %s divides by what it has seen of earlier rounds, so that noise that a round carries to the next "
+            "does not cancel; FedAvg, FedProx and FedAvgM keep it in proportion",
+            type(strategy).__name__,
+        )
+    if not carries and fewest_nodes(strategy) < participants:
+        LOG.warning(
+            "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
+            "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
+            *(participants, participants, participants),
+        )
+
+
 class GridOfWilling(Grid):
     """A grid as the wrapped strategy sees it: without the nodes that could not take part if they were drawn.
 

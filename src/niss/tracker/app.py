@@ -186,14 +186,15 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
         """
         caller = tracker.admit(_signed(tracker, request))
         members = None if body.members is None else tuple(bytes.fromhex(one) for one in body.members)
-        wanted = SeatRequest(members, body.count or 0, body.coalition, body.at_least)
+        wanted = SeatRequest(members, body.count or 0, body.coalition, body.at_least, body.absent)
         return _json_bytes(tracker.rounds.seat(caller, attempt, wanted).list_json)
 
     @app.put(_ATTEMPT + "/beacon", response_model=schema.BeaconAnswer, openapi_extra=_SIGNED)
     def beacon(request: Request, attempt: schema.AttemptPath, body: schema.CommitmentBody) -> Response:
         """The server commits to list and terms, and gets the link of this attempt: once, for this commitment.
 
-        The attempt must be seated, and the commitment be to that list. No link is let out below another.
+        The attempt must be seated, and the commitment be to that list. No link is let out below another. Where noise is
+        carried over, the next round must be seated too, and be opened with that list alone.
         """
         caller = tracker.admit(_signed(tracker, request))
         wanted = Release(bytes.fromhex(body.commitment), body.neighbours)

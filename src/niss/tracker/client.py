@@ -361,14 +361,18 @@ class TrackerClient:
         count: int | None = None,
         coalition: str | None = None,
         at_least: int = 2,
+        absent: bool = False,
     ) -> tuple[Participant, ...]:
         """Who takes part in an attempt, for good, each with a prekey of its own.
 
         Of `members`, those who are live and have a prekey left, in that order; or `count` live clients at random, of
-        one coalition if it is named. Fewer than `at_least` are refused, and nothing is used up.
+        one coalition if it is named. Fewer than `at_least` are refused, and nothing is used up. With `absent`, members
+        that are not live are seated too.
         """
         named = None if members is None else [one.hex() for one in members]
         body = {"members": named, "count": count, "coalition": coalition, "at_least": at_least}
+        if absent:
+            body["absent"] = True
         return self._list("PUT", Attempt(run, round, attempt), "seats", body)
 
     def beacon(
@@ -376,6 +380,7 @@ class TrackerClient:
     ) -> Beacon:
         """The link of an attempt, for `participants_hash + terms_hash`: given out for one commitment only.
 
+        Where noise is carried over, the `participants_hash` of the next round, which is seated first, is added.
         With `neighbours` (as in the terms) the tracker can also tell each client who its neighbours are.
         """
         body = {"commitment": commitment.hex(), "neighbours": neighbours}

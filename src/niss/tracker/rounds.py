@@ -4,6 +4,10 @@ Nobody joins an attempt once it is seated. A link is written down as let out bef
 for the list that was seated alone: a server that skips a round does not see its graph. Only a tracker that holds chains
 for another one leaves the lists to that one.
 
+Where noise is carried from round to round, a commitment also names the list of the next round, which is seated before
+this round's link is let out. The next link is let out for that list alone; no round is skipped or tried twice.
+The first commitment of a run decides whether it is such a run.
+
 A seating never changes once it is made, nor does a release; so both are prepared once as the JSON that is sent and
 cached, as few large objects: a tracker that holds a hundred thousand seats must not pause to look through all of them
 for garbage.
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from niss.graph import ShareGraph
-from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, participants_hash
+from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, link_of, participants_hash
 from niss.protocol.keys import Entropy, Identity, draw
 from niss.protocol.messages import Beacon, Participant
 from niss.tracker.auth import LIST_PURPOSE, Refusal, list_message, require_server
@@ -159,6 +163,7 @@ def _json(value: object) -> bytes:
 
 _SALT_BYTES = 32
 _HASH_BYTES = 32
+_NOBODY = participants_hash(())
 
 
 @dataclass(eq=False)
@@ -251,18 +256,20 @@ class Rounds:
         """Let out the link of an attempt for this commitment; asked again for the same, the same beacon.
 
         The commitment must be to the list that was seated, and is then the only one for this attempt; any other is
-        refused (409).
+        refused (409). So is what contradicts the list that was announced, where noise is carried over.
         """
         require_server(caller, self.server)
         run, committed = self._run_of(attempt), wanted.commitment[:_HASH_BYTES]
         seating = self.store.seating(attempt.run, attempt.link)
-        if seating is None and self.lists and self.store.released(attempt.run, attempt.link) != wanted:
-            raise Refusal(
-                409,
-                "nobody is seated in this attempt",
-                field="attempt",
-                hint="seat it first; a link is let out for the list that was seated alone",
-            )
+        if self.store.released(attempt.run, attempt.link) != wanted:
+            if seating is None and self.lists:
+                raise Refusal(
+                    409,
+                    "nobody is seated in this attempt",
+                    field="attempt",
+                    hint="seat it first; a link is let out for the list that was seated alone",
+                )
+            self._check_announced(attempt, run, wanted)
         if seating is not None and committed != participants_hash(seating.participants()):
             raise Refusal(
                 409,
@@ -278,6 +285,80 @@ class Rounds:
                 hint="open a later attempt or round",
             )
         return self.holder.link(attempt, run, wanted.commitment)
+
+    def _check_announced(self, attempt: Attempt, run: Run, wanted: Release) -> None:
+        """Refuse (409) what breaks the chain of lists in a run that carries noise from round to round.
+
+        What was let out never changes, so nothing here can be overtaken by another request.
+        """
+        highest = self.store.released(attempt.run, run.highest) if run.highest else None
+        if wanted.following is None:
+            if highest is not None and highest.following is not None:
+                raise Refusal(
+                    409,
+                    "this run carries noise from round to round: a commitment names the next round's list too",
+                    field="commitment",
+                    hint="add the hash of the next round's participants",
+                )
+            return
+        if attempt.number:
+            raise Refusal(
+                409,
+                "a run that carries noise from round to round has one attempt at a round",
+                field="attempt",
+                hint="go on with the next round; those who are missing leave their noise in the sum",
+            )
+        if attempt.round:
+            self._check_is_next(attempt, wanted)
+        if attempt.round + 1 == run.rounds:
+            if wanted.following != _NOBODY:
+                raise Refusal(
+                    409,
+                    "the last round carries noise to nobody",
+                    field="commitment",
+                    hint="end it with the hash of an empty list",
+                )
+            return
+        if self.lists:
+            self._check_following(attempt, wanted.following)
+
+    def _check_is_next(self, attempt: Attempt, wanted: Release) -> None:
+        """The round before must have been opened, and have announced the list that this one is committed to."""
+        number = attempt.round - 1
+        before = self.store.released(attempt.run, link_of(number, 0))
+        announced = None if before is None else before.following
+        if announced is None:
+            raise Refusal(
+                409,
+                f"round {number} was not opened" if before is None else f"round {number} announced nobody",
+                field="round",
+                hint="open the rounds in order, each with the list of the next",
+            )
+        if announced != wanted.commitment[:_HASH_BYTES]:
+            raise Refusal(
+                409,
+                f"this commitment is to another list than round {number} announced",
+                field="commitment",
+                hint="open the round with the list that was announced, also if some of it are gone",
+            )
+
+    def _check_following(self, attempt: Attempt, following: bytes) -> None:
+        """The list that is announced must be seated, in the next round's one attempt."""
+        seating = self.store.seating(attempt.run, link_of(attempt.round + 1, 0))
+        if seating is None:
+            raise Refusal(
+                409,
+                "nobody is seated in the next round, to which this one carries noise",
+                field="commitment",
+                hint="seat the next round first",
+            )
+        if following != participants_hash(seating.participants()):
+            raise Refusal(
+                409,
+                "this commitment is to other participants of the next round than were seated",
+                field="commitment",
+                hint="commit to the list that seating the next round returned, in its order",
+            )
 
     def view(self, attempt: Attempt) -> RoundView:
         """An attempt that was seated here, with its beacon if it is out; refused (404) where it was not seated."""

@@ -14,6 +14,7 @@ from niss.tracker.store import Attempt
 
 HexKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 HexSignature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+HexCommitment = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{128}|[0-9a-f]{192})$")]
 CoalitionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 RunPath = Annotated[
@@ -76,18 +77,26 @@ class RunStart(_Strict):
 
 
 class SeatsWanted(_Strict):
-    """Either `members`, or a `count` of live clients at random, of one coalition if it is named."""
+    """Either `members`, or a `count` of live clients at random, of one coalition if it is named.
+
+    With `absent`, members that are not live are seated too, as long as they have a one-time key.
+    """
 
     members: Annotated[list[HexKey], Field(min_length=2, max_length=LARGEST_ROUND)] | None = None
     count: Annotated[int, Field(ge=2, le=LARGEST_ROUND)] | None = None
     coalition: CoalitionName | None = None
     at_least: Annotated[int, Field(ge=2, le=LARGEST_ROUND)] = 2
+    absent: bool = False
 
 
 class CommitmentBody(_Strict):
-    """Hash of the participants, then hash of the terms; and how many neighbours each client has."""
+    """Hash of the participants, then hash of the terms; and how many neighbours each client has.
 
-    commitment: HexSignature
+    Where noise is carried from round to round, the hash of the next round's participants follows, in every round of the
+    run; in the last one, that of an empty list.
+    """
+
+    commitment: HexCommitment
     neighbours: Annotated[float, Field(gt=0, le=LARGEST_ROUND, allow_inf_nan=False)] | None = None
 
 
@@ -165,7 +174,7 @@ class _RoundAnswer(BaseModel):
     size: int
     participants_hash: HexKey
     signature: HexSignature
-    commitment: HexSignature | None
+    commitment: HexCommitment | None
     beacon: BeaconAnswer | None
 
 

@@ -33,6 +33,7 @@ from niss.tracker.auth import Refusal
 NUMBER_BYTES = 8
 PREKEY_BYTES = NUMBER_BYTES + PUBLIC_BYTES + SIGNATURE_BYTES
 SEAT_BYTES = PUBLIC_BYTES + PREKEY_BYTES
+COMMITMENT_BYTES = 64
 Batch = Sequence[SignedPrekey]
 
 
@@ -101,12 +102,18 @@ class Seating:
 class Release:
     """What a link was let out for.
 
-    commitment   hash of the participants, then hash of the terms, 64 bytes
+    commitment   hash of the participants, then hash of the terms, 64 bytes; where noise is carried to the next round,
+                 then the hash of its participants, 96 bytes
     neighbours   the mean degree of the graph, with which the tracker can tell clients their neighbours; None: it cannot
     """
 
     commitment: bytes
     neighbours: float | None
+
+    @property
+    def following(self) -> bytes | None:
+        """Hash of the next round's participants; None where nothing is carried to them."""
+        return self.commitment[COMMITMENT_BYTES:] or None
 
 
 @dataclass(frozen=True)
@@ -117,19 +124,21 @@ class SeatRequest:
     count       how many to draw at random, uniformly; 0 where members are named
     coalition   draw from this coalition only
     at_least    with fewer the attempt is not seated
+    absent      seat members that are not live too, as long as they have a prekey: for rounds of a fixed size
     """
 
     members: tuple[bytes, ...] | None = None
     count: int = 0
     coalition: str | None = None
     at_least: int = 2
+    absent: bool = False
 
     @cached_property
     def hash(self) -> bytes:
         """SHA-256 of the request, by which a repetition is told from another request for the same attempt."""
         coalition = (self.coalition or "").encode()
         request = length_prefixed(uint64(self.count), coalition, uint64(self.at_least), *(self.members or ()))
-        return hashlib.sha256(request).digest()
+        return hashlib.sha256((b"absent" if self.absent else b"") + request).digest()
 
     def check(self) -> None:
         """Refuse (422) a request that contradicts itself."""
@@ -143,6 +152,10 @@ class SeatRequest:
                 "applies to a count only, not to members",
                 field="coalition",
                 hint="name its members, or give a count",
+            )
+        if self.members is None and self.absent:
+            raise Refusal(
+                422, "applies to members only, not to a count", field="absent", hint="name the members"
             )
         if self.members is not None and len(set(self.members)) != len(self.members):
             raise Refusal(422, "names a client twice", field="members", hint="name each client once")
@@ -284,7 +297,8 @@ class Store(ABC):
         Refused: an unknown run (404); too few live clients, another request than the one that seated this attempt, or
         one after this link or a later one was let out (409).
         """
-        seating = self._seat(run, link, request, now)
+        # Whoever registered and has not left expires after 0.
+        seating = self._seat(run, link, request, 0.0 if request.absent else now)
         if seating.request_hash != request.hash:
             raise Refusal(
                 409,

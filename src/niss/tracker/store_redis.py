@@ -19,6 +19,7 @@ from typing import Any
 from niss.errors import ConfigError
 from niss.protocol.keys import DEGENERATE, PUBLIC_BYTES
 from niss.tracker.store import (
+    COMMITMENT_BYTES,
     NUMBER_BYTES,
     Batch,
     Counts,
@@ -156,7 +157,7 @@ class RedisStore(Store):
     coalition-of    for each client: its coalition; `coalition` is the set of the clients of each
     run             a hash for each run: its chain and the highest link let out
     seatings        a hash for each run: by link, the hash of the request and the packed list
-    releases        a hash for each run: by link, the commitment and the number of neighbours as JSON
+    releases        a hash for each run: by link, what `_release_record` makes of it
     nonce           for each identity and nonce that was used; they expire by themselves
     about           facts about the tracker, by name
     prekeys, runs   how many there are
@@ -313,7 +314,7 @@ class RedisStore(Store):
 
     def release(self, run: bytes, link: int, wanted: Release) -> Release:
         keys = [self._key("run", run), self._key("releases", run), self._key("seatings", run)]
-        record = wanted.commitment + json.dumps(wanted.neighbours).encode()
+        record = _release_record(wanted)
         outcome, result = self._run_release(keys=keys, args=[link, record, link - self.KEPT_LINKS])
         if outcome == b"out":
             return _as_release(result)
@@ -344,7 +345,6 @@ class RedisStore(Store):
 
 
 _HASH_BYTES = 32
-_COMMITMENT_BYTES = 64
 
 
 def _as_seating(record: bytes) -> Seating:
@@ -352,9 +352,19 @@ def _as_seating(record: bytes) -> Seating:
     return Seating(record[:_HASH_BYTES], record[_HASH_BYTES:])
 
 
+def _release_record(release: Release) -> bytes:
+    """List and terms of the commitment, then as JSON the number of neighbours, in a pair with the next list if any."""
+    about: object = release.neighbours
+    if release.following is not None:
+        about = [about, release.following.hex()]
+    return release.commitment[:COMMITMENT_BYTES] + json.dumps(about).encode()
+
+
 def _as_release(record: bytes) -> Release:
-    """From the commitment and the number of neighbours as JSON."""
-    return Release(record[:_COMMITMENT_BYTES], json.loads(record[_COMMITMENT_BYTES:]))
+    """What `_release_record` made."""
+    commitment, about = record[:COMMITMENT_BYTES], json.loads(record[COMMITMENT_BYTES:])
+    neighbours, following = about if isinstance(about, list) else (about, "")
+    return Release(commitment + bytes.fromhex(following), neighbours)
 
 
 def _check_settings(settings: Mapping[Any, Any]) -> None:

@@ -31,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         tau2=None if tau2 < 0.0 else tau2,
         dropped=2 if repair else 0,
         revealed=2 if repair else 0,
+        separation=int(settings["separation"]) if settings["carry"] else 1,
     )
     while len(list(grid.get_node_ids())) < int(settings["min-nodes"]):
         time.sleep(0.5)
@@ -39,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         FedAvg(fraction_evaluate=float(settings["evaluate"]), min_train_nodes=2, min_available_nodes=2),
         plan=plan,
         mode=str(settings["mode"]),
+        carry=bool(settings["carry"]),
         key=str(settings["server-key"]) or None,
         coalition=str(settings["coalition"]) or None,
         tracker=str(settings["tracker"]) or None,
