@@ -117,7 +117,9 @@ class Grid:
         return np.ldexp(floats, -self.bits, out=floats)
 
     def deviation_steps(self, variance: float) -> float:
-        """The deviation `sqrt(variance)` in grid steps."""
+        """The deviation `sqrt(variance)` in grid steps; infinite for an infinite variance: uniform on all residues."""
+        if variance == math.inf:
+            return math.inf
         _require_amount(variance, "variance")
         return math.ldexp(math.sqrt(variance), self.bits)
 

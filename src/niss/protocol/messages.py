@@ -16,6 +16,7 @@ checks anything: `wire` checks sizes and bounds, the machines check what a messa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # What happens to the shares of clients that drop out: they stay as noise, or are taken out again.
@@ -55,9 +56,9 @@ class Terms:
     modulus_bits            and are added modulo 2^modulus_bits
     clip                    largest L2 norm of an update
     neighbours              unit shares that each client sends
-    unit_variance           variance of a unit share, an entry
+    unit_variance           variance of a unit share, an entry; infinite: shares and self-masks are uniform
     residual_variance       of the noise that stays in the sum, a client
-    self_variance           of a self-mask, which a repair takes out
+    self_variance           of a self-mask, which a repair takes out; infinite where it is uniform
     colluding_neighbours    how many neighbours of a client may collude: behind the threshold
     revealed, dropped       most edges a client may have to reveal, most clients that may drop out
     threshold_share         share of the neighbours whose pieces rebuild a self-mask's seed
@@ -81,6 +82,11 @@ class Terms:
     revealed: int
     dropped: int
     threshold_share: float
+
+    @property
+    def uniform(self) -> bool:
+        """Whether what the clients share is uniform modulo 2^modulus_bits, the limit of ever stronger Gaussians."""
+        return self.unit_variance == math.inf
 
 
 @dataclass(frozen=True)

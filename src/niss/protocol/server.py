@@ -1,8 +1,9 @@
 """The server's side of a round: open, collect, repair, sum. It holds no secret and can be restarted freely.
 
-Whatever happens, a round ends with the exact sum of the survivors' uploads or with a noisy one that says so; the
-server never waits for anyone, the driver decides when a stage is over. A message that is forged, malformed or out of
-turn is a `RemoteProtocolError` and changes nothing; a lie that only shows later is noted in `Outcome.problems`.
+Whatever happens, a round ends with the exact sum of the survivors' uploads, with a noisy one that says so or, where
+shares are uniform, without any; the server never waits for anyone, the driver decides when a stage is over. A message
+that is forged, malformed or out of turn is a `RemoteProtocolError` and changes nothing; a lie that only shows later is
+noted in `Outcome.problems`.
 
 **Liars in a repair.** Uploads commit to the pieces of self-masks and to the seeds of shares, before anyone knows who
 drops out. What is revealed counts only if it fits; each piece and each edge is checked alone, so the work grows with
@@ -44,10 +45,10 @@ from niss.protocol.messages import (
     Verdict,
 )
 from niss.protocol.shamir import Piece, check_commitment, combine
-from niss.protocol.shares import edge_commitment, piece_commitment
+from niss.protocol.shares import add_noises, edge_commitment, piece_commitment
 from niss.protocol.states import ServerState, server_step
 from niss.protocol.wire import check_packed, signed_part, signed_parts, sum_packed
-from niss.randomness import SecretStream, add_gaussians
+from niss.randomness import SecretStream
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,14 @@ class Outcome:
 
     total           sum of the survivors' parts `p_k x_k` and residual noises, as floats
     survivors       seats whose uploads are in it
-    dropped         all other seats
+    dropped         all other seats; of a void round, those whose uploads never arrived
     uncancelled     shares, sent to or by dropped clients, that were not taken out, and shares between survivors
                     who did not commit to the same seeds
     masked          survivors whose self-masks could not be rebuilt, and are still in it
     extra_variance  what the last two leave in each coordinate beyond the intended noise
     problems        in words, what went wrong and with whom
     liars           seats that are proven to have lied in the repair; what they said falsely was left out
+    void            uniform masks could not all be taken out: there is no sum, and nobody's upload counts as summed
     """
 
     total: NDArray[np.float64]
@@ -73,6 +75,7 @@ class Outcome:
     extra_variance: float
     problems: tuple[str, ...]
     liars: tuple[int, ...]
+    void: bool = False
 
     @property
     def exact(self) -> bool:
@@ -226,6 +229,8 @@ class Server:
         The sum of the survivors' vectors, modulo 2^modulus_bits, less the shares between survivors and dropped
         clients whose seeds were revealed, less the self-masks that could be rebuilt; then nearest to zero, as floats.
 
+        Where shares are uniform and one of them, or a self-mask, cannot be taken out, the round is void: total is zero.
+
         A single upload is not summed: its survivors are none. Its noise would protect it as before, but what is
         promised to be a sum would be one client's update, passed on to whoever is given the model.
         """
@@ -244,6 +249,10 @@ class Server:
         if terms.mode == "repair":
             masked = _take_out_masks(current, total, survivors)
             extra += len(masked) * terms.self_variance
+        void = terms.uniform and bool(uncancelled or masked)
+        if void:
+            current.note(f"the round is void: {uncancelled + len(masked)} uniform masks hide the whole sum")
+            total[:], survivors, extra = 0, (), 0.0
         self.state = following
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
@@ -255,6 +264,7 @@ class Server:
             extra,
             tuple(current.problems),
             tuple(sorted(current.liars)),
+            void,
         )
 
     def _step(self, event: str) -> tuple[_Round, ServerState]:
@@ -284,7 +294,7 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
     A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it.
     Shares between survivors who disagree on their seeds count as staying, both ends' noise of them.
     """
-    agreed, graph = current.agreed, current.agreed.graph
+    agreed = current.agreed
     seeds = {
         pair: seed
         for seat in sorted(current.reveals)
@@ -292,9 +302,8 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
     }
     disputed = _disputed(current, survivors)
     uncancelled, extra, noises = 0, 0.0, []
-    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
-    for sender, receiver, weight in edges:
-        pair, variance = (sender, receiver), weight * agreed.terms.unit_variance
+    for sender, receiver, variance in agreed.shares():
+        pair = sender, receiver
         ends = (sender in survivors) + (receiver in survivors)
         if ends == 1 and pair in seeds:
             sign = -1 if sender in survivors else 1
@@ -302,7 +311,7 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
         elif ends == 1 or (ends == 2 and (min(pair), max(pair)) in disputed):
             uncancelled += 1
             extra += ends * variance
-    add_gaussians(total, noises)
+    add_noises(total, noises)
     return uncancelled, extra
 
 
@@ -372,7 +381,7 @@ def _take_out_masks(
             left.append(seat)
         else:
             masks.append((SecretStream(seed), steps, -1))
-    add_gaussians(total, masks)
+    add_noises(total, masks)
     if short:
         current.note(f"too few true pieces to take out the self-mask of {_named(short)}")
     return tuple(left)

@@ -13,7 +13,8 @@ that crashed, restarted, and seals another piece in the same round.
 
 **Noise.** A client adds to its rounded update the shares of its edges, fresh residual noise and, in mode `repair`, its
 self-mask (Bonawitz et al., 2017, mask twice for the same reason: a late upload must not be bared by a repair). All of
-it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit.
+it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit. Shares and self-masks
+are Gaussian or, where the terms say so, uniform (`add_noises`); the residual noise is always Gaussian.
 
 **Commitments.** In mode `repair` an upload commits to every piece and, for each neighbour, to the seeds of the shares
 with it, before anyone knows who drops out; the server checks each reveal against them (`server`). They are hashes
@@ -24,7 +25,8 @@ owner or by both ends' keys, so to pass another one off for it takes a second pr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -50,7 +52,7 @@ from niss.protocol.keys import (
 )
 from niss.protocol.messages import SHORT_BYTES, SealedPiece
 from niss.protocol.shamir import Piece, commit, split
-from niss.randomness import SecretStream, add_gaussians
+from niss.randomness import SecretStream, add_gaussians, add_uniforms
 
 SEED_BYTES = 32
 SALT_BYTES = 32
@@ -291,5 +293,15 @@ def masked_upload(
         noises.append((SecretStream.fresh(entropy), agreed.grid.deviation_steps(terms.residual_variance), 1))
     if mask is not None:
         noises.append((SecretStream(mask), agreed.grid.deviation_steps(terms.self_variance), 1))
-    add_gaussians(vector, noises)
+    add_noises(vector, noises)
     return vector
+
+
+def add_noises(target: NDArray[np.uint64], noises: Iterable[tuple[SecretStream, float, int]]) -> None:
+    """Expand seeds: `target += sign * noise` for each (stream, deviation in grid steps, sign), modulo 2^64.
+
+    Gaussian noise; where the deviation is infinite, the limit of it: uniform on all residues.
+    """
+    listed = list(noises)
+    add_gaussians(target, [one for one in listed if one[1] < math.inf])
+    add_uniforms(target, [(stream, sign) for stream, deviation, sign in listed if deviation == math.inf])

@@ -3,6 +3,8 @@
     32-byte seed -> BLAKE2b, tagged with the version -> AES-256 in counter mode -> 64 bits a coordinate
     -> a sign and a tail probability -> normal quantile (see `normal_table`) -> times the deviation, rounded.
 
+A mask that is to hide everything needs no quantile: `add_uniforms` adds the 64 bits themselves.
+
 Both ends of a share must draw the same whole numbers, on any machine. So the only operations are those on
 whole numbers, table look-ups, and the ones IEEE 754 rounds exactly (float64 `+` and `*`, conversion,
 `rint`, comparison), each its own pass over a block, so that no compiler fuses two of them into one. With numba long
@@ -26,6 +28,7 @@ All of it assumes that AES-256 in counter mode cannot be told from random bits.
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -161,21 +164,14 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
     With a compiled loop in one pass over `target`, in as many threads as the process has cores and `OMP_NUM_THREADS`
     allows; the sum does not depend on either. Nothing is drawn if any argument is refused.
     """
-    array = isinstance(target, np.ndarray) and target.ndim == 1
-    if not array or target.dtype not in (np.int64, np.uint64):
-        raise ConfigError("must be an array of int64 or uint64 with one axis", field="target")
-    if not target.flags.writeable:
-        raise ConfigError("must be writable", field="target")
     terms = list(noises)
     for _, deviation, sign in terms:
-        if sign not in (1, -1):
-            raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
+        _require_sign(sign)
         _require_deviation(deviation)
-    # Whole numbers modulo 2^64 add alike, signed or not; unsigned is where C defines it.
-    residues = target.view(np.uint64)
+    residues = _as_residues(target)
     loop = demand.loop(target.size * len(terms)) if target.flags.carray else None
     if loop is not None:
-        _add_compiled(residues, terms, loop)
+        _add_in_blocks(residues, terms, loop)
         return
     for stream, deviation, sign in terms:
         change = np.add if sign == 1 else np.subtract
@@ -186,7 +182,26 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
             start += noise.size
 
 
-def _add_compiled(
+def add_uniforms(target: Residues, masks: Iterable[tuple[SecretStream, int]]) -> None:
+    """`target += sign * mask` modulo 2^64 for each (stream, sign): a mask is uniform on all 2^64 residues.
+
+    So is its remainder modulo any smaller power of two. Streams and threads as in `add_gaussians`; nothing is drawn
+    if any argument is refused.
+    """
+    terms = [(stream, math.inf, sign) for stream, sign in masks]
+    for *_, sign in terms:
+        _require_sign(sign)
+    residues = _as_residues(target)
+    _add_in_blocks(residues, terms, _add_words)
+
+
+def _add_words(words: Int64s, target: NDArray[np.uint64], _deviation: float, flip: int, _tail: Int64s) -> int:
+    """The `Loop` of uniform masks: the words of the keystream are the mask, and none of them lies in a tail."""
+    (np.subtract if flip else np.add)(target, words.view(np.uint64), out=target)
+    return 0
+
+
+def _add_in_blocks(
     residues: NDArray[np.uint64], terms: Sequence[tuple[SecretStream, float, int]], loop: Loop
 ) -> None:
     size = residues.size
@@ -314,6 +329,24 @@ def _whole(value: int, field: str, *, least: int) -> int:
     if number < least:
         raise ConfigError(f"must be at least {least}, not {number}", field=field)
     return number
+
+
+def _as_residues(target: Residues) -> NDArray[np.uint64]:
+    """The array, if noise can be added to it in place.
+
+    Whole numbers modulo 2^64 add alike, signed or not; unsigned is where C defines it.
+    """
+    array = isinstance(target, np.ndarray) and target.ndim == 1
+    if not array or target.dtype not in (np.int64, np.uint64):
+        raise ConfigError("must be an array of int64 or uint64 with one axis", field="target")
+    if not target.flags.writeable:
+        raise ConfigError("must be writable", field="target")
+    return target.view(np.uint64)
+
+
+def _require_sign(sign: int) -> None:
+    if sign not in (1, -1):
+        raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
 
 
 def _require_deviation(steps: float) -> None:
