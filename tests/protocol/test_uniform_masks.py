@@ -31,6 +31,7 @@ def test_a_repaired_sum_is_exact_to_the_last_bit(absent: tuple[int, ...], bits: 
     assert outcome.exact
     assert not outcome.void
     assert outcome.dropped == absent
+    assert outcome.extra_variance == 0.0
     np.testing.assert_array_equal(outcome.total, exact)
 
 

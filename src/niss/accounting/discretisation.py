@@ -87,6 +87,11 @@ class Draws:
         """
         grid = Grid(terms.grid_bits)
         residual = grid.deviation_steps(terms.residual_variance)
+        if terms.uniform:
+            # Sums of residual noises are seen, each rounded on its own; the masks are uniform without any distance.
+            alike = aliasing_distance(residual, residual) if residual >= LEAST_STEPS else 0.0
+            count = float(size) * terms.coordinates
+            return cls(np.array([residual]), np.array([count]), count * alike)
         each = np.asarray(weights, dtype=np.float64) * terms.unit_variance
         shares = np.array([grid.deviation_steps(float(variance)) for variance in each])
         mask = grid.deviation_steps(terms.self_variance) if terms.mode == "repair" else 0.0

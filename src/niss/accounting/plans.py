@@ -25,6 +25,7 @@ from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
 from niss.methods import (
     DISTORTIONS,
     METHODS,
+    SHARES,
     Carrying,
     Method,
     distortion_named,
@@ -56,7 +57,7 @@ class Plan:
     clip            L2 bound on an update (unit client) or on a sample's gradient (unit record)
     epsilon, delta  the target of every client, or one epsilon per client
     participations  rounds over which the target is composed; 1 means per round
-    kappa           strength of the shares: v sigma^2 = kappa sigma_k^2
+    kappa           strength of Gaussian shares: v sigma^2 = kappa sigma_k^2
     neighbours      unit shares sent by the client with the least noise (the others in proportion)
     tau2            distortion of received shares; None calibrates it for the joint view
     colluders       most participants of a round that tell the server all they know, fixed before the
@@ -78,6 +79,8 @@ class Plan:
     dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
+    shares          `gaussian` noise, of which a round may lose some and go on, or `uniform` masks, the limit of endless
+                    kappa: least noise, but a round in which one cannot be taken out is void, and only `repair` will do
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -115,6 +118,7 @@ class Plan:
     dropout: float = 0.0
     carried_neighbours: float | None = None
     closing: bool = False
+    shares: str = "gaussian"
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -125,6 +129,7 @@ class Plan:
             "graph": GRAPHS,
             "distortion": DISTORTIONS,
             "pattern": PATTERNS,
+            "shares": SHARES,
         }
         for field, allowed in choices.items():
             value = getattr(self, field)
@@ -194,6 +199,16 @@ class Plan:
     def planned_rounds(self) -> int:
         """Rounds of the whole run."""
         return self.participations * self.separation if self.rounds is None else self.rounds
+
+    @property
+    def uniform(self) -> bool:
+        """Whether clients share uniform masks."""
+        return self.shares == "uniform" and self.kind.uses("shares")
+
+    @property
+    def strength(self) -> float:
+        """kappa; infinite where clients share uniform masks."""
+        return math.inf if self.uniform else self.kappa
 
     @property
     def kind(self) -> Method:
@@ -351,6 +366,7 @@ class Plan:
             tau2=shares.tau2,
             opponent=shares.opponent,
             number=number,
+            residual=shares.residual,
         )
 
 
@@ -377,12 +393,13 @@ class RoundPlan:
     sensitivity    how far each can move its upload, in L2 norm
     own_variance   sigma_k^2, the noise each would need if it stood alone
     graph          who shares with whom, by seat
-    unit_variance  sigma^2, the variance of a share of weight 1
+    unit_variance  sigma^2, the variance of a share of weight 1; infinite where shares are uniform masks
     tau2           distortion of the shares each receives
     scales         the factors that a multiplicative distortion drew, once they are drawn and kept
     opponent       the worst case for which tau2 was calibrated
     number         of the round, from 0
     carrying       what it has to know of the rounds before and after, where noise is carried; None: nothing is known
+    residual       what each client adds, where shares are uniform and so have no variance to distort
     """
 
     plan: Plan
@@ -396,6 +413,7 @@ class RoundPlan:
     opponent: WorstCase | None = None
     number: int = 0
     carrying: Carrying | None = None
+    residual: FloatArray | None = None
 
     def with_scales(self, scales: FloatArray | None) -> RoundPlan:
         """The same round, conditioned on the distortion factors that were drawn."""
@@ -408,7 +426,9 @@ class RoundPlan:
 
     @property
     def residual_variance(self) -> FloatArray:
-        """What each client's distortion adds: `tau_k^2 sigma^2 in_k`."""
+        """What each client's distortion adds, `tau_k^2 sigma^2 in_k`, or what it adds beside uniform masks."""
+        if self.residual is not None:
+            return self.residual
         return self.tau2 * self.unit_variance * self.graph.in_weight
 
     @cached_property

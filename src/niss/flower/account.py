@@ -43,6 +43,7 @@ class RoundReport:
     bytes_uploaded  size of all uploads that were accepted
     problems        what went wrong in the repair
     skipped         why the round did not take place
+    void            uniform masks could not all be taken out: there is no sum, and the model stays as it was
     """
 
     round: int
@@ -57,6 +58,7 @@ class RoundReport:
     bytes_uploaded: int
     problems: tuple[str, ...] = ()
     skipped: str | None = None
+    void: bool = False
 
     @classmethod
     def skip(cls, number: int, reason: str) -> RoundReport:
@@ -145,6 +147,7 @@ class Account:
             bytes_uploaded=current.bytes_uploaded,
             problems=outcome.problems
             + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
+            void=outcome.void,
         )
         self.rounds.append(report)
         return report
@@ -222,10 +225,15 @@ class Account:
             )
         caveats += _taken_on_trust(session)
         if lost := sum(len(one.lost) for one in self.rounds):
-            noisy = sum(not one.exact for one in self.rounds)
+            noisy = sum(not (one.exact or one.void) for one in self.rounds)
             caveats.append(
                 f"Uploads lost or declined: {lost}; rounds in which noise was left uncancelled: {noisy}. Every round "
                 "is charged as if the server had lied about it."
+            )
+        if void := sum(one.void for one in self.rounds):
+            caveats.append(
+                f"Rounds that are void, since uniform masks could not be taken out: {void}. They left the model as it "
+                "was, and are charged all the same."
             )
         caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:

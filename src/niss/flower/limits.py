@@ -245,7 +245,7 @@ class Limits:
             first_prekey=first_prekey,
             modes=(proposal.mode,),
             trusted=trusted,
-            strength=plan.kappa
+            strength=plan.strength
             * (RELATIONS[plan.relation] / float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])) ** 2,
         )
 

@@ -57,10 +57,13 @@ _PLAN_FIELDS = (
     "dropped",
     "attempts",
     "rounds",
+    "shares",
 )
 _WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds")
 _NUMBERS = ("clip", "epsilon", "delta", "kappa", "neighbours", "tau2")
 _MAY_BE_MISSING = ("tau2", "rounds")
+# Left out where nothing was chosen: plans look as they did before there was a choice.
+_GIVEN_IF_CHOSEN = {"shares": Plan.shares}
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
@@ -138,9 +141,23 @@ def read_proposal(data: bytes) -> Proposal:
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None
     verify(proposal.server, _PROPOSAL_PURPOSE, text, signature)
-    if proposal.mode not in MODES or not 1 <= proposal.prekeys <= MOST_PREKEYS:
-        raise RemoteProtocolError("the proposal has an unknown mode, or asks for too few or too many keys")
+    try:
+        check_mode(proposal.plan, proposal.mode)
+    except ConfigError as error:
+        raise RemoteProtocolError(f"the mode of the proposal: {error.message}") from None
+    if not 1 <= proposal.prekeys <= MOST_PREKEYS:
+        raise RemoteProtocolError("the proposal asks for too few or too many keys")
     return proposal
+
+
+def check_mode(plan: Plan, mode: str) -> None:
+    """Refuse (`ConfigError`) an unknown mode, and one in which the plan's shares could not be taken out again."""
+    if mode not in MODES:
+        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    if plan.uniform and mode != "repair":
+        raise ConfigError(
+            "uniform masks leave no sum after a dropout that is tolerated", field="mode", hint="use 'repair'"
+        )
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
@@ -159,11 +176,13 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         raise ConfigError(
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
-    return {name: getattr(plan, name) for name in _PLAN_FIELDS}
+    values = {name: getattr(plan, name) for name in _PLAN_FIELDS}
+    return {name: value for name, value in values.items() if _GIVEN_IF_CHOSEN.get(name) != value}
 
 
 def _read_plan(values: dict[str, Any]) -> Plan:
     """The plan that `plan_values` wrote; a server may have made up any other."""
+    values = _GIVEN_IF_CHOSEN | values
     if set(values) != set(_PLAN_FIELDS):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     for name, value in values.items():

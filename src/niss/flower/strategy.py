@@ -35,7 +35,7 @@ from niss.flower.account import Account, Pending, RoundReport
 from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import PART, NoisyMetrics
-from niss.flower.proposal import plan_values
+from niss.flower.proposal import check_mode, plan_values
 from niss.flower.run_config import plan_of, strategy_options
 from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder, saved_or_new
 from niss.flower.session import Round, Session
@@ -63,7 +63,6 @@ from niss.flower.wrapped import (
 )
 from niss.protocol import (
     LINKS_PER_ROUND,
-    MODES,
     Outcome,
     SecretBytes,
     load_coalition,
@@ -127,8 +126,7 @@ class NissStrategy(Strategy):
     ) -> None:
         require_wrappable(strategy)
         plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
-        if mode not in MODES:
-            raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+        check_mode(plan, mode)
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
         self._metrics = NoisyMetrics.of(metrics, metric_part)
@@ -236,7 +234,8 @@ class NissStrategy(Strategy):
         why, hint = "the strategy asked no node to train", "see `fraction_train`"
         if self.rounds:
             last = self.rounds[-1]
-            why = last.skipped or f"every upload was lost ({most_common(last.lost.values())})"
+            lost = f"every upload was lost ({most_common(last.lost.values())})"
+            why = last.skipped or ("uniform masks could not be taken out" if last.void else lost)
             hint = "the log says why of each node; `participants` is how many a round needs"
         if self._begun is not None and not self._begun.members:
             why += f"; no node joined ({most_common(self._begun.left_out.values())})"

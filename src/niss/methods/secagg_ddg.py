@@ -53,7 +53,13 @@ class SecAggDdg(Method):
         uploads.add_own_noise(np.sqrt(self.marginal_variance(round_plan)), stream)
         return round_plan
 
-    def loses(self, round_plan: RoundPlan, absent: Collection[int]) -> bool:
+    def loses(
+        self,
+        round_plan: RoundPlan,
+        absent: Collection[int],
+        *,
+        repaired: bool = False,  # noqa: ARG002
+    ) -> bool:
         """Whether fewer uploads arrived than the threshold asks for."""
         return round_plan.participants.size - len(absent) < _threshold(round_plan)
 

@@ -134,8 +134,10 @@ class Agreed:
 
     def edges_of(self, seat: int) -> list[tuple[int, int, float]]:
         """(sender, receiver, deviation in grid steps) of every share that touches this seat."""
-        shares = self.shares(self.graph.edges_of(seat))
-        return [(*ends, self.grid.deviation_steps(variance)) for *ends, variance in shares]
+        return [
+            (sender, receiver, self.grid.deviation_steps(variance))
+            for sender, receiver, variance in self.shares(self.graph.edges_of(seat))
+        ]
 
     def shares(self, among: IntArray | None = None) -> list[tuple[int, int, float]]:
         """(sender, receiver, variance) of every share, or of those on edges of the graph with these numbers.

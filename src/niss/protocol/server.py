@@ -252,7 +252,9 @@ class Server:
         void = terms.uniform and bool(uncancelled or masked)
         if void:
             current.note(f"the round is void: {uncancelled + len(masked)} uniform masks hide the whole sum")
-            total[:], survivors, extra = 0, (), 0.0
+            total[:], survivors = 0, ()
+        if terms.uniform:
+            extra = 0.0  # All or nothing.
         self.state = following
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(

@@ -104,7 +104,7 @@ def masked_variance(graph: ShareGraph, known: Knowledge, residual: FloatArray) -
     group = _groups(graph.size, graph.senders[unknown], graph.receivers[unknown])
     uploaded = np.zeros(graph.size)
     uploaded[kept] = residual[kept]
-    together = np.bincount(group, weights=uploaded)
+    together: FloatArray = np.bincount(group, weights=uploaded).astype(np.float64)
     honest = ~client_mask(known.colluders, graph.size, "colluders")
     missing = honest & client_mask(known.dropped, graph.size, "dropped")
     together[np.unique(group[missing])] = np.inf
