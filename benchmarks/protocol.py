@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import statistics
 import time
@@ -192,10 +193,10 @@ class SharedMasks:
         return self.kept[degree, threshold]
 
 
-def niss_terms(case: Case, mode: str) -> Terms:
-    """Noise of the size of one client's part; what is varied here changes no timing."""
+def niss_terms(case: Case, mode: str, shares: str) -> Terms:
+    """Noise of the size of one client's part, or uniform masks; what else is varied here changes no timing."""
     own = (CLIP / case.clients) ** 2
-    repairing = mode == "repair"
+    repairing, uniform = mode == "repair", shares == "uniform"
     return Terms(
         run=b"benchmark",
         round=1,
@@ -206,9 +207,9 @@ def niss_terms(case: Case, mode: str) -> Terms:
         modulus_bits=MODULUS_BITS,
         clip=CLIP,
         neighbours=float(case.degree),
-        unit_variance=own / case.degree,
+        unit_variance=math.inf if uniform else own / case.degree,
         residual_variance=case.residual * own,
-        self_variance=0.9 * own if repairing else 0.0,
+        self_variance=math.inf if uniform else 0.9 * own if repairing else 0.0,
         colluding_neighbours=case.colluders if repairing else 0,
         revealed=1 if repairing else 0,
         dropped=1 if repairing else 0,
@@ -219,7 +220,7 @@ def niss_terms(case: Case, mode: str) -> Terms:
 class NissRound:
     """One round: real clients in the first seats, stand-ins in the others."""
 
-    def __init__(self, case: Case, mode: str, drops: int) -> None:
+    def __init__(self, case: Case, mode: str, shares: str, drops: int) -> None:
         self.case, self.mode, self.measured = case, mode, Measured()
         self.server_identity, holder = Identity.generate(os.urandom), Identity.generate(os.urandom)
         chain = BeaconChain(2, holder=holder, entropy=os.urandom)
@@ -241,7 +242,7 @@ class NissRound:
             Participant(one.identity.public, published(one.store.batch(1, one.identity, os.urandom))[0])
             for one in self.stand_ins
         )
-        terms = niss_terms(case, mode)
+        terms = niss_terms(case, mode, shares)
         beacon = chain.release(terms.round, terms.attempt, participants_hash(people) + terms_hash(terms))
         self.server = Server(self.server_identity)
         with timed(self.measured.server, "open"):
@@ -416,9 +417,9 @@ def _check_mean(found: Vectors, expected: Vectors, *, noise: float) -> None:
         raise RuntimeError(f"the sum is off by {off:.3g} where {noise:.3g} is expected")
 
 
-def niss(case: Case, vectors: Vectors, *, drops: int, mode: str) -> Measured:
+def niss(case: Case, vectors: Vectors, *, drops: int, mode: str, shares: str = "gaussian") -> Measured:
     """One round of NISS."""
-    return NissRound(case, mode, drops).run(vectors)
+    return NissRound(case, mode, shares, drops).run(vectors)
 
 
 # SecAgg+ of Flower
@@ -676,11 +677,12 @@ CONTESTANTS: dict[str, Callable[..., Measured]] = {
     "fedavg": fedavg,
     "niss-tolerate": partial(niss, mode="tolerate"),
     "niss-repair": partial(niss, mode="repair"),
+    "niss-uniform": partial(niss, mode="repair", shares="uniform"),
     "secagg+": partial(secagg, factor=1),
     "secagg+2v": partial(secagg, factor=2),
 }
 NEEDS = {"secagg+": "flwr", "secagg+2v": "flwr"}
-DROPS = {"niss-repair": (0, 1), "secagg+": (0, 1), "secagg+2v": (0, 1)}
+DROPS = {"niss-repair": (0, 1), "niss-uniform": (0, 1), "secagg+": (0, 1), "secagg+2v": (0, 1)}
 
 Results = dict[tuple[str, int], Measured]
 

@@ -317,6 +317,16 @@ def test_a_mask_is_the_keystream_itself_and_moves_on() -> None:
     np.testing.assert_array_equal(second.view(np.uint64), -words[BLOCK + 3 :])
 
 
+def test_a_mask_of_32_bits_takes_half_of_the_keystream_and_wraps_with_the_sum() -> None:
+    words, halves = np.zeros(BLOCK, dtype=np.uint64), np.zeros(2 * BLOCK, dtype=np.uint64)
+    add_uniforms(words, [(SecretStream(SEEDS[2]), 1)])
+    add_uniforms(halves, [(SecretStream(SEEDS[2]), 1)], bits=32)
+    np.testing.assert_array_equal(halves[::2] + (halves[1::2] << np.uint64(32)), words)
+    add_uniforms(halves, [(SecretStream(SEEDS[1]), -1), (SecretStream(SEEDS[2]), -1)], bits=32)
+    add_uniforms(halves, [(SecretStream(SEEDS[1]), 1)], bits=32)
+    assert not (halves & np.uint64(2**32 - 1)).any()
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_masks_of_both_ends_cancel_whatever_the_threads(
     threads: str, monkeypatch: pytest.MonkeyPatch
@@ -331,6 +341,8 @@ def test_masks_of_both_ends_cancel_whatever_the_threads(
 
 def test_a_refused_mask_leaves_target_and_streams_alone() -> None:
     stream, target = SecretStream(SEEDS[0]), np.zeros(10, dtype=np.uint64)
+    with pytest.raises(ConfigError, match="32 or 64"):
+        add_uniforms(target, [(stream, 1)], bits=16)
     for bad in ([(stream, 1), (stream, 2)], [(stream, 0)]):
         with pytest.raises(ConfigError, match="1 or -1"):
             add_uniforms(target, bad)

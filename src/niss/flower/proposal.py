@@ -177,7 +177,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
     values = {name: getattr(plan, name) for name in _PLAN_FIELDS}
-    return {name: value for name, value in values.items() if _GIVEN_IF_CHOSEN.get(name) != value}
+    return {name: value for name, value in values.items() if (name, value) not in _GIVEN_IF_CHOSEN.items()}
 
 
 def _read_plan(values: dict[str, Any]) -> Plan:

@@ -313,7 +313,7 @@ def _take_out_edges(current: _Round, total: NDArray[np.uint64], survivors: set[i
         elif ends == 1 or (ends == 2 and (min(pair), max(pair)) in disputed):
             uncancelled += 1
             extra += ends * variance
-    add_noises(total, noises)
+    add_noises(total, noises, agreed.terms.modulus_bits)
     return uncancelled, extra
 
 
@@ -383,7 +383,7 @@ def _take_out_masks(
             left.append(seat)
         else:
             masks.append((SecretStream(seed), steps, -1))
-    add_noises(total, masks)
+    add_noises(total, masks, agreed.terms.modulus_bits)
     if short:
         current.note(f"too few true pieces to take out the self-mask of {_named(short)}")
     return tuple(left)

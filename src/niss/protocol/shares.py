@@ -293,15 +293,18 @@ def masked_upload(
         noises.append((SecretStream.fresh(entropy), agreed.grid.deviation_steps(terms.residual_variance), 1))
     if mask is not None:
         noises.append((SecretStream(mask), agreed.grid.deviation_steps(terms.self_variance), 1))
-    add_noises(vector, noises)
+    add_noises(vector, noises, terms.modulus_bits)
     return vector
 
 
-def add_noises(target: NDArray[np.uint64], noises: Iterable[tuple[SecretStream, float, int]]) -> None:
-    """Expand seeds: `target += sign * noise` for each (stream, deviation in grid steps, sign), modulo 2^64.
+def add_noises(
+    target: NDArray[np.uint64], noises: Iterable[tuple[SecretStream, float, int]], modulus_bits: int
+) -> None:
+    """Expand seeds: `target += sign * noise` for each (stream, deviation in grid steps, sign), modulo 2^modulus_bits.
 
     Gaussian noise; where the deviation is infinite, the limit of it: uniform on all residues.
     """
     listed = list(noises)
+    masks = [(stream, sign) for stream, deviation, sign in listed if deviation == math.inf]
     add_gaussians(target, [one for one in listed if one[1] < math.inf])
-    add_uniforms(target, [(stream, sign) for stream, deviation, sign in listed if deviation == math.inf])
+    add_uniforms(target, masks, bits=modulus_bits)
