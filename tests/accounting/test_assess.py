@@ -11,9 +11,10 @@ import pytest
 from niss import effective_variance
 from niss.accounting import LedgerFile, Plan
 from niss.accounting.protocol_rounds import Assessor, charge_to, make_terms
+from niss.accounting.targets import committee_size, committee_threshold, most_dropped
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
-from niss.views import Corruption, worst_case
+from niss.views import Corruption, colluding_neighbours, worst_case
 from support.protocol_round import Federation
 from support.what_left import Held
 
@@ -64,9 +65,7 @@ def test_on_a_sparse_graph_every_set_of_colluders_is_covered() -> None:
 
 @pytest.mark.parametrize(("revealed", "dropped"), [(0, 0), (2, 2), (1, 3), (3, 1)])
 def test_a_repair_counts_reveals_and_dropped_clients_like_colluders(revealed: int, dropped: int) -> None:
-    agreed = proposed(
-        mode="repair", revealed=revealed, dropped=dropped, self_variance=50.0, colluding_neighbours=2
-    )
+    agreed = proposed(mode="repair", revealed=revealed, dropped=dropped, self_variance=50.0, threshold=7)
     corruption = Corruption(colluders=2, revealed=revealed, dropped=dropped)
     found = worst_case(
         agreed.graph, corruption, unit_variance=0.25, residual_variance=0.2, target_variance=1.0
@@ -89,29 +88,72 @@ def test_a_self_mask_must_protect_alone(alone: float) -> None:
 
 
 def test_a_threshold_too_small_for_the_colluders_is_refused() -> None:
+    """Of ten members, two of whom collude, two survivor sets could each gather six."""
     repair = {"mode": "repair", "self_variance": 1.0, "revealed": 0, "dropped": 0}
-    with pytest.raises(RemoteProtocolError, match="the terms allow for 1"):
-        Assessor()(proposed(colluding_neighbours=1, **repair), 2)
-    assert Assessor()(proposed(colluding_neighbours=2, **repair), 2) < math.inf
-    # All neighbours may collude: no threshold helps.
-    sparse = proposed(20, neighbours=2.0, colluding_neighbours=19, **repair)
-    with pytest.raises(RemoteProtocolError, match="may collude"):
-        Assessor()(sparse, 18)
-    # In `tolerate` nothing is revealed, and no threshold is needed.
-    assert Assessor()(proposed(colluding_neighbours=0), 2) < math.inf
+    with pytest.raises(RemoteProtocolError, match=r"6 of the 10 members of the committee can .* but 7 must"):
+        Assessor()(proposed(threshold=6, **repair), 2)
+    assert Assessor()(proposed(threshold=7, **repair), 2) < math.inf
+    # Nearly all members may collude: no threshold helps.
+    small = proposed(20, committee=10, threshold=10, **repair)
+    assert Assessor()(small, 9) < math.inf
+    with pytest.raises(RemoteProtocolError, match="but 11 must"):
+        Assessor()(small, 10)
+    # In `tolerate` nothing is revealed, and nobody repairs.
+    assert Assessor()(proposed(), 2) < math.inf
 
 
-def test_a_failure_probability_buys_fewer_colluding_neighbours() -> None:
-    agreed = proposed(40, neighbours=6.0, mode="repair", self_variance=5.0, colluding_neighbours=6)
-    with pytest.raises(RemoteProtocolError, match="may collude"):
+def test_a_failure_probability_buys_fewer_colluding_members() -> None:
+    agreed = proposed(40, neighbours=39.0, mode="repair", self_variance=5.0, committee=12, threshold=10)
+    with pytest.raises(RemoteProtocolError, match="members of the committee"):
         Assessor()(agreed, 8)
-    assert Assessor(failure=1e-3)(agreed, 8) < math.inf
+    assert Assessor(failure=1e-2)(agreed, 8) < math.inf
+    # A larger committee in a smaller round has all of them, whatever may fail.
+    everyone = proposed(
+        12, mode="repair", self_variance=5.0, revealed=0, dropped=0, committee=12, threshold=10
+    )
+    with pytest.raises(RemoteProtocolError, match="members of the committee"):
+        Assessor(failure=0.5)(everyone, 8)
+
+
+@pytest.mark.parametrize("colluders", [0, 1, 3, 10])
+@pytest.mark.parametrize("members", [10, 13, 40])
+def test_one_survivor_set_gathers_the_threshold_whoever_colludes(members: int, colluders: int) -> None:
+    """a + c >= t and b + c >= t for two sets would take more honest members than there are."""
+    for failure in (0.0, 1e-6, 1e-2):
+        threshold = committee_threshold(40, members, colluders, failure)
+        feared = min(members, colluders)
+        if failure and members < 40:
+            feared = colluding_neighbours(40, members, colluders, failure)
+        honest = members - feared
+        assert 2 * (threshold - feared) > honest
+        assert 2 * (threshold - 1 - feared) <= honest
+
+
+def test_the_bound_on_members_holds_as_often_as_it_says() -> None:
+    """All committees of 10 of 40 with 8 colluders: hypergeometric, counted exactly."""
+    failure = 1e-4
+    threshold = committee_threshold(40, 10, 8, failure)
+    allowed = 2 * threshold - 10 - 1
+    more = sum(math.comb(8, bad) * math.comb(32, 10 - bad) for bad in range(allowed + 1, 9))
+    assert more / math.comb(40, 10) <= failure
+
+
+def test_a_committee_is_as_small_as_dropouts_allow() -> None:
+    assert committee_size(100, 0, 0.0, 0.0) == 10
+    few, many = committee_size(100, 0, 0.0, 0.05), committee_size(100, 0, 0.0, 0.2)
+    assert few is not None
+    assert many is not None
+    assert 10 <= few < many < 100
+    assert committee_size(12, 4, 1e-6, 0.3) is None
+    for size in (few, many):
+        rate = 0.05 if size == few else 0.2
+        assert most_dropped(size, rate, 1.0) <= size - committee_threshold(100, size, 0, 0.0)
 
 
 def test_too_few_participants_or_too_many_reveals_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="too few"):
         Assessor()(proposed(5), 4)
-    repair = proposed(5, mode="repair", self_variance=1.0, revealed=3, dropped=3, colluding_neighbours=1)
+    repair = proposed(5, mode="repair", self_variance=1.0, revealed=3, dropped=3, threshold=4)
     with pytest.raises(PrivacyError, match="nobody to share"):
         Assessor()(repair, 1)
     with pytest.raises(ConfigError, match="relation"):

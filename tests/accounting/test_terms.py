@@ -66,9 +66,11 @@ def test_residual_and_self_mask_reach_the_target_alone() -> None:
     terms = make_terms(planned.plan, participants=20, coordinates=3, run=b"run", number=1, mode="repair")
     assert terms.residual_variance + terms.self_variance >= planned.sigma**2
     assert (terms.revealed, terms.dropped) == (planned.plan.revealed, planned.plan.dropped)
-    assert terms.colluding_neighbours == 2
+    assert terms.committee == (planned.plan.committee or 20)
+    assert terms.threshold > (terms.committee + 2) / 2
     tolerated = make_terms(planned.plan, participants=20, coordinates=3, run=b"run", number=1)
     assert (tolerated.self_variance, tolerated.revealed, tolerated.dropped) == (0.0, 0, 0)
+    assert (tolerated.committee, tolerated.threshold) == (0, 0)
 
 
 def test_no_plan_is_refused_for_the_last_bit_of_a_float() -> None:

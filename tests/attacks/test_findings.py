@@ -127,7 +127,7 @@ def test_every_option_has_a_help_and_a_default(name: str) -> None:
 def test_options_out_of_range_are_refused_by_their_flag() -> None:
     for experiment, flag in (
         (AverageExperiment(rounds=0), "--rounds"),
-        (FakeDropoutExperiment(threshold_share=2.0), "--threshold-share"),
+        (FakeDropoutExperiment(clients=5), "--clients"),
         (InvertExperiment(total_variation=-1.0), "--tv"),
         (InvertExperiment(model="vgg"), "--model"),
         (InvertExperiment(methods=("secagg-ddg",)), "--methods"),

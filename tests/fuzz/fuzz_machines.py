@@ -22,7 +22,7 @@ from niss.accounting.protocol_rounds import Assessor
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, SurvivorClaim, Upload, Verdict
+from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, Upload
 from niss.protocol.server import Server
 from niss.protocol.states import ServerState
 from niss.protocol.wire import decode, encode, signed_part
@@ -32,8 +32,6 @@ INTENDED = (ProtocolError, PrivacyError, ConfigError)
 PURPOSES = {
     RoundOpen: "open",
     Upload: "upload",
-    SurvivorClaim: "claim",
-    Verdict: "verdict",
     RevealRequest: "request",
     Reveal: "reveal",
 }
@@ -66,12 +64,6 @@ class World:
         self.note(uploads[ASKED], self.server_now())
         for upload in uploads:
             server.take_upload(upload)
-        claim = server.claim_survivors()
-        self.note(claim, self.seat.kept[-1])
-        verdicts = [self.federation.clients[seat].judge(claim) for seat in claim.survivors]
-        self.note(verdicts[ASKED], self.server_now())
-        for verdict in verdicts:
-            server.take_verdict(verdict)
         requests = server.request_reveals()
         self.note(requests[ASKED], self.seat.kept[-1])
         reveals = {seat: self.federation.clients[seat].reveal(one) for seat, one in requests.items()}
@@ -91,7 +83,7 @@ class World:
         server = self.federation.server
         current = copy.copy(server._round)
         assert current is not None
-        for name in ("uploads", "verdicts", "reveals", "problems"):
+        for name in ("uploads", "reveals", "problems", "liars"):
             setattr(current, name, copy.copy(getattr(current, name)))
         return server.state, current
 
@@ -99,7 +91,7 @@ class World:
         """The message signed by whoever may send it; None if it cannot even be encoded."""
         kind = type(message)
         identity: Identity = self.seat.identity
-        if kind in (RoundOpen, SurvivorClaim, RevealRequest):
+        if kind in (RoundOpen, RevealRequest):
             identity = self.federation.server._identity
         elif 0 <= message.seat < SIZE:
             identity = self.federation.seats[message.seat].identity
@@ -128,7 +120,7 @@ class World:
             return "refused"
         before = self.before[kind]
         try:
-            if kind in (RoundOpen, SurvivorClaim, RevealRequest):
+            if kind in (RoundOpen, RevealRequest):
                 return self._feed_client(message, before)
             return self._feed_server(message, before)
         except INTENDED:
@@ -142,24 +134,19 @@ class World:
             upload = client.upload(message, np.zeros(size), self.federation.entropy)
             if len(self.seat.charges) != 1 or upload.context != agree(message).digest:
                 return "uploaded without a charge"
-        elif isinstance(message, SurvivorClaim):
-            client.judge(message)
         else:
             reveal = client.reveal(message)
-            both = {piece.seat for piece in reveal.pieces} & {
-                end for edge in reveal.edges for end in (edge.sender, edge.receiver)
-            }
-            if both:
-                return "gave both"
+            if not {one.seat for one in reveal.partials} <= set(message.survivors):
+                return "gave partials of a client that is called dropped"
         return "accepted"
 
     def _feed_server(self, message: Any, before: tuple[ServerState, Any]) -> str:
         server = Server(self.federation.server._identity)
         server.state, kept = before
         server._round = copy.copy(kept)
-        for name in ("uploads", "verdicts", "reveals", "problems"):
+        for name in ("uploads", "reveals", "problems", "liars"):
             setattr(server._round, name, copy.copy(getattr(kept, name)))
-        take = {Upload: server.take_upload, Verdict: server.take_verdict, Reveal: server.take_reveal}
+        take = {Upload: server.take_upload, Reveal: server.take_reveal}
         take[type(message)](message)
         try:
             server.finish()

@@ -10,8 +10,8 @@ from typing import Any
 
 from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
-from niss.protocol.messages import Message, Participant, RevealedEdge, RevealedPiece, SealedPiece, Verdict
-from niss.protocol.wire import HEADER_BYTES, MAGIC, decode, encode, write
+from niss.protocol.messages import Message, Partials, Participant
+from niss.protocol.wire import HEADER_BYTES, MAGIC, VERSION, decode, encode, write
 from niss.protocol.wire_fields import Limits, Writer
 from support.protocol_messages import example_prekey, examples
 
@@ -52,31 +52,21 @@ def random_message(rng: random.Random) -> Message:
     name, message = rng.choice(sorted(examples().items()))
     seats = sorted(rng.sample(range(rng.choice([8, 300, 9_000])), rng.randrange(6)))
     changes: dict[str, Any] = {"signature": rng.choice([b"", rng.randbytes(64)])}
-    sealed = tuple(SealedPiece(seat, rng.randbytes(rng.randrange(1, 60))) for seat in seats)
+    pieces = rng.randbytes(rng.choice([0, 32, 96, 500]))
     if name == "RoundOpen":
         changes["participants"] = tuple(
             Participant(rng.randbytes(32), example_prekey(seat**4)) for seat in seats
         )
         changes["terms"] = replace(message.terms, mode=rng.choice(["tolerate", "repair"]), clip=rng.random())
     elif name == "Upload":
-        changes |= {"vector": rng.randbytes(rng.randrange(200)), "pieces": sealed}
+        changes |= {"vector": rng.randbytes(rng.randrange(200)), "pieces": pieces}
         changes["fresh_prekeys"] = tuple(example_prekey(seat**4) for seat in seats)
         changes["commitment"] = rng.choice([b"", rng.randbytes(32)])
-    elif name == "SurvivorClaim":
-        changes["survivors"] = tuple(seats)
     elif name == "RevealRequest":
-        verdicts = (Verdict(rng.randbytes(32), seat, rng.randbytes(32), rng.randbytes(64)) for seat in seats)
-        changes |= {"survivors": tuple(seats), "pieces": sealed, "verdicts": tuple(verdicts)}
+        changes |= {"survivors": tuple(seats), "pieces": pieces}
     elif name == "Reveal":
-        own = 9_500
-        changes["seat"] = own
-        changes["edges"] = tuple(
-            RevealedEdge(sender, receiver, rng.randbytes(32))
-            for seat in seats
-            for sender, receiver in [(own, seat), (seat, own)]
-        )
-        changes["pieces"] = tuple(
-            RevealedPiece(seat, rng.randrange(300), rng.randbytes(33)) for seat in seats
+        changes["partials"] = tuple(
+            Partials(seat, rng.randbytes(32 * rng.randrange(1, 4)), rng.randbytes(48)) for seat in seats
         )
     elif name == "Refusal":
         changes["reason"] = "".join(rng.choices("abc äß€\U0001f600", k=rng.randrange(30)))
@@ -160,8 +150,8 @@ def insert(rng: random.Random, data: bytes, _: Specimen, __: Specimen) -> bytes:
 def header(rng: random.Random, data: bytes, _: Specimen, __: Specimen) -> bytes:
     """Another version or type before the same body, or nothing but noise after a good header."""
     if rng.random() < 0.3:
-        return MAGIC + bytes([1, rng.randrange(1, 8)]) + rng.randbytes(rng.randrange(200))
-    return MAGIC + bytes([rng.choice([1, rng.randrange(256)]), rng.randrange(10)]) + data[HEADER_BYTES:]
+        return MAGIC + bytes([VERSION, rng.randrange(1, 8)]) + rng.randbytes(rng.randrange(200))
+    return MAGIC + bytes([rng.choice([VERSION, rng.randrange(256)]), rng.randrange(10)]) + data[HEADER_BYTES:]
 
 
 Mutator = Callable[[random.Random, bytes, Specimen, Specimen], bytes]

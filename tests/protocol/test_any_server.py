@@ -2,7 +2,7 @@
 
 The server holds the beacon, has one of the clients on its side, opens rounds on terms of its making with lists of its
 choice, tells everyone different survivor sets and asks each for any reveal, over several rounds and restarts. What it
-then knows is counted from the uploads, seeds and pieces that were given; what that is worth is computed in
+then knows is counted from the uploads and partials that were given; what that is worth is computed in
 `support.what_left`, with nothing of the package's accountant.
 """
 
@@ -32,17 +32,9 @@ from hypothesis.stateful import (
 from niss.accounting import LedgerFile, Plan, charge_to, make_terms
 from niss.accounting.protocol_rounds import Assessor
 from niss.errors import NissError
-from niss.protocol.agreement import agree, link_of, survivors_hash
-from niss.protocol.messages import (
-    Beacon,
-    Participant,
-    RevealRequest,
-    RoundOpen,
-    SurvivorClaim,
-    Terms,
-    Verdict,
-)
-from niss.protocol.wire import encode, signed_part
+from niss.protocol.agreement import agree, link_of
+from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms
+from niss.protocol.wire import encode
 from support.hostile import spoilt
 from support.protocol_round import Federation, resigned
 from support.what_left import Held, effective_variance
@@ -154,39 +146,23 @@ class Server:
             self.held[digest].take_upload(upload)
         return self.held.get(digest)
 
-    def claim(self, held: Held, seat: int, survivors: tuple[int, ...]) -> None:
-        claim = resigned(self.clients.server, SurvivorClaim(held.agreed.digest, survivors), "claim")
-        try:
-            verdict = self.clients.clients[self.number_at(held, seat)].judge(claim)
-        except NissError:
-            return
-        held.verdicts[seat, verdict.survivors_hash] = verdict
-
     def ask(self, held: Held, seat: int, survivors: tuple[int, ...], stray: Held | None = None) -> None:
-        """Ask for everything, with all verdicts for this set, colluders forge theirs; `stray`: and of another round."""
-        about = survivors_hash(held.agreed.digest, survivors)
-        verdicts = {one: verdict for (one, what), verdict in held.verdicts.items() if what == about}
-        for one in held.colluders:
-            bare = Verdict(held.agreed.digest, one, about)
-            signature = self.clients.seats[self.number_at(held, one)].identity.sign(
-                "verdict", signed_part(bare)
-            )
-            verdicts[one] = replace(bare, signature=signature)
-        if stray is not None:
-            verdicts |= {one: verdict for (one, _), verdict in stray.verdicts.items() if one not in verdicts}
-        listed = tuple(verdict for _, verdict in sorted(verdicts.items()))
-        request = RevealRequest(held.agreed.digest, survivors, listed, held.sealed_to(seat))
+        """Ask a member for all that follows from this set; `stray`: with pieces of another round."""
+        if seat not in held.agreed.committee:
+            return
+        source = held if stray is None or seat not in stray.agreed.committee else stray
+        here = tuple(one for one in survivors if one in source.uploads)
+        request = RevealRequest(held.agreed.digest, here, source.pieces_for(seat, here))
         try:
             request = resigned(self.clients.server, request, "request")
-            held.take_reveal(self.clients.clients[self.number_at(held, seat)].reveal(request))
+            held.take_reveal(self.clients.clients[self.number_at(held, seat)].reveal(request), here)
         except NissError:
             return
 
     def tell(self, held: Held, stories: dict[int, tuple[int, ...]]) -> None:
-        """By seat, the story it is told; then everyone is asked for everything about its own."""
-        for ask in (self.claim, self.ask):
-            for seat, survivors in stories.items():
-                ask(held, seat, survivors)
+        """By seat, the story it is told."""
+        for seat, survivors in stories.items():
+            self.ask(held, seat, survivors)
 
     def check(self) -> None:
         """The ledger of every honest client covers what is known of it, over all rounds."""
@@ -295,12 +271,6 @@ class AnyServer(RuleBasedStateMachine):
         if held is not None:
             self.server.open(held.opened, told)
 
-    @rule(pick=picks, seat=seats, lost=some_seats)
-    def claim(self, pick: int, seat: int, lost: set[int]) -> None:
-        held = self.a_round(pick)
-        if held is not None:
-            self.server.claim(held, seat % len(held.opened.participants), all_but(held, *lost))
-
     @rule(pick=picks, seat=seats, lost=some_seats, stray=st.booleans())
     def ask(self, pick: int, seat: int, lost: set[int], stray: bool) -> None:
         held = self.a_round(pick)
@@ -376,8 +346,8 @@ def test_the_charge_covers_what_left_the_client_over_many_runs() -> None:
 def test_stories_by_region_isolate_nobody(tmp_path: Path) -> None:
     """On a ring two clients next to each other are told that their other neighbour dropped out, a different one each.
 
-    Either story is signed by all neighbours of whom it calls dropped, and both clients look alive to the holders of
-    their pieces. Were that enough, the server would know every share of the pair but the one between them.
+    Either story is told to all neighbours of whom it calls dropped. Were the word of a few members enough, the server
+    would know every share of the pair but the one between them.
     """
     clients = Clients("regions", tmp_path, 0)
     server = Server(clients)

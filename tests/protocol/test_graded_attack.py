@@ -1,7 +1,8 @@
-"""The graded attack on repair: the server tells its clients different survivor sets and keeps all it hears.
+"""The graded attack on repair: the server tells the committee different survivor sets and keeps all it hears.
 
-Everything is counted from what was really revealed: edges given, self-masks really rebuilt from the pieces given, and
-all that colluders hold. What is left to protect an honest client must be at least what `assess` charged it for.
+Everything is counted from what was really revealed: secrets and self-masks that really come out of the partials given,
+with all that colluders make of their own pieces. What is left to protect an honest client must be at least what
+`assess` charged it for.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,39 +17,38 @@ import pytest
 
 from niss import effective_variance
 from niss.accounting.protocol_rounds import Assessor
+from niss.accounting.targets import committee_threshold
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import Agreed, agree, survivors_hash
+from niss.protocol import committee
+from niss.protocol.agreement import Agreed, agree
 from niss.protocol.client import Client
-from niss.protocol.messages import RevealRequest, SurvivorClaim, Verdict
-from niss.protocol.server import rebuild
-from niss.protocol.shamir import Piece
+from niss.protocol.messages import RevealRequest
+from niss.protocol.shares import PairSecrets
 from niss.protocol.states import ClientState
-from niss.protocol.wire import signed_part
-from support.protocol_round import Federation, carried, opened_pieces, resigned
+from support.protocol_round import Federation, carried, resigned
 
 Survivors = tuple[int, ...]
 Story = Callable[[int], list[Survivors]]
-
-
-@dataclass
-class Loot:
-    """What the server holds in the end."""
-
-    edges: set[tuple[int, int]] = field(default_factory=set)
-    pieces: dict[int, dict[int, Piece]] = field(default_factory=dict)
-
-    def add_piece(self, owner: int, piece: Piece) -> None:
-        self.pieces.setdefault(owner, {})[piece.index] = piece
+# By owner of a key and neighbour (None: its mask), the partials by the member's number.
+Loot = dict[tuple[int, int | None], dict[int, bytes]]
 
 
 class Scene:
     """All clients uploaded; every attack starts from there with restarted clients."""
 
     def __init__(
-        self, size: int, neighbours: float, colluders: int, *, label: str = "graded", **changes: Any
+        self,
+        size: int,
+        neighbours: float,
+        colluders: int,
+        *,
+        members: int | None = None,
+        label: str = "graded",
+        **changes: Any,
     ) -> None:
         rng = random.Random(f"{label} {size} {neighbours} {colluders}")
         self.federation = Federation(size, f"{label} {size} {neighbours} {colluders}", colluders=colluders)
+        members = members or size
         values: dict[str, Any] = {
             "mode": "repair",
             "coordinates": 1,
@@ -57,9 +56,10 @@ class Scene:
             "unit_variance": 1.0 / neighbours,
             "residual_variance": 0.2,
             "self_variance": 2.0,
-            "colluding_neighbours": colluders,
             "revealed": 1,
             "dropped": 1,
+            "committee": members,
+            "threshold": committee_threshold(size, members, colluders, 0.0),
         }
         self.opened = self.federation.open(self.federation.terms(**{**values, **changes}))
         self.agreed: Agreed = agree(self.opened)
@@ -69,106 +69,108 @@ class Scene:
             for seat, client in enumerate(self.federation.clients)
         }
         self.after_upload = [seat.kept[-1] for seat in self.federation.seats]
-        self.colluders = frozenset(rng.sample(range(size), colluders))
+        # The worst that can be: as many of them as there are sit in the committee.
+        self.colluders = frozenset(rng.sample(self.agreed.committee, colluders))
         mu = Assessor()(self.agreed, colluders)
         self.charged = (self.agreed.terms.clip / size / mu) ** 2
 
     def attack(self, story: Story, *, forgetful: bool = False) -> Loot:
-        """Tell every honest client its survivor sets, gather the verdicts, ask everyone to reveal."""
-        signed: dict[Survivors, dict[int, Verdict]] = {}
-        clients: dict[int, Client] = {}
-        for number, seat in enumerate(self.federation.seats):
-            if number not in self.colluders:
-                clients[number] = seat.start(self.after_upload[number])
-                for survivors in story(number):
-                    verdict = self._verdict(clients[number], survivors, forgetful)
-                    if verdict is not None:
-                        signed.setdefault(survivors, {})[number] = verdict
+        """Tell every honest member its survivor sets, one after the other."""
         loot = self._colluders_loot()
-        for survivors, verdicts in signed.items():
-            verdicts |= {one: self._signed_by_colluder(one, survivors) for one in self.colluders}
-            for number, client in clients.items():
-                self._ask(client, number, survivors, verdicts, loot, forgetful)
+        for member in self.agreed.committee:
+            if member in self.colluders:
+                continue
+            client = self.federation.seats[member].start(self.after_upload[member])
+            for survivors in story(member):
+                if forgetful:
+                    _forget(client)
+                self._ask(client, member, survivors, loot)
         return loot
 
-    def _verdict(self, client: Client, survivors: Survivors, forgetful: bool) -> Verdict | None:
-        if forgetful:
-            _forget_verdict(client)
-        claim = SurvivorClaim(self.agreed.digest, survivors)
-        try:
-            return client.judge(resigned(self.federation.server, claim, "claim"))
-        except RemoteProtocolError:
-            return None
-
-    def _signed_by_colluder(self, seat: int, survivors: Survivors) -> Verdict:
-        context = self.agreed.digest
-        bare = Verdict(context, seat, survivors_hash(context, survivors))
-        signature = self.federation.seats[seat].identity.sign("verdict", signed_part(bare))
-        return Verdict(context, seat, bare.survivors_hash, signature)
-
-    def _ask(
-        self,
-        client: Client,
-        number: int,
-        survivors: Survivors,
-        verdicts: dict[int, Verdict],
-        loot: Loot,
-        forgetful: bool,
-    ) -> None:
-        pieces = tuple(
-            replace(piece, seat=owner)
-            for owner in sorted(self.uploads)
-            for piece in self.uploads[owner].pieces
-            if piece.seat == number
+    def _given(self, member: int, survivors: Survivors) -> bytes:
+        return b"".join(
+            committee.piece_for(self.agreed, member, self.uploads[one].pieces) for one in survivors
         )
-        listed = tuple(verdicts[one] for one in sorted(verdicts))
-        request = RevealRequest(self.agreed.digest, survivors, listed, pieces)
-        if forgetful and number in verdicts:
-            _forget_verdict(client)
-            current = client._memory.current
-            assert current is not None
-            current.verdict = survivors_hash(self.agreed.digest, survivors)
-            client._memory.state = ClientState.JUDGED
+
+    def _ask(self, client: Client, member: int, survivors: Survivors, loot: Loot) -> None:
+        request = RevealRequest(self.agreed.digest, survivors, self._given(member, survivors))
         try:
             reveal = carried(client.reveal(resigned(self.federation.server, request, "request")))
         except RemoteProtocolError:
             return
-        loot.edges |= {(edge.sender, edge.receiver) for edge in reveal.edges}
-        for piece in reveal.pieces:
-            loot.add_piece(piece.seat, Piece(piece.index, piece.value))
+        self._keep(loot, member, committee.lost_neighbours(self.agreed, survivors), reveal.partials)
+
+    def _keep(self, loot: Loot, member: int, lost: dict[int, list[int]], partials: Any) -> None:
+        number = self.agreed.committee.index(member) + 1
+        for one in partials:
+            for other, point in zip((None, *lost[one.seat]), committee.cut(one.points), strict=True):
+                loot.setdefault((one.seat, other), {})[number] = point
 
     def _colluders_loot(self) -> Loot:
-        loot = Loot()
-        for seat in self.colluders:
-            self.federation.seats[seat].start(self.after_upload[seat])
-            found = opened_pieces(self.federation, self.opened, seat, self.uploads)
-            for owner, piece in found.items():
-                loot.add_piece(owner, piece)
+        """Colluding members answer every question about every client."""
+        loot: Loot = {}
+        everything = {seat: self.agreed.neighbours(seat) for seat in range(self.size)}
+        for member in self.colluders:
+            client = self.federation.seats[member].start(self.after_upload[member])
+            private = client._prekeys.private(self.opened.participants[member].prekey.number)
+            given = committee.take_apart(
+                self.agreed, member, self.without(), self._given(member, self.without())
+            )
+            said = committee.answer(self.agreed, member, private, everything, given)
+            self._keep(loot, member, everything, said)
         return loot
+
+    def _known(self, loot: Loot) -> tuple[set[tuple[int, int]], set[int]]:
+        """Pairs whose secret, and seats whose mask, really come out of the loot."""
+        pairs, masks = set(), set()
+        threshold = self.agreed.terms.threshold
+        for (seat, other), given in loot.items():
+            if len(given) < threshold:
+                continue
+            point = committee.combine(dict(list(given.items())[:threshold]))
+            private = self._private(seat)
+            if other is None:
+                assert committee.mask_seed(self.agreed, seat, point) == committee.own_mask(
+                    self.agreed, seat, private
+                )
+                masks.add(seat)
+            else:
+                secret = PairSecrets(self.agreed, seat, private).secret(other)
+                assert committee.shared_secret(self.agreed, seat, other, point) == secret
+                pairs |= {(seat, other), (other, seat)}
+        return pairs, masks
+
+    def _private(self, seat: int) -> Any:
+        client = self.federation.seats[seat].start(self.after_upload[seat])
+        return client._prekeys.private(self.opened.participants[seat].prekey.number)
+
+    def edges(self, loot: Loot) -> set[tuple[int, int]]:
+        """The shares that the server knows."""
+        graph = self.agreed.graph
+        present = set(zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True))
+        return present & self._known(loot)[0]
+
+    def masks(self, loot: Loot) -> set[int]:
+        return self._known(loot)[1]
 
     def left(self, loot: Loot) -> np.ndarray:
         """The effective variance of each honest client, given the loot."""
-        terms = self.agreed.terms
-        residual = np.full(self.size, terms.residual_variance)
-        for seat, upload in self.uploads.items():
-            held = list(loot.pieces.get(seat, {}).values())
-            threshold = self.agreed.threshold(seat)
-            if rebuild(held, threshold, upload.commitment, self.agreed.mask_context(seat)) is None:
-                residual[seat] += terms.self_variance
+        terms, masks = self.agreed.terms, self.masks(loot)
+        bare = np.array([seat in masks for seat in range(self.size)])
         return effective_variance(
             self.agreed.graph,
             unit_variance=terms.unit_variance,
-            residual_variance=residual,
+            residual_variance=terms.residual_variance + np.where(bare, 0.0, terms.self_variance),
             colluders=self.colluders,
-            revealed=loot.edges,
+            revealed=self.edges(loot),
         )
 
     def without(self, *lost: int) -> Survivors:
         return tuple(seat for seat in range(self.size) if seat not in lost)
 
 
-def _forget_verdict(client: Client) -> None:
-    """What the one-verdict rule forbids: the client judges as if it had not before."""
+def _forget(client: Client) -> None:
+    """What the rule of one answer a round forbids: the member answers as if it had not before."""
     current = client._memory.current
     assert current is not None
     current.verdict = None
@@ -176,18 +178,13 @@ def _forget_verdict(client: Client) -> None:
 
 
 def graded(scene: Scene, victim: int, rng: random.Random) -> Story:
-    """Just enough neighbours for the pieces hear that the victim lives, the others that it dropped out."""
-    near = scene.agreed.neighbours(victim)
-    rng.shuffle(near)
-    honest = [seat for seat in near if seat not in scene.colluders]
-    enough = scene.agreed.threshold(victim) - (len(near) - len(honest))
-    believers = set(honest[:enough])
-    lost = [seat for seat in near if seat not in scene.colluders][:1]
+    """Just enough members hear that the victim lives, the others that it dropped out; then each the other story."""
+    honest = [seat for seat in scene.agreed.committee if seat not in scene.colluders]
+    rng.shuffle(honest)
+    honest.sort(key=lambda seat: seat != victim)  # The victim itself believes nothing else.
+    believers = set(honest[: scene.agreed.terms.threshold - len(scene.colluders)])
 
     def story(seat: int) -> list[Survivors]:
-        if seat == victim:
-            return [scene.without(*lost)]
-        # Those beyond the neighbours side with the lie; nobody will sign a second story.
         alive, gone = scene.without(), scene.without(victim)
         return [alive, gone] if seat in believers else [gone, alive]
 
@@ -223,13 +220,13 @@ def regional(scene: Scene, victim: int, rng: random.Random) -> Story:
 
 
 STRATEGIES = (graded, split, regional)
-SCENES = [
+SCENES: list[tuple[int, float, int, dict[str, Any]]] = [
     (8, 7.0, 0, {}),
-    (10, 9.0, 2, {"threshold_share": 0.2}),
+    (10, 9.0, 2, {}),
     (10, 9.0, 1, {"revealed": 3, "dropped": 3}),
     (12, 3.0, 0, {"revealed": 2, "dropped": 3}),
-    (14, 4.0, 1, {}),
-    (14, 4.0, 2, {"revealed": 2, "dropped": 2}),
+    (14, 4.0, 1, {"members": 7}),
+    (14, 4.0, 2, {"members": 9, "revealed": 2, "dropped": 2}),
 ]
 
 
@@ -242,8 +239,8 @@ def worst_of(scene: Scene, tries: int, label: str) -> tuple[float, int, int]:
         strategy = STRATEGIES[number % len(STRATEGIES)]
         loot = scene.attack(strategy(scene, rng.choice(honest), rng))
         worst = min(worst, float(scene.left(loot).min()) / scene.charged)
-        edges = max(edges, len(loot.edges))
-        masks = max(masks, sum(len(held) > len(scene.colluders) for held in loot.pieces.values()))
+        edges = max(edges, len(scene.edges(loot)))
+        masks = max(masks, len(scene.masks(loot)))
     return worst, edges, masks
 
 
@@ -252,7 +249,7 @@ def test_no_story_strips_a_client_below_what_it_was_charged(
     size: int, neighbours: float, colluders: int, changes: dict[str, Any]
 ) -> None:
     scene = Scene(size, neighbours, colluders, **changes)
-    worst, edges, masks = worst_of(scene, 9, f"strategies {size} {neighbours} {colluders}")
+    worst, edges, masks = worst_of(scene, 6, f"strategies {size} {neighbours} {colluders}")
     assert worst >= 1.0 - 1e-9
     # The strategies do get something, or this would show nothing.
     assert edges or masks
@@ -265,7 +262,7 @@ def test_no_story_of_many(
     size: int, neighbours: float, colluders: int, changes: dict[str, Any], label: str
 ) -> None:
     scene = Scene(size, neighbours, colluders, label=label, **changes)
-    worst, _, _ = worst_of(scene, 150, f"many {label}")
+    worst, _, _ = worst_of(scene, 60, f"many {label}")
     assert worst >= 1.0 - 1e-9
 
 
@@ -280,49 +277,38 @@ def test_a_true_repair_reaches_what_was_charged() -> None:
         residual_variance=terms.residual_variance,
         colluders=[0],
     )
-    assert {edge for edge in loot.edges if 0 not in edge} == set()
-    assert len(loot.edges) == 14
+    assert all(0 in edge for edge in scene.edges(loot))
+    assert len(scene.edges(loot)) == 14
     assert seen.min() == pytest.approx(scene.charged)
 
 
-def test_without_the_quorum_the_graded_attack_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(10, 9.0, 0, threshold_share=0.2)
-    story = graded(scene, 3, random.Random(1))
-    assert scene.left(scene.attack(story)).min() >= scene.charged
-    monkeypatch.setattr(Agreed, "quorum", lambda _self, _colluders: 0)
-    stripped = scene.left(scene.attack(story))
-    assert stripped.min() < 0.8 * scene.charged
-    assert int(stripped.argmin()) == 3
+@pytest.mark.parametrize("members", [10, 6])
+def test_below_the_threshold_that_a_client_insists_on_the_graded_attack_succeeds(
+    members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two colluders in the committee, and a threshold that is safe with none: two stories gather it."""
+    safe = Scene(10, 9.0, 2, members=members)
+    victim = next(seat for seat in range(10) if seat not in safe.colluders)
+    assert safe.left(safe.attack(graded(safe, victim, random.Random(1)))).min() >= safe.charged
+    weak = members // 2 + 1
+    with pytest.raises(RemoteProtocolError, match=f"{weak} of the {members} members of the committee"):
+        Scene(10, 9.0, 2, members=members, threshold=weak)
+    monkeypatch.setattr("niss.accounting.protocol_rounds._check_committee", lambda *_: None)
+    scene = Scene(10, 9.0, 2, members=members, threshold=weak)
+    victim = next(seat for seat in range(10) if seat not in scene.colluders)
+    stripped = scene.left(scene.attack(graded(scene, victim, random.Random(1))))
+    assert stripped[victim] < 0.8 * scene.charged
 
 
-def test_without_the_one_verdict_rule_it_succeeds_too() -> None:
-    """Clients that sign every story give both quorums; either-or alone leaves the graded attack."""
-    scene = Scene(10, 9.0, 0, threshold_share=0.2)
-    near = scene.agreed.neighbours(3)
+def test_without_the_rule_of_one_answer_it_succeeds_too() -> None:
+    """Members that answer every story give mask and edges of one client."""
+    scene = Scene(10, 9.0, 0)
     alive, gone = scene.without(), scene.without(3)
 
     def story(seat: int) -> list[Survivors]:
         return [alive] if seat == 3 else [alive, gone]
 
     assert scene.left(scene.attack(story)).min() >= scene.charged
-    stripped = scene.left(_either_or_only(scene, story, set(near[: scene.agreed.threshold(3)])))
+    stripped = scene.left(scene.attack(story, forgetful=True))
     assert stripped.min() < 0.8 * scene.charged
-
-
-def _either_or_only(scene: Scene, story: Story, believers: set[int]) -> Loot:
-    """Everyone signs both stories; the believers are then asked for the piece, the others for the edge."""
-    loot = scene._colluders_loot()
-    clients = {
-        number: seat.start(scene.after_upload[number]) for number, seat in enumerate(scene.federation.seats)
-    }
-    signed: dict[Survivors, dict[int, Verdict]] = {}
-    for number, client in clients.items():
-        for survivors in story(number):
-            verdict = scene._verdict(client, survivors, forgetful=True)
-            assert verdict is not None
-            signed.setdefault(survivors, {})[number] = verdict
-    for survivors, verdicts in signed.items():
-        for number, client in clients.items():
-            if (3 in survivors) == (number in believers or number == 3):
-                scene._ask(client, number, survivors, verdicts, loot, forgetful=True)
-    return loot
+    assert int(stripped.argmin()) == 3

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import agree, survivors_hash
+from niss.protocol import committee
+from niss.protocol.agreement import agree
 from niss.protocol.keys import _prekey_statement as signed_prekey
 from niss.protocol.messages import (
+    Partials,
     Participant,
     Prekey,
     Reveal,
-    RevealedEdge,
     RevealRequest,
     RoundOpen,
-    SurvivorClaim,
     Terms,
     Upload,
-    Verdict,
 )
 from niss.protocol.wire import signed_part
 from support.protocol_round import Federation, carried, resigned
@@ -49,14 +48,11 @@ def test_a_round_that_tolerates_drops_reveals_nothing() -> None:
     opened = federation.open(federation.terms(neighbours=5.0, revealed=5, dropped=4))
     federation.upload(opened, federation.updates())
     context = agree(opened).digest
-    claim = SurvivorClaim(context, (0, 1, 2, 3, 4))
     with pytest.raises(LocalProtocolError, match="not repaired"):
-        federation.server.claim_survivors()
+        federation.server.request_reveals()
     for client in federation.clients[:5]:
         with pytest.raises(RemoteProtocolError, match="'tolerate'"):
-            client.judge(resigned(federation.server, claim, "claim"))
-        with pytest.raises(RemoteProtocolError, match="'tolerate'"):
-            client.reveal(resigned(federation.server, RevealRequest(context, (0, 1), (), ()), "request"))
+            client.reveal(resigned(federation.server, RevealRequest(context, (0, 1), b""), "request"))
 
 
 def test_a_prekey_in_use_is_refused_and_the_client_lives_on() -> None:
@@ -86,7 +82,7 @@ def test_a_neighbours_useless_prekey_costs_no_charge(public: str, monkeypatch: p
     own = federation.prekeys[0][0].public
     chosen = own if public == "own" else bytes(32)
     liar = federation.seats[2].identity
-    prekey = Prekey(9, chosen, liar.sign("prekey", signed_prekey(liar.public, 9, chosen)))
+    prekey = Prekey(9, chosen, liar.sign("prekey with possession", signed_prekey(liar.public, 9, chosen)))
     opened = opened_with(federation, federation.terms(), {2: prekey})
     with pytest.raises(RemoteProtocolError):
         federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
@@ -98,27 +94,20 @@ def repaired(federation: Federation, absent: int = 5) -> tuple[RoundOpen, dict[i
     opened = federation.open(federation.terms(mode="repair", neighbours=float(len(federation.seats) - 1)))
     updates = federation.updates()
     federation.upload(opened, updates, (absent,))
-    claim = carried(federation.server.claim_survivors())
-    for seat in claim.survivors:
-        federation.server.take_verdict(federation.clients[seat].judge(claim))
     requests = federation.server.request_reveals()
     reveals = {seat: federation.clients[seat].reveal(request) for seat, request in requests.items()}
     grid, size = agree(opened).grid, len(federation.seats)
-    steps = sum(grid.quantise(updates[seat] / size) for seat in claim.survivors)
+    steps = sum(grid.quantise(updates[seat] / size) for seat in range(size) if seat != absent)
     return opened, reveals, grid.to_float(np.asarray(steps))
 
 
 def test_a_dropped_client_cannot_spoil_the_repair() -> None:
-    """It reveals false seeds for its edges: once they took the place of the survivors' true ones."""
+    """It reveals though it is not asked: once that took the place of what the survivors said."""
     federation = Federation(6)
     opened, reveals, exact = repaired(federation)
     context = agree(opened).digest
-    false = tuple(
-        RevealedEdge(sender, receiver, bytes(32))
-        for other in range(5)
-        for sender, receiver in ((5, other), (other, 5))
-    )
-    lie = signed_by(federation, 5, Reveal(context, 5, false, ()), "reveal")
+    false = tuple(Partials(other, bytes(64), bytes(48)) for other in range(5))
+    lie = signed_by(federation, 5, Reveal(context, 5, false), "reveal")
     for reveal in reveals.values():
         federation.server.take_reveal(reveal)
     with pytest.raises(RemoteProtocolError, match="not asked"):
@@ -129,21 +118,21 @@ def test_a_dropped_client_cannot_spoil_the_repair() -> None:
 
 
 @pytest.mark.parametrize("liars", [(0,), (2,), (4,), (0, 1), (0, 1, 2)])
-def test_false_pieces_never_give_a_false_exact_sum(liars: tuple[int, ...]) -> None:
+def test_false_partials_never_give_a_false_exact_sum(liars: tuple[int, ...]) -> None:
     federation = Federation(6)
     _, reveals, exact = repaired(federation)
     for seat, reveal in reveals.items():
         if seat in liars:
-            false = tuple(replace(piece, value=bytes([0, *range(32)])) for piece in reveal.pieces)
-            reveal = signed_by(federation, seat, replace(reveal, pieces=false), "reveal")
+            false = tuple(replace(one, points=one.points[32:] + one.points[:32]) for one in reveal.partials)
+            reveal = signed_by(federation, seat, replace(reveal, partials=false), "reveal")
         federation.server.take_reveal(reveal)
     outcome = federation.server.finish()
     assert outcome.exact == np.array_equal(outcome.total, exact)
-    # Five survivors, three pieces wanted, four given: one liar among them cannot keep a mask in the sum.
+    # Five members of six survived, four are wanted: one liar among them cannot keep a mask in the sum.
     assert outcome.exact == (len(liars) == 1)
 
 
-def test_one_unopenable_piece_does_not_silence_its_holders() -> None:
+def test_one_unopenable_dealing_does_not_silence_the_committee() -> None:
     """A colluder seals rubbish to everyone: its own mask stays, all others are taken out."""
     federation = Federation(6)
     opened = federation.open(federation.terms(mode="repair", neighbours=5.0))
@@ -151,15 +140,14 @@ def test_one_unopenable_piece_does_not_silence_its_holders() -> None:
     for seat, client in enumerate(federation.clients):
         upload = client.upload(opened, updates[seat], federation.entropy)
         if seat == 1:
-            rubbish = tuple(
-                replace(piece, ciphertext=bytes(85) + piece.ciphertext[-32:]) for piece in upload.pieces
-            )
-            upload = signed_by(federation, 1, replace(upload, pieces=rubbish), "upload")
+            other = committee.deal(agree(opened), 2, client._prekeys.private(0), federation.entropy)
+            upload = signed_by(federation, 1, replace(upload, pieces=other), "upload")
         federation.server.take_upload(upload)
     federation.repair()
     outcome = federation.server.finish()
     assert outcome.masked == (1,)
     assert outcome.extra_variance == pytest.approx(1.0)
+    assert outcome.liars == ()
 
 
 def test_an_upload_without_its_commitment_or_pieces_is_refused() -> None:
@@ -169,7 +157,8 @@ def test_an_upload_without_its_commitment_or_pieces_is_refused() -> None:
     lies: list[Upload] = [
         replace(upload, commitment=b""),
         replace(upload, pieces=upload.pieces[:-1]),
-        replace(upload, pieces=()),
+        replace(upload, pieces=b""),
+        replace(upload, pieces=upload.pieces + bytes(32)),
     ]
     for lie in lies:
         with pytest.raises(RemoteProtocolError, match="seat 0"):
@@ -181,7 +170,7 @@ def test_of_two_different_reveals_or_uploads_the_first_counts_and_is_noted_once(
     _, reveals, exact = repaired(federation)
     for reveal in reveals.values():
         federation.server.take_reveal(reveal)
-    empty = signed_by(federation, 0, replace(reveals[0], edges=(), pieces=()), "reveal")
+    empty = signed_by(federation, 0, replace(reveals[0], partials=()), "reveal")
     for _ in range(3):
         federation.server.take_reveal(empty)
     outcome = federation.server.finish()
@@ -216,12 +205,11 @@ def test_terms_that_cannot_be_carried_out_are_refused_by_both_sides_and_cost_not
         assert federation.seats[0].charges == []
 
 
-def test_a_self_mask_is_never_in_the_hands_of_one_neighbour() -> None:
+def test_a_self_mask_is_never_in_the_hands_of_one_member() -> None:
     pair = Federation(2)
-    with pytest.raises(RemoteProtocolError, match="single neighbour"):
-        pair.open(pair.terms(mode="repair", neighbours=1.0))
-    three = Federation(3)
-    outcome, exact = three.play(three.terms(mode="repair", neighbours=2.0, threshold_share=0.0))
+    with pytest.raises(RemoteProtocolError, match="no majority"):
+        pair.open(pair.terms(mode="repair", neighbours=1.0, committee=1, threshold=1))
+    outcome, exact = pair.play(pair.terms(mode="repair", neighbours=1.0))
     assert outcome.exact
     np.testing.assert_array_equal(outcome.total, exact)
 
@@ -231,28 +219,26 @@ def test_a_client_reveals_no_more_of_its_own_edges_than_agreed() -> None:
     federation = Federation(8)
     opened = federation.open(federation.terms(mode="repair", neighbours=7.0, revealed=1, dropped=3))
     federation.upload(opened, federation.updates())
-    context = agree(opened).digest
-    two = resigned(federation.server, SurvivorClaim(context, (0, 1, 2, 3, 4, 5)), "claim")
+    agreed = agree(opened)
+    uploads = federation.server._round.uploads
+
+    def asked(survivors: tuple[int, ...]) -> RevealRequest:
+        pieces = b"".join(committee.piece_for(agreed, 0, uploads[seat].pieces) for seat in survivors)
+        return resigned(federation.server, RevealRequest(agreed.digest, survivors, pieces), "request")
+
     with pytest.raises(RemoteProtocolError, match="2 edges to reveal, at most 1"):
-        federation.clients[0].judge(two)
-    one = resigned(federation.server, SurvivorClaim(context, (0, 1, 2, 3, 4, 5, 6)), "claim")
-    assert federation.clients[0].judge(one).seat == 0
+        federation.clients[0].reveal(asked((0, 1, 2, 3, 4, 5)))
+    assert federation.clients[0].reveal(asked((0, 1, 2, 3, 4, 5, 6))).seat == 0
 
 
-def test_verdicts_of_colluders_alone_open_nothing() -> None:
-    """Fewer signers than the quorum, valid though they are: nothing is given."""
+def test_the_partials_of_colluders_alone_open_nothing() -> None:
+    """Fewer members than the threshold, truthful though they are: everything stays in."""
     federation = Federation(6)
-    opened = federation.open(
-        federation.terms(mode="repair", neighbours=5.0, colluding_neighbours=2, revealed=1)
-    )
-    federation.upload(opened, federation.updates())
-    context = agree(opened).digest
-    survivors = (0, 1, 2, 3, 4)
-    claim = resigned(federation.server, SurvivorClaim(context, survivors), "claim")
-    victim = federation.clients[0]
-    own = victim.judge(claim)
-    bare = [Verdict(context, seat, survivors_hash(context, survivors)) for seat in (1, 2)]
-    colluding = [signed_by(federation, one.seat, one, "verdict") for one in bare]
-    request = RevealRequest(context, survivors, (own, *colluding), ())
-    reveal = victim.reveal(resigned(federation.server, request, "request"))
-    assert (reveal.edges, reveal.pieces) == ((), ())
+    opened = federation.open(federation.terms(mode="repair", neighbours=5.0, committee=6, threshold=5))
+    federation.upload(opened, federation.updates(), absent=(5,))
+    requests = federation.server.request_reveals()
+    for seat in (1, 2, 3, 4):
+        federation.server.take_reveal(federation.clients[seat].reveal(requests[seat]))
+    outcome = federation.server.finish()
+    assert outcome.masked == (0, 1, 2, 3, 4)
+    assert outcome.uncancelled == 10

@@ -11,7 +11,7 @@ import pytest
 from fuzz.driver import run_chunk
 from fuzz.fuzz_machines import ASKED, TARGET, World, relayed_lie, signed_lie
 from niss.protocol.client import Client
-from niss.protocol.messages import Reveal, RevealedPiece, Verdict
+from niss.protocol.messages import Reveal, Upload
 from niss.protocol.server import Server
 
 
@@ -37,21 +37,21 @@ def test_the_fuzzer_notices_a_machine_that_checks_no_signature(monkeypatch: pyte
 
 def test_the_fuzzer_notices_a_crash_and_a_round_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World("broken")
-    verdict = next(message for message in world.messages if isinstance(message, Verdict))
+    upload = next(message for message in world.messages if isinstance(message, Upload))
     monkeypatch.setattr(Server, "finish", lambda _self: 1 // 0)
-    assert "ZeroDivisionError" in world.feed(verdict)
-    monkeypatch.setattr(Client, "judge", lambda _self, _claim: 1 // 0)
+    assert "ZeroDivisionError" in world.feed(upload)
+    monkeypatch.setattr(Client, "reveal", lambda _self, _request: 1 // 0)
     monkeypatch.setattr(Client, "upload", lambda *_: 1 // 0)
     rng = random.Random(2)
     with pytest.raises(ZeroDivisionError):
         deque((signed_lie(world, rng) for _ in range(200)), maxlen=0)
 
 
-@pytest.mark.parametrize(("index", "length"), [(0, 33), (9, 33), (1, 40), (2**32 - 1, 1)])
-def test_a_malformed_piece_does_not_keep_the_round_from_ending(index: int, length: int) -> None:
-    """Found by the fuzzer's forebear: one such piece, signed, and the server could never finish."""
+@pytest.mark.parametrize("points", [bytes(32), b"\xff" * 64, bytes(31) + b"\x80" + bytes(32), bytes(96)])
+def test_malformed_points_do_not_keep_the_round_from_ending(points: bytes) -> None:
+    """Found by the fuzzer's forebear: one malformed piece, signed, and the server could never finish."""
     world = World("malformed")
     reveal = next(message for message in world.messages if isinstance(message, Reveal))
-    pieces = (RevealedPiece(0, index, b"\xff" * length), *reveal.pieces[1:])
+    partials = tuple(replace(one, points=points) for one in reveal.partials)
     assert reveal.seat == ASKED
-    assert world.feed(world.signed(replace(reveal, pieces=pieces))) == "accepted"
+    assert world.feed(world.signed(replace(reveal, partials=partials))) == "accepted"

@@ -17,9 +17,10 @@ import pytest
 
 from niss.errors import LocalProtocolError, NissError
 from niss.protocol import client as client_module
+from niss.protocol import committee as committee_module
+from niss.protocol import curve as curve_module
 from niss.protocol import shares as shares_module
 from niss.protocol.client import Client
-from niss.protocol.messages import SealedPiece
 from niss.protocol.states import dump, restore
 from support.protocol_round import Federation, carried, resigned
 
@@ -59,11 +60,11 @@ class Story:
         self.before = self.seat.kept[-1]
         federation.upload(self.opened, updates, (ABSENT,))
         self.uploaded = self.seat.kept[-1]
-        self.claim = carried(federation.server.claim_survivors())
-        for seat in self.claim.survivors:
-            federation.server.take_verdict(federation.clients[seat].judge(self.claim))
-        self.judged = self.seat.kept[-1]
-        self.request = federation.server.request_reveals()[0]
+        requests = federation.server.request_reveals()
+        self.request = carried(requests[0])
+        self.reveal = self.seat.client.reveal(self.request)
+        self.revealed = self.seat.kept[-1]
+        federation.server.take_reveal(self.reveal)
         self.update = updates[0]
 
     def _watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +80,9 @@ class Story:
 
         for name in ("derive_seed", "pair_secret"):
             monkeypatch.setattr(shares_module, name, noting(getattr(shares_module, name)))
-        split = shares_module.split
-
-        def noted(mask: bytes, *rest: Any) -> Any:
-            self.secrets.append(bytes(mask))
-            return split(mask, *rest)
-
-        monkeypatch.setattr(shares_module, "split", noted)
+        for name in ("own_mask", "_pad", "_open", "pair_secret"):
+            monkeypatch.setattr(committee_module, name, noting(getattr(committee_module, name)))
+        monkeypatch.setattr(curve_module, "scalar_of", noting(curve_module.scalar_of))
 
 
 @pytest.fixture
@@ -100,7 +97,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
 def test_no_repr_or_log_shows_a_secret(story: Story) -> None:
     client, server = story.seat.client, story.federation.server
     holders = [client, server, client._memory, client.policy, client._prekeys, story.federation.chain]
-    holders += [server._round, story.seat.kept, story.opened, story.claim, story.request, story.judged]
+    holders += [server._round, story.seat.kept, story.opened, story.request, story.reveal, story.revealed]
     stream = io.StringIO()
     logger = logging.Logger("test")
     logger.addHandler(logging.StreamHandler(stream))
@@ -112,10 +109,10 @@ def test_no_repr_or_log_shows_a_secret(story: Story) -> None:
 
 def test_what_can_be_pickled_holds_no_secret(story: Story) -> None:
     client, server = story.seat.client, story.federation.server
-    for machine in (client, server, client._prekeys, story.federation.chain, story.judged):
+    for machine in (client, server, client._prekeys, story.federation.chain, story.revealed):
         with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
             pickle.dumps(machine)
-    for message in (client._memory, client.policy, story.opened, story.claim, story.request):
+    for message in (client._memory, client.policy, story.opened, story.request, story.reveal):
         assert_hidden(pickle.dumps(message).decode("latin-1"), story.secrets)
 
 
@@ -154,31 +151,27 @@ def failures(story: Story) -> list[tuple[str, Callable[[], object]]]:
     def upload_with(source: Callable[[int], bytes]) -> Callable[[], object]:
         return lambda: start(story.before).upload(story.opened, story.update, source)
 
-    lie = resigned(federation.server, replace(story.claim, survivors=(0, 1, 2, 3, 4, 5)), "claim")
     other = resigned(federation.server, replace(story.request, survivors=(0, 1)), "request")
-    wrong = story.request.verdicts[1:] + story.request.verdicts[:1]
-    shuffled = replace(story.request, verdicts=wrong)
+    short = resigned(federation.server, replace(story.request, pieces=story.request.pieces[1:]), "request")
     calls: list[tuple[str, Callable[[], object]]] = [
         ("again", lambda: start(story.uploaded).upload(story.opened, story.update, entropy)),
         ("shape", lambda: start(story.before).upload(story.opened, np.zeros(3), entropy)),
         ("nan", lambda: start(story.before).upload(story.opened, story.update * np.nan, entropy)),
         ("charge", lambda: start(story.before, charge=failing).upload(story.opened, story.update, entropy)),
         ("persist upload", lambda: persisting(story.before).upload(story.opened, story.update, entropy)),
-        ("persist verdict", lambda: persisting(story.uploaded).judge(story.claim)),
-        ("persist reveal", lambda: persisting(story.judged).reveal(story.request)),
-        ("persist close", lambda: persisting(story.judged).close_round()),
+        ("persist reveal", lambda: persisting(story.uploaded).reveal(story.request)),
+        ("persist close", lambda: persisting(story.revealed).close_round()),
         ("enrol", lambda: start(story.before).enrol(2, out_of_entropy(0, entropy))),
-        ("another set", lambda: start(story.judged).judge(lie)),
-        ("another request", lambda: start(story.judged).reveal(other)),
-        ("shuffled", lambda: start(story.judged).reveal(shuffled)),
-        ("too early", lambda: start(story.uploaded).reveal(story.request)),
-        ("torn", torn(story.judged, -1)),
-        ("torn key", torn(story.judged, len(story.judged) - 40)),
-        ("no prekeys", torn(story.judged, 9)),
-        ("version", lambda: start(bytes(story.judged).replace(b'"version":1', b'"version":2'))),
-        ("memory", lambda: start(bytes(story.judged).replace(b'"last":{', b'"past":{'))),
+        ("another set", lambda: start(story.revealed).reveal(other)),
+        ("short", lambda: start(story.uploaded).reveal(short)),
+        ("too early", lambda: start(story.before).reveal(story.request)),
+        ("torn", torn(story.revealed, -1)),
+        ("torn key", torn(story.revealed, len(story.revealed) - 40)),
+        ("no prekeys", torn(story.revealed, 9)),
+        ("version", lambda: start(bytes(story.revealed).replace(b'"version":1', b'"version":2'))),
+        ("memory", lambda: start(bytes(story.revealed).replace(b'"last":{', b'"past":{'))),
     ]
-    calls += [(f"entropy {after}", upload_with(out_of_entropy(after, entropy))) for after in (0, 1, 2, 3, 7)]
+    calls += [(f"entropy {after}", upload_with(out_of_entropy(after, entropy))) for after in range(3)]
     return calls
 
 
@@ -201,11 +194,10 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(story: Story) -> None:
 
 
 def test_a_piece_that_does_not_open_shows_nothing_of_the_key(story: Story) -> None:
-    sealed = SealedPiece(1, bytes(85))
-    agreed, current = story.seat.client._current(story.claim.context)
+    agreed, current = story.seat.client._current(story.request.context)
     private = story.seat.client._prekeys.private(current.prekey)
     with pytest.raises(NissError) as caught:
-        shares_module.open_piece(shares_module.PairSecrets(agreed, 0, private), sealed, 1)
+        committee_module._open(agreed, 1, 0, private, bytes(31) + b"\x09" + bytes(64))
     whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = "".join(traceback.StackSummary.from_list(list(whole.stack)[1:]).format())
     assert "hidden" in text
@@ -213,9 +205,9 @@ def test_a_piece_that_does_not_open_shows_nothing_of_the_key(story: Story) -> No
 
 
 def test_kept_memory_is_hidden_and_comes_back_whole(story: Story) -> None:
-    memory, prekeys = restore(story.judged)
+    memory, prekeys = restore(story.revealed)
     assert "hidden" in repr(dump(memory, prekeys))
-    assert dump(memory, prekeys) == story.judged
+    assert dump(memory, prekeys) == story.revealed
     for damaged in (
         b"",
         b"[]",
@@ -243,7 +235,7 @@ def test_the_scan_would_find_what_shows(story: Story, monkeypatch: pytest.Monkey
             with pytest.raises(AssertionError):
                 assert_hidden(text, [secret])
     monkeypatch.setattr(client_module, "dump", lambda *parts: bytes(dump(*parts)))
-    persisting = dict(failures(story))["persist verdict"]
+    persisting = dict(failures(story))["persist reveal"]
     with pytest.raises(NissError) as caught:
         persisting()
     whole = traceback.TracebackException.from_exception(caught.value, capture_locals=True)

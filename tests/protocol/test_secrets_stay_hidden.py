@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from niss.errors import NissError
+from niss.protocol import curve
 from niss.protocol.keyfile import create_keyfile, load_keyfile
 from niss.protocol.keys import Identity, PrekeyStore, Secret, SecretBytes, x25519_public
-from niss.protocol.shamir import Piece, combine, commit, split
-from niss.protocol.shares import derive_seed, open_sealed, pair_secret, seal
+from niss.protocol.shares import derive_seed, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 
 SECRET = SecretBytes(FixedEntropy("secret")(32))
@@ -54,8 +54,6 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
     other = x25519_public(store.private(1))
     pair = pair_secret(SECRET, other)
     seed = derive_seed(pair, context(), A, B, "share")
-    sealed = seal(pair, context(), A, B, "seal", SECRET, entropy=FixedEntropy("salt"))
-    pieces = split(SECRET, 2, 3, FixedEntropy())
     file = create_keyfile(folder / "identity.key", identity, store)
     return [
         (SECRET, [SECRET]),
@@ -69,10 +67,8 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
         (store.private(0), privates),
         (pair, [pair]),
         (seed, [seed]),
-        (open_sealed(pair, context(), A, B, "seal", sealed), [SECRET]),
-        (pieces[0], [pieces[0].value, SECRET]),
-        (pieces[0].encode(), [pieces[0].value]),
-        (combine(pieces, 2), [SECRET]),
+        (curve.scalar_of(SECRET), [curve.scalar_of(SECRET), SECRET]),
+        (curve.clamped(SECRET), [curve.clamped(SECRET)]),
         (file, [SECRET, *privates]),
         (load_keyfile(folder / "identity.key"), [SECRET, *privates]),
     ]
@@ -142,9 +138,6 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
     identity, store = Identity(SECRET), PrekeyStore()
     store.batch(2, identity, FixedEntropy())
     pair = pair_secret(SECRET, x25519_public(store.private(1)))
-    sealed = seal(pair, context(), A, B, "seal", SECRET, entropy=FixedEntropy("salt"))
-    pieces = split(SECRET, 2, 3, FixedEntropy())
-    wrong = Piece(3, pieces[0].value)
     damaged = folder / "damaged.key"
     create_keyfile(damaged, identity, store)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
@@ -164,28 +157,12 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
         ("private length", lambda: pair_secret(SECRET[:31], bytes(32))),
         ("ends", lambda: derive_seed(pair, context(), A, A, "share")),
         ("shared", lambda: derive_seed(SECRET + b"x", context(), A, B, "share")),
-        ("seal", lambda: seal(pair, context(), A, B, "", SECRET, entropy=FixedEntropy("salt"))),
-        ("seal entropy", lambda: seal(pair, context(), A, B, "seal", SECRET, entropy=failing)),
-        ("tampered", lambda: open_sealed(pair, context(), A, B, "seal", sealed[:-1] + b"x")),
-        ("other pair", lambda: open_sealed(SECRET, context(), A, B, "seal", sealed)),
-        ("split", lambda: split(SECRET, 3, 2, FixedEntropy())),
-        ("split length", lambda: split(SECRET[:31], 2, 3, FixedEntropy())),
-        ("split entropy", lambda: split(SECRET, 3, 4, failing)),
-        ("combine", lambda: combine([pieces[0], pieces[1], wrong], 2)),
-        ("few", lambda: combine(pieces[:1], 2)),
-        ("twice", lambda: combine([pieces[0], pieces[0]], 2)),
-        ("piece", lambda: Piece(0, pieces[0].value)),
-        ("decode", lambda: Piece.decode(pieces[0].encode()[:-1])),
-        ("commit", lambda: commit(SECRET[:31], b"")),
+        ("point", lambda: curve.times(curve.scalar_of(SECRET), b"\x02" + bytes(31))),
+        ("no point", lambda: curve.times(SECRET[:31] + b"\0", bytes(32))),
         # Plain bytes handed in are hidden before anything is refused.
         ("plain identity", lambda: Identity(bytes(SECRET)[:31])),
         ("plain private", lambda: pair_secret(bytes(SECRET), bytes(32))),
         ("plain shared", lambda: derive_seed(bytes(pair), context(), A, A, "share")),
-        ("plain seal", lambda: seal(bytes(pair), context(), A, A, "x", bytes(SECRET), entropy=failing)),
-        ("plain open", lambda: open_sealed(bytes(pair), context(), A, B, "x", sealed)),
-        ("plain split", lambda: split(bytes(SECRET), 3, 2, failing)),
-        ("plain decode", lambda: Piece.decode(bytes(pieces[0].encode())[:-1])),
-        ("plain commit", lambda: commit(bytes(SECRET)[:31], b"")),
         ("plain store", lambda: PrekeyStore.from_bytes(bytes(store.to_bytes())[:-1])),
         ("exists", lambda: create_keyfile(damaged, identity, store)),
         ("damaged", lambda: load_keyfile(damaged)),
@@ -204,8 +181,7 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(tmp_path: Path) -> Non
     store = PrekeyStore()
     store.batch(2, Identity(SECRET), FixedEntropy())
     pair = pair_secret(SECRET, x25519_public(store.private(1)))
-    pieces = split(SECRET, 2, 3, FixedEntropy())
-    secrets = [SECRET[:31], store.private(0), store.private(1), pair, *(piece.value for piece in pieces)]
+    secrets = [SECRET[:31], store.private(0), store.private(1), pair, curve.scalar_of(SECRET)]
     for name, attempt in attempts(tmp_path):
         with_locals, usual = told(attempt)
         # Frames with secrets in them were seen, not just frames without.

@@ -81,7 +81,7 @@ def test_the_noise_in_the_sum_is_the_residual_noise_alone() -> None:
 @pytest.mark.parametrize("stage", ["uploads", "repair"])
 def test_unresolved_masks_make_the_round_void_and_it_says_so(stage: str) -> None:
     federation = Federation(6, f"void {stage}")
-    opened = federation.open(uniform_terms(federation, dropped=1, revealed=1, threshold_share=0.9))
+    opened = federation.open(uniform_terms(federation, dropped=1, revealed=1, threshold=5))
     federation.upload(opened, federation.updates(), absent=(4,))
     if stage == "repair":
         federation.repair(silent=(0, 1))

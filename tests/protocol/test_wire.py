@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.messages import Message, RevealedEdge, Upload
-from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, pack, signed_part, signed_parts
+from niss.protocol.messages import Message, Partials, Upload
+from niss.protocol.wire import SIGNING_DOMAIN, Limits, decode, encode, pack, signed_part
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 NAMES = sorted(examples())
 CONTEXT = filler("context", 32)
-HEAD = b"NISS\x01"
+HEAD = b"NISS\x02"
 
 
 def refused(data: bytes, match: str, limits: Limits | None = None) -> None:
@@ -46,16 +46,6 @@ def test_different_messages_have_different_encodings(one: Message, two: Message)
     assert (encode(one) == encode(two)) == (one == two)
     unsigned = replace(one, signature=b"") == replace(two, signature=b"")
     assert (signed_part(one) == signed_part(two)) == (unsigned and type(one) is type(two))
-
-
-@settings(max_examples=200)
-@given(st.lists(messages(), max_size=4), st.booleans())
-def test_many_messages_are_signed_as_one_by_one(several: list[Message], twice: bool) -> None:
-    """Also where they share tuples, as a message does with its copy."""
-    several += [replace(one, signature=b"") for one in several if twice]
-    parts = [SIGNING_DOMAIN + encode(replace(one, signature=b"")) for one in several]
-    assert list(signed_parts(several)) == parts
-    assert [signed_part(one) for one in several] == parts
 
 
 @settings(max_examples=200)
@@ -94,10 +84,10 @@ def test_nothing_may_follow(name: str) -> None:
 
 
 def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
-    data = encode(examples()["Verdict"])
-    refused(data[:4] + b"\x02" + data[5:], "wire version 2, this side speaks version 1")
+    data = encode(examples()["Reveal"])
+    refused(data[:4] + b"\x01" + data[5:], "wire version 1, this side speaks version 2")
     refused(data[:4] + b"\x00" + data[5:], "wire version 0")
-    for tag in (0, 8, 255):
+    for tag in (0, 3, 4, 8, 255):
         refused(data[:5] + bytes([tag]) + data[6:], f"no message of type {tag}")
     refused(b"SSIN" + data[4:], "magic")
     refused(b"", "magic")
@@ -105,26 +95,26 @@ def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
         decode(bytearray(data))  # type: ignore[arg-type]
 
 
-def claim(body: bytes) -> bytes:
-    """A survivor claim with this for its survivors and its signature."""
-    return HEAD + b"\x03" + CONTEXT + body
+def request(body: bytes) -> bytes:
+    """A request with this for its survivors, its pieces and its signature."""
+    return HEAD + b"\x05" + CONTEXT + body
 
 
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        (b"\x02\x01\x01\x00", "SurvivorClaim.survivors: must be in rising order"),
-        (b"\x02\x02\x01\x00", "SurvivorClaim.survivors: must be in rising order"),
-        (b"\x01\x81\x00\x00", r"SurvivorClaim.survivors\[0\]: the number is not in its shortest form"),
-        (b"\x81\x00\x01\x00", "SurvivorClaim.survivors: the number is not in its shortest form"),
+        (b"\x02\x01\x01\x00\x00", "RevealRequest.survivors: must be in rising order"),
+        (b"\x02\x02\x01\x00\x00", "RevealRequest.survivors: must be in rising order"),
+        (b"\x01\x81\x00\x00", r"RevealRequest.survivors\[0\]: the number is not in its shortest form"),
+        (b"\x81\x00\x01\x00", "RevealRequest.survivors: the number is not in its shortest form"),
         (b"\x01" + b"\xff" * 9 + b"\x02\x00", r"survivors\[0\]: the number is too large"),
         (b"\x01" + b"\x80" * 10 + b"\x01\x00", r"survivors\[0\]: the number is too long"),
         (b"\x01\x90\x4e\x00", r"survivors\[0\]: must lie between 0 and 9999"),
-        (b"\x00\x01\x07", "SurvivorClaim.signature: must be 64 bytes, or empty"),
+        (b"\x00\x00\x01\x07", "RevealRequest.signature: must be 64 bytes, or empty"),
     ],
 )
 def test_what_is_not_canonical_is_refused(body: bytes, match: str) -> None:
-    refused(claim(body), match)
+    refused(request(body), match)
 
 
 def test_the_largest_number_is_read() -> None:
@@ -152,14 +142,16 @@ def test_an_unknown_mode_a_listed_twice_and_bad_text_are_refused() -> None:
     refused(HEAD + b"\x07" + CONTEXT + b"\x02\xc0\x80\x00", "Refusal.reason: must be text in UTF-8")
 
 
-def test_edges_keep_their_order_and_touch_their_seat() -> None:
+def test_partials_keep_their_order_and_hold_whole_points() -> None:
     reveal = examples()["Reveal"]
-    first, second = reveal.edges
-    for edges in ((second, first), (first, first), (RevealedEdge(0, 1, bytes(32)),)):
-        ours(replace(reveal, edges=edges), "Reveal: edges must")
+    first, second = reveal.partials
+    for partials in ((second, first), (first, first)):
+        ours(replace(reveal, partials=partials), "Reveal.partials: must be in rising order")
+    for points in (b"", bytes(31), bytes(33)):
+        ours(replace(reveal, partials=(Partials(1, points, bytes(48)),)), r"partials\[0\]")
     ours(
-        replace(reveal, edges=(RevealedEdge(2, 2, bytes(32)),)),
-        r"edges\[0\]: sender and receiver must differ",
+        replace(reveal, partials=(Partials(1, bytes(32), bytes(64)),)),
+        r"partials\[0\].proof: must be 48 bytes",
     )
 
 
@@ -183,7 +175,7 @@ def test_an_upload_costs_hardly_more_than_its_floats() -> None:
     """200,000 parameters and 4 prekeys: at most 1.01 times what plain float32 would take."""
     steps = np.arange(200_000, dtype=np.int64) * 7_919 - 10**9
     prekeys = tuple(example_prekey(number) for number in range(1_000, 1_004))
-    upload = Upload(CONTEXT, 999, pack(steps, 32), prekeys, b"", (), bytes(64))
+    upload = Upload(CONTEXT, 999, pack(steps, 32), prekeys, b"", b"", bytes(64))
     size = len(encode(upload))
     assert size <= 1.01 * 4 * 200_000
     vector, prekeys, pieces, signature, rest = 800_003, 1 + 4 * (2 + 32 + 65), 1, 65, 6 + 32 + 2 + 1
@@ -192,8 +184,8 @@ def test_an_upload_costs_hardly_more_than_its_floats() -> None:
 
 def test_small_messages_are_small() -> None:
     sizes = {name: len(encode(message)) for name, message in examples().items()}
-    assert sizes["Verdict"] == 6 + 32 + 1 + 32 + 65
-    assert sizes["SurvivorClaim"] == 6 + 32 + 1 + 6 + 65
+    assert sizes["RevealRequest"] == 6 + 32 + (1 + 6) + (2 + 256) + 65
+    assert sizes["Reveal"] == 6 + 32 + 1 + 1 + (1 + 1 + 96 + 48) + (2 + 1 + 32 + 48) + 65
     opened = examples()["RoundOpen"]
     fewer = len(encode(replace(opened, participants=opened.participants[:-1])))
     assert sizes["RoundOpen"] - fewer == 32 + (1 + 32 + 65)

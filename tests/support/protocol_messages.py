@@ -12,19 +12,15 @@ from niss.protocol.messages import (
     MODES,
     Beacon,
     Message,
+    Partials,
     Participant,
     Prekey,
     Refusal,
     Reveal,
-    RevealedEdge,
-    RevealedPiece,
     RevealRequest,
     RoundOpen,
-    SealedPiece,
-    SurvivorClaim,
     Terms,
     Upload,
-    Verdict,
 )
 
 
@@ -53,22 +49,18 @@ def example_terms() -> Terms:
         unit_variance=0.25,
         residual_variance=0.0625,
         self_variance=2.0,
-        colluding_neighbours=3,
         revealed=2,
         dropped=4,
-        threshold_share=0.5,
+        committee=9,
+        threshold=6,
     )
 
 
 def examples() -> dict[str, Message]:
     """One message of each kind, always the same."""
     context, signature = filler("context", 32), filler("signature", 64)
-    verdicts = tuple(
-        Verdict(context, seat, filler("survivors", 32), filler(f"verdict {seat}", 64)) for seat in (0, 2)
-    )
     everyone = tuple(Participant(filler(f"identity {seat}", 32), example_prekey(seat)) for seat in range(3))
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
-    sealed = (SealedPiece(0, filler("sealed 0", 49)), SealedPiece(2, filler("sealed 2", 49)))
     return {
         "RoundOpen": RoundOpen(example_terms(), everyone, beacon, signature),
         "Upload": Upload(
@@ -77,17 +69,17 @@ def examples() -> dict[str, Message]:
             filler("vector", 24),
             (example_prekey(5),),
             filler("commitment", 32),
-            sealed,
+            filler("pieces", 96),
             signature,
         ),
-        "SurvivorClaim": SurvivorClaim(context, (0, 2, 129, 300), signature),
-        "Verdict": Verdict(context, 2, filler("survivors", 32), signature),
-        "RevealRequest": RevealRequest(context, (0, 2), verdicts, sealed, signature),
+        "RevealRequest": RevealRequest(context, (0, 2, 129, 300), filler("pieces for one", 256), signature),
         "Reveal": Reveal(
             context,
             2,
-            (RevealedEdge(2, 1, filler("edge 2 1", 32)), RevealedEdge(1, 2, filler("edge 1 2", 32))),
-            (RevealedPiece(0, 3, filler("piece 0", 33)),),
+            (
+                Partials(0, filler("points 0", 96), filler("proof 0", 48)),
+                Partials(129, filler("points 129", 32), filler("proof 129", 48)),
+            ),
             signature,
         ),
         "Refusal": Refusal(context, "too few participants: 3 \N{LESS-THAN OR EQUAL TO} 5", signature),
@@ -102,8 +94,13 @@ _reals = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False).map(abs
 _prekeys = st.builds(Prekey, number=st.integers(0, 2**64 - 1), public=_hashes, signature=_signatures)
 _participants = st.builds(Participant, identity=_hashes, prekey=_prekeys)
 _survivors = st.lists(_seats, unique=True, max_size=12).map(lambda seats: tuple(sorted(seats)))
-_sealed = st.builds(SealedPiece, seat=_seats, ciphertext=st.binary(min_size=1, max_size=80))
-_verdicts = st.builds(Verdict, context=_hashes, seat=_seats, survivors_hash=_hashes, signature=_signatures)
+_pieces = st.binary(max_size=300)
+_partials = st.builds(
+    Partials,
+    seat=_seats,
+    points=st.integers(1, 3).flatmap(lambda count: st.binary(min_size=32 * count, max_size=32 * count)),
+    proof=st.binary(min_size=48, max_size=48),
+)
 
 
 def _rising(items: st.SearchStrategy[Any], key: Callable[[Any], Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -126,10 +123,10 @@ def terms() -> st.SearchStrategy[Terms]:
         unit_variance=_reals,
         residual_variance=_reals,
         self_variance=_reals,
-        colluding_neighbours=_seats,
         revealed=_seats,
         dropped=_seats,
-        threshold_share=_reals,
+        committee=_seats,
+        threshold=_seats,
     )
 
 
@@ -153,7 +150,7 @@ def uploads() -> st.SearchStrategy[Upload]:
         vector=st.binary(max_size=300),
         fresh_prekeys=_rising(_prekeys, lambda prekey: prekey.number),
         commitment=st.just(b"") | _hashes,
-        pieces=_rising(_sealed, lambda piece: piece.seat),
+        pieces=_pieces,
         signature=_signatures,
     )
 
@@ -164,29 +161,24 @@ def reveal_requests() -> st.SearchStrategy[RevealRequest]:
         RevealRequest,
         context=_hashes,
         survivors=_survivors,
-        verdicts=_rising(_verdicts, lambda verdict: verdict.seat),
-        pieces=_rising(_sealed, lambda piece: piece.seat),
+        pieces=_pieces,
         signature=_signatures,
     )
 
 
-@st.composite
-def reveals(draw: st.DrawFn) -> Reveal:
-    """Any reveal: edges neighbour by neighbour, the share given before the share received."""
-    seat = draw(_seats)
-    edges = []
-    for other in sorted(draw(st.sets(_seats.filter(lambda one: one != seat), max_size=3))):
-        for sender, receiver in draw(st.sampled_from([[(0, 1)], [(1, 0)], [(0, 1), (1, 0)]])):
-            ends = (seat, other)
-            edges.append(RevealedEdge(ends[sender], ends[receiver], draw(_hashes)))
-    piece = st.builds(RevealedPiece, seat=_seats, index=_uint32, value=st.binary(min_size=1, max_size=40))
-    pieces = draw(_rising(piece, lambda one: one.seat))
-    return Reveal(draw(_hashes), seat, tuple(edges), pieces, draw(_signatures))
+def reveals() -> st.SearchStrategy[Reveal]:
+    """Any reveal of a member."""
+    return st.builds(
+        Reveal,
+        context=_hashes,
+        seat=_seats,
+        partials=_rising(_partials, lambda one: one.seat),
+        signature=_signatures,
+    )
 
 
 def messages() -> st.SearchStrategy[Message]:
     """Any message of the protocol."""
-    claims = st.builds(SurvivorClaim, context=_hashes, survivors=_survivors, signature=_signatures)
     reason = st.text(max_size=100).filter(lambda text: len(text.encode("utf-8", "replace")) <= 500)
     refusals = st.builds(Refusal, context=_hashes, reason=reason, signature=_signatures)
-    return st.one_of(round_opens(), uploads(), claims, _verdicts, reveal_requests(), reveals(), refusals)
+    return st.one_of(round_opens(), uploads(), reveal_requests(), reveals(), refusals)

@@ -120,13 +120,15 @@ class Federation:
             "unit_variance": 0.5,
             "residual_variance": 0.0,
             "self_variance": 0.0,
-            "colluding_neighbours": 0,
             "revealed": 0,
             "dropped": 0,
-            "threshold_share": 0.5,
+            "committee": 0,
+            "threshold": 0,
         }
         if changes.get("mode") == "repair":
+            size = len(self.seats)
             values |= {"self_variance": 1.0, "revealed": 3, "dropped": 4}
+            values |= {"committee": size, "threshold": size // 2 + 1}
         return Terms(**{**values, **changes})
 
     def open(self, terms: Terms | None = None) -> RoundOpen:
@@ -158,13 +160,10 @@ class Federation:
                 self.server.take_upload(carried(client.upload(opened, updates[seat], self.entropy)))
 
     def repair(self, silent: tuple[int, ...] = ()) -> None:
-        """Verdicts and reveals of every survivor that still answers."""
-        claim = carried(self.server.claim_survivors())
-        for seat in claim.survivors:
-            if seat not in silent:
-                self.server.take_verdict(carried(self.clients[seat].judge(claim)))
+        """The reveals of every member of the committee that still answers."""
         for seat, request in self.server.request_reveals().items():
-            self.server.take_reveal(carried(self.clients[seat].reveal(carried(request))))
+            if seat not in silent:
+                self.server.take_reveal(carried(self.clients[seat].reveal(carried(request))))
 
     def play(
         self, terms: Terms | None = None, absent: tuple[int, ...] = (), silent: tuple[int, ...] = ()
@@ -191,17 +190,3 @@ def resigned(server: Server, message: Any, purpose: str) -> Any:
 
     bare = replace(message, signature=b"")
     return carried(replace(bare, signature=server._identity.sign(purpose, signed_part(bare))))
-
-
-def opened_pieces(federation: Federation, opened: RoundOpen, seat: int, uploads: dict[int, Any]) -> Any:
-    """What a colluder in that seat can open: the pieces sealed to it, by the seat of their owner."""
-    from niss.protocol.shares import PairSecrets, open_piece
-
-    agreed = agree(opened)
-    private = federation.clients[seat]._prekeys.private(opened.participants[seat].prekey.number)
-    return {
-        owner: open_piece(PairSecrets(agreed, seat, private), piece, owner)
-        for owner, upload in uploads.items()
-        for piece in upload.pieces
-        if piece.seat == seat
-    }

@@ -1,7 +1,7 @@
 """What a server holds of one opened round, and what that is worth: recomputed without the package's accountant.
 
-Everything that leaves a client is an upload, the seeds of an edge, or a piece of a self-mask. Whatever noise of an
-upload does not follow from these, and from what the colluders know, is Gaussian to the server.
+Everything that leaves a client is an upload, or a member's partials: of masks, and of the secrets of edges. Whatever
+noise of an upload does not follow from these, and from what the colluders know, is Gaussian to the server.
 """
 
 from __future__ import annotations
@@ -13,44 +13,53 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.messages import Reveal, RoundOpen, SealedPiece, Upload, Verdict
+from niss.protocol.messages import Reveal, RoundOpen, Upload
 from support.hostile import rounded_variance
 
 Square = NDArray[np.float64]
 
 
 class Held:
-    """Uploads, edges and pieces of one round, by seat; `colluders` are seats that keep nothing to themselves."""
+    """Uploads and partials of one round; `colluders` are seats that keep nothing to themselves.
+
+    partials   by owner of a key and dropped neighbour (None: its mask), the members that gave theirs
+    """
 
     def __init__(self, opened: RoundOpen, colluders: Collection[int], agreed: Agreed | None = None) -> None:
         self.opened, self.agreed = opened, agreed or agree(opened)
         self.colluders = frozenset(colluders)
         self.uploads: dict[int, Upload] = {}
-        self.verdicts: dict[tuple[int, bytes], Verdict] = {}
-        self.edges: set[frozenset[int]] = set()
-        self.pieces: dict[int, set[int]] = defaultdict(set)
+        self.partials: dict[tuple[int, int | None], set[int]] = defaultdict(set)
 
     def take_upload(self, upload: Upload) -> None:
         assert upload.seat not in self.uploads, "an attempt was answered twice"
         self.uploads[upload.seat] = upload
-        for place, piece in enumerate(upload.pieces, start=1):
-            if piece.seat in self.colluders:
-                self.pieces[upload.seat].add(place)
 
-    def take_reveal(self, reveal: Reveal) -> None:
-        self.edges |= {frozenset((edge.sender, edge.receiver)) for edge in reveal.edges}
-        for piece in reveal.pieces:
-            self.pieces[piece.seat].add(piece.index)
+    def take_reveal(self, reveal: Reveal, survivors: tuple[int, ...]) -> None:
+        lost = committee.lost_neighbours(self.agreed, survivors)
+        for one in reveal.partials:
+            for other in (None, *lost[one.seat]):
+                self.partials[one.seat, other].add(reveal.seat)
 
-    def sealed_to(self, seat: int) -> tuple[SealedPiece, ...]:
-        """The pieces meant for a seat, as a request carries them."""
-        return tuple(
-            SealedPiece(owner, piece.ciphertext)
-            for owner, upload in sorted(self.uploads.items())
-            for piece in upload.pieces
-            if piece.seat == seat
+    def known(self, owner: int, other: int | None) -> bool:
+        """Whether enough members gave their part, with what colluding members make of their pieces."""
+        colluding = (
+            self.colluders.intersection(self.agreed.committee) if owner in self.uploads else frozenset()
         )
+        return len(self.partials[owner, other] | colluding) >= self.agreed.terms.threshold > 0
+
+    @property
+    def edges(self) -> set[frozenset[int]]:
+        """Pairs whose secret is known to the server, from the pieces of either end."""
+        pairs = [(one, other) for one in self.uploads for other in self.agreed.neighbours(one)]
+        return {frozenset(pair) for pair in pairs if self.known(*pair)}
+
+    def pieces_for(self, seat: int, survivors: tuple[int, ...]) -> bytes:
+        """What a member needs of each survivor; nothing of those who did not upload."""
+        dealt = (self.uploads[owner].pieces for owner in survivors if owner in self.uploads)
+        return b"".join(committee.piece_for(self.agreed, seat, one) for one in dealt)
 
     def true_mu(self) -> dict[int, float]:
         """For each honest upload its mu."""
@@ -76,10 +85,10 @@ class Held:
         seen = sorted(set(self.uploads) - self.colluders)
         place = {seat: row for row, seat in enumerate(seen)}
         shared, own = np.zeros((len(seen), len(seen))), np.zeros(len(seen))
-        graph = agreed.graph
+        graph, known = agreed.graph, self.edges if terms.mode == "repair" else set()
         columns = graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()
         for one, other, weight in zip(*columns, strict=True):
-            if frozenset((one, other)) in self.edges or self.colluders & {one, other}:
+            if frozenset((one, other)) in known or self.colluders & {one, other}:
                 continue
             variance = rounded_variance(math.sqrt(weight * terms.unit_variance) / step)
             if one in place and other in place:
@@ -90,7 +99,7 @@ class Held:
                     own[place[end]] += variance
         for seat, row in place.items():
             own[row] += terms.residual_variance / step**2
-            if terms.mode == "repair" and len(self.pieces[seat]) < agreed.threshold(seat):
+            if terms.mode == "repair" and not self.known(seat, None):
                 own[row] += rounded_variance(math.sqrt(terms.self_variance) / step)
         return seen, shared, own
 

@@ -67,10 +67,10 @@ def terms(round_number: int, attempt: int, size: int) -> Terms:
         unit_variance=0.01,
         residual_variance=0.0,
         self_variance=0.0,
-        colluding_neighbours=0,
         revealed=0,
         dropped=0,
-        threshold_share=0.5,
+        committee=0,
+        threshold=0,
     )
 
 

@@ -38,10 +38,10 @@ def terms(round_number: int = 0, attempt: int = 0, neighbours: float = 4.0) -> T
         unit_variance=0.1,
         residual_variance=0.1,
         self_variance=0.0,
-        colluding_neighbours=0,
         revealed=0,
         dropped=0,
-        threshold_share=0.5,
+        committee=0,
+        threshold=0,
     )
 
 

@@ -37,11 +37,16 @@ from niss.accounting.plan_noise import (
     total_noise,
 )
 from niss.accounting.plans import Plan
-from niss.accounting.targets import check_target, most_dropped
+from niss.accounting.targets import (
+    check_target,
+    committee_size,
+    committee_threshold,
+    most_dropped,
+    split_failure,
+)
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 from niss.methods import enough_neighbours, marginal_mu, too_sparse
-from niss.protocol.agreement import quorum_of
 from niss.protocol.messages import MODES
 from niss.views import WorstCase
 
@@ -216,29 +221,14 @@ def _draft(
     """The plan but for kappa: its graph, and what a repair may reveal."""
 
     def with_neighbours(sent: float) -> Plan:
-        revealed = dropped = 0
-        if mode == "repair":
-            revealed = most_dropped(
-                min(math.ceil(2 * sent), participants - 1), dropout, target["delta"] / participants
-            )
-            # Where more drop out than the quorum leaves, nothing is repaired, and nothing revealed.
-            most = participants - quorum_of(participants, target["colluders"])
-            dropped = min(most_dropped(participants, dropout, target["delta"]), most)
-            revealed = min(revealed, dropped)
-            if dropout * participants > most:
-                raise PrivacyError(
-                    f"infeasible: a repair needs the verdicts of {participants - most} of {participants} participants, "
-                    f"but {dropout:.0%} drop out",
-                    hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
-                )
         plan = Plan(
             **target,
             neighbours=sent,
             graph="complete" if sent >= participants - 1 else "regular",
             kappa=NOMINAL_KAPPA,
-            revealed=revealed,
-            dropped=dropped,
         )
+        if mode == "repair":
+            plan = _repaired(plan, participants, dropout)
         _require_room(plan, participants)
         return plan
 
@@ -253,6 +243,25 @@ def _draft(
             return plan
         sent = needed
     return with_neighbours(float(participants - 1))
+
+
+def _repaired(plan: Plan, participants: int, dropout: float) -> Plan:
+    """The plan with a committee, and with what a repair may reveal."""
+    # The failure that is left for a committee does not depend on its size.
+    _, failure = split_failure(replace(plan, committee=participants).failure, drawn=True)
+    size = committee_size(participants, plan.colluders, failure, dropout)
+    needed = committee_threshold(participants, size or participants, plan.colluders, failure)
+    # Where more drop out than a committee of everyone can lose, nothing is repaired, and nothing revealed.
+    most = participants - needed
+    if size is None and dropout * participants > most:
+        raise PrivacyError(
+            f"infeasible: a repair needs {needed} of {participants} participants, but {dropout:.0%} drop out",
+            hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
+        )
+    near = min(math.ceil(2 * plan.neighbours), participants - 1)
+    dropped = min(most_dropped(participants, dropout, plan.delta), most)
+    revealed = min(most_dropped(near, dropout, plan.delta / participants), dropped)
+    return replace(plan, committee=size, dropped=dropped, revealed=revealed)
 
 
 def _better_mode(
@@ -371,10 +380,9 @@ def _notes(
         reached = _epsilon(plan, mu, found)
         shown = "no bound at all" if reached is None else f"epsilon = {reached:.3g}"
         yield f"The worst colluders that a search found reach {shown}."
-    if plan.corruption.failure:
-        yield (
-            f"{plan.failing_delta:.2g} of delta pays for graphs on which more neighbours collude than assumed."
-        )
+    if plan.failure:
+        where = "neighbours or members of a committee" if plan.committee else "neighbours"
+        yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
 
 
 def _cheapest(curve: tuple[TradeOff, ...]) -> float:

@@ -10,30 +10,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.carried_charges import PATTERNS
 from niss.accounting.committed import CommittedRun, committed_run
-from niss.accounting.targets import FAILURE_SHARE, GRID_SHARE, RELATIONS, client_sensitivity
+from niss.accounting.round_plans import RoundPlan
+from niss.accounting.targets import (
+    FAILURE_SHARE,
+    GRID_SHARE,
+    RELATIONS,
+    client_sensitivity,
+    split_failure,
+)
 from niss.errors import ConfigError
-from niss.graph import GRAPHS, ShareGraph
+from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
 from niss.methods import (
     DISTORTIONS,
     METHODS,
     SHARES,
-    Carrying,
     Method,
     distortion_named,
     method_named,
-    mu_of,
     of_participants,
 )
-from niss.views import Corruption, WorstCase, effective_variance
+from niss.views import Corruption
 
 UNITS = ("client", "record", "nbafl")
 
@@ -81,6 +85,7 @@ class Plan:
     closing         one more round, without data, takes out what the last one carried
     shares          `gaussian` noise, of which a round may lose some and go on, or `uniform` masks, the limit of endless
                     kappa: least noise, but a round in which one cannot be taken out is void, and only `repair` will do
+    committee       members that repair a round; None: all its participants
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
@@ -119,6 +124,7 @@ class Plan:
     carried_neighbours: float | None = None
     closing: bool = False
     shares: str = "gaussian"
+    committee: int | None = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Iterable[str]] = {
@@ -150,6 +156,7 @@ class Plan:
             "bands",
             "participants",
             "carried_neighbours",
+            "committee",
         ):
             value = getattr(self, field)
             if value is not None and not 1 <= value < math.inf:
@@ -236,25 +243,36 @@ class Plan:
         return max(self.participations, self.rounds or 1) * self.attempts
 
     @property
-    def corruption(self) -> Corruption:
-        """What is assumed of the other participants.
+    def failure(self) -> float:
+        """The probability, per client and graph, with which a bound on colluders may fail.
 
-        On a sparse graph the colluders among a client's neighbours are bounded by a quantile, and a part of
-        delta pays for the graphs on which it fails. Where everyone is a neighbour, or where the colluders
-        may sit in one group, all of them are assumed to be neighbours and nothing can fail; nor can it
-        where no noise is shared.
+        Those among a client's neighbours on a sparse graph, and those in a committee, are bounded by quantiles, and a
+        part of delta pays for the graphs on which one fails. Where everyone is neighbour and member, or where the
+        colluders may sit in one group, nothing can fail; nor can it where no noise is shared.
         """
-        shared = self.kind.shares_noise and self.colluders > 0
-        everywhere = self.graph in ("complete", "coalition") or not shared
-        failure = 0.0 if everywhere else FAILURE_SHARE * self.delta / self.graphs
+        everywhere = self._everyone_near and self.committee is None
+        if everywhere or not self.kind.shares_noise or not self.colluders:
+            return 0.0
+        return FAILURE_SHARE * self.delta / self.graphs
+
+    @property
+    def _everyone_near(self) -> bool:
+        return self.graph in ("complete", "coalition")
+
+    @property
+    def corruption(self) -> Corruption:
+        """What is assumed of the other participants."""
+        failure = 0.0
+        if not self._everyone_near:
+            failure, _ = split_failure(self.failure, drawn=self.committee is not None)
         return Corruption(
             colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
         )
 
     @property
     def failing_delta(self) -> float:
-        """The part of delta that pays for graphs on which the collusion bound fails."""
-        return self.graphs * self.corruption.failure
+        """The part of delta that pays for graphs on which a collusion bound fails."""
+        return self.graphs * self.failure
 
     @property
     def grid_delta(self) -> float:
@@ -368,122 +386,6 @@ class Plan:
             number=number,
             residual=shares.residual,
         )
-
-
-@dataclass(frozen=True)
-class Balance:
-    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
-
-    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
-    size; None where there is nothing to compare.
-    """
-
-    least_received: float
-    most_received: float
-    kept: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundPlan:
-    """The numbers of one round: what is added where, and what that promises to whom.
-
-    All arrays are in the order of `participants`. Variances are per coordinate of the upload `p_k x_k`.
-    Methods that share no noise have a graph without edges.
-
-    sensitivity    how far each can move its upload, in L2 norm
-    own_variance   sigma_k^2, the noise each would need if it stood alone
-    graph          who shares with whom, by seat
-    unit_variance  sigma^2, the variance of a share of weight 1; infinite where shares are uniform masks
-    tau2           distortion of the shares each receives
-    scales         the factors that a multiplicative distortion drew, once they are drawn and kept
-    opponent       the worst case for which tau2 was calibrated
-    number         of the round, from 0
-    carrying       what it has to know of the rounds before and after, where noise is carried; None: nothing is known
-    residual       what each client adds, where shares are uniform and so have no variance to distort
-    """
-
-    plan: Plan
-    participants: IntArray
-    sensitivity: FloatArray
-    own_variance: FloatArray
-    graph: ShareGraph
-    unit_variance: float
-    tau2: FloatArray
-    scales: FloatArray | None = None
-    opponent: WorstCase | None = None
-    number: int = 0
-    carrying: Carrying | None = None
-    residual: FloatArray | None = None
-
-    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
-        """The same round, conditioned on the distortion factors that were drawn."""
-        return replace(self, scales=scales)
-
-    @property
-    def aggregate_variance(self) -> float:
-        """Predicted noise variance of the sum of all uploads, with what a trusted server adds."""
-        return self.plan.kind.aggregate_variance(self)
-
-    @property
-    def residual_variance(self) -> FloatArray:
-        """What each client's distortion adds, `tau_k^2 sigma^2 in_k`, or what it adds beside uniform masks."""
-        if self.residual is not None:
-            return self.residual
-        return self.tau2 * self.unit_variance * self.graph.in_weight
-
-    @cached_property
-    def joint_variance(self) -> FloatArray | None:
-        """Effective variance per client against a server that sees everything; None: not computed.
-
-        Where the server is trusted, the view is that of anyone who sees the released model.
-        """
-        return self.plan.kind.joint_variance(self)
-
-    @cached_property
-    def worst(self) -> WorstCase | None:
-        """The worst case over colluders; None where nobody is assumed to collude, or none is computed.
-
-        The worst ratio of effective to wanted variance found at any client is charged to every client.
-        """
-        return self.plan.kind.worst(self)
-
-    def balance(self) -> Balance | None:
-        """What an unbalanced graph costs; None where every client receives as much as it sends."""
-        if self.graph.balanced:
-            return None
-        regular = ShareGraph.regular(
-            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
-        )
-        residual = self.tau2 * self.unit_variance * regular.in_weight
-        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
-        # Nobody colludes on either side of the comparison: what is measured is the graph.
-        trusting = replace(
-            self, plan=replace(self.plan, colluders=0, revealed=0), opponent=None
-        ).joint_variance
-        kept = None
-        if trusting is not None and fair.min() > 0.0:
-            kept = float(trusting.min() / fair.min())
-        received = self.graph.in_weight / self.graph.out_weight
-        return Balance(float(received.min()), float(received.max()), kept)
-
-    @property
-    def marginal_variance(self) -> FloatArray:
-        """Noise variance of one upload looked at alone: the paper's view."""
-        return self.plan.kind.marginal_variance(self)
-
-    def outsider_mu(self, variance: float) -> float:
-        """mu of the worst-off participant against someone who sees the released sum, with noise of that variance."""
-        return float(mu_of(self.sensitivity, variance).max())
-
-    @property
-    def joint_mu(self) -> FloatArray:
-        """mu of the joint view; infinite where there is no guarantee or none was computed."""
-        return self.plan.kind.joint_mu(self)
-
-    @property
-    def marginal_mu(self) -> FloatArray:
-        """mu of the marginal view; infinite where an upload carries no noise."""
-        return self.plan.kind.marginal_mu(self)
 
 
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:

@@ -5,9 +5,8 @@ residual noise is therefore taken with a margin over what several random graphs 
 side: it draws graphs until one keeps the promise to everyone. `Assessor` is a client's own view of a proposed round:
 what would it cost me in the worst case? It is asked before anything is uploaded, and the answer holds for the graph
 that was drawn, the colluders this client assumes, the edges a repair may reveal, and a server that lies about who
-dropped out: it can make the neighbours reveal every edge of a client whose upload it holds, but then nobody gives a
-piece of that client's self-mask, which must be strong enough alone; a uniform one hides everything. `charge_to` puts
-the cost into a ledger.
+dropped out: it can have the committee reveal every edge of a client whose upload it holds, but then not that client's
+self-mask, which must be strong enough alone; a uniform one hides everything. `charge_to` puts the cost into a ledger.
 """
 
 from __future__ import annotations
@@ -31,21 +30,14 @@ from niss.accounting.discretisation import (
 )
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
-from niss.accounting.targets import RELATIONS, client_sensitivity
+from niss.accounting.targets import RELATIONS, client_sensitivity, committee_threshold, split_failure
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
 from niss.methods import marginal_mu, too_sparse
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
-from niss.views import (
-    Corruption,
-    WorstCase,
-    calibrate_for,
-    calibrate_masks,
-    colluding_neighbours,
-    worst_case,
-)
+from niss.views import Corruption, WorstCase, calibrate_for, calibrate_masks, worst_case
 
 Participants = tuple[Participant, ...]
 
@@ -107,8 +99,8 @@ def make_terms(
     own = float((plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST))[0]) ** 2
     unit = plan.strength * own / plan.neighbours
     residual = _residual(plan, participants, unit, own)
-    linked = min(participants - 1, 2 * math.ceil(plan.neighbours))
     repairing = mode == "repair"
+    committee, threshold = _committee(plan, participants) if repairing else (0, 0)
     chosen = grid_bits
     if chosen is None:
         chosen = _bits(residual, plan.clip / (participants * math.sqrt(coordinates)))
@@ -125,12 +117,10 @@ def make_terms(
         unit_variance=unit,
         residual_variance=residual,
         self_variance=_self_variance(plan, own, residual) if repairing else 0.0,
-        colluding_neighbours=colluding_neighbours(
-            participants, linked, plan.colluders, plan.corruption.own_failure
-        ),
         revealed=plan.revealed if repairing else 0,
         dropped=plan.dropped if repairing else 0,
-        threshold_share=0.5,
+        committee=committee,
+        threshold=threshold,
     )
     if grid_bits is not None and plan.calibrated:
         require_wide_noise(terms)
@@ -157,6 +147,20 @@ def make_terms(
 def _self_variance(plan: Plan, own: float, residual: float) -> float:
     """So that a self-mask protects alone; uniform where the shares are, so that it hides all there is."""
     return math.inf if plan.uniform else max(own * _ROUNDING - residual, 0.0)
+
+
+def _committee(plan: Plan, participants: int) -> tuple[int, int]:
+    """Size and threshold of the committee; raises `ConfigError` where too many of its members may collude."""
+    size = min(plan.committee or participants, participants)
+    _, failure = split_failure(plan.failure, drawn=plan.committee is not None)
+    threshold = max(2, committee_threshold(participants, size, plan.colluders, failure))
+    if threshold > size:
+        raise ConfigError(
+            f"all {size} members of the committee that repairs a round may collude",
+            field="plan.committee",
+            hint="a larger committee, or fewer colluders to be assumed",
+        )
+    return size, threshold
 
 
 def _bits(residual: float, entry: float) -> int:
@@ -277,7 +281,8 @@ class Assessor:
     """A function (round, colluders) -> mu of the worst-off client.
 
     relation  neighbouring updates, as in `Plan`
-    failure   the probability with which the bound on colluding neighbours may fail, charged to delta elsewhere
+    failure   the probability with which bounds on colluding neighbours and members may fail, per graph, charged to
+              delta elsewhere (`Plan.failure`)
     promise   to the client, over all rounds
 
     mu is that of ideal Gaussians. What a real sampler on a grid of the server's choice costs on top has to fit into the
@@ -320,7 +325,9 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
     repairing = terms.mode == "repair"
     if repairing:
-        _check_threshold(agreed, colluders, failure)
+        drawn = terms.committee < size
+        failure, committee_failure = split_failure(failure, drawn=drawn)
+        _check_committee(terms, size, colluders, committee_failure)
     worst = worst_case(
         agreed.graph,
         Corruption(
@@ -361,18 +368,15 @@ def _rounded_up(agreed: Agreed, mu: float) -> float:
     return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
 
 
-def _check_threshold(agreed: Agreed, colluders: int, failure: float) -> None:
-    """The pieces of a self-mask must be safe with as many colluding neighbours as this client assumes."""
-    size = len(agreed.participants)
-    for seat in range(size):
-        degree = len(agreed.neighbours(seat))
-        feared = colluding_neighbours(size, degree, colluders, Corruption(failure=failure).own_failure)
-        if agreed.terms.colluding_neighbours < feared or feared >= degree:
-            raise RemoteProtocolError(
-                f"{feared} of the {degree} neighbours of a client may collude, the terms allow for "
-                f"{agreed.terms.colluding_neighbours}",
-                hint="more neighbours, or fewer colluders to be assumed",
-            )
+def _check_committee(terms: Terms, size: int, colluders: int, failure: float) -> None:
+    """A committee must be safe with as many colluders as this client assumes."""
+    wanted = committee_threshold(size, terms.committee, colluders, failure)
+    if terms.threshold < wanted:
+        raise RemoteProtocolError(
+            f"{terms.threshold} of the {terms.committee} members of the committee can repair the round, but {wanted} "
+            f"must, if {colluders} of {size} participants collude",
+            hint="a higher threshold, a larger committee, or fewer colluders to be assumed",
+        )
 
 
 def upload_mu(terms: Terms, participants: int, relation: str) -> float:

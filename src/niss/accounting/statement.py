@@ -263,9 +263,7 @@ def stated_delta(plan: Plan, participations: int) -> float:
     (`scope = "round"`).
     """
     further = max(participations - plan.participations, 0)
-    return plan.delta + further * (
-        plan.attempts * plan.corruption.failure + plan.grid_delta / plan.participations
-    )
+    return plan.delta + further * (plan.attempts * plan.failure + plan.grid_delta / plan.participations)
 
 
 def stated_relation(plan: Plan) -> str:

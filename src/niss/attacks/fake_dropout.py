@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from niss import attacks
 from niss.attacks import experiment
-from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+from niss.attacks.experiment import VICTIM, Findings, Progress, Row
 from niss.errors import ConfigError
 
 CLAIMS = ("all alive", "all dropped", "graded")
@@ -17,19 +17,17 @@ CLAIMS = ("all alive", "all dropped", "graded")
 
 @dataclass(frozen=True, kw_only=True)
 class FakeDropoutExperiment(experiment.PictureExperiment):
-    """A server calls a live client dropped to have its noise revealed: the one-verdict rule off and on.
+    """A server calls a live client dropped to have its noise revealed: the rule of one answer a round off and on.
 
-    Three claims, each against clients that remember their verdict (the rule is on) and clients that do not (off).
+    Three claims, each against members of the committee that remember what they answered (the rule is on) and members
+    that do not (off).
 
-    `all alive` and `all dropped` tell every neighbour of the victim the same; `graded` tells as many as the threshold
-    needs that it is alive, which gets the self-mask, and the others that it dropped, which gets their edges. The server
-    proposes the threshold: the fewer pieces rebuild a self-mask, the more neighbours are left to be asked for edges.
+    `all alive` and `all dropped` tell every member the same; `graded` tells as many as the threshold needs that the
+    victim is alive, which gets its self-mask, and the others that it dropped out, for its edges; then each the other.
 
     The accountant says what noise each outcome leaves the victim, in parts of what its ledger was charged for; the
     server's best linear estimate of the update then errs as much as that predicts. With the rule on, no claim may leave
     less than was charged.
-
-    threshold_share   part of the victim's neighbours whose pieces rebuild its mask
 
     Examples:
         niss attack fake-dropout --out runs/fake-dropout
@@ -38,7 +36,7 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
     name = "fake-dropout"
     columns: ClassVar[dict[str, str]] = {
         "story": "Server's claim",
-        "rule": "One verdict a round",
+        "rule": "One answer a round",
         "edges": "Edges of the victim",
         "mask_rebuilt": "Mask rebuilt",
         "left": "Noise left ÷ charged",
@@ -48,9 +46,6 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
     }
 
     clients: experiment.Clients = 24
-    threshold_share: Annotated[
-        float, Help("Part of the neighbours whose pieces rebuild a mask, as the server proposes.")
-    ] = 0.1
 
     def check(self) -> None:
         """Refuse what cannot be used."""
@@ -59,11 +54,7 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
             raise ConfigError(
                 f"must be at least 6, not {self.clients}",
                 field="--clients",
-                hint="the server needs neighbours to divide",
-            )
-        if not 0.0 < self.threshold_share <= 1.0:
-            raise ConfigError(
-                f"must be above 0 and at most 1, not {self.threshold_share!r}", field="--threshold-share"
+                hint="the server needs a committee to divide",
             )
 
     def setting(self) -> attacks.Setting:
@@ -81,9 +72,7 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
             mode="repair",
             stream=self.stream("parties"),
         )
-        uploaded = server.collect(
-            updates, progress=partial(progress, "uploads"), threshold_share=self.threshold_share
-        )
+        uploaded = server.collect(updates, progress=partial(progress, "uploads"))
         cases = [(claim, remembers) for claim in CLAIMS for remembers in (False, True)]
         for number, (claim, remembers) in enumerate(cases, start=1):
             rule = "on" if remembers else "off"
@@ -95,7 +84,7 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
         off, on = by["graded", "off"], by["graded", "on"]
         findings.headline = (
             f"The graded claim leaves {100 * off['left']:.0f} % of the charged noise (ε {off['epsilon']:.2f}) where "
-            f"clients sign twice, and {100 * on['left']:.0f} % (ε {on['epsilon']:.2f}) where they sign once; "
+            f"members answer twice, and {100 * on['left']:.0f} % (ε {on['epsilon']:.2f}) where they answer once; "
             f"ε {on['promised']:.2f} was promised."
         )
         findings.finished = True
@@ -103,17 +92,19 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
     def _claims(
         self, uploaded: attacks.protocol_rounds.UploadedRound, claim: str
     ) -> dict[int, list[attacks.protocol_rounds.Survivors]]:
-        """What each client is told: first the survivors it shall reveal for, then those it shall only sign."""
+        """What each member of the committee but the victim is told, one survivor set after the other."""
         all_but = attacks.protocol_rounds.all_but
-        near = uploaded.agreed.neighbours(VICTIM)
+        members = [seat for seat in uploaded.agreed.committee if seat != VICTIM]
         told_alive = {
-            "all alive": len(near),
+            "all alive": len(members),
             "all dropped": 0,
-            "graded": uploaded.agreed.threshold(VICTIM),
+            "graded": uploaded.agreed.terms.threshold,
         }
-        believers = set(near[: told_alive[claim]])
+        believers = set(members[: told_alive[claim]])
         alive, dropped = all_but(self.clients, ()), all_but(self.clients, (VICTIM,))
-        return {seat: [alive, dropped] if seat in believers else [dropped, alive] for seat in dropped}
+        if claim != "graded":
+            return {seat: [alive if seat in believers else dropped] for seat in members}
+        return {seat: [alive, dropped] if seat in believers else [dropped, alive] for seat in members}
 
     def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """One pair of bars per claim: the noise left with the rule off and on; below 1 is less than was charged."""
@@ -141,11 +132,11 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
                 axes.bar_label(bars, texts, fontsize=9.5, padding=2)
             axes.axhline(1.0, color=drawing.INK, linewidth=1.3, linestyle="--", label="charged")
             axes.set_xticks(places, [f"“{claim}”" for claim in claims])
-            axes.set_xlabel("What the server tells the victim's neighbours")
+            axes.set_xlabel("What the server tells the committee of the victim")
             axes.set_ylabel("Noise variance left ÷ charged")
             axes.set_ylim(0.0, 1.45 * max(1.0, *(row["left"] for row in findings.rows)))
             drawing.grid(axes, "y")
-            axes.legend(loc="upper left", ncols=3, title="One verdict a round", alignment="left")
+            axes.legend(loc="upper left", ncols=3, title="One answer a round", alignment="left")
         return figure
 
 
@@ -166,7 +157,7 @@ def _row(
     known = {seat: update for seat, update in enumerate(updates) if seat != VICTIM}
     guess = protocol_rounds.estimate_from_revealed(uploaded, revealed, known, VICTIM)
     return {
-        "edges": sum(VICTIM in ends for ends in revealed.edges),
+        "edges": sum(VICTIM in ends for ends in protocol_rounds.known_edges(uploaded, revealed)),
         "mask_rebuilt": VICTIM in protocol_rounds.rebuild_masks(uploaded, revealed),
         "left": left / (sensitivity / mu) ** 2,
         "epsilon": gdp_epsilon(sensitivity / sqrt(left), delta),

@@ -4,9 +4,9 @@ The machines are those of `niss.protocol`; the server's lies are signed by its o
 earnest. A client can be restored to an earlier state it had stored, which is what losing one's memory means.
 Entropy is simulated and seeded, so that an attack can be repeated.
 
-Against the self-mask the server needs a threshold of pieces, against the shares the seeds of edges. A neighbour reveals
-either, never both. The graded attack asks some neighbours for pieces and the others for edges; it works on clients that
-agree to two survivor sets in one round, which the one-verdict rule and the quorum forbid.
+Against a self-mask the server needs the partials of a threshold of the committee, against a share as many. A member
+gives, for one survivor set, either. The graded attack tells some members that the victim lives and the others that it
+dropped out; it works on members that answer for two survivor sets in one round, or if fewer than half of them suffice.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from niss.accounting import Plan, Promise, effective_variance
 from niss.accounting.protocol_rounds import Assessor, make_terms
 from niss.attacks.estimates import best_weights, laplacian
 from niss.attacks.observation import FloatArray
-from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
-from niss.protocol import messages
+from niss.protocol import committee, messages
 from niss.protocol.agreement import Agreed, BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity, SecretBytes
-from niss.protocol.shamir import Piece, check_commitment, combine
+from niss.protocol.shares import derive_seed
 from niss.protocol.wire import decode, encode, signed_part, unpack
 from niss.randomness import SecretStream, SimStream
 
 Survivors = tuple[int, ...]
 
-_PURPOSES = {messages.RoundOpen: "open", messages.SurvivorClaim: "claim", messages.RevealRequest: "request"}
+_PURPOSES = {messages.RoundOpen: "open", messages.RevealRequest: "request"}
 
 
 class RestorableClient:
@@ -89,7 +89,7 @@ class DishonestServer:
             holder=holder.public,
             anchor=self._chain.anchor,
         )
-        assess = Assessor(relation=plan.relation, failure=plan.corruption.failure, promise=Promise.of(plan))
+        assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
         self.clients = [
             RestorableClient(Identity.generate(self._entropy), policy, assess) for _ in range(size)
         ]
@@ -179,14 +179,30 @@ class UploadedRound:
 
 @dataclass
 class RevealedSecrets:
-    """What clients have revealed to the server.
+    """What members of the committee have revealed to the server.
 
-    edges    seeds of shares, by sender and receiver
-    pieces   pieces of self-masks, by the seat that is masked and their index
+    points   by survivor and neighbour that dropped out (None: for its self-mask), the partials by the member's number
     """
 
-    edges: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    pieces: dict[int, dict[int, Piece]] = field(default_factory=dict)
+    points: dict[tuple[int, int | None], dict[int, bytes]] = field(default_factory=dict)
+
+    def add(
+        self, agreed: Agreed, member: int, survivors: Survivors, said: Iterable[messages.Partials]
+    ) -> None:
+        """The partials of one member for that survivor set."""
+        number, lost = agreed.committee.index(member) + 1, committee.lost_neighbours(agreed, survivors)
+        for one in said:
+            for other, point in zip((None, *lost[one.seat]), committee.cut(one.points), strict=True):
+                self.points.setdefault((one.seat, other), {})[number] = point
+
+    def combined(self, agreed: Agreed) -> dict[tuple[int, int | None], bytes]:
+        """What enough members gave partials of."""
+        enough = agreed.terms.threshold
+        return {
+            what: committee.combine(dict(list(given.items())[:enough]))
+            for what, given in self.points.items()
+            if len(given) >= enough
+        }
 
 
 def claim_survivors(
@@ -196,43 +212,21 @@ def claim_survivors(
     *,
     remembers: bool,
 ) -> RevealedSecrets:
-    """Claim survivor sets to each client, gather verdicts, then ask everyone to reveal for the first claim it heard.
+    """Tell members of the committee survivor sets, and keep all that they reveal.
 
-    claims      by seat: the survivor sets it is told, one after the other
-    remembers   whether clients keep what they signed. If not, each is restored to its state after the upload before it
-                hears the next claim, and to the state after its first verdict before it is asked to reveal.
+    claims      by seat: the survivor sets it is told, one after the other; seats beyond the committee are not asked
+    remembers   whether members keep what they answered. If not, each is restored to its state after the upload before
+                it hears the next claim.
     """
-    heard = {seat: list(sets) for seat, sets in claims.items()}
-    verdicts: dict[Survivors, dict[int, messages.Verdict]] = {}
-    judged: dict[int, bytes] = {}
-    for seat, sets in heard.items():
-        one = server.clients[seat]
-        client = one.restore(uploaded.stored[seat])
-        for number, survivors in enumerate(sets):
-            if not remembers:
-                client = one.restore(uploaded.stored[seat])
-            verdict = _verdict(server, client, uploaded, survivors)
-            if verdict is not None:
-                verdicts.setdefault(survivors, {})[seat] = verdict
-            if number == 0:
-                judged[seat] = uploaded.stored[seat] if verdict is None else one.stored[-1]
     revealed = RevealedSecrets()
-    for seat, sets in heard.items():
-        server.clients[seat].restore(judged[seat])
-        _ask_to_reveal(server, seat, uploaded, sets[0], verdicts.get(sets[0], {}), revealed)
+    for seat in uploaded.agreed.committee:
+        one = server.clients[seat]
+        one.restore(uploaded.stored[seat])
+        for survivors in claims.get(seat, ()):
+            if not remembers:
+                one.restore(uploaded.stored[seat])
+            _ask_to_reveal(server, seat, uploaded, survivors, revealed)
     return revealed
-
-
-def _verdict(
-    server: DishonestServer, client: Client, uploaded: UploadedRound, survivors: Survivors
-) -> messages.Verdict | None:
-    """What the client signs for that claim; None where it refuses."""
-    claim = server.signed(messages.SurvivorClaim(uploaded.agreed.digest, survivors))
-    try:
-        verdict: messages.Verdict = _over_the_wire(client.judge(claim))
-    except RemoteProtocolError:
-        return None
-    return verdict
 
 
 def _ask_to_reveal(
@@ -240,39 +234,45 @@ def _ask_to_reveal(
     seat: int,
     uploaded: UploadedRound,
     survivors: Survivors,
-    verdicts: Mapping[int, messages.Verdict],
     revealed: RevealedSecrets,
 ) -> None:
-    """Add what the client in that seat reveals, if it does."""
-    pieces = tuple(
-        replace(piece, seat=owner)
-        for owner, upload in sorted(uploaded.uploads.items())
-        for piece in upload.pieces
-        if piece.seat == seat
+    """Add what the member in that seat reveals, if it does."""
+    agreed = uploaded.agreed
+    pieces = b"".join(
+        committee.piece_for(agreed, seat, uploaded.uploads[owner].pieces) for owner in survivors
     )
-    listed = tuple(verdicts[one] for one in sorted(verdicts))
-    request = messages.RevealRequest(uploaded.agreed.digest, survivors, listed, pieces)
+    request = messages.RevealRequest(agreed.digest, survivors, pieces)
     try:
         answer = _over_the_wire(server.clients[seat].client.reveal(server.signed(request)))
     except RemoteProtocolError:
         return
-    revealed.edges.update({(edge.sender, edge.receiver): edge.seed for edge in answer.edges})
-    for piece in answer.pieces:
-        revealed.pieces.setdefault(piece.seat, {})[piece.index] = Piece(piece.index, SecretBytes(piece.value))
+    revealed.add(agreed, seat, survivors, answer.partials)
 
 
 def rebuild_masks(uploaded: UploadedRound, revealed: RevealedSecrets) -> dict[int, SecretBytes]:
-    """The seeds of the self-masks that the pieces suffice for, each checked against its commitment."""
-    agreed, masks = uploaded.agreed, {}
-    for seat, upload in uploaded.uploads.items():
-        pieces = list(revealed.pieces.get(seat, {}).values())
-        try:
-            seed = combine(pieces, agreed.threshold(seat))
-            check_commitment(upload.commitment, seed, agreed.mask_context(seat))
-        except (LocalProtocolError, RemoteProtocolError):
+    """The seeds of the self-masks that the partials suffice for."""
+    agreed = uploaded.agreed
+    combined = revealed.combined(agreed)
+    return {
+        seat: committee.mask_seed(agreed, seat, point)
+        for (seat, other), point in combined.items()
+        if other is None
+    }
+
+
+def known_edges(uploaded: UploadedRound, revealed: RevealedSecrets) -> dict[tuple[int, int], SecretBytes]:
+    """The seeds of the shares that the partials suffice for, by sender and receiver."""
+    agreed, people = uploaded.agreed, uploaded.agreed.participants
+    seeds = {}
+    for (seat, other), point in revealed.combined(agreed).items():
+        if other is None:
             continue
-        masks[seat] = seed
-    return masks
+        shared = committee.shared_secret(agreed, seat, other, point)
+        for ends in ((seat, other), (other, seat)):
+            if agreed.steps_between(*ends):
+                sender, receiver = (people[end].identity for end in ends)
+                seeds[ends] = derive_seed(shared, agreed.context, sender, receiver, "share")
+    return seeds
 
 
 def _residual_left(uploaded: UploadedRound, masks: Collection[int]) -> FloatArray:
@@ -292,7 +292,7 @@ def variance_left(uploaded: UploadedRound, revealed: RevealedSecrets, victim: in
         agreed.graph,
         unit_variance=agreed.terms.unit_variance,
         residual_variance=_residual_left(uploaded, rebuild_masks(uploaded, revealed)),
-        revealed=set(revealed.edges),
+        revealed=set(known_edges(uploaded, revealed)),
     )
     return float(left[victim])
 
@@ -308,18 +308,18 @@ def estimate_from_revealed(
     """
     agreed = uploaded.agreed
     size = len(agreed.participants)
-    masks = rebuild_masks(uploaded, revealed)
+    masks, edges = rebuild_masks(uploaded, revealed), known_edges(uploaded, revealed)
     rows = np.stack([vector_of(uploaded.uploads[seat], agreed) for seat in range(size)])
     for seat, update in known.items():
         rows[seat] -= update / size
-    for (sender, receiver), seed in revealed.edges.items():
+    for (sender, receiver), seed in edges.items():
         share = _noise(seed, rows.shape[1], agreed, agreed.steps_between(sender, receiver))
         rows[sender] -= share
         rows[receiver] += share
     mask_steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     for seat, mask in masks.items():
         rows[seat] -= _noise(mask, rows.shape[1], agreed, mask_steps)
-    hidden = laplacian(agreed.graph, lambda sender, receiver: (sender, receiver) not in revealed.edges)
+    hidden = laplacian(agreed.graph, lambda sender, receiver: (sender, receiver) not in edges)
     covariance = np.diag(_residual_left(uploaded, masks)) + agreed.terms.unit_variance * hidden
     weights = best_weights(covariance, victim)
     return np.asarray(size * (weights @ rows) / weights[victim])

@@ -204,7 +204,7 @@ class Limits:
         all colluders as placed after it was drawn: on a sparse graph they may be all neighbours of this client.
         """
         trusted = self.holder is not None and bool(proposal.tracker) and proposal.plan.rounds is not None
-        return proposal.plan.corruption.failure if trusted else 0.0
+        return proposal.plan.failure if trusted else 0.0
 
     def ceiling_for(self, plan: Plan) -> Ceiling | None:
         """What all runs may cost together: the owner's own target, or that of first use.

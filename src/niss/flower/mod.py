@@ -47,8 +47,7 @@ from niss.flower.transport import (
     take_request,
 )
 from niss.mechanism import l2_norm
-from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, SurvivorClaim, decode, encode
-from niss.protocol import Message as ProtocolMessage
+from niss.protocol import Agreed, Client, Prekey, RevealRequest, RoundOpen, decode, encode
 from niss.redaction import printable
 from niss.tracker.client import USELESS, TrackerClient
 
@@ -225,14 +224,10 @@ class _Exchange:
             self._accept(client, proposal, message, model)
             return None
         self._count_step()
-        answer: ProtocolMessage
-        if isinstance(message, SurvivorClaim) and self._request.stage is Stage.CLAIM:
-            answer = client.judge(message)
-        elif isinstance(message, RevealRequest) and self._request.stage is Stage.REQUEST:
-            answer = client.reveal(message)
-            client.close_round()
-        else:
+        if not isinstance(message, RevealRequest) or self._request.stage is not Stage.REQUEST:
             raise RemoteProtocolError(f"unexpected {type(message).__name__} in stage {self._request.stage}")
+        answer = client.reveal(message)
+        client.close_round()
         return encode(answer)
 
     def _accept(self, client: Client, proposal: Proposal, opened: RoundOpen, model: Model) -> None:
@@ -247,11 +242,11 @@ class _Exchange:
         try:
             client.accept(opened, os.urandom)
         except RemoteProtocolError as error:
-            if proposal.plan.corruption.failure > self._limits.failure(proposal):
+            if proposal.plan.failure > self._limits.failure(proposal):
                 raise RemoteProtocolError(f"{error.message}; {_NO_HOLDER}", hint=error.hint) from None
             raise
         self._accepted = client, proposal, opened
-        if proposal.mode == "tolerate":
+        if not client.awaits_repair:
             client.close_round()  # Nothing will be asked about this round again.
         if proposal.tracker:
             self._stay_live(proposal)

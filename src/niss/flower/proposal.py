@@ -33,9 +33,14 @@ from niss.protocol import (
     verify,
 )
 
-VERSION = 2
-# Version 1 did not say how many rounds the chain has; a client may have agreed to such a proposal, and keep it.
-_VERSIONS = (1, VERSION)
+VERSION = 3
+# By version, what its plans did not say: how many rounds the chain has, who repairs them. A client may have agreed to
+# such a proposal, and keep it.
+_VERSIONS: dict[Any, dict[str, None]] = {
+    1: {"rounds": None, "committee": None},
+    2: {"committee": None},
+    VERSION: {},
+}
 RUN_BYTES = 16
 MOST_PREKEYS = 64
 ENROLMENT_TAG = b"niss enrolment/1"
@@ -58,10 +63,11 @@ _PLAN_FIELDS = (
     "attempts",
     "rounds",
     "shares",
+    "committee",
 )
-_WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds")
+_WHOLE = ("participations", "colluders", "revealed", "dropped", "attempts", "rounds", "committee")
 _NUMBERS = ("clip", "epsilon", "delta", "kappa", "neighbours", "tau2")
-_MAY_BE_MISSING = ("tau2", "rounds")
+_MAY_BE_MISSING = ("tau2", "rounds", "committee")
 # Left out where nothing was chosen: plans look as they did before there was a choice.
 _GIVEN_IF_CHOSEN = {"shares": Plan.shares}
 _SMALLEST, _LARGEST = 1e-30, 1e12
@@ -131,7 +137,7 @@ def read_proposal(data: bytes) -> Proposal:
             )
         proposal = Proposal(
             **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
-            plan=_read_plan({"rounds": None} | values["plan"] if values["version"] == 1 else values["plan"]),
+            plan=_read_plan(_VERSIONS[values["version"]] | values["plan"]),
             mode=str(values["mode"]),
             participants=_whole(values["participants"]),
             prekeys=_whole(values["prekeys"]),

@@ -4,8 +4,7 @@ It sends nothing itself: requests come out, replies go in. A run is
 
     enrolment_requests -> admit        again for whoever comes later or has run out of keys
     open -> take_uploads               each round
-    claim_requests -> take_repairs     mode `repair`: the survivors agree on who they are,
-    reveal_requests -> take_repairs    and reveal what takes the noise of the others out
+    reveal_requests -> take_repairs    mode `repair`: the committee reveals what takes the noise of the lost out
     finish                             the sum, and what is left in it
 
 The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words.
@@ -44,7 +43,6 @@ from niss.protocol import (
     Server,
     Terms,
     Upload,
-    Verdict,
     agree,
     decode,
     encode,
@@ -350,7 +348,7 @@ class Session:
         self._to_ask_again |= current.refused.keys() - blamed.keys()
 
     def take_repairs(self, replies: Replies) -> None:
-        """The replies in a stage of the repair."""
+        """The replies of the committee."""
         self._take(replies, self._current.unhelpful)
 
     def _take(self, replies: Replies, problems: dict[int, str]) -> None:
@@ -385,21 +383,13 @@ class Session:
         """Give a client's message to the protocol's server, which checks it."""
         if isinstance(message, Upload):
             self._server.take_upload(message)
-        elif isinstance(message, Verdict):
-            self._server.take_verdict(message)
         elif isinstance(message, Reveal):
             self._server.take_reveal(message)
         else:
             raise RemoteProtocolError(f"a client does not send a {type(message).__name__}")
 
-    def claim_requests(self) -> dict[int, Request]:
-        """End the uploads; one request for each survivor, who is to agree to the survivor set."""
-        claim = self._server.claim_survivors()
-        body, nodes = encode(claim), [self._current.nodes[seat] for seat in claim.survivors]
-        return {node: self._request(node, Stage.CLAIM, body) for node in nodes}
-
     def reveal_requests(self) -> dict[int, Request]:
-        """One request for each survivor that agreed, who is to reveal what the repair needs."""
+        """End the uploads; one request for each member of the committee, who is to reveal what the repair needs."""
         by_node = {
             self._current.nodes[seat]: encode(request)
             for seat, request in self._server.request_reveals().items()

@@ -106,7 +106,7 @@ class ClientState:
         """With what probability the bound of one round of this run may fail, by its plan; None if it is not known."""
         if run not in self.proposals:
             return None
-        return read_proposal(self.proposals[run]).plan.corruption.failure
+        return read_proposal(self.proposals[run]).plan.failure
 
     def to_bytes(self) -> SecretBytes:
         """The state as it is kept: JSON, with bytes in base64, and runs in the order in which they were joined."""
@@ -242,7 +242,7 @@ class ContextStore(StateStore):
     def _failures_before(self) -> float:
         """What a Context of version 0.1, which counted charges alone, has spent of delta at most."""
         plans = (read_proposal(proposal).plan for proposal in self.state.proposals.values())
-        worst = max((plan.attempts * plan.corruption.failure for plan in plans), default=0.0)
+        worst = max((plan.attempts * plan.failure for plan in plans), default=0.0)
         return int(self.charged.participations[0]) * worst
 
     def save(self) -> None:

@@ -7,7 +7,8 @@ round: the global weights plus the mean of the clipped updates, with the weight 
 how many examples a client has stays with it.
 
 Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys; in
-mode `repair` there are two more a round. What a client must trust, and can pin, is in `niss.flower.limits`.
+mode `repair` the members of a round's committee are sent a second one. What a client must trust, and can pin, is in
+`niss.flower.limits`.
 
 A round: Flower calls `configure_train`, which enrols whoever is new and opens the round; sends the messages; and calls
 `aggregate_train` with the replies, which sums the uploads, repairs what was lost, charges the account and hands the
@@ -253,7 +254,7 @@ class NissStrategy(Strategy):
             )
         self._rounds, self.plan = rounds, replace(self._given, rounds=planned)
         self._assess = Assessor(
-            relation=self.plan.relation, failure=self.plan.corruption.failure, promise=Promise.of(self.plan)
+            relation=self.plan.relation, failure=self.plan.failure, promise=Promise.of(self.plan)
         )
 
     @property
@@ -337,7 +338,6 @@ class NissStrategy(Strategy):
         uploads = sort_replies(self._sent, replies)
         self.session.take_uploads(uploads)
         if self._mode == "repair":
-            self.session.take_repairs(self._send(self.session.claim_requests()))
             self.session.take_repairs(self._send(self.session.reveal_requests()))
         current, outcome = self.session.finish()
         mu = self._assess(current.agreed, self.plan.colluders)

@@ -5,8 +5,7 @@ Everything is a Flower message of type `train` with a stage, because a mod only 
     stage    server -> client, body of the record `niss`   client -> server, body of the record `niss-upload`
     enrol    signed `Proposal` of the run                  signed `Enrolment`: identity and one-time keys
     round    `RoundOpen`, beside the app's own records     `Upload`: the noisy update
-    claim    `SurvivorClaim` (mode `repair`)               `Verdict`
-    request  `RevealRequest` (mode `repair`)               `Reveal`
+    request  `RevealRequest` (to the committee, `repair`)  `Reveal`
 
 In place of any of its answers a client may send a signed `Refusal`.
 
@@ -52,11 +51,10 @@ Value = TypeVar("Value")
 
 
 class Stage(StrEnum):
-    """What a message is about: joining a run, a round, and the two stages of a repair."""
+    """What a message is about: joining a run, a round, and its repair."""
 
     ENROL = "enrol"
     ROUND = "round"
-    CLAIM = "claim"
     REQUEST = "request"
 
 

@@ -28,7 +28,8 @@ from niss.randomness import SimStream
 from niss.views import WorstCase
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -47,7 +47,8 @@ from niss.views import (
 )
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 SHARES = ("gaussian", "uniform")
 """What clients share: noise, which a round can lose and go on, or masks, which hide all and must all be taken out."""
@@ -291,7 +292,7 @@ class Niss(Method):
         caveats = []
         if plan.colluders == 0:
             caveats.append("Clients that collude with the server are not counted here.")
-        if plan.corruption.failure:
+        if plan.failure:
             caveats.append(
                 f"{plan.failing_delta:.2g} of delta pays for graphs on which more neighbours of a client collude than "
                 "the accountant assumes."

@@ -30,7 +30,8 @@ from niss.methods.niss import Niss, draw_graph
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 
 class NissCarried(Niss):

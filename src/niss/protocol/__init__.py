@@ -3,12 +3,14 @@
 A round of `Client` and `Server` machines, joined by whatever carries bytes. Top to bottom, what rests on what:
 
     client, server          the two machines; `states` has the table of their steps, and what a client remembers
-    shares                  seeds that both ends of an edge derive, sealed pieces, the noise of an upload
+    committee               a round key shared among the members who repair the round: pieces, partials, proofs
+    shares                  seeds that both ends of an edge derive, the noise of an upload
     agreement               beacon, graph and context that follow from an opened round
     wire, wire_fields       messages and vectors as bytes; the kinds of fields
-    messages                what is said: RoundOpen, Upload, SurvivorClaim, Verdict, RevealRequest, Reveal, Refusal
+    messages                what is said: RoundOpen, Upload, RevealRequest, Reveal, Refusal
     keyfile, coalition_file a client's keys and the identities it trusts, on disk
-    keys, shamir            identities, prekeys and bytes that do not show themselves; split secrets
+    keys                    identities and prekeys
+    curve, secrets          points and scalars; bytes that do not show themselves
 
 No sockets, no clock, no hidden randomness: entropy comes in as an argument, and of these files only `keyfile` and
 `coalition_file` touch the disk.
@@ -38,20 +40,14 @@ if TYPE_CHECKING:
     from niss.protocol.keyfile import create_keyfile as create_keyfile
     from niss.protocol.keyfile import default_keyfile as default_keyfile
     from niss.protocol.keyfile import load_identity as load_identity
-    from niss.protocol.keys import LARGEST_UINT64 as LARGEST_UINT64
     from niss.protocol.keys import PUBLIC_BYTES as PUBLIC_BYTES
     from niss.protocol.keys import SIGNATURE_BYTES as SIGNATURE_BYTES
-    from niss.protocol.keys import Entropy as Entropy
     from niss.protocol.keys import Identity as Identity
     from niss.protocol.keys import PrekeyStore as PrekeyStore
-    from niss.protocol.keys import SecretBytes as SecretBytes
     from niss.protocol.keys import SignedPrekey as SignedPrekey
     from niss.protocol.keys import check_prekey as check_prekey
     from niss.protocol.keys import check_public as check_public
-    from niss.protocol.keys import draw as draw
     from niss.protocol.keys import fingerprint as fingerprint
-    from niss.protocol.keys import length_prefixed as length_prefixed
-    from niss.protocol.keys import uint64 as uint64
     from niss.protocol.keys import verify as verify
     from niss.protocol.messages import MODES as MODES
     from niss.protocol.messages import Beacon as Beacon
@@ -62,16 +58,16 @@ if TYPE_CHECKING:
     from niss.protocol.messages import Reveal as Reveal
     from niss.protocol.messages import RevealRequest as RevealRequest
     from niss.protocol.messages import RoundOpen as RoundOpen
-    from niss.protocol.messages import SealedPiece as SealedPiece
-    from niss.protocol.messages import SurvivorClaim as SurvivorClaim
     from niss.protocol.messages import Terms as Terms
     from niss.protocol.messages import Upload as Upload
-    from niss.protocol.messages import Verdict as Verdict
+    from niss.protocol.secrets import LARGEST_UINT64 as LARGEST_UINT64
+    from niss.protocol.secrets import Entropy as Entropy
+    from niss.protocol.secrets import SecretBytes as SecretBytes
+    from niss.protocol.secrets import draw as draw
+    from niss.protocol.secrets import length_prefixed as length_prefixed
+    from niss.protocol.secrets import uint64 as uint64
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
-    from niss.protocol.shamir import Piece as Piece
-    from niss.protocol.shamir import check_commitment as check_commitment
-    from niss.protocol.shamir import combine as combine
     from niss.protocol.wire import decode as decode
     from niss.protocol.wire import encode as encode
     from niss.protocol.wire import signed_part as signed_part
@@ -83,12 +79,11 @@ _NAMES = {
     "client": "Client Policy",
     "coalition_file": "Coalition load_coalition",
     "keyfile": "create_keyfile default_keyfile load_identity",
-    "keys": "LARGEST_UINT64 PUBLIC_BYTES SIGNATURE_BYTES Entropy Identity PrekeyStore SecretBytes SignedPrekey "
-    "check_prekey check_public draw fingerprint length_prefixed uint64 verify",
-    "messages": "MODES Beacon Message Participant Prekey Refusal Reveal "
-    "RevealRequest RoundOpen SealedPiece SurvivorClaim Terms Upload Verdict",
+    "keys": "PUBLIC_BYTES SIGNATURE_BYTES Identity PrekeyStore SignedPrekey check_prekey check_public fingerprint "
+    "verify",
+    "messages": "MODES Beacon Message Participant Prekey Refusal Reveal RevealRequest RoundOpen Terms Upload",
+    "secrets": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",
     "server": "Outcome Server",
-    "shamir": "Piece check_commitment combine",
     "wire": "decode encode signed_part unpack",
     "wire_fields": "Limits",
 }

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
+from niss.graph.beacon import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
 from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
@@ -34,7 +35,7 @@ from niss.randomness.secret import LARGEST_DEVIATION
 IntArray = NDArray[np.int64]
 
 HASH_BYTES = 32
-_AMOUNTS = ("clip", "neighbours", "unit_variance", "residual_variance", "self_variance", "threshold_share")
+_AMOUNTS = ("clip", "neighbours", "unit_variance", "residual_variance", "self_variance")
 # Infinite where shares are uniform.
 _ENDLESS = ("unit_variance", "self_variance")
 _COUNTS = (
@@ -43,9 +44,10 @@ _COUNTS = (
     "coordinates",
     "grid_bits",
     "modulus_bits",
-    "colluding_neighbours",
     "revealed",
     "dropped",
+    "committee",
+    "threshold",
 )
 LONGEST_FIELD = 255
 
@@ -162,27 +164,18 @@ class Agreed:
                 return steps
         return 0.0
 
-    def threshold(self, seat: int) -> int:
-        """How many pieces rebuild the self-mask of the client in this seat: more than colluders could hold.
+    @cached_property
+    def committee(self) -> tuple[int, ...]:
+        """The seats whose clients repair the round, in an order of their own; none in mode `tolerate`.
 
-        `max(threshold_share * d, c + 1, 2)` of its d neighbours, c of whom may collude; never more than d.
+        Drawn by the beacon, and so by nobody: colluders are in it as if drawn with the others.
         """
-        degree = self.graph.neighbours(seat).size
-        shared = math.ceil(min(self.terms.threshold_share, 1.0) * degree)
-        return min(max(shared, self.terms.colluding_neighbours + 1, 2), degree)
-
-    def quorum(self, colluders: int) -> int:
-        """Verdicts needed before anything is revealed: more than (m + c) / 2 of all m participants, c of whom collude.
-
-        An honest client signs one survivor set a round, so no two sets gather it. Counted among the neighbours of a
-        client alone, it would let a server tell every part of a sparse graph another story, and have more revealed
-        by all of them together than anyone was charged for.
-        """
-        return quorum_of(len(self.participants), colluders)
-
-    def mask_context(self, seat: int) -> bytes:
-        """What the commitment to a self-mask is bound to: the round and its owner."""
-        return self.digest + self.participants[seat].identity
+        seed = _round_seed(
+            self.opened.beacon.value, participants_hash(self.participants) + terms_hash(self.terms)
+        )
+        size = len(self.participants)
+        order = BeaconStream(seed, "committee", size).permutation(size)
+        return tuple(order[: self.terms.committee].tolist())
 
     def check_fits(self) -> None:
         """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
@@ -204,16 +197,11 @@ class Agreed:
         )
 
 
-def quorum_of(size: int, colluders: int) -> int:
-    """`Agreed.quorum` of a round of that size; where more than the others drop out, nothing can be repaired."""
-    return (size + min(size, colluders)) // 2 + 1
-
-
 def agree(opened: RoundOpen) -> Agreed:
     """Derive the graph and the context of a round; the same for everyone who was told the same.
 
     Signatures, prekeys and the beacon are not checked here but by the client. Terms that cannot be carried out (a grid
-    too fine, noise too strong for it, a repair with single neighbours) are a `RemoteProtocolError`.
+    too fine, noise too strong for it, a committee without a majority) are a `RemoteProtocolError`.
     """
     terms = opened.terms
     _check_numbers(terms)
@@ -241,8 +229,12 @@ def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -
         raise RemoteProtocolError("a round needs at least two participants")
     if neighbours >= size - 1:
         return ShareGraph.complete(size, weight=neighbours / (size - 1))
-    seed = hashlib.sha256(b"niss.round-beacon.v1" + beacon + commitment).digest()
-    return ShareGraph.regular(size, degree=neighbours, beacon=seed)
+    return ShareGraph.regular(size, degree=neighbours, beacon=_round_seed(beacon, commitment))
+
+
+def _round_seed(beacon: bytes, commitment: bytes) -> bytes:
+    """What graph and committee of a round are drawn with."""
+    return hashlib.sha256(b"niss.round-beacon.v1" + beacon + commitment).digest()
 
 
 def _check_numbers(terms: Terms) -> None:
@@ -271,10 +263,14 @@ def _check_terms(terms: Terms, graph: ShareGraph) -> None:
         largest = max(largest, terms.self_variance, float(graph.weights.max()) * terms.unit_variance)
     if not math.sqrt(largest) * 2.0**terms.grid_bits <= LARGEST_DEVIATION:
         raise RemoteProtocolError("the noise is too strong for the grid", hint="use fewer grid bits")
-    if terms.mode == "repair" and graph.degrees.min() < 2:
+    if terms.mode != "repair":
+        if terms.committee or terms.threshold:
+            raise RemoteProtocolError(f"a round of mode {terms.mode!r} has no committee")
+        return
+    if not 2 <= terms.threshold <= terms.committee <= graph.size or 2 * terms.threshold <= terms.committee:
         raise RemoteProtocolError(
-            "a client has a single neighbour, which alone would hold its self-mask",
-            hint="use more neighbours, or mode 'tolerate'",
+            f"{terms.threshold} of a committee of {terms.committee} are no majority, or the round is smaller than it",
+            hint="more than half of a committee must agree, and its members take part in the round",
         )
 
 
@@ -303,7 +299,7 @@ def terms_hash(terms: Terms) -> bytes:
 
 
 def survivors_hash(context: bytes, survivors: tuple[int, ...]) -> bytes:
-    """Commits to a survivor set of one round: what a verdict signs. `context` is the round's digest."""
+    """Names a survivor set of one round: what a member binds itself to. `context` is the round's digest."""
     seats = struct.pack(f"<{len(survivors)}Q", *survivors)
     return hashlib.sha256(b"niss.survivors.v1" + context + seats).digest()
 

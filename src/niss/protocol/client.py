@@ -2,7 +2,8 @@
 
 Guarantees, as long as the driver keeps what `persist` is given and `charge` is durable:
 - nothing is uploaded before its worst case is charged, and no attempt of a round is answered twice;
-- a client signs one survivor set a round, and gives for each neighbour the edge or the piece, never both;
+- a member of the committee gives its part of a repair for one survivor set a round, and so for each client what takes
+  out its mask, or its shares, never both;
 - the seeds of a round follow from one-time keys that are erased when the client is done with it.
 
 Whatever server, tracker or another client got wrong is a `RemoteProtocolError`, and leaves the client as it was.
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
+from niss.protocol import committee
 from niss.protocol.agreement import (
     Agreed,
     agree,
@@ -30,28 +32,15 @@ from niss.protocol.agreement import (
     verify_beacon,
 )
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
-from niss.protocol.messages import (
-    MODES,
-    Prekey,
-    Reveal,
-    RevealedEdge,
-    RevealedPiece,
-    RevealRequest,
-    RoundOpen,
-    SealedPiece,
-    SurvivorClaim,
-    Terms,
-    Upload,
-    Verdict,
-)
-from niss.protocol.shares import PairSecrets, Steps, masked_upload, open_piece, round_update, self_mask_pieces
+from niss.protocol.messages import MODES, Prekey, Reveal, RevealRequest, RoundOpen, Terms, Upload
+from niss.protocol.shares import PairSecrets, Steps, masked_upload, round_update
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
 from niss.protocol.wire import decode, encode, pack, signed_part
 
 # Numbers that differ by less differ by rounding alone.
 _SAME = 1e-6
 
-Answer = TypeVar("Answer", Upload, Verdict, Reveal)
+Answer = TypeVar("Answer", Upload, Reveal)
 
 MOST_PREKEYS = 256
 """How many unused prekeys a client keeps: whoever asks for ever more of them does not fill its disk."""
@@ -216,66 +205,54 @@ class Client:
     def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
         """The upload of a round that was charged: shares, residual noise and, in mode `repair`, the self-mask."""
         secrets, terms = accepted.secrets, accepted.secrets.agreed.terms
-        repair = terms.mode == "repair"
-        commitment, pieces, mask = self_mask_pieces(secrets, entropy) if repair else (b"", (), None)
+        commitment, pieces, mask = b"", b"", None
+        if terms.mode == "repair":
+            dealer = secrets.agreed, secrets.seat
+            mask = committee.own_mask(*dealer, secrets.private)
+            commitment = committee.commit_mask(*dealer, mask)
+            pieces = committee.deal(*dealer, secrets.private, entropy)
         vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
         message = Upload(secrets.agreed.digest, secrets.seat, vector, accepted.fresh, commitment, pieces)
         return self._signed("upload", message)
 
-    def judge(self, claim: SurvivorClaim) -> Verdict:
-        """Agree to a survivor set that has this client in it and stays within what it may have to reveal.
+    @property
+    def awaits_repair(self) -> bool:
+        """Whether this client is in the committee of the round under way, and so may be asked about it once more.
 
-        Refused: a set without this client (its upload would be bared as if it had dropped out), one with more losses
-        than the terms allow, and any second set in the same round. The same claim again gets the same verdict.
+        If not, the round is over for it as soon as it has uploaded, and `close_round` erases its keys.
         """
-        agreed, current = self._current(claim.context)
-        verify(self.policy.server, "claim", signed_part(claim), claim.signature)
-        following = client_step(self._memory.state, "SurvivorClaim")
-        self._check_survivors(agreed, current.seat, claim.survivors)
-        judged = survivors_hash(agreed.digest, claim.survivors)
-        if current.verdict not in (None, judged):
-            raise RemoteProtocolError("this client agreed to another survivor set in this round")
-        current.verdict = judged
-        self._memory.state = following
-        self._remember()
-        return self._signed("verdict", Verdict(agreed.digest, current.seat, current.verdict))
+        current = self._memory.current
+        if current is None:
+            return False
+        return current.seat in self._opened(current).committee
 
     def reveal(self, request: RevealRequest) -> Reveal:
-        """Give edges of dropped neighbours and pieces of surviving ones, against a quorum of verdicts; nothing without.
+        """A member's part of the repair, for one survivor set a round: what takes out masks and shares.
 
-        The quorum is counted among all participants (`Agreed.quorum`), of whom as many collude as this client's policy
-        says: one survivor set a round can reach it. So no server collects edge and piece of one client, which together
-        would bare its upload, nor the edges of more dropped clients than were charged, by several stories. What is
-        given is remembered before its secrets are derived; the request repeated gets the same answer.
+        The set must have this client in it (who else would know that it uploaded?), and stay within the losses that
+        were charged. It is remembered before anything is computed. Another set is refused in this round, the same one
+        gets the same answer. As the threshold is more than (n + c) / 2 of n members, c of whom may collude, of all
+        sets that a server tells of one can gather it, and nobody's mask and shares come out together.
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
         following = client_step(self._memory.state, "RevealRequest")
-        agreed_set = survivors_hash(agreed.digest, request.survivors)
-        if agreed_set != current.verdict:
-            raise RemoteProtocolError(
-                "the server asks to reveal for another survivor set than this client agreed to"
-            )
-        signers = self._signers(agreed, request, agreed_set)
-        secrets = PairSecrets(agreed, current.seat, self._prekeys.private(current.prekey))
-        sealed = {piece.seat: piece for piece in request.pieces}
-        chosen: tuple[list[int], list[int]] = [], []
-        if len(signers) >= agreed.quorum(self.policy.colluders):
-            chosen = self._choose(agreed, current, set(request.survivors), set(sealed))
-        edges, pieces = chosen
+        if current.seat not in agreed.committee:
+            raise RemoteProtocolError("this client is not in the committee of the round")
+        lost = self._check_survivors(agreed, current.seat, request.survivors)
+        asked = survivors_hash(agreed.digest, request.survivors)
+        if current.verdict not in (None, asked):
+            raise RemoteProtocolError("this client gave its part for another survivor set in this round")
+        given = committee.take_apart(agreed, current.seat, request.survivors, request.pieces)
+        private = self._prekeys.private(current.prekey)
+        current.verdict = asked
         self._memory.state = following
         self._remember()
-        # Only now that it is remembered what is given are the secrets themselves derived.
-        message = Reveal(
-            agreed.digest,
-            current.seat,
-            tuple(edge for other in edges for edge in self._edges_with(secrets, other)),
-            tuple(piece for other in pieces for piece in self._piece_of(secrets, sealed[other])),
-        )
-        return self._signed("reveal", message)
+        partials = committee.answer(agreed, current.seat, private, lost, given)
+        return self._signed("reveal", Reveal(agreed.digest, current.seat, partials))
 
     def close_round(self) -> None:
-        """The repair window is over: erase the round's prekey, so that its seeds cannot be derived again."""
+        """Nothing will be asked about the round any more: erase its prekey, and nobody can derive its seeds again."""
         self._forget_prekey()
         self._memory.current = None
         self._remember()
@@ -365,83 +342,41 @@ class Client:
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
         return seat
 
-    def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> None:
-        """Refuse a set that is malformed, says this client dropped out, or asks for more than was charged."""
+    def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> dict[int, list[int]]:
+        """By survivor, its lost neighbours; refuses a set that is malformed, lacks this client or exceeds the caps."""
         size, terms = len(agreed.participants), agreed.terms
         if list(survivors) != sorted(set(survivors)) or not all(0 <= one < size for one in survivors):
             raise RemoteProtocolError("the survivor set is not a list of seats")
         if seat not in survivors:
             raise RemoteProtocolError("the server says this client dropped out, though it uploaded")
-        lost = set(range(size)) - set(survivors)
-        if len(lost) > terms.dropped:
-            raise RemoteProtocolError(f"{len(lost)} clients dropped, at most {terms.dropped} can be repaired")
-        # Of every seat, not of this one alone: what protects this client depends on what the others keep, and the set
-        # is the same for all who agree to it.
-        most = max((len(lost.intersection(agreed.neighbours(one))) for one in survivors), default=0)
+        dropped = size - len(survivors)
+        if dropped > terms.dropped:
+            raise RemoteProtocolError(f"{dropped} clients dropped, at most {terms.dropped} can be repaired")
+        # Of every seat, not of this one alone: the members decide for all.
+        lost = committee.lost_neighbours(agreed, survivors)
+        most = max(len(others) for others in lost.values())
         if most > terms.revealed:
             raise RemoteProtocolError(f"{most} edges to reveal, at most {terms.revealed} were agreed on")
-
-    def _signers(self, agreed: Agreed, request: RevealRequest, agreed_set: bytes) -> set[int]:
-        """The seats whose valid, identical verdicts the request carries."""
-        signers = set()
-        for verdict in request.verdicts:
-            if verdict.context != agreed.digest or verdict.survivors_hash != agreed_set:
-                raise RemoteProtocolError("a verdict is for another round or another survivor set")
-            if not 0 <= verdict.seat < len(agreed.participants):
-                raise RemoteProtocolError("a verdict comes from a seat that this round does not have")
-            identity = agreed.participants[verdict.seat].identity
-            verify(identity, "verdict", signed_part(verdict), verdict.signature)
-            signers.add(verdict.seat)
-        return signers
-
-    def _choose(
-        self, agreed: Agreed, current: CurrentRound, survivors: set[int], sealed: set[int]
-    ) -> tuple[list[int], list[int]]:
-        """The neighbours whose edges, and those whose pieces, are given, once a quorum agrees on which."""
-        edges, pieces = [], []
-        for other in agreed.neighbours(current.seat):
-            if other not in survivors:
-                self._give(current, other, "edge")
-                edges.append(other)
-            elif other in sealed:
-                self._give(current, other, "piece")
-                pieces.append(other)
-        return edges, pieces
-
-    def _give(self, current: CurrentRound, other: int, what: str) -> None:
-        """Note that the edge with, or the piece of, a neighbour is given; refused if the other was given before."""
-        if (before := current.revealed.setdefault(other, what)) != what:
-            raise LocalProtocolError(
-                f"the {before} of seat {other} was already revealed, so its {what} must not be"
-            )
-
-    def _edges_with(self, secrets: PairSecrets, other: int) -> list[RevealedEdge]:
-        """The seeds of the shares to and from a dropped neighbour, where there is one."""
-        return [RevealedEdge(*pair, bytes(seed)) for pair, seed in secrets.seeds_with(other).items()]
-
-    def _piece_of(self, secrets: PairSecrets, sealed: SealedPiece) -> list[RevealedPiece]:
-        """The piece, or none where it is false: a liar among the neighbours may not silence this client."""
-        try:
-            piece = open_piece(secrets, sealed, sealed.seat)
-        except RemoteProtocolError:
-            return []
-        return [RevealedPiece(sealed.seat, piece.index, bytes(piece.value))]
+        return lost
 
     def _current(self, context: bytes) -> tuple[Agreed, CurrentRound]:
         """The round under way, which must be the one of this context and of mode `repair`."""
         current = self._memory.current
         if current is None:
             raise RemoteProtocolError("this client is not in a round")
-        opened = decode(current.opened)
-        if not isinstance(opened, RoundOpen):
-            raise LocalProtocolError("this client's memory is damaged: it does not contain an opened round")
-        agreed = agree(opened)
+        agreed = self._opened(current)
         if agreed.digest != context:
             raise RemoteProtocolError("the message belongs to another round than the one under way")
         if agreed.terms.mode != "repair":
             # Nothing was charged for reveals.
             raise RemoteProtocolError(f"a round of mode {agreed.terms.mode!r} is not repaired")
         return agreed, current
+
+    def _opened(self, current: CurrentRound) -> Agreed:
+        opened = decode(current.opened)
+        if not isinstance(opened, RoundOpen):
+            raise LocalProtocolError("this client's memory is damaged: it does not contain an opened round")
+        return agree(opened)
 
     def _forget_prekey(self) -> None:
         """Erase the prekey of the round that is over: from here on its seeds cannot be derived again."""

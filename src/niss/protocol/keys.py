@@ -5,130 +5,40 @@ the purpose and a hash of the message under a domain tag). Prekeys are signed by
 erased when it can no longer need them. Once a prekey is erased at both ends, nothing that is still stored can derive
 its round's seeds again (forward secrecy). Numbers are never given twice, not even after all keys were erased.
 
-A secret (`Secret`, `SecretBytes`) does not show itself: not in a repr, a format, a pickle, a copy or a traceback's
-locals. What is promised is that it is never shown by accident. It is no protection against code that asks for the
-bytes, and Python cannot wipe memory: a dropped secret may stay there until it is written over.
+**Possession.** In a repair a committee multiplies prekeys by secrets that it holds in pieces. A client that could list
+a key without knowing its private half, such as that of another plus the base point, would learn from it what two others
+share. So a prekey is signed by identity and prekey together: an Ed25519 signature that verifies under
 
-`length_prefixed` is the one unambiguous encoding of everything that is hashed or signed.
+    identity + h * lift(prekey),        h a hash of both,
+
+of which only someone who knows both private halves knows the logarithm (two answers to different h give both; key
+aggregation as in MuSig, Maxwell et al. 2019, with one signer for both keys). It costs no bytes beside the signature.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn, Self, SupportsIndex, overload
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol import curve
 from niss.protocol.messages import Prekey
+from niss.protocol.secrets import LARGEST_UINT64 as LARGEST_UINT64
+from niss.protocol.secrets import Entropy as Entropy
+from niss.protocol.secrets import Secret as Secret
+from niss.protocol.secrets import SecretBytes as SecretBytes
+from niss.protocol.secrets import draw as draw
+from niss.protocol.secrets import is_uint64 as is_uint64
+from niss.protocol.secrets import length_prefixed as length_prefixed
+from niss.protocol.secrets import uint64 as uint64
 
-# Gives that many fresh, unpredictable bytes; `os.urandom` outside of tests.
-Entropy = Callable[[int], bytes]
-
-LARGEST_UINT64 = 2**64 - 1
 LONGEST_PURPOSE = 64
-
-
-class Secret:
-    """A base for whatever holds a secret: its repr is its type alone, and pickling or copying is a TypeError.
-
-    A subclass that lets something public show (an identity its fingerprint) overrides `__repr__`; `str` and `format`
-    follow it.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: hidden>"
-
-    def __str__(self) -> str:
-        return repr(self)
-
-    def __format__(self, spec: str, /) -> str:
-        return format(repr(self), spec)
-
-    def __reduce_ex__(self, _: SupportsIndex, /) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} holds a secret and cannot be pickled or copied")
-
-    def _refuse_copy(self, *_: Any) -> NoReturn:
-        self.__reduce_ex__(0)
-
-    # Each by its own name: copy, deepcopy and the protocols of pickle look for different ones.
-    __reduce__ = __getstate__ = __copy__ = __deepcopy__ = _refuse_copy
-
-
-class SecretBytes(Secret, bytes):
-    """Bytes that do not show themselves, and are compared in constant time.
-
-    They are bytes wherever bytes are wanted (hashing, encryption, writing to a file). Slices and sums stay
-    hidden; `bytes(secret)` and `secret.hex()` reveal, and are to be written only where that is meant.
-    """
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return hmac.compare_digest(self, other) if isinstance(other, bytes) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:
-        return not hmac.compare_digest(self, other) if isinstance(other, bytes) else NotImplemented
-
-    __hash__ = bytes.__hash__
-
-    @overload
-    def __getitem__(self, key: SupportsIndex, /) -> int: ...
-    @overload
-    def __getitem__(self, key: slice, /) -> Self: ...
-    def __getitem__(self, key: SupportsIndex | slice, /) -> int | Self:
-        if isinstance(key, slice):
-            return type(self)(super().__getitem__(key))
-        return super().__getitem__(key)
-
-    def __add__(self, other: Any, /) -> Self:
-        return type(self)(super().__add__(other))
-
-    def __radd__(self, other: bytes, /) -> Self:
-        return type(self)(b"".join((other, self)))
-
-
-def draw(entropy: Entropy, count: int) -> SecretBytes:
-    """`count` bytes from an entropy source, hidden at once.
-
-    A source that returns anything but `count` bytes is broken: `LocalProtocolError`, without showing what it returned.
-    """
-    content = entropy(count)
-    if not isinstance(content, bytes):
-        content = None  # Not left for a traceback to show.
-        raise LocalProtocolError("the entropy source did not return bytes", hint="pass os.urandom")
-    content = SecretBytes(content)
-    if len(content) != count:
-        raise LocalProtocolError(
-            f"the entropy source returned {len(content)} bytes instead of {count}", hint="pass os.urandom"
-        )
-    return content
-
-
-def length_prefixed(*fields: bytes) -> bytes:
-    """Each field after its length (4 bytes, big-endian): no two lists of fields encode alike.
-
-    Whatever is hashed or signed goes through here, so that no field can borrow bytes from its neighbour.
-    """
-    return b"".join(part for field in fields for part in (len(field).to_bytes(4, "big"), field))
-
-
-def uint64(number: int) -> bytes:
-    """8 bytes, big-endian."""
-    return number.to_bytes(8, "big")
-
-
-def is_uint64(number: object) -> bool:
-    """Whether it is an int (no bool) from 0 to 2^64 - 1."""
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= LARGEST_UINT64
 
 
 def purpose_bytes(purpose: str) -> bytes:
@@ -154,7 +64,9 @@ LARGEST_BATCH = 2**16
 
 _SIGNATURE_TAG = b"niss.signature.v1"
 _FINGERPRINT_TAG = b"niss.fingerprint.v1"
-_PREKEY_PURPOSE = "prekey"
+_PREKEY_PURPOSE = "prekey with possession"
+_POSSESSION_TAG = b"niss.possession.v1"
+_NONCE_TAG = b"niss.possession-nonce.v1"
 _STORE_TAG = b"niss-prekeys/1\n"
 _ENTRY_BYTES = 8 + SECRET_BYTES
 
@@ -218,6 +130,13 @@ class Identity(Secret):
     def sign(self, purpose: str, message: bytes) -> bytes:
         """64 bytes that `verify` accepts for this purpose and message, and for no other."""
         return self._key.sign(_signed_bytes(purpose, message))
+
+    def sign_prekey(self, number: int, private: SecretBytes) -> SignedPrekey:
+        """The prekey with this private half, signed with it and with the identity."""
+        public = x25519_public(private)
+        message = _signed_bytes(_PREKEY_PURPOSE, _prekey_statement(self.public, number, public))
+        weight = _possession_weight(self.public, public)
+        return SignedPrekey(number, public, _sign_jointly(self._secret, private, weight, message))
 
     def secret_bytes(self) -> SecretBytes:
         """The secret itself, for the key file and nothing else."""
@@ -306,10 +225,19 @@ class SignedPrekey:
             raise RemoteProtocolError(f"a prekey's signature has {SIGNATURE_BYTES} bytes")
 
     def verify(self, identity_public: bytes) -> None:
-        """Raises `RemoteProtocolError` unless that identity made this prekey, and it is not degenerate."""
+        """Raises `RemoteProtocolError` unless that identity made this prekey, knows it, and it is not degenerate."""
         check_agreeable(self.public)
+        check_public(identity_public)
+        weight = curve.to_scalar(_possession_weight(identity_public, self.public))
+        joint = curve.total((identity_public, curve.times(weight, curve.lift(self.public))))
         statement = _prekey_statement(identity_public, self.id, self.public)
-        verify(identity_public, _PREKEY_PURPOSE, statement, self.signature)
+        try:
+            verify(joint, _PREKEY_PURPOSE, statement, self.signature)
+        except RemoteProtocolError:
+            raise RemoteProtocolError(
+                f"the signature for 'prekey' is not by {fingerprint(identity_public)}, or made without the prekey itself",
+                hint="it was changed in transit, made by someone else, or by an earlier release; do not use it",
+            ) from None
 
     def encode(self) -> bytes:
         """104 bytes: number (big-endian), public key, signature."""
@@ -363,10 +291,8 @@ class PrekeyStore(Secret):
         for position in range(count):
             number = self._next + position
             private = drawn[SECRET_BYTES * position : SECRET_BYTES * (position + 1)]
-            public = x25519_public(private)
-            statement = _prekey_statement(identity.public, number, public)
             privates[number] = private
-            signed.append(SignedPrekey(number, public, identity.sign(_PREKEY_PURPOSE, statement)))
+            signed.append(identity.sign_prekey(number, private))
         self._privates |= privates
         self._next += count
         return tuple(signed)
@@ -446,3 +372,20 @@ def x25519_public(private: SecretBytes) -> bytes:
 def _prekey_statement(identity_public: bytes, number: int, public: bytes) -> bytes:
     """What an identity signs to say that a prekey is its own."""
     return length_prefixed(identity_public, uint64(number), public)
+
+
+def _possession_weight(identity_public: bytes, public: bytes) -> int:
+    return curve.hash_to_number(_POSSESSION_TAG, identity_public, public)
+
+
+def _sign_jointly(identity: SecretBytes, private: SecretBytes, weight: int, message: bytes) -> bytes:
+    """A signature (RFC 8032) under the sum of both keys, the second one `weight` times.
+
+    The nonce is a hash of both secrets and the message, as in Ed25519 itself: never the same for two messages.
+    """
+    own = curve.to_number(curve.clamped(hashlib.sha512(identity).digest()[:SECRET_BYTES]))
+    scalar = own + weight * curve.to_number(curve.scalar_of(private))
+    nonce = curve.hash_to_number(_NONCE_TAG, identity, private, message)
+    seen, public = curve.times_base(curve.to_scalar(nonce)), curve.times_base(curve.to_scalar(scalar))
+    asked = int.from_bytes(hashlib.sha512(seen + public + message).digest(), "little")
+    return seen + bytes(curve.to_scalar(nonce + asked * scalar))

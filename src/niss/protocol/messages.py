@@ -3,11 +3,9 @@
 A round, in order (`tolerate` ends after the uploads, `repair` goes on):
 
     server -> client   RoundOpen      who takes part, on which terms, with which beacon
-    client -> server   Upload         the noisy update; in repair also sealed pieces of its self-mask seed
-    server -> client   SurvivorClaim  whose uploads arrived
-    client -> server   Verdict        a signature under that claim: one for each client and round, ever
-    server -> client   RevealRequest  the quorum of verdicts, and the pieces meant for this client
-    client -> server   Reveal         for each neighbour either the seeds of the shared edge or its piece
+    client -> server   Upload         the noisy update; in repair also pieces of its round key for the committee
+    server -> member   RevealRequest  whose uploads arrived, and the pieces meant for this member of the committee
+    member -> server   Reveal         what takes out the masks of the survivors and their shares with the dropped
 
 Every message of a client is signed by its identity, every message of the server by the server's; `signature` is empty
 until it is. `context` is the digest of the round's context, `seat` a place in the list of participants. Nothing here
@@ -23,13 +21,9 @@ from dataclasses import dataclass
 MODES = ("tolerate", "repair")
 
 
-SHORT_BYTES = 16
-"""Length of the hashes with which uploads commit to pieces and seeds; see `niss.protocol.shares`."""
-
-
 @dataclass(frozen=True)
 class Prekey:
-    """A one-time X25519 key, signed by the identity it belongs to."""
+    """A one-time X25519 key, signed by the identity it belongs to and by itself."""
 
     number: int
     public: bytes
@@ -59,9 +53,8 @@ class Terms:
     unit_variance           variance of a unit share, an entry; infinite: shares and self-masks are uniform
     residual_variance       of the noise that stays in the sum, a client
     self_variance           of a self-mask, which a repair takes out; infinite where it is uniform
-    colluding_neighbours    how many neighbours of a client may collude: behind the threshold
-    revealed, dropped       most edges a client may have to reveal, most clients that may drop out
-    threshold_share         share of the neighbours whose pieces rebuild a self-mask's seed
+    revealed, dropped       most edges of a client that may be revealed, most clients that may drop out
+    committee, threshold    how many members repair the round, and how many of them it takes; 0 in mode `tolerate`
 
     Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units.
     """
@@ -78,10 +71,10 @@ class Terms:
     unit_variance: float
     residual_variance: float
     self_variance: float
-    colluding_neighbours: int
     revealed: int
     dropped: int
-    threshold_share: float
+    committee: int
+    threshold: int
 
     @property
     def uniform(self) -> bool:
@@ -112,41 +105,13 @@ class RoundOpen:
 
 
 @dataclass(frozen=True)
-class SealedPiece:
-    """A piece of a self-mask's seed for the neighbour in that seat.
-
-    `ciphertext` is the piece, sealed to the neighbour, and behind it two hashes of 16 bytes with which the owner
-    commits itself: to the piece, and to the seeds of its shares with that neighbour. They travel with the sealed bytes,
-    so that a message is laid out as it was before there were any.
-    """
-
-    seat: int
-    ciphertext: bytes
-
-    @property
-    def sealed(self) -> bytes:
-        """What only the neighbour can open."""
-        return self.ciphertext[: -2 * SHORT_BYTES]
-
-    @property
-    def commitment(self) -> bytes:
-        """To the piece."""
-        return self.ciphertext[-2 * SHORT_BYTES : -SHORT_BYTES]
-
-    @property
-    def edges(self) -> bytes:
-        """To the seeds of the shares with the neighbour, both directions."""
-        return self.ciphertext[-SHORT_BYTES:]
-
-
-@dataclass(frozen=True)
 class Upload:
     """One client's contribution.
 
     vector          grid steps modulo 2^modulus_bits, packed
     fresh_prekeys   to be used in later rounds
     commitment      to the seed of its self-mask; empty in mode `tolerate`
-    pieces          of that seed, one sealed to each neighbour, in order of seats
+    pieces          of its round key, for the committee (`niss.protocol.committee.deal`); empty in mode `tolerate`
     """
 
     context: bytes
@@ -154,69 +119,43 @@ class Upload:
     vector: bytes
     fresh_prekeys: tuple[Prekey, ...]
     commitment: bytes
-    pieces: tuple[SealedPiece, ...]
-    signature: bytes = b""
-
-
-@dataclass(frozen=True)
-class SurvivorClaim:
-    """The server says whose uploads arrived; everyone else counts as dropped."""
-
-    context: bytes
-    survivors: tuple[int, ...]
-    signature: bytes = b""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A client agrees to a survivor set, once a round."""
-
-    context: bytes
-    seat: int
-    survivors_hash: bytes
+    pieces: bytes
     signature: bytes = b""
 
 
 @dataclass(frozen=True)
 class RevealRequest:
-    """What a client needs to see before it reveals anything: verdicts, and the pieces it is to open.
+    """The server tells a member of the committee whose uploads arrived; everyone else counts as dropped.
 
-    `pieces[i].seat` is here the owner of the piece, not its receiver.
+    `pieces` has what this member needs of each survivor's pieces, in order of seats.
     """
 
     context: bytes
     survivors: tuple[int, ...]
-    verdicts: tuple[Verdict, ...]
-    pieces: tuple[SealedPiece, ...]
+    pieces: bytes
     signature: bytes = b""
 
 
 @dataclass(frozen=True)
-class RevealedEdge:
-    """The seed of the share that `sender` gave `receiver` in this round; one of them dropped out."""
+class Partials:
+    """What a member makes of its piece of the client in `seat`, who survived.
 
-    sender: int
-    receiver: int
-    seed: bytes
-
-
-@dataclass(frozen=True)
-class RevealedPiece:
-    """A piece of the self-mask seed of the client in `seat`, who survived."""
+    points   32 bytes each: for its self-mask, then for its shares with each dropped neighbour, in order of seats
+    proof    that they were made with the piece that the client committed to
+    """
 
     seat: int
-    index: int
-    value: bytes
+    points: bytes
+    proof: bytes
 
 
 @dataclass(frozen=True)
 class Reveal:
-    """For each neighbour of the client in `seat`: the edge, or the piece, never both."""
+    """The answer of the committee's member in `seat`: for each client its mask, or its shares, never both."""
 
     context: bytes
     seat: int
-    edges: tuple[RevealedEdge, ...]
-    pieces: tuple[RevealedPiece, ...]
+    partials: tuple[Partials, ...]
     signature: bytes = b""
 
 
@@ -229,4 +168,4 @@ class Refusal:
     signature: bytes = b""
 
 
-Message = RoundOpen | Upload | SurvivorClaim | Verdict | RevealRequest | Reveal | Refusal
+Message = RoundOpen | Upload | RevealRequest | Reveal | Refusal

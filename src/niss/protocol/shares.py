@@ -1,38 +1,25 @@
-"""From two prekeys to the noise of an upload: shared secrets, the seeds derived from them, sealed pieces, noise.
+"""From two prekeys to the noise of an upload: shared secrets, the seeds derived from them, noise.
 
 **Seeds.** Two neighbours agree on a secret (X25519, RFC 7748) and derive from it, by HKDF-SHA256 (RFC 5869) over
 everything that names a share, the same seed at both ends; nobody else can. Any difference in run, round, attempt,
 beacon, participants, graph, direction or purpose gives an unrelated seed; the same context twice gives the same seeds,
 which is why a client answers each context at most once.
 
-**Sealing** (ChaCha20-Poly1305, RFC 8439) carries pieces of self-mask seeds past a server that must not read them. *Why
-the nonce is fixed:* the cipher fails when one key meets one nonce twice. Here each message has a key of its own: HKDF
-over the pair's secret and the round, attempt, direction and purpose, salted with 32 fresh bytes that travel with the
-message. A key that is used once cannot repeat its nonce, and since the salt is fresh this holds even for a client
-that crashed, restarted, and seals another piece in the same round.
-
 **Noise.** A client adds to its rounded update the shares of its edges, fresh residual noise and, in mode `repair`, its
 self-mask (Bonawitz et al., 2017, mask twice for the same reason: a late upload must not be bared by a repair). All of
 it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit. Shares and self-masks
 are Gaussian or, where the terms say so, uniform (`add_noises`); the residual noise is always Gaussian.
-
-**Commitments.** In mode `repair` an upload commits to every piece and, for each neighbour, to the seeds of the shares
-with it, before anyone knows who drops out; the server checks each reveal against them (`server`). They are hashes
-of at least 256 unpredictable bits, which hide them, cut to 16 bytes. That is enough: the true value is fixed by its
-owner or by both ends' keys, so to pass another one off for it takes a second preimage (2^128 hashes), not a collision.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
@@ -46,23 +33,14 @@ from niss.protocol.keys import (
     Entropy,
     Secret,
     SecretBytes,
-    draw,
     length_prefixed,
     purpose_bytes,
 )
-from niss.protocol.messages import SHORT_BYTES, SealedPiece
-from niss.protocol.shamir import Piece, commit, split
 from niss.randomness import SecretStream, add_gaussians, add_uniforms
 
 SEED_BYTES = 32
-SALT_BYTES = 32
-TAG_BYTES = 16
-OVERHEAD_BYTES = SALT_BYTES + TAG_BYTES
-LONGEST_PLAINTEXT = 2**16
 _PAIR_TAG = b"niss.pair.v1"
 _SEED_TAG = b"niss.seed.v1"
-_SEAL_TAG = b"niss.seal.v1"
-_NONCE = bytes(12)
 
 Steps = NDArray[np.int64]
 
@@ -86,33 +64,21 @@ def pair_secret(own_prekey_private: bytes, their_prekey_public: bytes) -> Secret
             "the other side's prekey is degenerate: it would make the shared secret known to all",
             hint="do not use it",
         ) from None
-    first, second = sorted((own_public, their_prekey_public))
+    return hash_agreement(agreed, own_public, their_prekey_public)
+
+
+def hash_agreement(agreed: SecretBytes, one: bytes, other: bytes) -> SecretBytes:
+    """The secret of two prekeys from what X25519 makes of them and their public halves, in either order."""
+    first, second = sorted((one, other))
     return SecretBytes(hashlib.sha256(length_prefixed(_PAIR_TAG, agreed, first, second)).digest())
 
 
 def derive_seed(
     shared: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str
 ) -> SecretBytes:
-    """The 32-byte seed of what `sender` shares with `receiver`; the way back has another one.
+    """The 32-byte seed of what `sender` shares with `receiver`; the way back has another one. HKDF-SHA256.
 
     `shared` is their `pair_secret`; `sender` and `receiver` are identities; `purpose` is "share" for noise.
-    """
-    shared = SecretBytes(shared)
-    return expand(_SEED_TAG, shared, context, sender, receiver, purpose)
-
-
-def expand(
-    tag: bytes,
-    shared: bytes,
-    context: RoundContext,
-    sender: bytes,
-    receiver: bytes,
-    purpose: str,
-    salt: bytes | None = None,
-) -> SecretBytes:
-    """32 bytes of HKDF-SHA256 over the pair's secret, bound to context, direction and purpose.
-
-    `tag` keeps seeds, which repair may reveal, apart from sealing keys; `salt` makes a sealing key fresh.
     """
     shared = SecretBytes(shared)
     for name, identity in (("sender", sender), ("receiver", receiver)):
@@ -122,53 +88,8 @@ def expand(
         raise LocalProtocolError("sender and receiver are the same", hint="no client is its own neighbour")
     if len(shared) != SEED_BYTES:
         raise LocalProtocolError(f"a shared secret has {SEED_BYTES} bytes, as `pair_secret` returns it")
-    info = length_prefixed(tag, *context.fields(), sender, receiver, purpose_bytes(purpose))
-    return SecretBytes(HKDF(SHA256(), SEED_BYTES, salt, info).derive(shared))
-
-
-def seal(
-    shared: bytes,
-    context: RoundContext,
-    sender: bytes,
-    receiver: bytes,
-    purpose: str,
-    plaintext: bytes,
-    *,
-    entropy: Entropy,
-) -> bytes:
-    """`plaintext` for `receiver` alone, 48 bytes longer; opens only with the same context, ends and purpose.
-
-    `shared` is their `pair_secret`, `purpose` is "piece" for a piece of a self-mask; at most 2^16 bytes.
-    """
-    shared, plaintext = SecretBytes(shared), SecretBytes(plaintext)
-    if len(plaintext) > LONGEST_PLAINTEXT:
-        raise LocalProtocolError(f"at most {LONGEST_PLAINTEXT} bytes are sealed, not {len(plaintext)}")
-    salt = bytes(draw(entropy, SALT_BYTES))
-    key = expand(_SEAL_TAG, shared, context, sender, receiver, purpose, salt)
-    bound = _associated(context, sender, receiver, purpose)
-    return salt + ChaCha20Poly1305(key).encrypt(_NONCE, plaintext, bound)
-
-
-def open_sealed(
-    shared: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str, sealed: bytes
-) -> SecretBytes:
-    """What `sender` sealed with the same context, ends and purpose; anything else is a `RemoteProtocolError`."""
-    shared = SecretBytes(shared)
-    if not OVERHEAD_BYTES <= len(sealed) <= OVERHEAD_BYTES + LONGEST_PLAINTEXT:
-        raise RemoteProtocolError(f"{len(sealed)} bytes cannot be a sealed message")
-    key = expand(_SEAL_TAG, shared, context, sender, receiver, purpose, sealed[:SALT_BYTES])
-    bound = _associated(context, sender, receiver, purpose)
-    try:
-        return SecretBytes(ChaCha20Poly1305(key).decrypt(_NONCE, sealed[SALT_BYTES:], bound))
-    except InvalidTag:
-        raise RemoteProtocolError(
-            f"a sealed {purpose!r} does not open",
-            hint="it was changed in transit, or made for another round, neighbour or purpose",
-        ) from None
-
-
-def _associated(context: RoundContext, sender: bytes, receiver: bytes, purpose: str) -> bytes:
-    return length_prefixed(_SEAL_TAG, context.digest(), sender, receiver, purpose_bytes(purpose))
+    info = length_prefixed(_SEED_TAG, *context.fields(), sender, receiver, purpose_bytes(purpose))
+    return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(shared))
 
 
 class PairSecrets(Secret):
@@ -178,17 +99,16 @@ class PairSecrets(Secret):
     private         the private half of the prekey it is listed with
     """
 
-    __slots__ = ("_private", "_secrets", "_shares", "agreed", "seat")
+    __slots__ = ("_secrets", "agreed", "private", "seat")
 
     def __init__(self, agreed: Agreed, seat: int, private: SecretBytes) -> None:
-        self.agreed, self.seat, self._private = agreed, seat, private
+        self.agreed, self.seat, self.private = agreed, seat, private
         self._secrets: dict[int, SecretBytes] = {}
-        self._shares = {(sender, receiver) for sender, receiver, _ in agreed.edges_of(seat)}
 
     def secret(self, other: int) -> SecretBytes:
         """The `pair_secret` with the client in that seat; refuses a prekey with which none can be shared."""
         if other not in self._secrets:
-            self._secrets[other] = pair_secret(self._private, self.agreed.participants[other].prekey.public)
+            self._secrets[other] = pair_secret(self.private, self.agreed.participants[other].prekey.public)
         return self._secrets[other]
 
     def check_neighbours(self) -> None:
@@ -200,11 +120,6 @@ class PairSecrets(Secret):
         """The seed of the share from `sender` to `receiver`, this client being one of the two."""
         shared = self.secret(receiver if self.seat == sender else sender)
         return derive_seed(shared, self.agreed.context, *self.ends(sender, receiver), "share")
-
-    def seeds_with(self, other: int) -> dict[tuple[int, int], SecretBytes]:
-        """By sender and receiver, the seeds of the shares with a neighbour: of the one sent, of the one received."""
-        pairs = (self.seat, other), (other, self.seat)
-        return {pair: self.edge_seed(*pair) for pair in pairs if pair in self._shares}
 
     def ends(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
         """The identities in two seats."""
@@ -219,60 +134,6 @@ def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy
     """
     bound = Fraction(agreed.terms.clip) / len(agreed.participants)
     return round_randomly(agreed.grid, weighted, bound, SecretStream.fresh(entropy))
-
-
-def self_mask_pieces(
-    secrets: PairSecrets, entropy: Entropy
-) -> tuple[bytes, tuple[SealedPiece, ...], SecretBytes]:
-    """A fresh self-mask seed: its commitment, its pieces sealed to the neighbours, and the seed itself.
-
-    Piece i (from 1) goes to the i-th neighbour; `Agreed.threshold` of them give the seed back.
-    """
-    agreed, seat = secrets.agreed, secrets.seat
-    mask = draw(entropy, SEED_BYTES)
-    neighbours = agreed.neighbours(seat)
-    sealed = []
-    for other, piece in zip(
-        neighbours, split(mask, agreed.threshold(seat), len(neighbours), entropy), strict=True
-    ):
-        shared, ends = secrets.secret(other), secrets.ends(seat, other)
-        text = seal(shared, agreed.context, *ends, "piece", piece.encode(), entropy=entropy)
-        promised = piece_commitment(agreed, seat, other, piece)
-        promised += edge_commitment(agreed, seat, other, secrets.seeds_with(other))
-        sealed.append(SealedPiece(other, text + promised))
-    return commit(mask, agreed.mask_context(seat)), tuple(sealed), mask
-
-
-def open_piece(secrets: PairSecrets, sealed: SealedPiece, owner: int) -> Piece:
-    """The piece of the self-mask of `owner` that was sealed to this client; else `RemoteProtocolError`.
-
-    Refused too is one that its owner did not commit to: whoever passed that on would look like a liar.
-    """
-    agreed, seat = secrets.agreed, secrets.seat
-    shared, ends = secrets.secret(owner), secrets.ends(owner, seat)
-    piece = Piece.decode(open_sealed(shared, agreed.context, *ends, "piece", sealed.sealed))
-    if piece_commitment(agreed, owner, seat, piece) != sealed.commitment:
-        raise RemoteProtocolError("the sealed piece is not the one that its owner committed to")
-    return piece
-
-
-def piece_commitment(agreed: Agreed, owner: int, holder: int, piece: Piece) -> bytes:
-    """16 bytes that bind the owner of a self-mask to the piece that `holder` is given."""
-    people = agreed.participants
-    context = b"piece" + agreed.digest + people[owner].identity + people[holder].identity
-    return commit(piece.encode(), context)[:SHORT_BYTES]
-
-
-def edge_commitment(agreed: Agreed, one: int, other: int, seeds: Mapping[tuple[int, int], bytes]) -> bytes:
-    """16 bytes that bind to the seeds of all shares between two seats; the same at both ends.
-
-    `seeds` holds them by sender and receiver: of both directions, or of the only one that the graph has.
-    """
-    low, high = sorted((one, other))
-    people = agreed.participants
-    context = b"edge" + agreed.digest + people[low].identity + people[high].identity
-    whole = SecretBytes(b"".join(seeds[pair] for pair in ((low, high), (high, low)) if pair in seeds))
-    return commit(whole, context)[:SHORT_BYTES]
 
 
 def masked_upload(

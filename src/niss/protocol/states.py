@@ -1,12 +1,13 @@
 """The states of a round, the table of steps between them, and what a client must remember of them.
 
 `tolerate`: a client goes IDLE -> UPLOADED and waits for the next round, the server IDLE -> COLLECTING -> CLOSED.
-`repair` adds judging who survived and revealing what the dropped left behind. Whatever is not in a table is refused.
+`repair` adds, for the members of the committee alone, revealing what the dropped left behind. Whatever is not in a
+table is refused.
 
-A client's `Memory` says which rounds it answered, what it agreed to and what it gave away. The driver keeps its bytes
-on durable storage; the machine hands them over before it lets any message go. A client whose memory is lost must not
-take part under the same identity again: it could answer a round twice, and the difference of two uploads with the
-same shares is free of them.
+A client's `Memory` says which rounds it answered, and for which survivor set it gave its part of a repair. The driver
+keeps its bytes on durable storage; the machine hands them over before it lets any message go. A client whose memory is
+lost must not take part under the same identity again: it could answer a round twice, and the difference of two uploads
+with the same shares is free of them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,11 @@ class ClientState(Enum):
 
     IDLE        has not answered a round yet
     UPLOADED    has sent its noisy update; whatever comes later can only be a repair, or the next round
-    JUDGED      has signed one survivor set, and will sign no other in this round
-    REVEALED    has given edges and pieces for that set
+    REVEALED    has given its part of the repair for one survivor set, and gives it for no other in this round
     """
 
     IDLE = "idle"
     UPLOADED = "uploaded"
-    JUDGED = "judged"
     REVEALED = "revealed"
 
 
@@ -41,14 +40,12 @@ class ServerState(Enum):
 
     IDLE        has not opened a round yet
     COLLECTING  takes uploads
-    JUDGING     has claimed who survived, and takes verdicts
-    REPAIRING   has asked for reveals, and takes them
+    REPAIRING   has asked the committee for reveals, and takes them
     CLOSED      has summed; the next round may be opened
     """
 
     IDLE = "idle"
     COLLECTING = "collecting"
-    JUDGING = "judging"
     REPAIRING = "repairing"
     CLOSED = "closed"
 
@@ -57,12 +54,9 @@ class ServerState(Enum):
 CLIENT_TABLE: dict[tuple[ClientState, str], ClientState] = {
     (ClientState.IDLE, "RoundOpen"): ClientState.UPLOADED,
     (ClientState.UPLOADED, "RoundOpen"): ClientState.UPLOADED,
-    (ClientState.JUDGED, "RoundOpen"): ClientState.UPLOADED,
     (ClientState.REVEALED, "RoundOpen"): ClientState.UPLOADED,
-    (ClientState.UPLOADED, "SurvivorClaim"): ClientState.JUDGED,
-    (ClientState.JUDGED, "RevealRequest"): ClientState.REVEALED,
+    (ClientState.UPLOADED, "RevealRequest"): ClientState.REVEALED,
     # Said again after a lost reply or a restart: the client repeats itself, and refuses anything else.
-    (ClientState.JUDGED, "SurvivorClaim"): ClientState.JUDGED,
     (ClientState.REVEALED, "RevealRequest"): ClientState.REVEALED,
 }
 
@@ -71,12 +65,9 @@ SERVER_TABLE: dict[tuple[ServerState, str], ServerState] = {
     (ServerState.IDLE, "open round"): ServerState.COLLECTING,
     (ServerState.CLOSED, "open round"): ServerState.COLLECTING,
     (ServerState.COLLECTING, "Upload"): ServerState.COLLECTING,
-    (ServerState.COLLECTING, "claim survivors"): ServerState.JUDGING,
-    (ServerState.JUDGING, "Verdict"): ServerState.JUDGING,
-    (ServerState.JUDGING, "request reveals"): ServerState.REPAIRING,
+    (ServerState.COLLECTING, "request reveals"): ServerState.REPAIRING,
     (ServerState.REPAIRING, "Reveal"): ServerState.REPAIRING,
     (ServerState.COLLECTING, "finish"): ServerState.CLOSED,
-    (ServerState.JUDGING, "finish"): ServerState.CLOSED,
     (ServerState.REPAIRING, "finish"): ServerState.CLOSED,
 }
 
@@ -107,6 +98,10 @@ def server_step(state: ServerState, event: str) -> ServerState:
 _LOST = "enrol with a new identity; an old one without its memory could answer a round twice"
 
 
+# A state of an earlier release: it had bound itself to a survivor set.
+_RENAMED = {"judged": "revealed"}
+
+
 @dataclass
 class CurrentRound:
     """The round a client is in.
@@ -114,15 +109,13 @@ class CurrentRound:
     opened      the encoded `RoundOpen` it answered
     seat        where it sits
     prekey      the number of the prekey it is listed with
-    verdict     hash of the survivor set it agreed to, once it has
-    revealed    by neighbour's seat, what it gave away: "edge" or "piece", never both
+    verdict     hash of the survivor set for which it gave its part of the repair, once it has
     """
 
     opened: bytes
     seat: int
     prekey: int
     verdict: bytes | None = None
-    revealed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -153,7 +146,6 @@ class Memory:
                 "seat": self.current.seat,
                 "prekey": self.current.prekey,
                 "verdict": None if self.current.verdict is None else self.current.verdict.hex(),
-                "given": {str(seat): what for seat, what in self.current.revealed.items()},
             }
         return {
             "last": {run: list(when) for run, when in self.last.items()},
@@ -173,12 +165,11 @@ class Memory:
                     seat=int(stored["seat"]),
                     prekey=int(stored["prekey"]),
                     verdict=None if stored["verdict"] is None else bytes.fromhex(stored["verdict"]),
-                    revealed={int(seat): str(what) for seat, what in stored["given"].items()},
                 )
             return cls(
                 last={run: (int(when[0]), int(when[1])) for run, when in values["last"].items()},
                 beacon={anchor: int(index) for anchor, index in values["beacon"].items()},
-                state=ClientState(values["state"]),
+                state=ClientState(_RENAMED.get(values["state"], values["state"])),
                 current=current,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:

@@ -4,11 +4,10 @@
 
     tag  message         bytes, with its signature, for seats below 128
     1    RoundOpen       about 250, and 130 for each participant
-    2    Upload          108, the vector, 98 for each fresh prekey; in `repair` 32 more, and 87 for each neighbour
-    3    SurvivorClaim   104, and 1 for each survivor
-    4    Verdict         136
-    5    RevealRequest   106, 1 for each survivor, 130 for each verdict, 87 for each piece
-    6    Reveal          106, 34 for each edge, 36 for each piece
+    2    Upload          109, the vector, 98 for each fresh prekey; in `repair` 96 more, and 64 for each member of the
+                         committee, or 32 for one whose piece follows
+    5    RevealRequest   106, and for each survivor 97, or 65 where the piece follows
+    6    Reveal          105, for each survivor 51, and 32 for its mask and for each neighbour that it lost
     7    Refusal         104, and its text
 
 Each message has one encoding and each accepted encoding is that of the message it decodes to. What is refused is
@@ -26,7 +25,7 @@ vector has exactly one packed form, and only that is unpacked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
@@ -130,36 +129,28 @@ def _plain(data: bytes, modulus_bits: int) -> NDArray[Any]:
 
 
 MAGIC = b"NISS"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
 RUN_BYTES = 64
+POINT_BYTES, PROOF_BYTES = 32, 48
 
 _DEFAULT = Limits()
 _participants: Bound = attrgetter("max_participants")
-_pieces: Bound = attrgetter("max_pieces")
-_piece_bytes: Bound = attrgetter("max_piece_bytes")
+# Of 32 bytes each: a fresh key, and for each member a point and a piece; or for each survivor; or for each lost client.
+_pieces: Bound = lambda limits: POINT_BYTES * 3 * limits.max_participants  # noqa: E731
+_points: Bound = lambda limits: POINT_BYTES * limits.max_participants  # noqa: E731
 _reason_bytes: Bound = attrgetter("max_reason_bytes")
 
 
-def _own_edge(edge: messages.RevealedEdge) -> str | None:
-    """No client shares noise with itself."""
-    return "sender and receiver must differ" if edge.sender == edge.receiver else None
-
-
-def _edge_order(reveal: messages.Reveal) -> str | None:
-    """Edges go neighbour by neighbour in rising order, of each the share sent before the share received."""
-    keys = []
-    for edge in reveal.edges:
-        if reveal.seat not in (edge.sender, edge.receiver):
-            return "edges must have the client's own seat at one end"
-        sent = edge.sender == reveal.seat
-        keys.append((edge.receiver if sent else edge.sender, not sent))
-    return None if keys == sorted(set(keys)) else "edges must be in rising order, none of them twice"
+def _whole_points(partials: messages.Partials) -> str | None:
+    """At least the point of the mask."""
+    size = len(partials.points)
+    return None if size and size % POINT_BYTES == 0 else "points must be one or more of 32 bytes"
 
 
 # Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
-KEY = HASH = SEED = Exact(32)
+KEY = HASH = Exact(32)
 SIGNATURE = Maybe(64)
 SEAT = Uint(lambda limits: limits.max_participants - 1)
 HEADCOUNT = Uint(_participants)
@@ -182,19 +173,21 @@ TERMS = Record(
     unit_variance=Real(endless=True),
     residual_variance=Real(),
     self_variance=Real(endless=True),
-    colluding_neighbours=HEADCOUNT,
     revealed=HEADCOUNT,
     dropped=HEADCOUNT,
-    threshold_share=Real(),
+    committee=HEADCOUNT,
+    threshold=HEADCOUNT,
 )
 BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
-SEALED_PIECE = Record(messages.SealedPiece, seat=SEAT, ciphertext=Blob(_piece_bytes, low=1))
-SEALED_PIECES = Sequence(SEALED_PIECE, _pieces, rising=attrgetter("seat"))
-EDGE = Record(messages.RevealedEdge, rule=_own_edge, sender=SEAT, receiver=SEAT, seed=SEED)
-REVEALED_PIECE = Record(messages.RevealedPiece, seat=SEAT, index=COUNT32, value=Blob(_piece_bytes, low=1))
-VERDICT = Record(messages.Verdict, context=HASH, seat=SEAT, survivors_hash=HASH, signature=SIGNATURE)
+PARTIALS = Record(
+    messages.Partials,
+    rule=_whole_points,
+    seat=SEAT,
+    points=Blob(_points, low=POINT_BYTES),
+    proof=Exact(PROOF_BYTES),
+)
 
-# The tag of a message is its key here; a tag is never used for anything else, even when its message is gone.
+# The tag of a message is its key here; a tag is never used for anything else, even when its message is gone (3, 4).
 # An upload's vector is bounded in bytes alone: that it fits the terms is for the server to check.
 MESSAGES: dict[int, Record] = {
     1: Record(
@@ -211,26 +204,21 @@ MESSAGES: dict[int, Record] = {
         vector=Blob(lambda limits: limits.max_coordinates * (WIDEST // 8)),
         fresh_prekeys=Sequence(PREKEY, lambda limits: limits.max_prekeys, rising=attrgetter("number")),
         commitment=Maybe(32),
-        pieces=SEALED_PIECES,
+        pieces=Blob(_pieces),
         signature=SIGNATURE,
     ),
-    3: Record(messages.SurvivorClaim, context=HASH, survivors=SURVIVORS, signature=SIGNATURE),
-    4: VERDICT,
     5: Record(
         messages.RevealRequest,
         context=HASH,
         survivors=SURVIVORS,
-        verdicts=Sequence(VERDICT, _participants, rising=attrgetter("seat")),
-        pieces=SEALED_PIECES,
+        pieces=Blob(_pieces),
         signature=SIGNATURE,
     ),
     6: Record(
         messages.Reveal,
-        rule=_edge_order,
         context=HASH,
         seat=SEAT,
-        edges=Sequence(EDGE, lambda limits: 2 * limits.max_pieces),
-        pieces=Sequence(REVEALED_PIECE, _pieces, rising=attrgetter("seat")),
+        partials=Sequence(PARTIALS, _participants, rising=attrgetter("seat")),
         signature=SIGNATURE,
     ),
     7: Record(messages.Refusal, context=HASH, reason=Text(_reason_bytes), signature=SIGNATURE),
@@ -280,19 +268,11 @@ def decode(data: bytes, *, limits: Limits = _DEFAULT) -> Message:
 def signed_part(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
     """What is signed: a tag for this purpose alone, then the encoding with the message's own signature empty.
 
-    Signatures inside the message (of prekeys, the beacon, verdicts) stay in: the signer vouches for them too.
+    Signatures inside the message (of prekeys, the beacon) stay in: the signer vouches for them too.
     """
-    return next(signed_parts([message], limits=limits))
-
-
-def signed_parts(messages: Iterable[Message], *, limits: Limits = _DEFAULT) -> Iterator[bytes]:
-    """The `signed_part` of one after another; a tuple that several of them hold is encoded once."""
-    kept: dict[tuple[int, int], tuple[Any, bytes]] = {}
-    for message in messages:
-        if type(message) not in TAGS:
-            raise LocalProtocolError("message: must be one of the messages of the protocol")
-        writer = write(replace(message, signature=b""), Writer(limits, kept))
-        yield b"".join([SIGNING_DOMAIN, *writer.parts])
+    if type(message) not in TAGS:
+        raise LocalProtocolError("message: must be one of the messages of the protocol")
+    return b"".join([SIGNING_DOMAIN, *write(replace(message, signature=b""), Writer(limits)).parts])
 
 
 def write(message: Message, writer: Writer) -> Writer:

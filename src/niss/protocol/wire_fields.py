@@ -36,12 +36,10 @@ _SHORT = tuple(
 class Limits:
     """The most that a message may hold; checked before memory is taken for it.
 
-    max_participants    seats of a round, survivors, verdicts
+    max_participants    seats of a round, survivors, members of a committee
     max_coordinates     length of an update; a vector takes up to 8 bytes for each
     max_message_bytes   a whole message: by default a vector of 2^24 coordinates and 8 MiB
     max_prekeys         fresh prekeys in an upload
-    max_pieces          sealed or revealed pieces; twice as many edges
-    max_piece_bytes     one of them
     max_reason_bytes    the text of a refusal
     """
 
@@ -49,8 +47,6 @@ class Limits:
     max_coordinates: int = 1 << 24
     max_message_bytes: int = (1 << 27) + (1 << 23)
     max_prekeys: int = 256
-    max_pieces: int = 10_000
-    max_piece_bytes: int = 256
     max_reason_bytes: int = 500
 
     def __post_init__(self) -> None:
@@ -86,13 +82,10 @@ class Fault(Exception):
 
 
 class Writer:
-    """Collects the bytes of a message: `parts`, and their `size` so far.
+    """Collects the bytes of a message: `parts`, and their `size` so far."""
 
-    `kept` remembers sequences and their encodings for messages that hold the very same ones.
-    """
-
-    def __init__(self, limits: Limits, kept: dict[tuple[int, int], tuple[Any, bytes]] | None = None) -> None:
-        self.limits, self.kept = limits, kept
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self.parts: list[bytes] = []
         self.size = 0
 
@@ -342,11 +335,6 @@ class Sequence(Field):
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not tuple:
             raise Fault("must be a tuple")
-        key = id(self), id(value)
-        if out.kept is not None and key in out.kept:
-            out.raw(out.kept[key][1])
-            return
-        start = len(out.parts)
         self._check_count(len(value), out.limits)
         out.varint(len(value))
         for place, item in enumerate(value):
@@ -357,11 +345,6 @@ class Sequence(Field):
             if place:
                 self._check_rising(value[place - 1], item)
         self._check_unique(value)
-        if out.kept is not None:
-            out.kept[key] = (
-                value,
-                b"".join(out.parts[start:]),
-            )  # with the value itself, lest its id be used again
 
     def read(self, source: Reader) -> tuple[Any, ...]:
         count = source.varint()

@@ -145,6 +145,7 @@ class PrivacyConfig(_Section):
     colluders       Participants of a round that are assumed to tell the server all they know.
     revealed        Most edges of one client that a repair may reveal.
     dropped         Most clients that a repaired round may lose.
+    committee       Members that repair a round; none: all its participants.
     mechanism       `analytic` is exact. `classical` is proved for epsilon < 1 only.
     allow_invalid   Allow `classical` where it is not proved; the run then promises nothing.
     """
@@ -159,6 +160,7 @@ class PrivacyConfig(_Section):
     colluders: Annotated[int, Field(ge=0)] = 0
     revealed: Annotated[int, Field(ge=0)] = 0
     dropped: Annotated[int, Field(ge=0)] = 0
+    committee: Count | None = None
     mechanism: MechanismName = "analytic"
     allow_invalid: bool = False
 

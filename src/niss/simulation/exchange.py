@@ -119,9 +119,7 @@ class ProtocolExchange:
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
         self._server = Server(Identity.generate(entropy))
         self._run = entropy(16)
-        self._assess = Assessor(
-            relation=plan.relation, failure=plan.corruption.failure, promise=Promise.of(plan)
-        )
+        self._assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
         # A given tau^2 promises nothing, so nothing is too dear.
         self._allowed = math.inf
         if plan.tau2 is None:
@@ -169,7 +167,7 @@ class ProtocolExchange:
             self._server.take_upload(_through_the_wire(upload))
             self._prekeys[int(members[seat])] += list(upload.fresh_prekeys)
         if self._mode == "repair":
-            self._repair(clients, absent)
+            self._repair(clients)
         outcome = self._server.finish()
         for client in clients:
             client.close_round()
@@ -210,19 +208,14 @@ class ProtocolExchange:
             )
         return self._terms[participants]
 
-    def _repair(self, clients: list[Client], absent: Collection[int]) -> None:
-        """The repair as far as clients agree to it; where more is missing than was planned for, noise stays."""
-        claim = self._server.claim_survivors()
-        for seat in claim.survivors:
-            if seat in absent:
-                continue
+    def _repair(self, clients: list[Client]) -> None:
+        """The repair as far as the committee agrees to it; where more is missing than was planned for, noise stays."""
+        for seat, request in self._server.request_reveals().items():
             try:
-                verdict = clients[seat].judge(_through_the_wire(claim))
+                reveal = clients[seat].reveal(_through_the_wire(request))
             except RemoteProtocolError:
                 continue
-            self._server.take_verdict(_through_the_wire(verdict))
-        for seat, request in self._server.request_reveals().items():
-            self._server.take_reveal(_through_the_wire(clients[seat].reveal(_through_the_wire(request))))
+            self._server.take_reveal(_through_the_wire(reveal))
 
     def _client(self, member: int) -> Client:
         """The machine of that client, with keys of its own, made when it first takes part."""

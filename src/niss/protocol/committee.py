@@ -1,0 +1,328 @@
+"""Repair by a committee: each client's round key, shared among a few members who can use it together and never see it.
+
+Client i has the scalar x of its prekey, `lift(A_i) = x B`. In its upload it shares x among the n members of the round's
+committee (Shamir, modulo the order of the curve): member number c = 1..n gets f(c) of a polynomial of degree t - 1 with
+`f(0) = x`. With its piece a member can make the *partial* `f(c) P` of a point P; any t partials give `x P`, by
+interpolation in the exponent, fewer nothing (Desmedt and Frankel, 1989; Naor, Pinkas and Reingold, 1999). That serves
+both halves of a repair:
+
+    P = lift(A_j)   `x P` is what i and j agree on: the seeds of their shares, if j dropped out
+    P = H_i         a point from a hash of the round and i: `x P` is the seed of i's own mask, if i survived
+
+For each client members give the one or the other, as follows from the survivor set; nobody learns x.
+
+**Dealing** (`deal`). The pieces travel under pads that member c derives from its prekey and a fresh key that the client
+makes for this upload and forgets. *Why not from the secret that the two prekeys share:* if i is called dropped, the
+secrets of i with all survivors come out. Under such pads the members' pieces of x would come out with them, and with x
+the mask of i, whose upload the server may well hold. The pieces of the first t - 1 members *are* their pads, which with
+`f(0) = x` fixes f, and is as random as any choice of coefficients; only the other n - t + 1 are sent, each with its
+pad added. To add something to such a piece adds a known multiple of P to the partial: it tells a server nothing.
+
+**Proofs.** The client publishes `S_c = f(c) B` for each member. A member's partials of i carry a proof that one number
+takes B to S_c and each P to its partial (Chaum and Pedersen, 1992; several points at once under weights from a hash;
+made non-interactive by Fiat and Shamir, 1986). A member checks its piece against S_c before it uses it, so an honest
+one is never caught with a false partial. That the S_c belong to `lift(A_i)` is checked on those that are interpolated.
+
+An upload has 32 (2n - t + 2) bytes for it: the fresh key, n points, n - t + 1 pieces under their pads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from niss.errors import RemoteProtocolError
+from niss.protocol import curve
+from niss.protocol.agreement import Agreed
+from niss.protocol.curve import ORDER, POINT_BYTES, SCALAR_BYTES
+from niss.protocol.keys import (
+    SECRET_BYTES,
+    Entropy,
+    SecretBytes,
+    draw,
+    length_prefixed,
+    uint64,
+    x25519_public,
+)
+from niss.protocol.messages import Partials
+from niss.protocol.shares import hash_agreement, pair_secret
+
+CHALLENGE_BYTES = 16
+PROOF_BYTES = CHALLENGE_BYTES + SCALAR_BYTES
+_PAD_TAG = b"niss.committee-pad.v1"
+_POINT_TAG = b"niss.mask-point.v1"
+_MASK_TAG = b"niss.mask-seed.v1"
+_COMMITMENT_TAG = b"niss.commitment.v1"
+_WEIGHT_TAG = b"niss.partials.v1"
+_NONCE_TAG = b"niss.partials-nonce.v1"
+_PROOF_TAG = b"niss.partials-proof.v1"
+
+
+def pieces_size(committee: int, threshold: int) -> int:
+    """Bytes of what `deal` returns."""
+    return POINT_BYTES * (1 + committee) + SCALAR_BYTES * (committee - threshold + 1)
+
+
+def deal(agreed: Agreed, seat: int, private: SecretBytes, entropy: Entropy) -> bytes:
+    """The client's scalar in pieces for the committee, with a commitment to each: `Upload.pieces`.
+
+    private   of the prekey that it is listed with
+    entropy   gives the 32 bytes of the fresh key, which is forgotten here
+    """
+    fresh = draw(entropy, SECRET_BYTES)
+    pads = [
+        _pad(agreed, seat, member, pair_secret(fresh, agreed.participants[member].prekey.public))
+        for member in agreed.committee
+    ]
+    pieces, sealed = _split(curve.scalar_of(private), pads, agreed.terms.threshold)
+    return b"".join((x25519_public(fresh), *(curve.times_base(piece) for piece in pieces), *sealed))
+
+
+def _pad(agreed: Agreed, owner: int, member: int, shared: SecretBytes) -> SecretBytes:
+    """What hides the piece of `owner` that `member` gets; for the first members it is their piece."""
+    people = agreed.participants
+    ends = people[owner].identity, people[member].identity
+    return curve.to_scalar(curve.hash_to_number(_PAD_TAG, agreed.digest, *ends, shared))
+
+
+def _split(
+    scalar: SecretBytes, pads: list[SecretBytes], threshold: int
+) -> tuple[list[SecretBytes], list[bytes]]:
+    """All pieces, and those beyond the first `threshold - 1` with their pads added."""
+    values = [curve.to_number(scalar), *(curve.to_number(pad) for pad in pads[: threshold - 1])]
+    places = tuple(range(threshold))
+    pieces, sealed = pads[: threshold - 1], []
+    for index in range(threshold, len(pads) + 1):
+        value = sum(a * b for a, b in zip(coefficients(places, index), values, strict=True))
+        pieces.append(curve.to_scalar(value))
+        sealed.append(bytes(curve.to_scalar(value + curve.to_number(pads[index - 1]))))
+    return pieces, sealed
+
+
+@lru_cache(maxsize=4_096)
+def coefficients(places: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """Lagrange's: what the values of a polynomial at `places` count in its value at another place, modulo L."""
+    whole = [
+        (
+            math.prod(at - other for other in places if other != place),
+            math.prod(place - other for other in places if other != place),
+        )
+        for place in places
+    ]
+    return tuple(above * pow(below, -1, ORDER) % ORDER for above, below in whole)
+
+
+def commitments(agreed: Agreed, pieces: bytes) -> list[bytes]:
+    """The points S_c of a dealing, one for each member in order; one of another size is a `RemoteProtocolError`."""
+    size = agreed.terms.committee
+    if len(pieces) != pieces_size(size, agreed.terms.threshold):
+        raise RemoteProtocolError("the pieces are not those of this round's committee")
+    return [pieces[POINT_BYTES * place : POINT_BYTES * (place + 1)] for place in range(1, size + 1)]
+
+
+def _piece_bytes(agreed: Agreed, member: int) -> int:
+    """Bytes that a member needs of each client: its fresh key, the member's point, and a piece if it is sent one."""
+    return 2 * POINT_BYTES + (0 if _follows(agreed, member) else SCALAR_BYTES)
+
+
+def piece_for(agreed: Agreed, member: int, pieces: bytes) -> bytes:
+    """What that member needs of a dealing."""
+    place = agreed.committee.index(member)
+    own = commitments(agreed, pieces)[place]
+    if _follows(agreed, member):
+        return pieces[:POINT_BYTES] + own
+    start = POINT_BYTES * (1 + agreed.terms.committee) + SCALAR_BYTES * (place - agreed.terms.threshold + 1)
+    return pieces[:POINT_BYTES] + own + pieces[start : start + SCALAR_BYTES]
+
+
+def _follows(agreed: Agreed, member: int) -> bool:
+    """Whether the pieces of this member are its pads."""
+    return agreed.committee.index(member) < agreed.terms.threshold - 1
+
+
+def _open(agreed: Agreed, owner: int, member: int, private: SecretBytes, given: bytes) -> SecretBytes:
+    """The piece in what `piece_for` gave; one that its owner did not commit to is a `RemoteProtocolError`."""
+    fresh, point, sealed = given[:POINT_BYTES], given[POINT_BYTES : 2 * POINT_BYTES], given[2 * POINT_BYTES :]
+    piece = _pad(agreed, owner, member, pair_secret(private, fresh))
+    if sealed:
+        piece = curve.to_scalar(curve.to_number(sealed) - curve.to_number(piece))
+    if curve.times_base(piece) != point:
+        raise RemoteProtocolError("a piece is not the one that its owner committed to")
+    return piece
+
+
+@lru_cache(maxsize=16_384)
+def _mask_point(digest: bytes, identity: bytes) -> bytes:
+    return curve.hash_to_point(_POINT_TAG, digest, identity)
+
+
+def mask_point(agreed: Agreed, seat: int) -> bytes:
+    """H_i: what a client's scalar is multiplied with to give its self-mask."""
+    return _mask_point(agreed.digest, agreed.participants[seat].identity)
+
+
+def own_mask(agreed: Agreed, seat: int, private: SecretBytes) -> SecretBytes:
+    """The seed of a client's own self-mask."""
+    return mask_seed(agreed, seat, curve.times(curve.scalar_of(private), mask_point(agreed, seat)))
+
+
+def mask_seed(agreed: Agreed, seat: int, point: bytes) -> SecretBytes:
+    """The seed of the self-mask that belongs to the point `x H_i`."""
+    identity = agreed.participants[seat].identity
+    hashed = length_prefixed(_MASK_TAG, agreed.digest, identity, curve.u_coordinate(point))
+    return SecretBytes(hashlib.sha256(hashed).digest())
+
+
+def commit_mask(agreed: Agreed, seat: int, seed: bytes) -> bytes:
+    """A hash that binds a client to the seed of its self-mask and hides it, as the seed cannot be guessed."""
+    context = agreed.digest + agreed.participants[seat].identity
+    return hashlib.sha256(length_prefixed(_COMMITMENT_TAG, context, seed)).digest()
+
+
+def is_committed(agreed: Agreed, seat: int, seed: bytes, commitment: bytes) -> bool:
+    """Whether that client committed to this seed; in constant time."""
+    return hmac.compare_digest(commit_mask(agreed, seat, seed), commitment)
+
+
+def shared_secret(agreed: Agreed, one: int, other: int, point: bytes) -> SecretBytes:
+    """The `pair_secret` of two clients that belongs to the point `x A`."""
+    people = agreed.participants
+    return hash_agreement(curve.u_coordinate(point), people[one].prekey.public, people[other].prekey.public)
+
+
+def lost_neighbours(agreed: Agreed, survivors: Iterable[int]) -> dict[int, list[int]]:
+    """By survivor, its neighbours that are called dropped, ascending: whose shares with it are to come out."""
+    here = frozenset(survivors)
+    return {seat: [other for other in agreed.neighbours(seat) if other not in here] for seat in sorted(here)}
+
+
+def take_apart(agreed: Agreed, member: int, survivors: Sequence[int], given: bytes) -> dict[int, bytes]:
+    """By survivor, `piece_for` this member, from all of them one after another; else a `RemoteProtocolError`."""
+    size = _piece_bytes(agreed, member)
+    if len(given) != size * len(survivors):
+        raise RemoteProtocolError("the request does not hold one piece of each survivor")
+    return {owner: given[size * place : size * (place + 1)] for place, owner in enumerate(survivors)}
+
+
+def answer(
+    agreed: Agreed,
+    member: int,
+    private: SecretBytes,
+    lost: Mapping[int, Sequence[int]],
+    given: Mapping[int, bytes],
+) -> tuple[Partials, ...]:
+    """The partials of a member for a survivor set.
+
+    private   of the prekey it is listed with
+    lost      `lost_neighbours` of the set
+    given     by survivor, `piece_for` this member
+
+    Whoever dealt it a false piece is left out: a liar may not silence this member.
+    """
+    opened: dict[int, tuple[SecretBytes, bytes, list[bytes]]] = {}
+    for owner, others in lost.items():
+        try:
+            piece = _open(agreed, owner, member, private, given[owner])
+            made = [curve.times(piece, point) for point in _points(agreed, owner, others)]
+        except RemoteProtocolError:
+            continue
+        opened[owner] = piece, given[owner][POINT_BYTES : 2 * POINT_BYTES], made
+    statement = Statement(
+        agreed, member, {owner: b"".join(made) for owner, (_, _, made) in opened.items()}, lost
+    )
+    return tuple(
+        Partials(owner, statement.points[owner], statement.prove(owner, piece, point, private))
+        for owner, (piece, point, _) in opened.items()
+    )
+
+
+def _points(agreed: Agreed, owner: int, others: Iterable[int]) -> list[bytes]:
+    """What a member multiplies with its piece of `owner`: the point of its mask, then its lost neighbours' keys."""
+    people = agreed.participants
+    return [mask_point(agreed, owner), *(curve.lift(people[other].prekey.public) for other in others)]
+
+
+class Statement:
+    """What a member says with its partials, all of which go into the weights of the proofs.
+
+    points   by owner, the partials one after another
+    lost     by survivor, its lost neighbours
+    """
+
+    def __init__(
+        self, agreed: Agreed, member: int, points: Mapping[int, bytes], lost: Mapping[int, Sequence[int]]
+    ) -> None:
+        self.agreed, self.member, self.points, self.lost = agreed, member, points, lost
+        said = (part for owner, made in sorted(points.items()) for part in (uint64(owner), made))
+        self._said = hashlib.sha512(
+            length_prefixed(_WEIGHT_TAG, agreed.digest, uint64(member), *said)
+        ).digest()
+        self._weights: dict[int, SecretBytes] = {}
+        self._weighted: dict[int, bytes] = {}
+
+    def _weight(self, other: int) -> SecretBytes:
+        """128 bits for each lost client; the point of the mask counts once."""
+        if other not in self._weights:
+            drawn = hashlib.sha256(self._said + uint64(other)).digest()[:16]
+            self._weights[other] = SecretBytes(drawn + bytes(SCALAR_BYTES - 16))
+        return self._weights[other]
+
+    def _joint_point(self, owner: int) -> bytes:
+        """All that is multiplied with a piece of `owner`, as one point."""
+        people = self.agreed.participants
+        for other in self.lost[owner]:
+            if other not in self._weighted:
+                self._weighted[other] = curve.times(
+                    self._weight(other), curve.lift(people[other].prekey.public)
+                )
+        return curve.total(
+            (mask_point(self.agreed, owner), *(self._weighted[other] for other in self.lost[owner]))
+        )
+
+    def _challenge(self, owner: int, *points: bytes) -> bytes:
+        hashed = length_prefixed(_PROOF_TAG, self._said, uint64(owner), *points)
+        return hashlib.sha256(hashed).digest()[:CHALLENGE_BYTES]
+
+    def prove(self, owner: int, piece: SecretBytes, point: bytes, private: SecretBytes) -> bytes:
+        """The proof for one owner; its nonce follows from the piece, the member's prekey and all that is said."""
+        joint = self._joint_point(owner)
+        made = curve.times(piece, joint)
+        nonce = curve.to_scalar(
+            curve.hash_to_number(_NONCE_TAG, private, piece, self._said, uint64(owner), point)
+        )
+        asked = self._challenge(owner, point, joint, made, curve.times_base(nonce), curve.times(nonce, joint))
+        response = curve.to_number(nonce) + curve.to_number(asked) * curve.to_number(piece)
+        return asked + bytes(curve.to_scalar(response))
+
+    def is_proven(self, owner: int, point: bytes, proof: bytes) -> bool:
+        """Whether the partials of `owner` are what the number behind `point` makes."""
+        asked, response = proof[:CHALLENGE_BYTES], proof[CHALLENGE_BYTES:]
+        parts = cut(self.points[owner])
+        try:
+            joint = self._joint_point(owner)
+            weighted = (
+                curve.times(self._weight(other), part)
+                for other, part in zip(self.lost[owner], parts[1:], strict=True)
+            )
+            made = curve.total((parts[0], *weighted))
+            minus = curve.to_scalar(-curve.to_number(asked))
+            seen = curve.total((curve.times_base(response), curve.times(minus, point)))
+            seen_joint = curve.total((curve.times(response, joint), curve.times(minus, made)))
+        except (RemoteProtocolError, ValueError):
+            return False
+        return hmac.compare_digest(asked, self._challenge(owner, point, joint, made, seen, seen_joint))
+
+
+def cut(points: bytes) -> list[bytes]:
+    """Points that stand one after another."""
+    return [points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES)]
+
+
+def combine(points: Mapping[int, bytes]) -> bytes:
+    """`f(0) P` from the partials `f(c) P` of as many members as the threshold, by the member's number from 1."""
+    places = tuple(sorted(points))
+    factors = zip(coefficients(places, 0), places, strict=True)
+    return curve.total(curve.times(curve.to_scalar(factor), points[place]) for factor, place in factors)

@@ -1,0 +1,122 @@
+"""Scalars and points of Curve25519 beyond X25519: what sharing a key in the exponent needs (libsodium, by PyNaCl).
+
+A prekey is an X25519 key (RFC 7748): its public half is the u-coordinate of a point, which is there up to its sign. The
+same point on the Edwards form of the curve has `y = (u - 1) / (u + 1)`; `lift` takes the one with an even x, and
+`scalar_of` the scalar with which the base point gives exactly that one, negated where needed (XEdDSA does the same). Of
+a product only the u-coordinate is used, for which signs do not matter:
+
+    u(scalar_of(a) * lift(u(b * B))) = X25519(a, u(b * B)).
+
+Points are 32 bytes as RFC 8032 encodes them. libsodium multiplies, in constant time, and refuses whatever is not of the
+prime order L; sums and products of scalars modulo L are Python integers, whose timing others must not be able to
+measure. Scalars that are secret are `SecretBytes`, 32 of them, lowest first, and integers only inside functions that
+cannot fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+
+import nacl.bindings as sodium
+from nacl.exceptions import CryptoError
+
+from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.protocol.secrets import SecretBytes, length_prefixed
+
+ORDER = 2**252 + 27742317777372353535851937790883648493
+FIELD = 2**255 - 19
+POINT_BYTES = SCALAR_BYTES = 32
+
+if not sodium.has_crypto_core_ed25519:
+    raise LocalProtocolError(
+        "the installed PyNaCl was built with a minimal libsodium, which cannot add points",
+        hint="install PyNaCl from its wheels",
+    )
+
+# What libsodium's binding raises for a point or a product that is none.
+_REFUSED = (CryptoError, ValueError, RuntimeError)
+
+
+def to_scalar(number: int) -> SecretBytes:
+    """A number modulo L as libsodium takes it."""
+    return SecretBytes((number % ORDER).to_bytes(SCALAR_BYTES, "little"))
+
+
+def to_number(scalar: bytes) -> int:
+    """The number behind a scalar."""
+    return int.from_bytes(scalar, "little")
+
+
+def hash_to_number(*fields: bytes) -> int:
+    """A number below L that nobody can tell from a random one: SHA-512 over the fields, modulo L."""
+    return int.from_bytes(hashlib.sha512(length_prefixed(*fields)).digest(), "little") % ORDER
+
+
+def times(scalar: bytes, point: bytes) -> bytes:
+    """`scalar * point`; a point that is not of prime order, or a product that is zero, is a `RemoteProtocolError`."""
+    try:
+        product: bytes = sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
+    except _REFUSED:
+        raise RemoteProtocolError("a point is not on the curve, or not of prime order") from None
+    return product
+
+
+def times_base(scalar: bytes) -> bytes:
+    """`scalar * B`; zero is a `RemoteProtocolError`."""
+    try:
+        product: bytes = sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
+    except _REFUSED:
+        raise RemoteProtocolError("a scalar is zero") from None
+    return product
+
+
+def total(points: Iterable[bytes]) -> bytes:
+    """The sum of one or more points; what is not on the curve is a `RemoteProtocolError`."""
+    rest = iter(points)
+    found = next(rest)
+    try:
+        for point in rest:
+            found = sodium.crypto_core_ed25519_add(found, point)
+    except _REFUSED:
+        raise RemoteProtocolError("a point is not on the curve") from None
+    return found
+
+
+@lru_cache(maxsize=65_536)
+def lift(public: bytes) -> bytes:
+    """The point with an even x whose u-coordinate is this public half of a prekey.
+
+    One key has one spelling, below the field's prime. Whether it is on the curve and of prime order shows when it is
+    multiplied.
+    """
+    u = int.from_bytes(public, "little")
+    if len(public) != POINT_BYTES or u >= FIELD - 1:
+        raise RemoteProtocolError("a prekey is spelt in another way than it must be", hint="do not use it")
+    return ((u - 1) * pow(u + 1, -1, FIELD) % FIELD).to_bytes(POINT_BYTES, "little")
+
+
+def u_coordinate(point: bytes) -> SecretBytes:
+    """`(1 + y) / (1 - y)`: what X25519 would have given."""
+    y = int.from_bytes(point, "little") & (2**255 - 1)
+    return SecretBytes(((1 + y) * pow(1 - y, -1, FIELD) % FIELD).to_bytes(POINT_BYTES, "little"))
+
+
+def hash_to_point(*fields: bytes) -> bytes:
+    """A point of prime order whose logarithm nobody knows (Elligator 2 of a hash of the fields)."""
+    uniform = hashlib.sha512(length_prefixed(*fields)).digest()[:POINT_BYTES]
+    point: bytes = sodium.crypto_core_ed25519_from_uniform(uniform)
+    return point
+
+
+def clamped(private: bytes) -> SecretBytes:
+    """The scalar that X25519 and Ed25519 make of 32 bytes (RFC 7748, decodeScalar25519)."""
+    first, last = private[0] & 248, private[31] & 127 | 64
+    return SecretBytes(b"".join((bytes([first]), private[1:31], bytes([last]))))
+
+
+def scalar_of(private: bytes) -> SecretBytes:
+    """The scalar of a prekey's private half, with the sign for which `scalar * B` is `lift` of its public half."""
+    scalar = to_scalar(to_number(clamped(private)))
+    return scalar if times_base(scalar)[-1] < 128 else to_scalar(-to_number(scalar))

@@ -1,0 +1,138 @@
+"""What the server makes of a committee's answers: the self-masks of the survivors, their secrets with the dropped.
+
+For each survivor the partials of as many members as the threshold are combined. Where it lost no neighbour, its own
+commitment to its self-mask says whether the result is right, and no proof is looked at. Where it did, or where that
+fails, proofs are checked one member after another until enough of them hold, and with them that the points S_c of these
+members give the survivor's key. What is not needed is not looked at: a member beyond those may have lied unnoticed, and
+without effect.
+
+Work: for a survivor that lost d neighbours `t (2 d + 6)` multiplications of points at most, `t` where it lost none; 50
+to 90 microseconds each, without Python's lock, on all cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from niss.errors import RemoteProtocolError
+from niss.protocol import committee, curve
+from niss.protocol.agreement import Agreed
+from niss.protocol.committee import Statement
+from niss.protocol.keys import Secret, SecretBytes
+from niss.protocol.messages import Reveal, Upload
+
+
+@dataclass(repr=False)
+class Recovered(Secret):
+    """What came out for one survivor.
+
+    mask     the seed of its self-mask; None: it stays
+    shared   by dropped neighbour, the secret that the two shared
+    lies     (seat, what it did) of whoever is proven to have lied about it
+    short    whether too few members gave true partials
+    """
+
+    mask: SecretBytes | None = None
+    shared: dict[int, SecretBytes] = field(default_factory=dict)
+    lies: list[tuple[int, str]] = field(default_factory=list)
+    short: bool = False
+
+
+def recover(
+    agreed: Agreed, survivors: Sequence[int], uploads: Mapping[int, Upload], reveals: Mapping[int, Reveal]
+) -> tuple[dict[int, Recovered], list[tuple[int, str]]]:
+    """By survivor, what the reveals of the committee's members give; and (seat, what it did) of proven liars."""
+    lost = committee.lost_neighbours(agreed, survivors)
+    answers, lies = _wanted(agreed, lost, reveals)
+    seats = list(lost)
+
+    def one(seat: int) -> Recovered:
+        return _recover_one(agreed, seat, lost[seat], uploads[seat], answers)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        recovered = dict(zip(seats, pool.map(one, seats), strict=True))
+    return recovered, [*lies, *(lie for one in recovered.values() for lie in one.lies)]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What one member said, in a form whose proofs can be checked."""
+
+    number: int
+    statement: Statement
+    proofs: Mapping[int, bytes]
+
+
+def _wanted(
+    agreed: Agreed, lost: Mapping[int, Sequence[int]], reveals: Mapping[int, Reveal]
+) -> tuple[dict[int, _Answer], list[tuple[int, str]]]:
+    """By member, in the committee's order, what it was asked for; and who said anything else."""
+    answers: dict[int, _Answer] = {}
+    lies = []
+    for number, member in enumerate(agreed.committee, start=1):
+        if member not in reveals:
+            continue
+        partials = reveals[member].partials
+        fitting = all(
+            one.seat in lost and len(one.points) == curve.POINT_BYTES * (1 + len(lost[one.seat]))
+            for one in partials
+        )
+        if not fitting:
+            lies.append((member, "revealed what it was not asked for"))
+            continue
+        statement = Statement(agreed, member, {one.seat: one.points for one in partials}, lost)
+        answers[member] = _Answer(number, statement, {one.seat: one.proof for one in partials})
+    return answers, lies
+
+
+def _recover_one(
+    agreed: Agreed, seat: int, lost: Sequence[int], upload: Upload, answers: Mapping[int, _Answer]
+) -> Recovered:
+    found = Recovered()
+    threshold = agreed.terms.threshold
+    given = {member: answer for member, answer in answers.items() if seat in answer.proofs}
+    if not lost and len(given) >= threshold:
+        first = list(given.values())[:threshold]
+        found.mask = _mask(agreed, seat, upload, {one.number: one.statement.points[seat] for one in first})
+        if found.mask is not None:
+            return found
+    points = committee.commitments(agreed, upload.pieces)
+    true: dict[int, _Answer] = {}
+    for member, answer in given.items():
+        if answer.statement.is_proven(seat, points[answer.number - 1], answer.proofs[seat]):
+            true[answer.number] = answer
+        else:
+            found.lies.append((member, "revealed partials that it cannot prove"))
+        if len(true) == threshold:
+            break
+    if len(true) < threshold:
+        found.short = True
+        return found
+    key = curve.lift(agreed.participants[seat].prekey.public)
+    try:
+        rebuilt = committee.combine({number: points[number - 1] for number in true})
+    except RemoteProtocolError:
+        rebuilt = b""
+    if rebuilt != key:
+        found.lies.append((seat, "made pieces that are not those of its key"))
+        return found
+    parts = {number: committee.cut(answer.statement.points[seat]) for number, answer in true.items()}
+    found.mask = _mask(agreed, seat, upload, {number: one[0] for number, one in parts.items()})
+    if found.mask is None:
+        found.lies.append((seat, "committed to another self-mask than its key gives"))
+    for place, other in enumerate(lost, start=1):
+        point = committee.combine({number: one[place] for number, one in parts.items()})
+        found.shared[other] = committee.shared_secret(agreed, seat, other, point)
+    return found
+
+
+def _mask(agreed: Agreed, seat: int, upload: Upload, partials: Mapping[int, bytes]) -> SecretBytes | None:
+    """The seed that these partials give, if it is the one that its owner committed to."""
+    try:
+        seed = committee.mask_seed(agreed, seat, committee.combine(partials))
+    except RemoteProtocolError:
+        return None
+    return seed if committee.is_committed(agreed, seat, seed, upload.commitment) else None

@@ -1,0 +1,217 @@
+"""Sharing a round key among a committee: pieces, partials, proofs, and what a lying server can make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from niss.errors import RemoteProtocolError
+from niss.protocol import committee, curve
+from niss.protocol.agreement import Agreed, agree
+from niss.protocol.committee import Statement
+from niss.protocol.keys import SecretBytes
+from niss.protocol.messages import Partials
+from niss.protocol.shares import PairSecrets, pair_secret
+from tests.support.protocol_round import Federation
+
+SIZE, MEMBERS, THRESHOLD = 8, 5, 3
+OWNER, GONE = 0, 7
+
+
+def opened(label: str = "committee", **changes: object) -> tuple[Federation, Agreed]:
+    federation = Federation(SIZE, label)
+    terms = {"neighbours": 7.0, "committee": MEMBERS, "threshold": THRESHOLD, "revealed": 7, "dropped": 7}
+    return federation, agree(federation.open(federation.terms(mode="repair", **{**terms, **changes})))
+
+
+def private(federation: Federation, agreed: Agreed, seat: int) -> SecretBytes:
+    return federation.clients[seat]._prekeys.private(agreed.participants[seat].prekey.number)
+
+
+def dealt(federation: Federation, agreed: Agreed, seat: int = OWNER) -> bytes:
+    return committee.deal(agreed, seat, private(federation, agreed, seat), federation.entropy)
+
+
+def partials_of(federation: Federation, agreed: Agreed, member: int, pieces: bytes) -> Partials:
+    """For one owner that lost one neighbour."""
+    given = {OWNER: committee.piece_for(agreed, member, pieces)}
+    (made,) = committee.answer(agreed, member, private(federation, agreed, member), {OWNER: [GONE]}, given)
+    return made
+
+
+def numbered(agreed: Agreed, made: dict[int, Partials], place: int) -> dict[int, bytes]:
+    return {
+        agreed.committee.index(member) + 1: committee.cut(one.points)[place] for member, one in made.items()
+    }
+
+
+@pytest.mark.parametrize("chosen", [(0, 1, 2), (2, 3, 4), (0, 2, 4)])
+def test_any_threshold_of_partials_gives_mask_and_shared_secret(chosen: tuple[int, ...]) -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    made = {
+        agreed.committee[one]: partials_of(federation, agreed, agreed.committee[one], pieces)
+        for one in chosen
+    }
+    mask = committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0)))
+    assert mask == committee.own_mask(agreed, OWNER, private(federation, agreed, OWNER))
+    shared = committee.shared_secret(agreed, OWNER, GONE, committee.combine(numbered(agreed, made, 1)))
+    own = PairSecrets(agreed, OWNER, private(federation, agreed, OWNER))
+    assert shared == own.secret(GONE)
+
+
+def test_fewer_partials_give_something_else() -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    made = {
+        member: partials_of(federation, agreed, member, pieces)
+        for member in agreed.committee[: THRESHOLD - 1]
+    }
+    found = committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0)))
+    assert found != committee.own_mask(agreed, OWNER, private(federation, agreed, OWNER))
+
+
+def test_the_committee_is_drawn_anew_for_each_list_and_has_each_seat_once() -> None:
+    drawn = [opened(f"draw {number}")[1].committee for number in range(6)]
+    assert all(len(set(one)) == MEMBERS and set(one) <= set(range(SIZE)) for one in drawn)
+    assert len(set(drawn)) > 1
+    assert opened("draw 0")[1].committee == drawn[0]
+
+
+def test_a_client_called_dropped_keeps_its_mask_though_all_its_secrets_come_out() -> None:
+    """Pads made of the secret that two prekeys share would open every piece of its key to the server."""
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    mask = committee.own_mask(agreed, OWNER, private(federation, agreed, OWNER))
+    own = PairSecrets(agreed, OWNER, private(federation, agreed, OWNER))
+    points = {}
+    for number, member in enumerate(agreed.committee, start=1):
+        if member == OWNER:
+            continue
+        part = committee.piece_for(agreed, member, pieces)
+        pad = committee._pad(agreed, OWNER, member, own.secret(member))
+        sealed = part[64:]
+        piece = curve.to_scalar(curve.to_number(sealed) - curve.to_number(pad)) if sealed else pad
+        assert curve.times_base(piece) != part[32:64]
+        points[number] = curve.times(piece, committee.mask_point(agreed, OWNER))
+    chosen = dict(list(points.items())[:THRESHOLD])
+    assert committee.mask_seed(agreed, OWNER, committee.combine(chosen)) != mask
+
+
+def test_two_dealings_have_nothing_in_common() -> None:
+    federation, agreed = opened()
+    first, second = dealt(federation, agreed), dealt(federation, agreed)
+    assert len(first) == committee.pieces_size(MEMBERS, THRESHOLD)
+    assert not set(committee.cut(first)) & set(committee.cut(second))
+
+
+def test_an_added_number_only_adds_a_known_point() -> None:
+    """A server that shifts a piece under its pad, and its point, gets `f(c) P + 5 P`: it could add that itself."""
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    member = agreed.committee[-1]
+    part = committee.piece_for(agreed, member, pieces)
+    shifted = curve.to_scalar(curve.to_number(part[64:]) + 5)
+    point = curve.total((part[32:64], curve.times_base(curve.to_scalar(5))))
+    own = private(federation, agreed, member)
+    (true,) = committee.answer(agreed, member, own, {OWNER: []}, {OWNER: part})
+    (moved,) = committee.answer(agreed, member, own, {OWNER: []}, {OWNER: part[:32] + point + bytes(shifted)})
+    five = curve.times(curve.to_scalar(5), committee.mask_point(agreed, OWNER))
+    assert moved.points == curve.total((true.points, five))
+
+
+@pytest.mark.parametrize("where", [0, 40, 70])
+def test_a_member_leaves_out_a_piece_that_was_tampered_with(where: int) -> None:
+    federation, agreed = opened()
+    member = agreed.committee[-1]
+    part = bytearray(committee.piece_for(agreed, member, dealt(federation, agreed)))
+    part[where] ^= 1
+    own = private(federation, agreed, member)
+    assert committee.answer(agreed, member, own, {OWNER: [GONE]}, {OWNER: bytes(part)}) == ()
+
+
+def test_pieces_of_another_owner_member_or_round_do_not_open() -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    member, other = agreed.committee[0], agreed.committee[1]
+    part = committee.piece_for(agreed, member, pieces)
+    own = private(federation, agreed, member)
+    assert committee.answer(agreed, member, own, {1: []}, {1: part}) == ()
+    assert (
+        committee.answer(agreed, other, private(federation, agreed, other), {OWNER: []}, {OWNER: part}) == ()
+    )
+    elsewhere = replace(agreed, context=replace(agreed.context, attempt=agreed.context.attempt + 1))
+    assert committee.answer(elsewhere, member, own, {OWNER: []}, {OWNER: part}) == ()
+
+
+def test_a_proof_holds_for_its_points_alone() -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    member = agreed.committee[0]
+    made = partials_of(federation, agreed, member, pieces)
+    point = committee.commitments(agreed, pieces)[0]
+
+    def holds(points: bytes, proof: bytes = made.proof, lost: int = GONE, claimed: bytes = point) -> bool:
+        return Statement(agreed, member, {OWNER: points}, {OWNER: [lost]}).is_proven(OWNER, claimed, proof)
+
+    assert holds(made.points)
+    mask, edge = committee.cut(made.points)
+    two = curve.to_scalar(2)
+    assert not holds(curve.times(two, mask) + edge)
+    assert not holds(mask + curve.times(two, edge))
+    assert not holds(edge + mask)
+    assert not holds(made.points, lost=GONE - 1)
+    assert not holds(made.points, claimed=committee.commitments(agreed, pieces)[1])
+    for place in range(committee.PROOF_BYTES):
+        assert not holds(
+            made.points, made.proof[:place] + bytes([made.proof[place] ^ 1]) + made.proof[place + 1 :]
+        )
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32, b"\x02" + bytes(31)])
+def test_points_that_are_none_prove_nothing(point: bytes) -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    member = agreed.committee[0]
+    made = partials_of(federation, agreed, member, pieces)
+    claimed = committee.commitments(agreed, pieces)[0]
+    mask, edge = committee.cut(made.points)
+    for points in (point + edge, mask + point):
+        statement = Statement(agreed, member, {OWNER: points}, {OWNER: [GONE]})
+        assert not statement.is_proven(OWNER, claimed, made.proof)
+    assert not Statement(agreed, member, {OWNER: made.points}, {OWNER: [GONE]}).is_proven(
+        OWNER, point, made.proof
+    )
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    member = agreed.committee[0]
+    assert partials_of(federation, agreed, member, pieces) == partials_of(federation, agreed, member, pieces)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threshold": 2},
+        {"committee": 4, "threshold": 2},
+        {"threshold": 6},
+        {"committee": 9, "threshold": 5},
+        {"committee": 1, "threshold": 1},
+        {"committee": 0, "threshold": 0},
+    ],
+)
+def test_a_committee_without_a_majority_or_larger_than_the_round_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(RemoteProtocolError, match="committee"):
+        opened(**changes)
+
+
+def test_pads_differ_from_what_prekeys_share() -> None:
+    federation, agreed = opened()
+    pieces = dealt(federation, agreed)
+    member = agreed.committee[0]
+    fresh = pieces[:32]
+    own = private(federation, agreed, member)
+    assert pair_secret(own, fresh) != pair_secret(own, agreed.participants[OWNER].prekey.public)
