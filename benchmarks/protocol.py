@@ -2,7 +2,7 @@
 
 Every contestant runs through its public API: NISS through `Client` and `Server`, SecAgg+ through `secaggplus_mod`
 and `SecAggPlusWorkflow`. A few sampled clients do all of a client's work and are timed. The others are stand-ins:
-they send what the server and the sampled clients need (valid keys, signatures, sealed pieces), without expanding any
+they send what the server and the sampled clients need (valid keys, signatures, pieces, partials), without expanding any
 noise, so that a server meets the same work as with real clients. Where everyone is sampled, the result is checked.
 
 Messages are passed as objects: putting them on the wire is not timed on either side. Their bytes are counted as
@@ -13,7 +13,6 @@ are CPU time, with linear algebra on one thread.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import logging
 import math
@@ -33,33 +32,13 @@ from harness import machine, one_line, write_json
 from threadpoolctl import threadpool_limits
 
 from niss.accounting.protocol_rounds import Assessor
-from niss.protocol.agreement import Agreed, BeaconChain, agree, participants_hash, survivors_hash, terms_hash
+from niss.accounting.targets import committee_size, committee_threshold
+from niss.protocol import committee
+from niss.protocol.agreement import BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity, PrekeyStore, published
-from niss.protocol.messages import (
-    Participant,
-    Reveal,
-    RevealedEdge,
-    RevealedPiece,
-    RevealRequest,
-    RoundOpen,
-    SealedPiece,
-    SurvivorClaim,
-    Terms,
-    Upload,
-    Verdict,
-)
+from niss.protocol.messages import Participant, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.server import Server
-from niss.protocol.shamir import PIECE_BYTES, Piece, commit, split
-from niss.protocol.shares import (
-    OVERHEAD_BYTES,
-    PairSecrets,
-    edge_commitment,
-    open_piece,
-    pair_secret,
-    piece_commitment,
-    seal,
-)
 from niss.protocol.wire import encode, signed_part
 from niss.randomness import secret
 from niss.randomness.compiled import Demand, load_loop
@@ -69,6 +48,9 @@ clock = time.process_time
 CLIP, NORM = 1.0, 2.0
 GRID_BITS, MODULUS_BITS = 16, 32  # a grid on which even 2e11 draws are Gaussian enough for a client
 THRESHOLD = 0.5
+"""Of SecAgg+, as a share of the neighbours."""
+DROPOUT, FAILURE = 0.05, 1e-7
+"""For which the committees of NISS are planned: dropouts, and what the bound on their colluders may fail with."""
 REPEAT_BUDGET = 90.0
 """Seconds in one scenario after which a contestant is not repeated again."""
 MOST_NEIGHBOURS = 200
@@ -96,6 +78,12 @@ class Case:
         return min(3, max(1, self.degree // 3))
 
     @property
+    def members(self) -> tuple[int, int]:
+        """Size and threshold of the committee."""
+        size = committee_size(self.clients, self.colluders, FAILURE, DROPOUT) or self.clients
+        return size, committee_threshold(self.clients, size, self.colluders, FAILURE)
+
+    @property
     def residual(self) -> float:
         """Residual noise as a share of a client's own; next to none where the sum is checked."""
         return 1e-6 if self.sampled == self.clients else 0.1
@@ -107,11 +95,17 @@ class Case:
 
 @dataclass
 class Measured:
-    """Seconds by stage: of every sampled client, and of the server; bytes that a client uploads."""
+    """Seconds by stage: of every sampled client, and of the server; bytes that a client uploads.
+
+    members    bytes that a member of the committee sends beside its upload
+    messages   of a client, on average
+    """
 
     client: dict[str, list[float]] = field(default_factory=dict)
     server: dict[str, list[float]] = field(default_factory=dict)
     upload_bytes: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    messages: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def client_seconds(self, *, without: tuple[str, ...] = ()) -> float:
@@ -126,6 +120,8 @@ class Measured:
             for stage, seconds in theirs.items():
                 mine.setdefault(stage, []).extend(seconds)
         self.upload_bytes += other.upload_bytes
+        self.members += other.members
+        self.messages += other.messages
         self.notes += [note for note in other.notes if note not in self.notes]
 
 
@@ -167,10 +163,13 @@ def fedavg(case: Case, vectors: Vectors, *, drops: int) -> Measured:
 
 # NISS
 
+MEMBER = "repair as a member"
+"""The stage of the few who speak twice; all others are done after their upload."""
+
 
 @dataclass
 class NissStandIn:
-    """A client that signs and seals, but expands no noise."""
+    """A client that signs, deals and repairs, but expands no noise."""
 
     identity: Identity
     store: PrekeyStore
@@ -179,24 +178,11 @@ class NissStandIn:
         return replace(message, signature=self.identity.sign(purpose, signed_part(message)))
 
 
-class SharedMasks:
-    """One self-mask for all stand-ins with as many neighbours: split once, rebuilt by the server often."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, int], tuple[bytes, list[Piece]]] = {}
-
-    def of(self, degree: int, threshold: int) -> tuple[bytes, list[Piece]]:
-        """The seed and its pieces."""
-        if (degree, threshold) not in self.kept:
-            seed = os.urandom(32)
-            self.kept[degree, threshold] = seed, split(seed, threshold, degree, os.urandom)
-        return self.kept[degree, threshold]
-
-
-def niss_terms(case: Case, mode: str, shares: str) -> Terms:
+def niss_terms(case: Case, mode: str, shares: str, drops: int) -> Terms:
     """Noise of the size of one client's part, or uniform masks; what else is varied here changes no timing."""
     own = (CLIP / case.clients) ** 2
     repairing, uniform = mode == "repair", shares == "uniform"
+    members, threshold = case.members if repairing else (0, 0)
     return Terms(
         run=b"benchmark",
         round=1,
@@ -210,10 +196,10 @@ def niss_terms(case: Case, mode: str, shares: str) -> Terms:
         unit_variance=math.inf if uniform else own / case.degree,
         residual_variance=case.residual * own,
         self_variance=math.inf if uniform else 0.9 * own if repairing else 0.0,
-        colluding_neighbours=case.colluders if repairing else 0,
-        revealed=1 if repairing else 0,
-        dropped=1 if repairing else 0,
-        threshold_share=THRESHOLD,
+        revealed=max(1, drops) if repairing else 0,
+        dropped=max(1, drops) if repairing else 0,
+        committee=members,
+        threshold=threshold,
     )
 
 
@@ -242,24 +228,19 @@ class NissRound:
             Participant(one.identity.public, published(one.store.batch(1, one.identity, os.urandom))[0])
             for one in self.stand_ins
         )
-        terms = niss_terms(case, mode, shares)
+        terms = niss_terms(case, mode, shares, drops)
         beacon = chain.release(terms.round, terms.attempt, participants_hash(people) + terms_hash(terms))
         self.server = Server(self.server_identity)
         with timed(self.measured.server, "open"):
             self.opened: RoundOpen = self.server.open_round(terms, people, beacon)
         self.agreed = agree(self.opened)
-        self.masks = SharedMasks()
-        self.linked = _linked(self.agreed)
-        reachable = [seat for seat in self.linked[0] if seat >= case.sampled] or [case.clients - 1]
+        reachable = [seat for seat in self.agreed.neighbours(0) if seat >= case.sampled] or [case.clients - 1]
         self.dropped = set(reachable[:drops])
         self.uploads: dict[int, Upload] = {}
 
     def run(self, vectors: Vectors) -> Measured:
         """All stages that this mode has, as far as they end in reasonable time."""
         self._upload(vectors)
-        if self.mode == "repair" and len(self.linked[0]) > MOST_NEIGHBOURS:
-            self.measured.notes.append("uploads only: repair among so many neighbours was not run")
-            return self.measured
         with timed(self.measured.server, "take uploads"):
             for upload in self.uploads.values():
                 self.server.take_upload(upload)
@@ -267,6 +248,8 @@ class NissRound:
             self._repair()
         with timed(self.measured.server, "finish"):
             outcome = self.server.finish()
+        spoken = len(self.uploads) + len(self.measured.members)
+        self.measured.messages.append(spoken / len(self.uploads))
         if not outcome.exact and not (self.mode == "tolerate" and self.dropped):
             raise RuntimeError(f"the round did not end exactly: {outcome.problems}")
         if self.case.sampled == self.case.clients:
@@ -277,7 +260,7 @@ class NissRound:
         return self.measured
 
     def _client(self) -> Client:
-        assess = Assessor()
+        assess = Assessor(failure=2.0 * FAILURE)
 
         def assess_timed(*asked: Any) -> float:
             with timed(self.measured.client, "assess"):
@@ -305,43 +288,13 @@ class NissRound:
 
     def _stand_in_upload(self, seat: int, vector: bytes) -> Upload:
         one = self.stand_ins[seat - self.case.sampled]
-        commitment, pieces = b"", ()
+        commitment, pieces = b"", b""
         if self.mode == "repair":
-            seed, split_pieces = self._mask_of(seat)
-            commitment = commit(seed, self.agreed.mask_context(seat))
-            pieces = tuple(
-                SealedPiece(
-                    other,
-                    self._sealed(seat, other, piece)
-                    + piece_commitment(self.agreed, seat, other, piece)
-                    + edge_commitment(self.agreed, seat, other, self._seeds(seat, other)),
-                )
-                for other, piece in zip(self.linked[seat], split_pieces, strict=True)
-            )
+            dealer = self.agreed, seat, self._private(seat)
+            commitment = committee.commit_mask(self.agreed, seat, committee.own_mask(*dealer))
+            pieces = committee.deal(*dealer, os.urandom)
         fresh = published(one.store.batch(1, one.identity, os.urandom))
         return one.signed("upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces))
-
-    def _seeds(self, seat: int, other: int) -> dict[tuple[int, int], bytes]:
-        """The true seeds of the shares with a sampled client; with another stand-in, bytes that both ends agree on."""
-        if other < self.case.sampled:
-            return dict(PairSecrets(self.agreed, seat, self._private(seat)).seeds_with(other))
-        return {
-            (sender, receiver): hashlib.sha256(b"%d %d" % (sender, receiver)).digest()
-            for sender, receiver in ((seat, other), (other, seat))
-            if self.agreed.steps_between(sender, receiver)
-        }
-
-    def _mask_of(self, seat: int) -> tuple[bytes, list[Piece]]:
-        return self.masks.of(len(self.linked[seat]), self.agreed.threshold(seat))
-
-    def _sealed(self, owner: int, other: int, piece: Piece) -> bytes:
-        """A piece that opens, if a sampled client is to open it; else as many bytes."""
-        if other >= self.case.sampled:
-            return bytes(OVERHEAD_BYTES + PIECE_BYTES)
-        people, private = self.agreed.participants, self._private(owner)
-        shared = pair_secret(private, people[other].prekey.public)
-        ends = people[owner].identity, people[other].identity
-        return seal(shared, self.agreed.context, *ends, "piece", piece.encode(), entropy=os.urandom)
 
     def _private(self, seat: int) -> Any:
         return self.stand_ins[seat - self.case.sampled].store.private(
@@ -350,64 +303,29 @@ class NissRound:
 
     def _repair(self) -> None:
         stages, server = self.measured.server, self.server
-        with timed(stages, "claim"):
-            claim = server.claim_survivors()
-        verdicts = [self._verdict(seat, claim) for seat in self.uploads]
-        with timed(stages, "take verdicts"):
-            for verdict in verdicts:
-                server.take_verdict(verdict)
         with timed(stages, "request reveals"):
             requests = server.request_reveals()
-        reveals = [self._reveal(seat, requests[seat]) for seat in self.uploads]
+        reveals = [self._reveal(seat, request) for seat, request in requests.items()]
         with timed(stages, "take reveals"):
             for reveal in reveals:
                 server.take_reveal(reveal)
 
-    def _verdict(self, seat: int, claim: SurvivorClaim) -> Verdict:
-        if seat >= self.case.sampled:
-            judged = survivors_hash(self.agreed.digest, claim.survivors)
-            one = self.stand_ins[seat - self.case.sampled]
-            return one.signed("verdict", Verdict(self.agreed.digest, seat, judged))
-        with timed(self.measured.client, "judge"):
-            verdict = self.clients[seat].judge(claim)
-        self.measured.upload_bytes[seat] += len(encode(verdict))
-        return verdict
-
     def _reveal(self, seat: int, request: RevealRequest) -> Reveal:
-        if seat >= self.case.sampled:
-            return self._stand_in_reveal(seat)
-        with timed(self.measured.client, "reveal"):
-            reveal = self.clients[seat].reveal(request)
-        self.measured.upload_bytes[seat] += len(encode(reveal))
+        """Timed for everyone: a stand-in does a member's whole work here."""
+        with timed(self.measured.client, MEMBER):
+            if seat < self.case.sampled:
+                reveal = self.clients[seat].reveal(request)
+            else:
+                reveal = self._stand_in_reveal(seat, request)
+        self.measured.members.append(len(encode(reveal)))
         return reveal
 
-    def _stand_in_reveal(self, seat: int) -> Reveal:
-        edges, pieces = [], []
-        for other in self.linked[seat]:
-            if other in self.dropped:
-                edges += [RevealedEdge(*pair, bytes(seed)) for pair, seed in self._seeds(seat, other).items()]
-            else:
-                piece = self._piece_held(seat, other)
-                pieces.append(RevealedPiece(other, piece.index, bytes(piece.value)))
+    def _stand_in_reveal(self, seat: int, request: RevealRequest) -> Reveal:
         one = self.stand_ins[seat - self.case.sampled]
-        return one.signed("reveal", Reveal(self.agreed.digest, seat, tuple(edges), tuple(pieces)))
-
-    def _piece_held(self, seat: int, owner: int) -> Piece:
-        place = self.linked[owner].index(seat)
-        if owner >= self.case.sampled:
-            return self._mask_of(owner)[1][place]
-        return open_piece(
-            PairSecrets(self.agreed, seat, self._private(seat)), self.uploads[owner].pieces[place], owner
-        )
-
-
-def _linked(agreed: Agreed) -> list[list[int]]:
-    """The neighbours of every seat, in rising order."""
-    linked: list[set[int]] = [set() for _ in agreed.participants]
-    for sender, receiver in zip(agreed.graph.senders.tolist(), agreed.graph.receivers.tolist(), strict=True):
-        linked[sender].add(receiver)
-        linked[receiver].add(sender)
-    return [sorted(others) for others in linked]
+        lost = committee.lost_neighbours(self.agreed, request.survivors)
+        given = committee.take_apart(self.agreed, seat, request.survivors, request.pieces)
+        partials = committee.answer(self.agreed, seat, self._private(seat), lost, given)
+        return one.signed("reveal", Reveal(self.agreed.digest, seat, partials))
 
 
 def _check_mean(found: Vectors, expected: Vectors, *, noise: float) -> None:
@@ -496,7 +414,7 @@ class SecAggRound:
         self.linked: dict[int, list[int]] = {}
         self.sent: dict[tuple[int, int], bytes] = {}
         self.publics: dict[int, list[bytes]] = {}
-        self.outside = 0.0
+        self.outside, self.said = 0.0, 0
         self.total: Vectors | None = None
 
     def run(self, vectors: Vectors) -> Measured:
@@ -516,6 +434,7 @@ class SecAggRound:
             )
         for stage in stages:
             self._run_stage(stage, context, state)
+        self.measured.messages.append(self.said / self.case.clients)
         if self.total is not None and self.case.sampled == self.case.clients:
             _check_mean(self.total, vectors.mean(axis=0), noise=0.0)
         return self.measured
@@ -554,6 +473,7 @@ class SecAggRound:
         app, node = self.flower.app, message.metadata.dst_node_id
         record = message.content.config_records[self.flower.configs]
         stage = record[self.flower.key.STAGE]
+        self.said += 1
         if node in self.dropped and stage == self.flower.stage.COLLECT_MASKED_VECTORS:
             return app.Message(app.Error(0, "dropped out"), reply_to=message)
         if node in self.contexts:
@@ -726,13 +646,17 @@ def summarise(case: Case, results: Results) -> list[dict[str, Any]]:
         calm, stormy = results[(name, 0)], results.get((name, 1))
         plain_bytes = 4 * case.coordinates
         extra = statistics.median(calm.upload_bytes) - plain_bytes
-        all_of_client = calm.client_seconds() - base.client_seconds()
+        all_of_client = calm.client_seconds(without=(MEMBER,)) - base.client_seconds()
         server = _less(calm.server_seconds(), base.server_seconds())
         rows.append(
             {
                 **asdict(case),
                 "contestant": name,
-                "client_s": calm.client_seconds(without=("assess",)) - base.client_seconds(),
+                "client_s": calm.client_seconds(without=("assess", MEMBER)) - base.client_seconds(),
+                "member_s": statistics.median(calm.client[MEMBER]) if MEMBER in calm.client else None,
+                "member_bytes": statistics.median(calm.members) if calm.members else None,
+                "messages": statistics.median(calm.messages) if calm.messages else None,
+                "committee": case.members if name == "niss-repair" else None,
                 "assess_s": statistics.median(calm.client.get("assess", [0.0])),
                 "server_s": server,
                 "round_s": None if server is None else all_of_client + server,
@@ -761,6 +685,7 @@ def _less(seconds: float | None, base: float | None) -> float | None:
 COLUMNS = {
     "client_s": "client",
     "assess_s": "+ assess",
+    "member_s": "+ member",
     "server_s": "server",
     "server_one_drop_s": "1 drop",
     "round_s": "round",
@@ -771,12 +696,14 @@ def show(case: Case, rows: list[dict[str, Any]]) -> None:
     """A table of one scenario; ratios say how many times as long SecAgg+ takes."""
     print(f"\n{case.title}, {case.coordinates:,} coordinates, {case.sampled} clients sampled")
     heads = "".join(f"{head:>11}{'ratio':>7}" for head in COLUMNS.values())
-    print(f"  {'':14}{heads}{'extra upload':>15}")
+    print(f"  {'':14}{heads}{'extra upload':>15}{'messages':>18}")
     rival = next((row for row in rows if row["contestant"] == "secagg+"), None)
     for row in rows:
         cells = "".join(f"{_duration(row[name]):>11}{_ratio(row, rival, name):>7}" for name in COLUMNS)
         upload = f"{row['extra_bytes']:,.0f} B"
-        print(f"  {row['contestant']:14}{cells}{upload:>15}{row['extra_bytes_share']:>9.2%}")
+        print(
+            f"  {row['contestant']:14}{cells}{upload:>15}{row['extra_bytes_share']:>9.2%}{row['messages'] or 0:>9.2f}"
+        )
     for row in rows:
         for note in row["notes"]:
             print(f"  {row['contestant']}: {note}")

@@ -138,7 +138,7 @@ def test_a_client_that_always_declines_is_left_out_alone() -> None:
 
 
 def lie_in_repair(grid: FakeGrid) -> None:
-    """The odd node reveals pieces that nobody gave it, under its signature."""
+    """The odd node reveals more than it was asked for, under its signature: noticed whoever else answers."""
     identity = keys.Identity.generate(_entropy(ODD))
 
     def swap(reply: Message) -> Message:
@@ -146,8 +146,8 @@ def lie_in_repair(grid: FakeGrid) -> None:
         if reply.metadata.src_node_id == ODD and not body.startswith(b"niss enrolment/1"):
             message = decode(body)
             if isinstance(message, Reveal):
-                rubbish = tuple(replace(one, value=bytes([0, *range(32)])) for one in message.pieces)
-                bare = replace(message, pieces=rubbish, signature=b"")
+                rubbish = tuple(replace(one, points=one.points + bytes(32)) for one in message.partials)
+                bare = replace(message, partials=rubbish, signature=b"")
                 lie = encode(replace(bare, signature=identity.sign("reveal", signed_part(bare))))
                 reply.content["niss-upload"]["body"] = Array(np.frombuffer(lie, dtype=np.uint8))
         return reply

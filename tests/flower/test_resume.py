@@ -134,7 +134,7 @@ def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(
 
 @pytest.mark.parametrize(
     ("stage", "number"),
-    [("enrol", 1), ("round", 1), ("round", 3), ("claim", 1), ("claim", 3), ("request", 1), ("request", 3)],
+    [("enrol", 1), ("round", 1), ("round", 3), ("request", 1), ("request", 3)],
 )
 def test_killed_while_it_waits_in_any_stage(tmp_path, stage, number):
     grid = nodes_with_state(tmp_path)
