@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import stats
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.messages import Terms
-from niss.protocol.wire import decode, encode, unpack
+from niss.protocol.wire import decode, encode, signed_part, unpack
 from support.protocol_round import Federation
 
 
@@ -149,3 +150,23 @@ def test_terms_with_uniform_masks_travel_as_they_are() -> None:
     opened = federation.open(uniform_terms(federation))
     assert decode(encode(opened)).terms == opened.terms
     assert opened.terms.uniform
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_an_upload_under_masks_of_its_own_making_voids_the_round_and_moves_no_model(bits: int) -> None:
+    federation = Federation(6, f"false masks {bits}")
+    opened = federation.open(uniform_terms(federation, modulus_bits=bits))
+    updates = federation.updates()
+    for seat, client in enumerate(federation.clients):
+        upload = client.upload(opened, updates[seat], federation.entropy)
+        if seat == 2:
+            upload = replace(upload, vector=federation.entropy(len(upload.vector)), signature=b"")
+            signature = federation.seats[seat].identity.sign("upload", signed_part(upload))
+            upload = replace(upload, signature=signature)
+        federation.server.take_upload(upload)
+    federation.repair()
+    outcome = federation.server.finish()
+    assert outcome.void
+    assert not outcome.exact
+    assert not outcome.total.any()
+    assert any("some upload is false" in problem for problem in outcome.problems)

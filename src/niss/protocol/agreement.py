@@ -177,10 +177,11 @@ class Agreed:
         order = BeaconStream(seed, "committee", size).permutation(size)
         return tuple(order[: self.terms.committee].tolist())
 
-    def check_fits(self) -> None:
+    def check_fits(self) -> float:
         """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
 
-        Of uniform masks nothing is left: where one cannot be taken out, there is no sum.
+        Returns the most, in steps, that an entry of it can be. Of uniform masks nothing is left: where one cannot be
+        taken out, there is no sum.
         """
         terms, size = self.terms, len(self.participants)
         each, rounded = terms.residual_variance, 1
@@ -188,7 +189,7 @@ class Agreed:
             each += terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
             # Each client's self-mask and its shares, sent and received, are rounded one by one.
             rounded += 1 + 2 * math.ceil(terms.neighbours)
-        self.grid.check_fits(
+        return self.grid.check_fits(
             clip_sum=terms.clip,
             deviation_sum=math.sqrt(size * each),
             coordinates=terms.coordinates,

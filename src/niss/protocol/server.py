@@ -49,7 +49,7 @@ class Outcome:
     extra_variance  what the last two leave in each coordinate beyond the intended noise
     problems        in words, what went wrong and with whom
     liars           seats that are proven to have lied in the repair; what they said falsely was left out
-    void            uniform masks could not all be taken out: there is no sum, and nobody's upload counts as summed
+    void            uniform masks could not all be taken out, or were false: there is no sum, and nobody survives in it
     """
 
     total: NDArray[np.float64]
@@ -65,7 +65,7 @@ class Outcome:
     @property
     def exact(self) -> bool:
         """Whether nothing but the intended noise is left."""
-        return self.uncancelled == 0 and not self.masked
+        return self.uncancelled == 0 and not self.masked and not self.void
 
 
 @dataclass
@@ -210,11 +210,10 @@ class Server:
         if terms.mode == "repair":
             masked = _take_out_masks(agreed, total, survivors, recovered)
             extra += len(masked) * terms.self_variance
-        void = terms.uniform and bool(uncancelled or masked)
-        if void:
-            current.note(f"the round is void: {uncancelled + len(masked)} uniform masks hide the whole sum")
-            total[:], survivors = 0, ()
+        void = False
         if terms.uniform:
+            void = _is_void(current, total, uncancelled + len(masked))
+            total, survivors = (np.zeros_like(total), ()) if void else (total, survivors)
             extra = 0.0  # All or nothing.
         self.state = following
         current.uploads.clear()  # As large as so many models, and of no more use.
@@ -249,6 +248,24 @@ class Server:
             raise RemoteProtocolError("the message comes from a seat that this round does not have")
         verify(participants[message.seat].identity, purpose, signed_part(message), message.signature)
         return current, following
+
+
+def _is_void(current: _Round, total: NDArray[np.uint64], left: int) -> bool:
+    """Whether there is no sum to be had of a round with uniform masks, so many of which are left in it; notes why.
+
+    A sum that no honest uploads could have, but once in 2^40 rounds, has a mask in it that one end made up.
+    """
+    agreed = current.agreed
+    if left:
+        current.note(f"the round is void: {left} uniform masks hide the whole sum")
+        return True
+    entries = centred(residues(total.view(np.int64), agreed.terms.modulus_bits))
+    if entries.size and max(int(entries.max()), -int(entries.min())) > agreed.check_fits():
+        current.note(
+            "the round is void: some upload is false, since the sum is larger than honest ones can be"
+        )
+        return True
+    return False
 
 
 def _recover(current: _Round) -> dict[int, Recovered]:
