@@ -28,9 +28,10 @@ DEGREES = (1.0, 1.5, 2.0, 3.0, 6.0)
 
 
 def honest(colluders: int) -> list[Terms]:
-    """What an honest server could propose, in both modes, on sparse and on complete graphs."""
+    """What an honest server could propose, in both modes, with noise or masks, on sparse and on complete graphs."""
     found = []
-    for mode, degree in itertools.product(("tolerate", "repair"), DEGREES):
+    kinds = (("tolerate", "gaussian"), ("repair", "gaussian"), ("repair", "uniform"))
+    for (mode, shares), degree in itertools.product(kinds, DEGREES):
         lost = 1 if mode == "repair" else 0
         plan = Plan(
             clip=1.0,
@@ -40,6 +41,7 @@ def honest(colluders: int) -> list[Terms]:
             colluders=colluders,
             revealed=lost,
             dropped=lost,
+            shares=shares,
         )
         found.append(
             make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, mode=mode)
@@ -54,7 +56,7 @@ def change(rng: random.Random, base: Terms) -> Terms:
         value: Any = rng.choice(spoilt(base, name))
         if isinstance(getattr(base, name), float) and rng.random() < 0.6:
             value = getattr(base, name) * math.exp(rng.gauss(0.0, rng.choice([0.1, 1.0, 5.0])))
-        elif name in ("revealed", "dropped", "colluding_neighbours", "attempt", "round"):
+        elif name in ("revealed", "dropped", "attempt", "round"):
             value = rng.choice([value, rng.randrange(SIZE)])
         terms = replace(terms, **{name: value})
     return terms

@@ -29,7 +29,9 @@ def assessing(size: int, label: str, **policy: Any) -> Federation:
     return federation
 
 
-def honest_terms(mode: str) -> Terms:
+def honest_terms(kind: str) -> Terms:
+    """Of a round that tolerates dropouts, of one that is repaired, or of one that is repaired with uniform masks."""
+    mode = "tolerate" if kind == "tolerate" else "repair"
     lost = 1 if mode == "repair" else 0
     plan = Plan(
         clip=1.0,
@@ -40,6 +42,7 @@ def honest_terms(mode: str) -> Terms:
         colluders=COLLUDERS,
         revealed=lost,
         dropped=lost,
+        shares="uniform" if kind == "uniform" else "gaussian",
     )
     return make_terms(
         plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, mode=mode, attempt=1
@@ -73,17 +76,21 @@ def spoilt(terms: Terms, name: str) -> list[Any]:
             2**63,
             2**64,
             -1,
-            *map(int, numbers),
+            *(int(number) for number in numbers if math.isfinite(number)),
         ]
     scales = [value * 2.0**power for power in (-200, -60, -30, -16, -4, -1, 1, 4, 16, 30, 60, 200)]
     extremes = [0.0, -0.0, 5e-324, 1e-300, 1e-150, 1e150, 1e300, -1.0, -value, math.nan, math.inf, -math.inf]
     return [*extremes, *scales, *map(float, numbers)]
 
 
+# In grid steps: stands for the infinite deviation of a uniform mask where sums and quotients are to stay finite.
+ENDLESS = 2.0**100
+
+
 def rounded_variance(steps: float) -> float:
     """Of `rint(N(0, steps^2))`, in steps: what noise is left once it is on the grid; never counted above `steps^2`."""
     if steps > 1.0:
-        return steps**2
+        return min(steps, ENDLESS) ** 2
     reach = np.arange(1, 12) - 0.5
     tails = np.array([math.erfc(one / (steps * math.sqrt(2.0))) if steps > 0.0 else 0.0 for one in reach])
     return min(steps**2, float(np.sum((2 * np.arange(1, 12) - 1) * tails)))
@@ -91,6 +98,8 @@ def rounded_variance(steps: float) -> float:
 
 def true_mu(agreed: Agreed) -> float:
     """The worst client, colluders and repair: `Delta / sqrt(1 / (Sigma^-1)_kk)`, everything in grid steps."""
+    from support.what_left import effective_variance
+
     terms, graph, step = agreed.terms, agreed.graph, 2.0**-agreed.terms.grid_bits
     size = len(agreed.participants)
     residual = rounded_variance(math.sqrt(terms.residual_variance) / step)
@@ -106,10 +115,10 @@ def true_mu(agreed: Agreed) -> float:
     for bad in itertools.combinations(range(size), min(size - 1, COLLUDERS + lost)):
         honest = [seat for seat in range(size) if seat not in bad]
         known = shared[np.ix_(honest, honest)]
-        covariance = np.diag(known.sum(axis=1) + residual) - known
         if residual == 0.0:
             return math.inf
-        least = min(least, float(np.min(1.0 / np.diag(np.linalg.inv(covariance)))))
+        own_noise = np.full(len(honest), residual)
+        least = min(least, *(effective_variance(known, own_noise, row) for row in range(len(honest))))
     if repair:
         # A client that is said to have dropped out: its edges are bared, its self-mask is not.
         least = min(least, residual + own)

@@ -34,7 +34,7 @@ from niss.accounting.planner import (
     plan,
     plan_coalitions,
 )
-from niss.accounting.plans import Balance, Plan, RoundPlan
+from niss.accounting.plans import Plan
 from niss.accounting.protocol_rounds import (
     Assessor,
     charge_to,
@@ -42,6 +42,7 @@ from niss.accounting.protocol_rounds import (
     propose_round,
     upload_mu,
 )
+from niss.accounting.round_plans import Balance, RoundPlan
 from niss.accounting.statement import (
     ClientStatement,
     Statement,

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.carried_charges import PATTERNS
 from niss.accounting.committed import CommittedRun, committed_run
+from niss.accounting.round_plans import RoundPlan
 from niss.accounting.targets import (
     FAILURE_SHARE,
     GRID_SHARE,
@@ -26,19 +26,18 @@ from niss.accounting.targets import (
     split_failure,
 )
 from niss.errors import ConfigError
-from niss.graph import GRAPHS, ShareGraph
+from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
 from niss.methods import (
     DISTORTIONS,
     METHODS,
-    Carrying,
+    SHARES,
     Method,
     distortion_named,
     method_named,
-    mu_of,
     of_participants,
 )
-from niss.views import Corruption, WorstCase, effective_variance
+from niss.views import Corruption
 
 UNITS = ("client", "record", "nbafl")
 # At least 1, where they are given.
@@ -67,7 +66,7 @@ class Plan:
     clip            L2 bound on an update (unit client) or on a sample's gradient (unit record)
     epsilon, delta  the target of every client, or one epsilon per client
     participations  rounds over which the target is composed; 1 means per round
-    kappa           strength of the shares: v sigma^2 = kappa sigma_k^2
+    kappa           strength of Gaussian shares: v sigma^2 = kappa sigma_k^2
     neighbours      unit shares sent by the client with the least noise (the others in proportion)
     tau2            distortion of received shares; None calibrates it for the joint view
     colluders       most participants of a round that tell the server all they know, fixed before the
@@ -94,6 +93,8 @@ class Plan:
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
     on_grid         the protocol runs it: a part of delta pays for noise on a grid. Some methods always keep that part
+    shares          `gaussian` noise, of which a round may lose some and go on, or `uniform` masks, the limit of endless
+                    kappa: least noise, but a round in which one cannot be taken out is void, and only `repair` will do
     committee       members that repair a round; None: all its participants
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
@@ -136,6 +137,7 @@ class Plan:
     carried_neighbours: float | None = None
     closing: bool = False
     on_grid: bool = False
+    shares: str = "gaussian"
     committee: int | None = None
 
     def __post_init__(self) -> None:
@@ -147,6 +149,7 @@ class Plan:
             "graph": GRAPHS,
             "distortion": DISTORTIONS,
             "pattern": PATTERNS,
+            "shares": SHARES,
         }
         for field, allowed in choices.items():
             value = getattr(self, field)
@@ -216,6 +219,16 @@ class Plan:
     def factor(self, number: int) -> float:
         """With which round `number` (from 0) enters the model; a closing round as the last."""
         return self.factors[min(number, len(self.factors) - 1)] if self.factors else 1.0
+
+    @property
+    def uniform(self) -> bool:
+        """Whether clients share uniform masks."""
+        return self.shares == "uniform" and self.kind.uses("shares")
+
+    @property
+    def strength(self) -> float:
+        """kappa; infinite where clients share uniform masks."""
+        return math.inf if self.uniform else self.kappa
 
     @property
     def kind(self) -> Method:
@@ -395,119 +408,8 @@ class Plan:
             tau2=shares.tau2,
             opponent=shares.opponent,
             number=number,
+            residual=shares.residual,
         )
-
-
-@dataclass(frozen=True)
-class Balance:
-    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
-
-    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
-    size; None where there is nothing to compare.
-    """
-
-    least_received: float
-    most_received: float
-    kept: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundPlan:
-    """The numbers of one round: what is added where, and what that promises to whom.
-
-    All arrays are in the order of `participants`. Variances are per coordinate of the upload `p_k x_k`.
-    Methods that share no noise have a graph without edges.
-
-    sensitivity    how far each can move its upload, in L2 norm
-    own_variance   sigma_k^2, the noise each would need if it stood alone
-    graph          who shares with whom, by seat
-    unit_variance  sigma^2, the variance of a share of weight 1
-    tau2           distortion of the shares each receives
-    scales         the factors that a multiplicative distortion drew, once they are drawn and kept
-    opponent       the worst case for which tau2 was calibrated
-    number         of the round, from 0
-    carrying       what it has to know of the rounds before and after, where noise is carried; None: nothing is known
-    """
-
-    plan: Plan
-    participants: IntArray
-    sensitivity: FloatArray
-    own_variance: FloatArray
-    graph: ShareGraph
-    unit_variance: float
-    tau2: FloatArray
-    scales: FloatArray | None = None
-    opponent: WorstCase | None = None
-    number: int = 0
-    carrying: Carrying | None = None
-
-    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
-        """The same round, conditioned on the distortion factors that were drawn."""
-        return replace(self, scales=scales)
-
-    @property
-    def aggregate_variance(self) -> float:
-        """Predicted noise variance of the sum of all uploads, with what a trusted server adds."""
-        return self.plan.kind.aggregate_variance(self)
-
-    @property
-    def residual_variance(self) -> FloatArray:
-        """What each client's distortion adds: `tau_k^2 sigma^2 in_k`."""
-        return self.tau2 * self.unit_variance * self.graph.in_weight
-
-    @cached_property
-    def joint_variance(self) -> FloatArray | None:
-        """Effective variance per client against a server that sees everything; None: not computed.
-
-        Where the server is trusted, the view is that of anyone who sees the released model.
-        """
-        return self.plan.kind.joint_variance(self)
-
-    @cached_property
-    def worst(self) -> WorstCase | None:
-        """The worst case over colluders; None where nobody is assumed to collude, or none is computed.
-
-        The worst ratio of effective to wanted variance found at any client is charged to every client.
-        """
-        return self.plan.kind.worst(self)
-
-    def balance(self) -> Balance | None:
-        """What an unbalanced graph costs; None where every client receives as much as it sends."""
-        if self.graph.balanced:
-            return None
-        regular = ShareGraph.regular(
-            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
-        )
-        residual = self.tau2 * self.unit_variance * regular.in_weight
-        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
-        # Nobody colludes on either side of the comparison: what is measured is the graph.
-        trusting = replace(
-            self, plan=replace(self.plan, colluders=0, revealed=0), opponent=None
-        ).joint_variance
-        kept = None
-        if trusting is not None and fair.min() > 0.0:
-            kept = float(trusting.min() / fair.min())
-        received = self.graph.in_weight / self.graph.out_weight
-        return Balance(float(received.min()), float(received.max()), kept)
-
-    @property
-    def marginal_variance(self) -> FloatArray:
-        """Noise variance of one upload looked at alone: the paper's view."""
-        return self.plan.kind.marginal_variance(self)
-
-    def outsider_mu(self, variance: float) -> float:
-        """mu of the worst-off participant against someone who sees the released sum, with noise of that variance."""
-        return float(mu_of(self.sensitivity, variance).max())
-
-    @property
-    def joint_mu(self) -> FloatArray:
-        """mu of the joint view; infinite where there is no guarantee or none was computed."""
-        return self.plan.kind.joint_mu(self)
-
-    @property
-    def marginal_mu(self) -> FloatArray:
-        """mu of the marginal view; infinite where an upload carries no noise."""
-        return self.plan.kind.marginal_mu(self)
 
 
 def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:

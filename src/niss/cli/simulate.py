@@ -103,6 +103,7 @@ class Method:
     neighbours  Unit shares each client sends.
     graph       regular, complete or random.
     distortion  additive, scalar or coordinate.
+    shares      gaussian noise or, with protocol.mode = repair, uniform masks.
     """
 
     method: str | None = option(None, choices=method_names)
@@ -111,6 +112,7 @@ class Method:
     neighbours: float | None = None
     graph: str | None = option(None, choices=completion.GRAPHS)
     distortion: str | None = option(None, choices=distortion_names)
+    shares: str | None = option(None, choices=completion.SHARES)
 
 
 @dataclass(frozen=True)

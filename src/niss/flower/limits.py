@@ -277,7 +277,7 @@ class Limits:
             # With a schedule, all that may be in the terms is fixed.
             strength=None
             if schedule is not None
-            else plan.kappa
+            else plan.strength
             * (RELATIONS[plan.relation] / float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])) ** 2,
             schedule=schedule,
         )

@@ -1,6 +1,6 @@
 """The settings of a run, read from `[tool.flwr.app.config]`: what `NissStrategy.from_run_config` takes from where.
 
-    plan      epsilon, delta, clip, kappa, neighbours, colluders, relation, dropped, revealed, as in `Plan`;
+    plan      epsilon, delta, clip, kappa, neighbours, colluders, relation, dropped, revealed, shares, as in `Plan`;
               its participations from `rounds`, or `num-server-rounds` as Flower's templates call it;
               with `carry` also separation, pattern, dropout and closing
     strategy  mode, carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
@@ -31,6 +31,7 @@ _PLAN: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("epsilon", "delta", "clip", "kappa", "neighbours"), float),
     **dict.fromkeys(("colluders", "dropped", "revealed"), int),
     "relation": str,
+    "shares": str,
 }
 _CARRIED: dict[str, Callable[[Any], Any]] = {
     "separation": int,

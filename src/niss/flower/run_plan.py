@@ -13,7 +13,7 @@ from niss.errors import ConfigError
 from niss.flower.limits import MOST_ROUNDS
 from niss.flower.metrics import NoisyMetrics
 from niss.methods import METHODS
-from niss.protocol import LINKS_PER_ROUND, MODES
+from niss.protocol import LINKS_PER_ROUND
 
 # Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
 _ATTEMPTS = 3
@@ -51,18 +51,6 @@ def carrying(plan: Plan) -> Plan:
         on_grid=True,
         **usual | {"graph": "complete"},
     )
-
-
-def check_mode(plan: Plan, mode: str) -> None:
-    """Refuse (`ConfigError`) a way to handle dropouts that there is not, or not for this plan."""
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if plan.kind.carries and mode != MODES[0]:
-        raise ConfigError(
-            "noise that is carried from round to round cannot be repaired",
-            field="mode",
-            hint=f"use {MODES[0]!r}; plan.dropout says how many are expected not to come",
-        )
 
 
 def check_settings(weight: str, metrics: NoisyMetrics, *, tracker: object, key: object) -> None:

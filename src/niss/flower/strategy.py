@@ -35,9 +35,9 @@ from niss.flower.account import Account, Pending, RoundReport
 from niss.flower.adaptive import adaptive_clip, with_own
 from niss.flower.coordinator import Coordinator, Relay, Tracked
 from niss.flower.metrics import PART, NoisyMetrics
-from niss.flower.proposal import plan_values, read_proposal
+from niss.flower.proposal import check_mode, plan_values, read_proposal
 from niss.flower.run_config import plan_of, strategy_options
-from niss.flower.run_plan import carrying, check_mode, check_settings, for_nodes, for_rounds, prepared
+from niss.flower.run_plan import carrying, check_settings, for_nodes, for_rounds, prepared
 from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder, saved_or_new
 from niss.flower.session import Round, Session
 from niss.flower.transport import (
@@ -227,7 +227,8 @@ class NissStrategy(Strategy):
         why, hint = "the strategy asked no node to train", "see `fraction_train`"
         if self.rounds:
             last = self.rounds[-1]
-            why = last.skipped or f"every upload was lost ({most_common(last.lost.values())})"
+            lost = f"every upload was lost ({most_common(last.lost.values())})"
+            why = last.skipped or ("uniform masks could not be taken out" if last.void else lost)
             hint = "the log says why of each node; `participants` is how many a round needs"
         if self._begun is not None and not self._begun.members:
             why += f"; no node joined ({most_common(self._begun.left_out.values())})"

@@ -30,6 +30,7 @@ from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
 from niss.methods.dp_fedavg import DpFedAvg
 from niss.methods.fedavg import FedAvg
 from niss.methods.niss import (
+    SHARES,
     Niss,
     draw_graph,
     enough_neighbours,
@@ -66,6 +67,7 @@ def method_named(name: str) -> Method:
 __all__ = [
     "DISTORTIONS",
     "METHODS",
+    "SHARES",
     "Carrying",
     "Distortion",
     "Gap",

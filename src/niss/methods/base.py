@@ -28,7 +28,8 @@ from niss.randomness import SimStream
 from niss.views import WorstCase
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -96,13 +97,15 @@ class PlainRows:
 class Shares:
     """How the participants of a round share noise: with whom, how much, and how it is distorted.
 
-    `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was.
+    `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was. Where shares are uniform
+    masks, `unit_variance` is infinite and `residual` says what each client adds besides.
     """
 
     graph: ShareGraph
     unit_variance: float
     tau2: FloatArray
     opponent: WorstCase | None = None
+    residual: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,8 @@ class Method(ABC):
         history  of the rounds before, where there were any
         """
 
-    def loses(self, round_plan: RoundPlan, absent: Collection[int]) -> bool:
-        """Whether nothing comes of a round in which these seats never uploaded."""
+    def loses(self, round_plan: RoundPlan, absent: Collection[int], *, repaired: bool = False) -> bool:
+        """Whether nothing comes of a round in which these seats never uploaded; `repaired` as below."""
         return False
 
     # What it costs. By default a target is spent in equal parts, and Gaussian rounds compose.

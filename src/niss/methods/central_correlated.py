@@ -19,7 +19,8 @@ from niss.methods.central_dp import CentralDp
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 
 class CorrelatedServer(CentralDp):

@@ -14,7 +14,8 @@ from niss.methods.base import FloatArray, Method, NoiseHistory
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 
 class CentralDp(Method):

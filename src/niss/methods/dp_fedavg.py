@@ -13,7 +13,8 @@ from niss.methods.base import Method, UploadRows, server_adversary
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 
 class DpFedAvg(Method):

@@ -31,7 +31,8 @@ from niss.randomness import SimStream
 from niss.views.carried_floor import within_connectivity
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 
 class NissCarried(Niss):
@@ -73,6 +74,12 @@ class NissCarried(Niss):
                 "carried shares are planned for whole clients with one target for all",
                 field="unit" if plan.unit != "client" else "epsilon",
                 hint="use unit = 'client', one epsilon and one tau2",
+            )
+        if plan.uniform:
+            raise ConfigError(
+                "noise that is carried to the next round cannot be uniform: this round would have no sum",
+                field="shares",
+                hint="use shares = 'gaussian'",
             )
         if plan.mechanism != "analytic" or plan.distortion != "additive":
             raise ConfigError(

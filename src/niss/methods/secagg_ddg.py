@@ -14,7 +14,8 @@ from niss.methods.base import FloatArray, Method, UploadRows
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan, RoundPlan
+    from niss.accounting.plans import Plan
+    from niss.accounting.round_plans import RoundPlan
 
 
 class SecAggDdg(Method):
@@ -53,7 +54,13 @@ class SecAggDdg(Method):
         uploads.add_own_noise(np.sqrt(self.marginal_variance(round_plan)), stream)
         return round_plan
 
-    def loses(self, round_plan: RoundPlan, absent: Collection[int]) -> bool:
+    def loses(
+        self,
+        round_plan: RoundPlan,
+        absent: Collection[int],
+        *,
+        repaired: bool = False,  # noqa: ARG002
+    ) -> bool:
         """Whether fewer uploads arrived than the threshold asks for."""
         return round_plan.participants.size - len(absent) < _threshold(round_plan)
 

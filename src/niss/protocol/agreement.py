@@ -21,6 +21,9 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.graph.beacon import BeaconStream
@@ -30,8 +33,12 @@ from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, ver
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
 
+IntArray = NDArray[np.int64]
+
 HASH_BYTES = 32
 _AMOUNTS = ("clip", "neighbours", "unit_variance", "residual_variance", "self_variance")
+# Infinite where shares are uniform.
+_ENDLESS = ("unit_variance", "self_variance")
 _COUNTS = (
     "round",
     "attempt",
@@ -134,10 +141,26 @@ class Agreed:
 
     def edges_of(self, seat: int) -> list[tuple[int, int, float]]:
         """(sender, receiver, deviation in grid steps) of every share that touches this seat."""
-        graph, touching = self.graph, self.graph.edges_of(seat)
-        columns = (column[touching].tolist() for column in (graph.senders, graph.receivers, graph.weights))
-        grid, unit = self.grid, self.terms.unit_variance
-        return [(*ends, grid.deviation_steps(weight * unit)) for *ends, weight in zip(*columns, strict=True)]
+        return [
+            (sender, receiver, self.grid.deviation_steps(variance))
+            for sender, receiver, variance in self.shares(self.graph.edges_of(seat))
+        ]
+
+    def shares(self, among: IntArray | None = None) -> list[tuple[int, int, float]]:
+        """(sender, receiver, variance) of every share, or of those on edges of the graph with these numbers.
+
+        Two clients with an edge each way share one uniform mask, from the lower to the higher seat: a second one
+        would hide nothing more.
+        """
+        graph = self.graph
+        edges = np.arange(graph.senders.size) if among is None else among
+        if self.terms.uniform:
+            senders, receivers = graph.senders[edges], graph.receivers[edges]
+            both_ways = np.isin(senders * graph.size + receivers, receivers * graph.size + senders)
+            edges = edges[(senders < receivers) | ~both_ways]
+        variances = self.terms.unit_variance * graph.weights[edges]
+        columns = (graph.senders[edges], graph.receivers[edges], variances)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def steps_between(self, sender: int, receiver: int) -> float:
         """The deviation, in grid steps, of the share from one seat to the other; 0 where there is none."""
@@ -159,16 +182,22 @@ class Agreed:
         order = BeaconStream(seed, "committee", size).permutation(size)
         return tuple(order[: self.terms.committee].tolist())
 
-    def check_fits(self) -> None:
-        """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it."""
+    def check_fits(self) -> float:
+        """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
+
+        Returns the most, in steps, that an entry of it can be. Of uniform masks nothing is left: where one cannot be
+        taken out, there is no sum.
+        """
         terms, size = self.terms, len(self.participants)
-        each = terms.residual_variance + terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
-        # Each client's residual noise, its self-mask and its shares, sent and received, are rounded one by one.
-        rounded = 2 + 2 * math.ceil(terms.neighbours)
+        each, rounded = terms.residual_variance, 1
+        if not terms.uniform:
+            each += terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
+            # Each client's self-mask and its shares, sent and received, are rounded one by one.
+            rounded += 1 + 2 * math.ceil(terms.neighbours)
         if (carrying := terms.carrying) is not None:
             each += 2.0 * carrying.unit_variance * carrying.neighbours
             rounded += 2 * math.ceil(carrying.neighbours)
-        self.grid.check_fits(
+        return self.grid.check_fits(
             clip_sum=terms.clip,
             deviation_sum=math.sqrt(size * each),
             coordinates=terms.coordinates,
@@ -269,9 +298,16 @@ def _round_seed(beacon: bytes, commitment: bytes) -> bytes:
 
 def _check_numbers(terms: Terms) -> None:
     """Refuse numbers that mean nothing, so that no comparison further on can be passed by one that is no number."""
+    endless = _ENDLESS if terms.uniform else ()
     for name in _AMOUNTS:
-        if not 0.0 <= getattr(terms, name) < math.inf:
+        value = getattr(terms, name)
+        if not 0.0 <= value < math.inf and not (name in endless and value == math.inf):
             raise RemoteProtocolError(f"{name} must be finite and not negative")
+    if terms.uniform and (terms.mode != "repair" or terms.self_variance != math.inf):
+        raise RemoteProtocolError(
+            "uniform masks need mode 'repair' and self-masks that are uniform too",
+            hint="any other dropout would leave no sum at all",
+        )
     for name in _COUNTS:
         if getattr(terms, name) < 0:
             raise RemoteProtocolError(f"{name} must not be negative")
@@ -285,10 +321,11 @@ def _check_terms(terms: Terms, graph: ShareGraph) -> None:
     """Refuse what cannot be carried out, before anyone is charged for it."""
     if terms.grid_bits > MAX_BITS:
         raise RemoteProtocolError(f"the grid has {terms.grid_bits} bits; at most {MAX_BITS} are possible")
-    shares = float(graph.weights.max()) * terms.unit_variance
     # A carried share has at most the weight of all that its sender carries.
     carried = 0.0 if terms.carrying is None else terms.carrying.neighbours * terms.carrying.unit_variance
-    largest = max(shares, terms.residual_variance, terms.self_variance, carried)
+    largest = max(terms.residual_variance, carried)
+    if not terms.uniform:
+        largest = max(largest, terms.self_variance, float(graph.weights.max()) * terms.unit_variance)
     if not math.sqrt(largest) * 2.0**terms.grid_bits <= LARGEST_DEVIATION:
         raise RemoteProtocolError("the noise is too strong for the grid", hint="use fewer grid bits")
     if terms.mode != "repair":

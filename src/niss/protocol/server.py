@@ -1,8 +1,9 @@
 """The server's side of a round: open, collect, repair, sum. It holds no secret and can be restarted freely.
 
-Whatever happens, a round ends with the exact sum of the survivors' uploads or with a noisy one that says so; the
-server never waits for anyone, the driver decides when a stage is over. A message that is forged, malformed or out of
-turn is a `RemoteProtocolError` and changes nothing; a lie that only shows later is noted in `Outcome.problems`.
+Whatever happens, a round ends with the exact sum of the survivors' uploads, with a noisy one that says so or, where
+shares are uniform, without any; the server never waits for anyone, the driver decides when a stage is over. A message
+that is forged, malformed or out of turn is a `RemoteProtocolError` and changes nothing; a lie that only shows later is
+noted in `Outcome.problems`.
 
 **Liars in a repair.** Each upload commits to its self-mask and, before anyone knows who drops out, to every piece of
 its round key. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
@@ -40,10 +41,10 @@ from niss.protocol.messages import (
     Upload,
 )
 from niss.protocol.recovery import Recovered, recover
-from niss.protocol.shares import derive_seed
+from niss.protocol.shares import add_noises, derive_seed
 from niss.protocol.states import ServerState, server_step
 from niss.protocol.wire import check_packed, signed_part, sum_packed
-from niss.randomness import SecretStream, add_gaussians
+from niss.randomness import SecretStream
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Outcome:
 
     total           sum of the survivors' parts `p_k x_k` and residual noises, as floats
     survivors       seats whose uploads are in it
-    dropped         all other seats
+    dropped         all other seats; of a void round, those whose uploads never arrived
     uncancelled     shares, sent to or by dropped clients, that were not taken out; of those carried to this round, the
                     ones of which only one end was uploaded
     masked          survivors whose self-masks could not be rebuilt, and are still in it
@@ -60,6 +61,7 @@ class Outcome:
     under_way       variance that the sum carries to the next round, which takes it out again
     problems        in words, what went wrong and with whom
     liars           seats that are proven to have lied in the repair; what they said falsely was left out
+    void            uniform masks could not all be taken out, or were false: there is no sum, and nobody survives in it
     """
 
     total: NDArray[np.float64]
@@ -71,11 +73,12 @@ class Outcome:
     problems: tuple[str, ...]
     liars: tuple[int, ...]
     under_way: float = 0.0
+    void: bool = False
 
     @property
     def exact(self) -> bool:
         """Whether nothing but the intended noise is left."""
-        return self.uncancelled == 0 and not self.masked
+        return self.uncancelled == 0 and not self.masked and not self.void
 
 
 @dataclass
@@ -217,6 +220,8 @@ class Server:
         The sum of the survivors' vectors, modulo 2^modulus_bits, less the shares between survivors and dropped
         clients whose seeds were revealed, less the self-masks that could be rebuilt; then nearest to zero, as floats.
 
+        Where shares are uniform and one of them, or a self-mask, cannot be taken out, the round is void: total is zero.
+
         A single upload is not summed: its survivors are none. Its noise would protect it as before, but what is
         promised to be a sum would be one client's update, passed on to whoever is given the model.
         """
@@ -239,6 +244,11 @@ class Server:
         if agreed.before is not None:
             lost, left = agreed.before.left(current.survived, survivors)
             uncancelled, extra = uncancelled + lost, extra + left
+        void = False
+        if terms.uniform:
+            void = _is_void(current, total, uncancelled + len(masked))
+            total, survivors = (np.zeros_like(total), ()) if void else (total, survivors)
+            extra = 0.0  # All or nothing.
         self.state = following
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
@@ -251,6 +261,7 @@ class Server:
             tuple(current.problems),
             tuple(sorted(current.liars)),
             0.0 if agreed.after is None else agreed.after.added(survivors),
+            void,
         )
 
     def _step(self, event: str) -> tuple[_Round, ServerState]:
@@ -274,6 +285,24 @@ class Server:
         return current, following
 
 
+def _is_void(current: _Round, total: NDArray[np.uint64], left: int) -> bool:
+    """Whether there is no sum to be had of a round with uniform masks, so many of which are left in it; notes why.
+
+    A sum that no honest uploads could have, but once in 2^40 rounds, has a mask in it that one end made up.
+    """
+    agreed = current.agreed
+    if left:
+        current.note(f"the round is void: {left} uniform masks hide the whole sum")
+        return True
+    entries = centred(residues(total.view(np.int64), agreed.terms.modulus_bits))
+    if entries.size and max(int(entries.max()), -int(entries.min())) > agreed.check_fits():
+        current.note(
+            "the round is void: some upload is false, since the sum is larger than honest ones can be"
+        )
+        return True
+    return False
+
+
 def _recover(current: _Round) -> dict[int, Recovered]:
     """By survivor, what the committee gave; lies and gaps are noted."""
     recovered, lies = recover(current.agreed, current.survivors, current.uploads, current.reveals)
@@ -292,13 +321,12 @@ def _take_out_edges(
 
     A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it.
     """
-    graph, people = agreed.graph, agreed.participants
+    people = agreed.participants
     uncancelled, extra, noises = 0, 0.0, []
-    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
-    for sender, receiver, weight in edges:
+    for sender, receiver, variance in agreed.shares():
         if (sender in survivors) == (receiver in survivors):
             continue
-        sent, variance = sender in survivors, weight * agreed.terms.unit_variance
+        sent = sender in survivors
         here, gone = (sender, receiver) if sent else (receiver, sender)
         shared = recovered[here].shared.get(gone) if here in recovered else None
         if shared is None:
@@ -309,7 +337,7 @@ def _take_out_edges(
             shared, agreed.context, people[sender].identity, people[receiver].identity, "share"
         )
         noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
-    add_gaussians(total, noises)
+    add_noises(total, noises, agreed.terms.modulus_bits)
     return uncancelled, extra
 
 
@@ -319,7 +347,8 @@ def _take_out_masks(
     """Subtract the recovered self-masks of the survivors; returns those whose mask stays."""
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     masks = {seat: recovered[seat].mask if seat in recovered else None for seat in survivors}
-    add_gaussians(total, [(SecretStream(seed), steps, -1) for seed in masks.values() if seed is not None])
+    known = [(SecretStream(seed), steps, -1) for seed in masks.values() if seed is not None]
+    add_noises(total, known, agreed.terms.modulus_bits)
     return tuple(seat for seat, seed in masks.items() if seed is None)
 
 

@@ -22,7 +22,7 @@ from niss.errors import ConfigError
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.mechanism.adaptive import RATE
-from niss.methods import DISTORTIONS, METHODS, Distortion, Method, enough_uploads
+from niss.methods import DISTORTIONS, METHODS, SHARES, Distortion, Method, enough_uploads
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.simulation.carrying import plan_fields
 from niss.simulation.config_checks import check_consistency
@@ -41,6 +41,7 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 if TYPE_CHECKING:
     MethodName = str
     DistortionName = str
+    SharesName = str
     GraphName = str
     MechanismName = str
     UnitName = str
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 else:
     MethodName = Literal[tuple(METHODS)]
     DistortionName = Literal[tuple(DISTORTIONS)]
+    SharesName = Literal[tuple(SHARES)]
     GraphName = Literal[tuple(GRAPHS)]
     MechanismName = Literal[tuple(MECHANISMS)]
     UnitName = Literal[tuple(UNITS)]
@@ -198,6 +200,7 @@ class MethodConfig(_Section):
     lags        Rounds ahead to which each client of `niss-carried` carries noise; more pay for long separations.
     carried_neighbours  Unit shares that each client of `niss-carried` carries to the next round; none: to all.
     closing     One more round of `niss-carried`, without data, takes out what the last one carried.
+    shares      What clients of `niss` share: `gaussian` noise, or `uniform` masks (with `protocol.mode = "repair"`).
     """
 
     name: MethodName = "niss"
@@ -215,6 +218,7 @@ class MethodConfig(_Section):
     lags: Count = 1
     carried_neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     closing: bool = False
+    shares: SharesName = "gaussian"
 
     @model_validator(mode="before")
     @classmethod

@@ -133,7 +133,7 @@ class RoundResult:
     marginal_mu         most that it cost a client whose upload is looked at alone
     outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     balance             how unequally shares were received, where they were
-    lost                too few uploads arrived, and nothing was released
+    lost                nothing was released: too few uploads arrived, or uniform masks could not all be taken out
     clip                of the round, where it moves
     below_clip          noisy fraction of the updates that it left as they were; None: nothing was released
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
@@ -371,7 +371,7 @@ class OpenRound:
 
         predicted = method.left_over_variance(plan, absent, repaired=repaired)
         change = method.model_variance_change(plan, absent, repaired=repaired)
-        lost = method.loses(plan, absent)
+        lost = method.loses(plan, absent, repaired=repaired)
         if lost:
             total, without_noise, predicted, change = np.zeros_like(total), np.zeros_like(total), 0.0, 0.0
         # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
@@ -417,6 +417,7 @@ class OpenRound:
 
         exchanged, closed = self._exchanged(rows, absent, charge)
         survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
+        lost = exchanged.outcome.void
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
         predicted = exchanged.predicted_variance
         moved = self.federation.config.training.server_rate * plan.factor(self.number)
@@ -434,6 +435,7 @@ class OpenRound:
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
+            lost=lost,
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,

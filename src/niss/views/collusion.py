@@ -141,7 +141,7 @@ def worst_case(
 
     graph              who shares with whom
     corruption         how many collude, and how much a repair may reveal
-    unit_variance      sigma^2, the variance of a share of weight 1
+    unit_variance      sigma^2, the variance of a share of weight 1; infinite: shares are uniform masks
     residual_variance  eta_k^2, the fresh noise of each client: one number, or one per client
     target_variance    the effective variance that each client wants, likewise
 
@@ -359,9 +359,11 @@ class SpectralBound:
                 continue
             # |x - g|^2 <= sum x^2 - 2 min g + sum g^2, and sum g^2 <= max g, since both x and g sum to 1.
             apart = np.maximum(self.spread[members] + (least[-1] - 2.0 * least[0]) / ground, 0.0)
-            with np.errstate(divide="ignore"):
-                energy = 1.0 / ground + (1.0 / self.kept[members] + apart / spare) / unit
-            result[members] = 1.0 / energy
+            # At an infinite unit the last two terms are gone: `spare` and `kept` above 0 say that all are connected.
+            kept = self.kept[members]
+            linked = kept > 0.0
+            energy = 1.0 / ground + (1.0 / kept[linked] + apart[linked] / spare) / unit
+            result[members[linked]] = 1.0 / energy
         return result
 
 

@@ -11,6 +11,8 @@ with `L_H` the weighted Laplacian of the honest-honest edges. Moving one client'
     mu_k = Delta_k sqrt((Sigma_H^-1)_kk),    effective variance 1 / (Sigma_H^-1)_kk.
 
 A connected group of honest clients without residual noise has none: its uploads sum to the exact sum.
+With uniform masks for shares, the limit sigma^2 -> infinity, the sum of a connected group is all that is seen of it,
+and each of its members has the residual noise of all.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from niss.views.covariance import (
     hidden_noise,
     hidden_noise_by_coordinate,
     least_conditional_variance,
+    masked_variance,
     per_client,
     require_dense,
     sampled_variance,
@@ -60,6 +63,7 @@ def effective_variance(
 ) -> FloatArray:
     """Effective noise variance of each honest client that uploaded, in the order of their numbers.
 
+    unit_variance       sigma^2, the variance of a share of weight 1; infinite: shares are uniform masks
     residual_variance   the fresh noise each client adds: a number, or one per client
     colluders           clients that tell the server all they know; their edges protect nobody
     dropped             honest clients that never uploaded and whose edges stay uncancelled (`tolerate`):
@@ -74,15 +78,20 @@ def effective_variance(
     0 means that there is no protection at all.
     """
     residual = per_client(residual_variance, graph.size, "residual_variance")
-    if not np.isfinite(unit_variance) or unit_variance < 0.0:
-        raise ConfigError("must be a finite number, not below 0", field="unit_variance")
+    if not unit_variance >= 0.0:
+        raise ConfigError("must be a number, not below 0", field="unit_variance")
     factors = _scales(graph, scales)
 
     known = Knowledge(colluders, dropped, revealed)
+    if unit_variance == np.inf:
+        if factors is not None:
+            raise ConfigError("uniform masks cannot be distorted", field="scales")
+        kept, whole = masked_variance(graph, known, residual)
+        return whole if clients is None else whole[_places(kept, clients)]
 
     def variance(drawn: FloatArray | None) -> FloatArray:
         hidden = hidden_noise(graph, known, unit_variance=unit_variance, residual=residual, scales=drawn)
-        places = None if clients is None else _places(hidden, clients)
+        places = None if clients is None else _places(hidden.kept, clients)
         return _variance(hidden, places, residual, drawn is not None)
 
     if factors is None or factors.ndim == 1:
@@ -213,10 +222,10 @@ def _variance(
     return whole if places is None else whole[places]
 
 
-def _places(hidden: HiddenNoise, clients: Collection[int]) -> NDArray[np.int64]:
+def _places(kept: NDArray[np.int64], clients: Collection[int]) -> NDArray[np.int64]:
     wanted = np.asarray(list(clients), dtype=np.int64)
-    places = np.searchsorted(hidden.kept, wanted)
-    found = np.isin(wanted, hidden.kept)
+    places = np.searchsorted(kept, wanted)
+    found = np.isin(wanted, kept)
     if not np.all(found):
         raise ConfigError(
             f"client {int(wanted[~found][0])} is not among the honest clients that uploaded", field="clients"
