@@ -234,8 +234,10 @@ class NissRound:
         with timed(self.measured.server, "open"):
             self.opened: RoundOpen = self.server.open_round(terms, people, beacon)
         self.agreed = agree(self.opened)
-        reachable = [seat for seat in self.agreed.neighbours(0) if seat >= case.sampled] or [case.clients - 1]
-        self.dropped = set(reachable[:drops])
+        near = set(self.agreed.neighbours(0))
+        # First those that a sampled client lost.
+        others = sorted(range(case.sampled, case.clients), key=lambda seat: seat not in near)
+        self.dropped = set(others[:drops])
         self.uploads: dict[int, Upload] = {}
 
     def run(self, vectors: Vectors) -> Measured:

@@ -11,7 +11,7 @@ import pytest
 
 from niss.accounting import Plan, Promise, forecast
 from niss.accounting.protocol_rounds import Assessor, make_terms
-from niss.errors import ConfigError
+from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import agree
 from support.protocol_round import Federation
 
@@ -178,3 +178,36 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
         mu = Assessor(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
         assert mu <= wanted_mu(plan)
         assert math.sqrt(terms.residual_variance) * 2.0**terms.grid_bits >= 16.0
+
+
+def test_a_committee_is_paid_for_in_delta_unless_everyone_is_in_it() -> None:
+    plain = Plan(colluders=3, graph="complete", neighbours=29.0, revealed=2, dropped=2, participations=4)
+    drawn = replace(plain, committee=20)
+    assert plain.failure == plain.failing_delta == 0.0
+    assert drawn.failing_delta == pytest.approx(0.1 * plain.delta)
+    assert drawn.gaussian_delta < plain.gaussian_delta
+    assert replace(drawn, colluders=0).failure == 0.0
+    # On a sparse graph the two bounds share what one had.
+    sparse = replace(plain, graph="regular", neighbours=8.0)
+    assert replace(sparse, committee=20).failing_delta == pytest.approx(sparse.failing_delta)
+    assert replace(sparse, committee=20).corruption.failure == pytest.approx(0.5 * sparse.corruption.failure)
+
+
+@pytest.mark.parametrize("collusion", [0.0, 0.1, 0.2])
+def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collusion: float) -> None:
+    plan = forecast(participants=40, mode="repair", dropout=0.05, collusion=collusion, kappa=4.0).plan
+    assert plan.committee is None or 10 <= plan.committee < 40
+    terms = make_terms(plan, participants=40, coordinates=3, run=b"run", number=1, mode="repair")
+    agreed = agree(Federation(40, "planned").open(terms))
+    assess = Assessor(failure=plan.failure)
+    assert assess(agreed, plan.colluders) <= wanted_mu(plan)
+    with pytest.raises(RemoteProtocolError, match="members of the committee"):
+        assess(agreed, plan.colluders + 6)
+
+
+def test_a_committee_that_may_be_all_colluders_is_no_plan() -> None:
+    plan = Plan(colluders=9, graph="complete", neighbours=29.0, committee=8)
+    with pytest.raises(ConfigError, match="may collude"):
+        make_terms(
+            replace(plan, delta=1e-30), participants=30, coordinates=3, run=b"run", number=1, mode="repair"
+        )

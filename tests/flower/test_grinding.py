@@ -31,7 +31,7 @@ PINS = {"niss-epsilon": 8.0, "niss-delta": 0.05}
 
 def test_a_server_alone_that_skips_links_until_it_likes_the_graph_gains_nothing(monkeypatch):
     monkeypatch.setattr(os, "urandom", seeded_entropy("victim"))
-    server = LoneServer(PLAN, SIZE, label="ground", **PINS)
+    server = LoneServer(PLAN, SIZE, label="picked", **PINS)
     colluders = range(SIZE - COLLUDERS, SIZE)
     assert server.enrol() is None
     terms = server.terms()

@@ -235,7 +235,7 @@ class SignedPrekey:
             verify(joint, _PREKEY_PURPOSE, statement, self.signature)
         except RemoteProtocolError:
             raise RemoteProtocolError(
-                f"the signature for 'prekey' is not by {fingerprint(identity_public)}, or made without the prekey itself",
+                f"the signature for 'prekey' is not by {fingerprint(identity_public)}, or was made without the prekey",
                 hint="it was changed in transit, made by someone else, or by an earlier release; do not use it",
             ) from None
 
