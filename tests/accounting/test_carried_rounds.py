@@ -106,6 +106,19 @@ def test_the_grid_of_a_run_stays_within_its_part_of_delta(coordinates: int) -> N
     assert run_grid_delta(longer, Promise.of(plan)) > cost
 
 
+@pytest.mark.parametrize(("size", "coordinates"), [(6, 100), (100, 2_000_000), (400, 1_000)])
+def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> None:
+    """Of many clients each carries a narrow share to everyone: it has to be some steps wide too."""
+    plan = plan_for(participants=size, rounds=100, separation=10, participations=10)
+    committed = make_schedule(plan, participants=size, coordinates=coordinates)
+    account = CarriedAccount(committed, promise=Promise.of(plan))
+    for number in (0, 1, 99):
+        account._check_noise(math.sqrt(account.cost(number)))
+    coarser = CarriedAccount(replace(committed, grid_bits=committed.grid_bits - 8), promise=Promise.of(plan))
+    with pytest.raises(RemoteProtocolError, match="a few grid steps wide"):
+        coarser._check_noise(0.1)
+
+
 def test_without_fresh_noise_nothing_is_promised_and_the_grid_costs_nothing() -> None:
     committed = make_schedule(plan_for(tau2=0.0), participants=SIZE, coordinates=10)
     assert carried_plan(committed, relation="zero-out", colluders=0) is None

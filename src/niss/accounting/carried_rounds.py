@@ -19,12 +19,13 @@ import numpy as np
 
 from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
 from niss.accounting.carried_charges import CarriedCharges
-from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise, require_wide_noise
+from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
 from niss.accounting.protocol_rounds import draw_round, first_grid, fit_grid, too_imprecise
 from niss.accounting.targets import client_sensitivity
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
+from niss.mechanism.grid import MAX_BITS, Grid
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
@@ -91,28 +92,52 @@ def make_schedule(
     )
     if grid_bits is not None:
         schedule = replace(schedule, grid_bits=grid_bits)
-        if plan.calibrated:
-            require_wide_noise(schedule.terms(b"run", 1))
+        if plan.calibrated and _narrowest_steps(schedule) < LEAST_STEPS:
+            raise ConfigError(
+                f"noise of {_narrowest_steps(schedule):.2g} grid steps is too narrow to be told from a Gaussian",
+                field="protocol.grid_bits",
+                hint=f"use more than {grid_bits} bits",
+            )
         return schedule
-    residual = schedule.residual_variance * min(schedule.ends, 1.0)
-    entry = plan.clip / (participants * math.sqrt(coordinates))
-    schedule = replace(schedule, grid_bits=first_grid(residual, entry))
+    residual, narrowest = schedule.residual_variance * min(schedule.ends, 1.0), _narrowest(schedule)
+    bits = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
     if not residual:
-        return schedule
+        return replace(schedule, grid_bits=bits)
+    while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
+        bits += 1
     promise = replace(Promise.of(plan), rounds=schedule.rounds)
     mu = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
 
     def cost(bits: int) -> float:
         return _run_cost(replace(schedule, grid_bits=bits), promise, mu)
 
-    bits = fit_grid(cost, schedule.grid_bits, residual)
+    bits = fit_grid(cost, bits, residual, narrowest)
     if plan.calibrated and cost(bits) > 1.0:
         raise too_imprecise(coordinates, participants, promise)
     return replace(schedule, grid_bits=bits)
 
 
+def _narrowest(schedule: Schedule) -> float:
+    """The least variance of any noise in an upload: residual, a share within the round, or one that is carried.
+
+    The shares of a graph have one weight each, on complete graphs and on sparse ones.
+    """
+    near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
+    noises = [
+        schedule.residual_variance * min(schedule.ends, 1.0),
+        schedule.unit_variance * schedule.neighbours / near,
+    ]
+    if schedule.carried_variance:
+        noises.append(schedule.carried_variance * schedule.carried_neighbours / far)
+    return min(noises)
+
+
+def _narrowest_steps(schedule: Schedule) -> float:
+    return Grid(schedule.grid_bits).deviation_steps(_narrowest(schedule))
+
+
 def _draws(schedule: Schedule, number: int) -> Draws:
-    """Everything that is drawn in a round, with what is carried to it and from it: more than any round has."""
+    """Everything that is drawn in a round, with what it carries on: each share counts once, where it is added."""
     size = schedule.participants
     near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
     return Draws.of(
@@ -120,7 +145,7 @@ def _draws(schedule: Schedule, number: int) -> Draws:
         size,
         [schedule.neighbours / near],
         [size * near],
-        carried=([schedule.carried_neighbours / far], [2 * size * far]),
+        carried=([schedule.carried_neighbours / far], [size * far]),
     )
 
 
@@ -245,21 +270,13 @@ class CarriedAccount:
         except PrivacyError as error:
             raise RemoteProtocolError(error.message, hint=error.hint) from None
         if 0.0 < mu < math.inf:
-            self._check_noise(agreed, mu)
+            self._check_noise(mu)
         return mu
 
-    def _check_noise(self, agreed: Agreed, mu: float) -> None:
-        schedule, grid = self.schedule, agreed.grid
-        gaps = [gap for gap in (agreed.before, agreed.after) if gap is not None]
-        narrowest = [
-            agreed.terms.residual_variance,
-            schedule.residual_variance * min(schedule.ends, 1.0),
-            float(agreed.graph.weights.min()) * schedule.unit_variance,
-            *(float(gap.graph.weights.min()) * gap.unit_variance for gap in gaps if gap.unit_variance),
-        ]
-        if grid.deviation_steps(min(narrowest)) < LEAST_STEPS:
+    def _check_noise(self, mu: float) -> None:
+        if _narrowest_steps(self.schedule) < LEAST_STEPS:
             raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
-        cost = _run_cost(schedule, self._promise, mu)
+        cost = _run_cost(self.schedule, self._promise, mu)
         if not cost <= 1.0:
             raise RemoteProtocolError(
                 f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",

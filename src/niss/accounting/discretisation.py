@@ -91,7 +91,7 @@ class Draws:
     ) -> Self:
         """The draws of a round of `size` participants, `counts` shares of each of these `weights`.
 
-        carried  weights and counts of the shares that are carried to the round or from it
+        carried  weights and counts of the shares that it carries to the next round
 
         Shares, or a self-mask, too narrow to get credit (`is_wide_enough`) are not held against it.
         """

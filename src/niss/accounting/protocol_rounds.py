@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from niss.accounting.discretisation import (
+    LEAST_STEPS,
     Draws,
     Promise,
     check_discretisation,
@@ -142,9 +143,18 @@ def make_terms(
     return terms
 
 
-def fit_grid(cost: Callable[[int], float], bits: int, residual: float) -> int:
-    """At most that many bits, and as many as keep `cost` well within 1 while the residual noise is some steps wide."""
-    while cost(bits) > _WELL_WITHIN and Grid(bits - 1).deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS:
+def fit_grid(cost: Callable[[int], float], bits: int, residual: float, narrowest: float | None = None) -> int:
+    """At most that many bits, and as many as keep `cost` well within 1 while the residual noise is some steps wide.
+
+    narrowest  variance of a noise that has to stay wide enough to count
+    """
+
+    def coarser(fewer: int) -> bool:
+        grid, narrow = Grid(fewer), residual if narrowest is None else narrowest
+        wide = grid.deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS
+        return wide and grid.deviation_steps(narrow) >= LEAST_STEPS
+
+    while cost(bits) > _WELL_WITHIN and coarser(bits - 1):
         bits -= 1
     return bits
 
