@@ -12,7 +12,7 @@ from niss.accounting.carried_planner import CarriedForecast, forecast_carried, p
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.outlook import Outlook, outlook
+from niss.accounting.outlook import Outlook, judge_plan, outlook
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
@@ -82,6 +82,7 @@ __all__ = [
     "forecast",
     "forecast_carried",
     "grid_delta",
+    "judge_plan",
     "make_statement",
     "make_terms",
     "outlook",

@@ -21,8 +21,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from niss.accounting import LedgerFile
+from niss.claims import rounded_up
 from niss.report.canvas import INK, QUIET, SERIES, STYLE, WIDTH, inline_svg, rule, save_figure, short
-from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, rounded_up, spending
+from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, spending
 from niss.report.run_folder import ReportInput
 
 # Narrower than the page's figures, so that the letters are still read when it takes half a column.
