@@ -337,7 +337,8 @@ def _print_promise(folder: Path) -> None:
         return
     typer.echo("")
     print_sentence(f"promise: {promise.words}", indent=9)
-    for name, text in (("odds", promise.odds), ("budget", promise.budget), ("check", promise.check)):
+    check = f"niss account {folder}" if promise.verified else None
+    for name, text in (("odds", promise.odds), ("budget", promise.budget), ("check", check)):
         if text:
             print_sentence(f"{name + ':':<8} {text}", indent=9)
     for line in promise.caveats:

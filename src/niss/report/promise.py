@@ -11,34 +11,37 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from niss.claims import odds_in_words, rounded_up
+from niss.claims import best_guess_percent, odds_in_words, rounded_up
 from niss.errors import PrivacyError, RunFolderError
 from niss.files import LEDGER, PRIVACY, JsonObject
-from niss.report.run_folder import MethodResult, number_at, read_object, read_report_input, text_at
+from niss.report.run_folder import MethodResult, read_object, read_report_input
+from niss.report.table import NOT_APPLICABLE, format_epsilon
 
-_DELTA = 1e-5
+_HIDDEN = {"unit": "client", "relation": "zero-out"}
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     """The promise of one method in sentences; None where there is nothing to say.
 
+    amount    epsilon and delta alone, or that there is no guarantee
     words     the guarantee, or that there is none
-    odds      what epsilon means to an attacker who has to guess
-    trust     who has to be trusted for it, and who does not
+    odds      what epsilon means to an attacker who has to guess; `guess` is the percentage alone
+    trust     who has to be trusted for it, and who does not; `server` says it of the server in a word
     budget    what was fixed in advance, and how much of it is spent
     verified  what the ledger shows, checked just now
-    check     how to check it again
     caveats   what a reader has to know besides
     """
 
     label: str
+    amount: str
     words: str
     odds: str | None
+    guess: str | None
     trust: str | None
+    server: str
     budget: str | None
     verified: str | None
-    check: str | None
     caveats: tuple[str, ...]
 
 
@@ -56,33 +59,46 @@ def promise_of(method: MethodResult) -> Promise | None:
     statement: JsonObject = {}
     with suppress(RunFolderError):
         statement = read_object(method.folder / PRIVACY) or {}
-    spent = _verified_ledger(method)
     caveats = statement.get("caveats")
+    odds, guess = _odds(method, statement)
     return Promise(
         label=method.label,
+        amount=_amount(method, statement),
         words=words,
-        odds=_odds(method, statement),
+        odds=odds,
+        guess=guess,
         trust=_trust(method),
+        server=_server(method),
         budget=_budget(method, statement),
-        verified=spent,
-        check=f"niss account {method.folder}" if spent else None,
+        verified=_verified_ledger(method),
         caveats=tuple(one for one in caveats if isinstance(one, str)) if isinstance(caveats, list) else (),
     )
 
 
-def _odds(method: MethodResult, statement: JsonObject) -> str | None:
-    """The bound on a guess; closer where every client's charges are Gaussian and their mu is on record."""
-    if method.epsilon_joint is None:
-        return None
-    where = method.folder / PRIVACY
-    delta = number_at(statement, "delta", where)
-    return odds_in_words(
-        method.epsilon_joint,
-        _DELTA if delta is None else delta,
-        mu=_worst_mu(statement),
-        unit=text_at(statement, "unit", where) or "client",
-        relation=text_at(statement, "relation", where) or "zero-out",
-    )
+def _amount(method: MethodResult, statement: JsonObject) -> str:
+    """Epsilon and delta as the table prints them; in words where there is no number."""
+    epsilon = format_epsilon(method, method.epsilon_joint)
+    delta = _number(statement, "delta")
+    if method.epsilon_joint is None or not method.is_private:
+        return epsilon[0].upper() + epsilon[1:]
+    return f"ε = {rounded_up(method.epsilon_joint)}" + ("" if delta is None else f", δ = {delta:.3g}")
+
+
+def _odds(method: MethodResult, statement: JsonObject) -> tuple[str, str] | tuple[None, None]:
+    """The bound on a guess, as a sentence and alone; closer where charges are Gaussian and their mu is on record."""
+    delta = _number(statement, "delta")
+    if method.epsilon_joint is None or delta is None:
+        return None, None
+    claim = (method.epsilon_joint, delta, _worst_mu(statement))
+    unit, relation = (str(statement.get(name) or usual) for name, usual in _HIDDEN.items())
+    return odds_in_words(*claim, unit=unit, relation=relation), best_guess_percent(*claim)
+
+
+def _number(statement: JsonObject, key: str) -> float | None:
+    """A finite number of the statement; anything else, in a file that was changed by hand, counts as absent."""
+    value = statement.get(key)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known and value is not None else None
 
 
 def _worst_mu(statement: JsonObject) -> float | None:
@@ -106,12 +122,19 @@ def _trust(method: MethodResult) -> str | None:
     return "The server is not trusted; the promise holds against it."
 
 
+def _server(method: MethodResult) -> str:
+    if method.trusts_the_server or not method.is_private:
+        return "trusted"
+    return NOT_APPLICABLE if method.epsilon_joint is None else "not trusted"
+
+
 def _budget(method: MethodResult, statement: JsonObject) -> str | None:
-    budget = number_at(statement, "budget_epsilon", method.folder / PRIVACY)
-    if budget is None or method.epsilon_joint is None:
+    budget = _number(statement, "budget_epsilon")
+    # Where the claim is not a sum of charges, budget and claim are about different observers.
+    if budget is None or method.epsilon_joint is None or _worst_mu(statement) is None:
         return None
     return (
-        f"at most epsilon {rounded_up(budget)} was promised in advance; the worst-off client has spent "
+        f"At most ε = {rounded_up(budget)} was promised in advance; the worst-off client has spent "
         f"{rounded_up(method.epsilon_joint)}."
     )
 
@@ -126,7 +149,8 @@ def _verified_ledger(method: MethodResult) -> str | None:
         return f"The ledger does not verify: {error.message}"
     if ledger is None:
         return None
+    within = ", no client more than its budget," if any(map(ledger.budget, ledger.clients)) else ""
     return (
-        f"{len(ledger.entries)} rounds were charged in {LEDGER}, no client more than its budget, and the hash chain "
-        f"over all of them is unbroken (it ends in {ledger.head[:12]})."
+        f"{len(ledger.entries)} rounds were charged in {LEDGER}{within} and the hash chain over them is unbroken "
+        f"(it ends in {ledger.head[:12]})."
     )

@@ -43,7 +43,7 @@ def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _count(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}"
+    return None if value is None else f"{value:,}".replace(",", "\u202f")
 
 
 def _text(value: object) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from niss.claims import rounded_up
 from niss.errors import NissError, RunFolderError
-from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
+from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
 from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
@@ -32,6 +32,8 @@ _SILENCE_SECONDS = 120.0
 # Points of a curve that are sent, and rounds over which the time of one is averaged.
 _MOST_POINTS = 400
 _LATEST_ROUNDS = 10
+# What was spent of a ledger of that size: its chain is verified again only when it has grown.
+_SPENT: dict[Path, tuple[int, str | None]] = {}
 _LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
@@ -169,9 +171,20 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
 
 
 def _spent(one: MethodResult) -> str | None:
-    """Epsilon that the worst-off client has spent so far, as printed; None where nothing is guaranteed yet."""
-    spent = worst_spent(one)
-    return rounded_up(spent[max(spent)]) if spent else None
+    """Epsilon that the worst-off client has spent so far, as printed; None where nothing is guaranteed yet.
+
+    Of a finished run it is what its statement says; while it goes, the ledger is added up when it has grown.
+    """
+    if one.finished:
+        return None if one.epsilon_joint is None else rounded_up(one.epsilon_joint)
+    path = one.folder / LEDGER
+    with suppress(OSError):
+        size = path.stat().st_size
+        if _SPENT.get(path, (-1, None))[0] != size:
+            spent = worst_spent(one)
+            _SPENT[path] = (size, rounded_up(spent[max(spent)]) if spent else None)
+        return _SPENT[path][1]
+    return None
 
 
 def _seconds_a_round(one: MethodResult) -> float | None:

@@ -11,7 +11,7 @@ export const SETTINGS = [
   { name: "delta", home: "promise", label: "δ", low: 1e-10, high: 1e-2, log: true, figures: 1, start: 1e-5, step: "any", help: "chance that the promise fails" },
   { name: "rounds", home: "promise", label: "Rounds", low: 1, high: 1000, log: true, whole: true, figures: 2, start: 30, help: "of the whole training" },
   { name: "participants", home: "round", label: "Participants", low: 3, high: 2000, log: true, whole: true, figures: 2, start: 200, help: "clients in a round" },
-  { name: "parameters", home: "round", label: "Model size", low: 100, high: 1e8, log: true, whole: true, figures: 2, start: 199210, help: "numbers that are trained; the more, the more room for noise" },
+  { name: "parameters", home: "round", label: "Model size", low: 100, high: 1e8, log: true, whole: true, figures: 2, start: 199210, help: "numbers that are trained: a longer update carries more noise" },
   { name: "neighbours", home: "round", label: "Neighbours", low: 1, high: 199, log: true, whole: true, figures: 2, start: 30, auto: true, only: "round", help: "clients each one sends noise shares to" },
   { name: "kappa", home: "round", label: "κ, strength of the shares", low: 0.25, high: 100, log: true, figures: 2, start: 4, auto: true, step: "any", help: "in units of the noise a client would need alone" },
   { name: "carry", home: "across", label: "Carry shares to the next round", toggle: true, help: "one cohort adds noise, a later one takes it out again" },

@@ -12,18 +12,18 @@ let timer = null;
 function cells(method, rounds) {
   const done = rounds ? `${method.rounds_done} of ${rounds}` : String(method.rounds_done);
   const bar = rounds ? element("progress", { max: rounds, value: method.rounds_done, "aria-label": `Rounds of ${method.label}` }) : "";
-  return element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, method.label),
-    element("td", {}, bar, ` ${done}`),
-    element("td", {}, percent(method.accuracy)),
-    element("td", {}, method.epsilon_spent === null ? "–" : `${method.epsilon_spent}${method.server_trusted ? ", server trusted" : ""}`),
-    element("td", {}, digits(method.aggregate_variance)),
-    element("td", {}, digits(method.aggregate_variance_predicted)),
-    element("td", {}, digits(method.seconds_a_round, 2)),
-    element("td", {}, method.finished || method.seconds_left === 0 ? "done" : duration(method.seconds_left)),
-  );
+  const values = [
+    element("span", {}, bar, ` ${done}`),
+    percent(method.accuracy),
+    method.epsilon_spent === null ? "–" : `${method.epsilon_spent}${method.server_trusted ? ", server trusted" : ""}`,
+    digits(method.aggregate_variance),
+    digits(method.aggregate_variance_predicted),
+    digits(method.seconds_a_round, 2),
+    method.finished || method.seconds_left === 0 ? "done" : duration(method.seconds_left),
+  ];
+  // On a phone every row is a block of names and values: each cell carries the name of its column.
+  const names = [...byId("methods").tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
+  return element("tr", {}, element("th", { scope: "row" }, method.label), ...values.map((value, place) => element("td", { "data-label": names[place] }, value)));
 }
 
 // What can be done with the run from here: a job of this server is cancelled, one that stands still is resumed.
