@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from niss.accounting import forecast
+from niss.accounting.plan_settings import USUAL, USUAL_METHOD, run_arguments, settings_of_plan
 from niss.cli import app
+from niss.cli.simulate import run_command
 from niss.errors import ConfigError
-from niss.simulation import make_config
+from niss.simulation import Config, make_config
 from niss.simulation.config import with_overrides
-from niss.simulation.planned import check_kept, read_plan, run_arguments, settings_of_plan
 
 
 def printed(*options: str) -> dict[str, Any]:
@@ -93,7 +94,6 @@ def test_the_settings_of_a_plan_promise_what_it_promises(options: tuple[str, ...
     assert config.participations == 3
     if options is ROUND:
         assert (plan.colluders, plan.neighbours) == (values["plan"]["colluders"], values["neighbours"])
-    check_kept(config, settings)
 
 
 @pytest.mark.parametrize("options", [ROUND, CARRIED], ids=["round", "carried"])
@@ -116,11 +116,20 @@ def test_a_plan_is_run_from_its_file_and_from_the_flags_that_are_shown(
     assert results[0]["accuracy"] == results[1]["accuracy"]
 
 
-def test_more_rounds_than_were_planned_for_are_refused() -> None:
-    settings, _ = settings_of_plan(printed(*ROUND))
-    config = with_overrides(make_config({}), {**settings, "rounds": 60})
+def test_more_rounds_than_were_planned_for_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(printed(*ROUND)), encoding="utf-8")
     with pytest.raises(ConfigError, match="the plan is for 3"):
-        check_kept(config, settings)
+        run_command(plan=path, rounds=60, out=tmp_path / "out")
+
+
+def test_what_is_usual_is_what_a_simulation_has() -> None:
+    config = Config()
+    for key, value in USUAL.items():
+        section, name = key.split(".")
+        assert getattr(getattr(config, section), name) == value, key
+    for name, value in USUAL_METHOD.items():
+        assert getattr(config.methods[0], name) == value, name
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
@@ -128,7 +137,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     for text in ("[", "{}", '{"plan": 3}'):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match="--plan"):
-            read_plan(path)
+            run_command(plan=path, out=tmp_path / "out")
     with pytest.raises(ConfigError, match="lacks something"):
         settings_of_plan({"plan": {}})
     lags = printed(*CARRIED, "--lags", "2")

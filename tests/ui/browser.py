@@ -67,7 +67,8 @@ class Tab:
         assert self.errors == []
         wide = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide[0] <= wide[1], f"the page is {wide[0]} wide in a window of {wide[1]}"
-        assert self.page.evaluate(_CLIPPED) == []
+        clipped = self.page.evaluate(_CLIPPED)
+        assert not clipped, clipped
 
 
 @contextmanager

@@ -194,7 +194,7 @@ def test_moving_epsilon_changes_the_picture_and_whether_it_will_learn(browser: A
     with open_tab(browser, f"{server}/?participants=24&rounds=10&epsilon=10&parameters=2000") as tab:
         planned(tab)
         seen = []
-        for epsilon in ("10", "1", "0.1"):
+        for epsilon in ("10", "3", "0.1"):
             tab.page.fill("#set-epsilon", epsilon)
             planned(tab, epsilon=epsilon)
             dot = tab.page.locator("#outlook i").bounding_box()["x"]

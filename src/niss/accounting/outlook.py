@@ -112,12 +112,13 @@ def judge_plan(
 
     Where noise is carried, it is what stays in the final model that counts, spread evenly over the rounds.
     """
+    from niss.accounting.carried_planner import CarriedForecast
+
     if parameters < 1:
         raise ConfigError(f"must be at least 1, not {parameters}", field="parameters")
-    noise: tuple[float, ...] = getattr(planned, "noise", ())
-    if noise:
-        return outlook(parameters=parameters, rounds=len(noise), clip=clip, variance=noise[-1] / len(noise))
-    assert hasattr(planned, "sigma")
+    if isinstance(planned, CarriedForecast):
+        length = len(planned.noise)
+        return outlook(parameters=parameters, rounds=length, clip=clip, variance=planned.noise[-1] / length)
     return outlook(
         parameters=parameters,
         rounds=rounds or planned.plan.participations,

@@ -26,8 +26,8 @@ from niss.cli.terminal import (
     say,
     working,
 )
-from niss.errors import ConfigError
-from niss.files import MANIFEST
+from niss.errors import ConfigError, RunFolderError
+from niss.files import MANIFEST, read_json
 
 if TYPE_CHECKING:
     from niss.simulation import Comparison, Config, RunResult
@@ -169,9 +169,7 @@ def run_command(training: Training, source: FromPlan, method: Method, output: Ou
     chosen = {"name": flags.pop("method")} if "method" in flags else planned_method or values["methods"][0]
     config = make_config({**values, "methods": [{**chosen, **flags}]})
     if planned:
-        from niss.simulation.planned import check_kept
-
-        check_kept(config, planned)
+        _check_kept(config)
     _execute("run", config, output)
 
 
@@ -201,9 +199,28 @@ def compare_command(methods: Methods, training: Training, output: Output) -> Non
 
 def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings and the method of a plan; nothing where none is given."""
-    from niss.simulation.planned import read_plan, settings_of_plan
+    from niss.accounting.plan_settings import HINT, settings_of_plan
 
-    return ({}, {}) if source.plan is None else settings_of_plan(read_plan(source.plan))
+    if source.plan is None:
+        return {}, {}
+    try:
+        return settings_of_plan(read_json(source.plan))
+    except RunFolderError as error:
+        raise ConfigError(error.message, field="--plan", hint=HINT) from None
+
+
+def _check_kept(config: Config) -> None:
+    """Refuse settings under which clients would take part more often than was planned for."""
+    planned = config.privacy.participations
+    if planned is None:
+        return
+    free = config.model_copy(update={"privacy": config.privacy.model_copy(update={"participations": None})})
+    if free.participations > planned:
+        raise ConfigError(
+            f"clients would take part {free.participations} times, and the plan is for {planned}",
+            field="rounds",
+            hint="fewer rounds, more clients, or a plan for more participations",
+        )
 
 
 def _configure(training: Training, planned: Mapping[str, Any] = MappingProxyType({})) -> Config:

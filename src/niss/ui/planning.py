@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from niss.accounting import forecast, forecast_carried, judge_plan
+from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
 from niss.errors import ConfigError
-from niss.simulation.planned import run_arguments
 
 # Beyond this a plan takes minutes, which is no longer "at once".
 MOST_PARTICIPANTS = 5_000

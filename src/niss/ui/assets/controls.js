@@ -109,8 +109,10 @@ export class Control {
     if (this.auto?.checked) this.put(Number(digits(value, 3)));
   }
 
-  limit(high) {
+  // Of a value that was given for a larger round, as much as fits; one that is being typed is left, and refused with the reason.
+  limit(high, lower) {
     this.high = Math.max(high, this.setting.low + 1);
+    if (lower && !this.auto?.checked && Number(this.field.value) > high) this.put(high);
     this.slide();
   }
 

@@ -30,9 +30,9 @@ function changed(control, typed = false) {
   for (const one of Object.values(controls)) if (one.setting.only) one.box.hidden = (one.setting.only === "carry") !== carry;
   // Fixed cohorts are whole; a number that was typed is left as it is, and refused with the reason.
   if (carry && controls.pattern.choice.value === "cyclic" && control && !(typed && control === controls.clients)) controls.clients.snap(participants);
-  if (participants > 2) controls.neighbours.limit(participants - 1);
+  if (participants > 2) controls.neighbours.limit(participants - 1, control !== controls.neighbours);
   const rounds = Number(controls.rounds.field.value);
-  if (rounds >= 1) controls.participations.limit(rounds);
+  if (rounds >= 1) controls.participations.limit(rounds, control !== controls.participations);
   clearTimeout(waiting);
   waiting = setTimeout(plan, PAUSE);
 }

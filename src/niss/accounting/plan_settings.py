@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from niss.errors import ConfigError, RunFolderError
-from niss.files import read_json
-from niss.simulation.config import Config, MethodConfig, PrivacyConfig
+from niss.errors import ConfigError
 
-_HINT = "write one with `niss plan ... --json > plan.json`"
+# What a simulation has where nothing else is said, of all that a plan decides; its settings are checked to agree.
+USUAL: dict[str, Any] = {
+    "privacy.unit": "client",
+    "privacy.relation": "zero-out",
+    "privacy.clip": 0.5,
+    "privacy.epsilon": 3.0,
+    "privacy.delta": 1e-5,
+    "privacy.participations": None,
+    "privacy.colluders": 0,
+    "privacy.revealed": 0,
+    "privacy.dropped": 0,
+    "privacy.mechanism": "analytic",
+    "privacy.allow_invalid": False,
+    "protocol.mode": "tolerate",
+    "protocol.dropout": 0.0,
+}
+USUAL_METHOD: dict[str, Any] = {
+    "name": "niss",
+    "kappa": "planned",
+    "neighbours": 10.0,
+    "graph": "regular",
+    "distortion": "additive",
+    "tau2": "calibrated",
+}
+HINT = "write one with `niss plan ... --json > plan.json`"
 # The settings that `niss run` has a flag for; any other goes through --set.
 _FLAGS = {
     "rounds": "--rounds",
@@ -23,39 +44,25 @@ _FLAGS = {
 }
 
 
-def read_plan(path: Path) -> dict[str, Any]:
-    """The plan in a file; raises `ConfigError` where it holds none that can be run."""
-    try:
-        values = read_json(path)
-    except RunFolderError as error:
-        raise ConfigError(error.message, field="--plan", hint=_HINT) from None
-    if not isinstance(values.get("plan"), dict):
-        raise ConfigError(f"{path} holds no plan that can be run", field="--plan", hint=_HINT)
-    return values
-
-
 def settings_of_plan(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a run by dotted key, and its method, from a plan as `niss plan --json` prints it.
 
     There are as many clients as it takes for each to take part as often as planned, where the plan names none.
     Raises `ConfigError` for a plan that the simulator cannot run, or that lacks something.
     """
+    if not isinstance(values.get("plan"), dict):
+        raise ConfigError("the file holds no plan that can be run", field="--plan", hint=HINT)
     try:
         found = _carried(values) if "noise_central" in values else _within_rounds(values)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"the plan lacks something or is damaged: {error}", field="--plan", hint=_HINT
+            f"the plan lacks something or is damaged: {error}", field="--plan", hint=HINT
         ) from None
     settings, method = found
-    unusual = Config()
-    for section in ("privacy", "protocol"):
-        for name, value in getattr(unusual, section).model_dump().items():
-            # What is as usual need not be said.
-            if settings.get(f"{section}.{name}", ...) == value:
-                del settings[f"{section}.{name}"]
-    return settings, method
+    # What is as usual need not be said.
+    return {key: value for key, value in settings.items() if value != USUAL.get(key, ...)}, method
 
 
 def _within_rounds(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,12 +73,11 @@ def _within_rounds(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         "rounds": rounds,
         "data.clients": participants * math.ceil(rounds / often),
         "training.participants": participants,
-        **{f"privacy.{name}": plan[name] for name in PrivacyConfig.model_fields if name in plan},
+        **{key: plan[key.removeprefix("privacy.")] for key in USUAL if key.startswith("privacy.")},
         "protocol.mode": values["mode"],
         "protocol.dropout": float(values.get("dropout") or 0.0),
     }
-    names = ("kappa", "neighbours", "graph", "distortion")
-    method = {name: plan[name] for name in names if name in MethodConfig.model_fields}
+    method = {name: plan[name] for name in ("kappa", "neighbours", "graph", "distortion")}
     method |= {"name": plan["method"], "tau2": "calibrated" if plan["tau2"] is None else plan["tau2"]}
     return settings, method
 
@@ -103,20 +109,6 @@ def _carried(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return settings, {"name": "niss-carried", "kappa": values["kappa"]}
 
 
-def check_kept(config: Config, settings: Mapping[str, Any]) -> None:
-    """Refuse settings under which clients would take part more often than was planned for."""
-    planned = config.privacy.participations
-    if planned is None or "data.clients" not in settings:
-        return
-    free = config.model_copy(update={"privacy": config.privacy.model_copy(update={"participations": None})})
-    if free.participations > planned:
-        raise ConfigError(
-            f"clients would take part {free.participations} times, and the plan is for {planned}",
-            field="rounds",
-            hint="fewer rounds, more clients, or a plan for more participations",
-        )
-
-
 def run_arguments(values: Mapping[str, Any]) -> list[str]:
     """The arguments of `niss run` that carry out a plan, each as it is typed."""
     settings, method = settings_of_plan(values)
@@ -124,10 +116,9 @@ def run_arguments(values: Mapping[str, Any]) -> list[str]:
     for key, value in settings.items():
         text = _text(value)
         arguments += [_FLAGS[key], text] if key in _FLAGS else ["--set", f"{key}={text}"]
-    for name, value in {"method": method.pop("name"), **method}.items():
-        usual = "niss" if name == "method" else MethodConfig.model_fields[name].default
-        if value != usual:
-            arguments += [f"--{name}", _text(value)]
+    for name, value in method.items():
+        if value != USUAL_METHOD[name]:
+            arguments += ["--method" if name == "name" else f"--{name}", _text(value)]
     return arguments
 
 
