@@ -14,6 +14,7 @@ READ_BY_NISS = {
     "absolute.",
     "XDG_CONFIG_HOME": "Where `niss keys` keeps an identity, in its folder `niss`; else `~/.config/niss`. Must be "
     "absolute.",
+    "COLUMNS": "How wide results are printed, in a pipe too; else as wide as the terminal, and 140 columns in a pipe.",
     "OMP_NUM_THREADS": "The most threads that expand shares (`niss[fast]`), and threads of linear algebra. `make` sets "
     "it to 1: many small steps are fastest so, and the simulator sets its own by `training.threads`.",
 }

@@ -6,6 +6,8 @@ exits with `exit_code`; anything else is a defect of ours and says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class NissError(Exception):
     """Base of all intended errors: a message, and a hint that says how to go on."""
@@ -29,6 +31,16 @@ class ConfigError(NissError, ValueError):
     def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(message if field is None else f"{field}: {message}", hint=hint)
         self.field = field
+
+
+def all_faults(faults: Sequence[ConfigError]) -> ConfigError:
+    """One error that names every one of `faults`, a line each; `field` is that of the first."""
+    if len(faults) == 1:
+        return faults[0]
+    lines = [one.message if one.hint is None else f"{one.message} ({one.hint})" for one in faults]
+    together = ConfigError("\n".join(lines), hint=f"{len(faults)} settings cannot be used as they are")
+    together.field = faults[0].field
+    return together
 
 
 class DataError(NissError):

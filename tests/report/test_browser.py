@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,39 @@ def test_values_appear_under_the_pointer_alone(browser: Any, page: str) -> None:
         tab.check()
 
 
-def test_it_prints_on_white_with_everything_unfolded(browser: Any, page: str) -> None:
+@pytest.mark.parametrize(
+    ("figure", "said"), [("noise", "measured 4.4e-08"), ("spending", "worst-off client")]
+)
+def test_every_chart_is_read_under_the_pointer(browser: Any, page: str, figure: str, said: str) -> None:
+    with open_tab(browser, page) as tab:
+        bands = tab.page.locator(f'svg:has([id*="{figure}-"]) .band:visible')
+        shown = []
+        for number in range(min(bands.count(), 8)):
+            reading = bands.nth(number).locator(".reading")
+            assert not reading.is_visible()
+            bands.nth(number).locator(".catch").hover(force=True)
+            assert reading.is_visible()
+            shown.append(reading.text_content())
+        assert any(said in words for words in shown), shown
+        tab.check()
+
+
+def test_a_phone_gets_drawings_of_its_own(browser: Any, page: str) -> None:
+    with open_tab(browser, page, width=390) as tab:
+        texts = tab.page.locator("figure svg text:visible")
+        sizes = [texts.nth(number).bounding_box()["height"] for number in range(0, texts.count(), 7)]
+        assert min(sizes) > 8.0
+        assert tab.page.locator(".on-wide svg:visible").count() == 0
+        assert tab.page.locator(".on-narrow svg:visible").count() >= 3
+
+
+def test_a_comparison_is_printed_on_six_pages_at_most(browser: Any, demo: Path) -> None:
+    with open_tab(browser, write_report(demo).as_uri()) as tab:
+        pages = re.findall(rb"/Type\s*/Page[^s]", tab.page.pdf(format="A4", prefer_css_page_size=True))
+        assert 1 <= len(pages) <= 6
+
+
+def test_it_prints_on_white(browser: Any, page: str) -> None:
     with open_tab(browser, page, scheme="dark") as tab:
         tab.page.emulate_media(media="print", color_scheme="dark")
         assert (

@@ -66,10 +66,11 @@ def test_the_page_is_structured_for_all_readers(demo: Path) -> None:
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
-    assert len(page.all("caption")) == len(page.all("table")) == 2
-    # Results: 8 columns, 6 methods; values: a column for each method and the round, 24 evaluated rounds.
-    assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 8 + 7, "row": 6 + 24}
-    assert [svg["role"] for svg in page.all("svg")] == ["img", "img"]
+    assert len(page.all("caption")) == len(page.all("table")) == 3
+    # Promises: 5 columns; results: 8 columns, 6 methods; values: a column for each method and the round, 24 rounds.
+    assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 5 + 8 + 7, "row": 6 + 6 + 24}
+    # Two charts, each for a window and for a phone.
+    assert [svg["role"] for svg in page.all("svg")] == ["img"] * 4
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 

@@ -10,7 +10,7 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.mechanism import gdp_epsilon
 from niss.report import read_report_input, write_report
 from niss.report.ledger import MOST_LINES, MOST_ROUNDS, read_spending
-from niss.report.ledger_charts import spending_figure
+from niss.report.ledger_charts import spending_figures
 
 DELTA = 1e-5
 
@@ -61,7 +61,7 @@ def test_a_damaged_ledger_is_left_out_and_said_to_be(run_folder: Path) -> None:
     path = add_ledger(run_folder) / "ledger.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"mu_joint":0.3', b'"mu_joint":0.2', 1))
     notes: list[str] = []
-    assert spending_figure(read_report_input(run_folder), notes) is None
+    assert spending_figures(read_report_input(run_folder), notes) is None
     assert "cannot be trusted" in notes[0]
     assert "cannot be trusted" in write_report(run_folder).read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ AXE_PLACES = (
     Path(os.environ.get("NISS_AXE", "axe.min.js")),
     Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js",
 )
-WIDTHS = (360, 1440)
+WIDTHS = (390, 1440)
 SCHEMES = ("light", "dark")
 
 
@@ -37,6 +37,25 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+# Elements that reach beyond the window, and boxes whose content is wider than they are, of all that can be seen. In a
+# drawing the texts count: curves and bars are cut at the axes on purpose.
+_CLIPPED = """() => {
+  const found = [];
+  const hidden = ".unseen, .skip, thead, .reading";
+  const seen = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(hidden);
+  for (const one of document.querySelectorAll("body *")) {
+    const drawn = one instanceof SVGElement && !(one instanceof SVGSVGElement) && one.tagName !== "text";
+    if (drawn || !seen(one)) continue;
+    const box = one.getBoundingClientRect();
+    const name = `${one.tagName} ${one.id || one.getAttribute("class") || one.textContent.slice(0, 30)}`;
+    if (box.width && (box.right > innerWidth + 1 || box.left < -1)) found.push(`${name}: ${box.left} to ${box.right}`);
+    const [inner, own] = [one.scrollWidth, one.clientWidth];
+    if (getComputedStyle(one).overflowX !== "visible" && inner > own + 1) found.push(`${name}: ${inner} in ${own}`);
+  }
+  return found;
+}"""
+
+
 @dataclass
 class Tab:
     """An open page and the errors it has shown."""
@@ -48,6 +67,8 @@ class Tab:
         assert self.errors == []
         wide = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide[0] <= wide[1], f"the page is {wide[0]} wide in a window of {wide[1]}"
+        clipped = self.page.evaluate(_CLIPPED)
+        assert not clipped, clipped
 
 
 @contextmanager

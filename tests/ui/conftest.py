@@ -125,6 +125,7 @@ def get(
     *,
     host: str | None = None,
     method: str = "GET",
+    body: bytes | None = None,
     **headers: str,
 ) -> Answer:
     """Ask for exactly this path: nothing is tidied up on the way."""
@@ -135,7 +136,9 @@ def get(
         connection.putheader("Host", connection.host if host is None else host)
         for name, value in headers.items():
             connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
+        if body is not None:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
         answer = connection.getresponse()
         fields = {name.lower(): value for name, value in answer.getheaders()}
         return Answer(answer.status, fields, answer.read().decode())

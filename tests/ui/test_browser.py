@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from niss.mechanism import gdp_epsilon
+from report.test_attack_page import write_attack
+from report.test_spending import add_ledger
 from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, open_tab
 from ui.command import cli_plan
 from ui.conftest import play_round
@@ -189,6 +193,89 @@ def test_a_fault_is_shown_with_its_hint_and_goes_away(browser: Any, server: str)
         assert tab.page.is_hidden("#fault")
         # The browser itself reports the refused request; nothing else may have gone wrong.
         assert all("422" in error for error in tab.errors)
+
+
+def test_a_cleared_field_clears_its_error(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24") as tab:
+        planned(tab)
+        tab.page.fill("#set-collusion", "0.97")
+        tab.page.wait_for_selector("#fault:not([hidden])")
+        tab.page.fill("#set-collusion", "")
+        tab.page.wait_for_selector("#fault", state="hidden")
+        assert tab.page.inner_text("#status") == "Collusion: give a number to go on."
+        tab.page.fill("#set-collusion", "0.1")
+        planned(tab, collusion="0.1")
+        assert tab.page.is_hidden("#fault")
+
+
+def test_moving_epsilon_changes_the_picture_and_whether_it_will_learn(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24&rounds=10&epsilon=10&parameters=2000") as tab:
+        planned(tab)
+        seen = []
+        for epsilon in ("10", "3", "0.1"):
+            tab.page.fill("#set-epsilon", epsilon)
+            planned(tab, epsilon=epsilon)
+            dot = tab.page.locator("#outlook i").bounding_box()["x"]
+            noise = float(tab.page.get_attribute('[data-show="noise_norm"]', "data-value"))
+            seen.append((dot, noise, tab.page.inner_text('[data-show="verdict"]')))
+        assert [one[0] for one in seen] == sorted(one[0] for one in seen)
+        assert seen[0][1] < seen[1][1] < seen[2][1]
+        assert [one[2] for one in seen] == ["yes", "with losses", "hardly"]
+        words = json.loads(tab.page.text_content("#json"))["outlook"]
+        assert words["verdict"] == "hopeless"
+        tab.check()
+
+
+def test_a_run_is_started_from_the_plan_and_cancelled(
+    browser: Any, server: str, runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from niss.ui import jobs
+    from ui.test_jobs import _WORKER
+
+    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, "-c", _WORKER))
+    monkeypatch.chdir(tmp_path)
+    with open_tab(browser, f"{server}/?participants=12&rounds=4&epsilon=8") as tab:
+        planned(tab)
+        command = tab.page.inner_text("#run-command").split()
+        assert command[:2] == ["niss", "run"]
+        assert command[command.index("--epsilon") + 1] == "8"
+        tab.page.fill("#run-name", "done")
+        tab.page.click("#start-button")
+        tab.page.wait_for_selector("#start-fault:not([hidden])")
+        assert "already" in tab.page.inner_text("#start-fault")
+        tab.errors.clear()  # The browser itself reports the refused request.
+        tab.page.fill("#run-name", "fresh")
+        tab.page.click("#start-button")
+        tab.page.wait_for_url("**/live?run=fresh")
+        tab.page.wait_for_selector("#state.starting")
+        tab.page.click("#cancel")
+        tab.page.wait_for_selector("#state.stopped", timeout=20_000)
+        assert tab.page.is_hidden("#cancel")
+        tab.check()
+    assert not (runs / "fresh").exists()
+
+
+def test_the_live_page_shows_folder_settings_and_what_is_spent(browser: Any, server: str, runs: Path) -> None:
+    add_ledger(runs / "going", clients=3, rounds=3)
+    with open_tab(browser, f"{server}/live?run=going") as tab:
+        tab.page.wait_for_selector("#settings dd")
+        shown = tab.page.inner_text("#settings")
+        assert str(runs / "going") in shown
+        assert "mnist-mini" in shown
+        spent = tab.page.inner_text("#methods td:nth-of-type(3)")
+        assert float(spent) == pytest.approx(gdp_epsilon(0.3 * 3**0.5, 1e-5), abs=0.011)
+        assert float(spent) >= gdp_epsilon(0.3 * 3**0.5, 1e-5) - 1e-8
+        assert "at most 3.00 was promised" in tab.page.inner_text("#spent-words")
+        tab.check()
+
+
+def test_attacks_are_among_the_runs(browser: Any, server: str, runs: Path) -> None:
+    write_attack(runs / "attack")
+    with open_tab(browser, f"{server}/runs") as tab:
+        tab.page.click("#runs >> text=attack >> nth=0")
+        tab.page.wait_for_selector("h1")
+        assert "/report?run=attack" in tab.page.url
+        tab.check()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from niss.ui.planning import PlanQuestion
 from ui.command import cli_plan
 from ui.conftest import get, play_round, serving, write_run
 
@@ -42,10 +43,12 @@ def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
 ) -> None:
     answer = get(server, "/api/plan", question).json()
     assert answer["plan"] == cli_plan(answer["command"])
-    names: dict[str, Any] = {}
-    exec(answer["python"].replace("print(planned.to_json())", ""), names)  # noqa: S102
-    made = json.loads(json.dumps(names["planned"].to_json()))
-    assert {**made, "rounds": question.get("rounds")} == answer["plan"]
+    made_by: dict[str, Any] = {}
+    exec(answer["python"].replace("print(planned.to_json())", ""), made_by)  # noqa: S102
+    made = json.loads(json.dumps(made_by["planned"].to_json()))
+    asked = PlanQuestion(**question)
+    names = ("rounds", "clip", "relation") if asked.carry else ("rounds", "dropout")
+    assert {**made, **{name: getattr(asked, name) for name in names}} == answer["plan"]
 
 
 @pytest.mark.parametrize(

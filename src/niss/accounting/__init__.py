@@ -19,7 +19,7 @@ from niss.accounting.carried_rounds import (
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.outlook import Outlook, outlook, outlook_carried
+from niss.accounting.outlook import Outlook, judge_plan, outlook
 from niss.accounting.outsider import (
     OutsiderClaim,
     client_dp_event,
@@ -92,11 +92,11 @@ __all__ = [
     "forecast",
     "forecast_carried",
     "grid_delta",
+    "judge_plan",
     "make_schedule",
     "make_statement",
     "make_terms",
     "outlook",
-    "outlook_carried",
     "outsider_epsilon",
     "plan",
     "plan_carried",

@@ -126,7 +126,14 @@ def plan_carried(
     (10, 0.21)
     """
     say = progress or (lambda _: None)
-    check_target(participants, epsilon, collusion, dropout, mode, kappa)
+    check_target(
+        participants=participants,
+        epsilon=epsilon,
+        collusion=collusion,
+        dropout=dropout,
+        mode=mode,
+        kappa=kappa,
+    )
     for name, count in (("rounds", rounds), ("lags", lags)):
         if count < 1:
             raise ConfigError(f"must be at least 1, not {count}", field=name)

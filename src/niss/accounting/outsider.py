@@ -37,6 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon
 
@@ -169,11 +170,6 @@ def _without_replacement(mus: Sequence[float], clients: int, participants: int, 
             dp_accounting.SampledWithoutReplacementDpEvent(clients, participants, gaussian), count
         )
     return float(accountant.get_epsilon(delta))
-
-
-def rounded_up(epsilon: float) -> str:
-    """Two digits, never below the number itself (a rounding error of 1e-8 apart)."""
-    return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
 
 def _grouped(mus: Sequence[float]) -> list[tuple[float, int]]:

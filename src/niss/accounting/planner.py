@@ -23,6 +23,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from niss.accounting.targets import (
     most_dropped,
     split_failure,
 )
+from niss.claims import rounded_up
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 from niss.methods import enough_neighbours, marginal_mu, too_sparse
@@ -169,7 +171,20 @@ def forecast(
     >>> planned.plan.colluders
     6
     """
-    check_target(participants, epsilon, collusion, dropout, mode, kappa)
+    check_target(
+        participants=participants,
+        epsilon=epsilon,
+        delta=delta,
+        clip=clip,
+        participations=participations,
+        collusion=collusion,
+        dropout=dropout,
+        mode=mode,
+        kappa=kappa,
+        tau2=tau2,
+        relation=relation,
+        neighbours=neighbours,
+    )
     if shares == "uniform":
         _check_masks(mode, {"kappa": kappa, "tau2": tau2, "search": search or None})
     say = progress or (lambda _: None)
@@ -243,6 +258,12 @@ def _draft(
         return plan
 
     if neighbours is not None:
+        if neighbours > participants - 1:
+            raise ConfigError(
+                f"a round of {participants} has only {participants - 1} others to send shares to, not {neighbours:g}",
+                field="neighbours",
+                hint=f"at most {participants - 1}, which is everyone; left out, the planner chooses",
+            )
         return with_neighbours(float(neighbours))
     # What may be revealed grows with the degree, and the degree with what may be revealed.
     sent = min(participants - 1, max(30, math.ceil(4.0 * math.log2(participants))))
@@ -388,11 +409,27 @@ def _notes(
         )
     if found is not None:
         reached = _epsilon(plan, mu, found)
-        shown = "no bound at all" if reached is None else f"epsilon = {reached:.3g}"
+        shown = "no bound at all" if reached is None else f"epsilon = {rounded_up(reached)}"
         yield f"The worst colluders that a search found reach {shown}."
     if plan.failure:
         where = "neighbours or members of a committee" if plan.committee else "neighbours"
         yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
+
+
+@lru_cache(maxsize=64)
+def cheapest_kappa(draft: Plan, participants: int, *, dropout: float = 0.0, mode: str = "tolerate") -> float:
+    """The strength of shares that leaves least noise in the sum of a round of so many; 1 where tau^2 is given.
+
+    draft    its own kappa does not matter, nor do epsilon and clip: the trade-off is the same for all of them
+    dropout  share of the participants; `mode` is what happens to their noise
+
+    What a round promises does not rest on this choice: tau^2 is calibrated for the graph that is drawn.
+    """
+    if draft.tau2 is not None or not draft.private:
+        return 1.0
+    graph = "complete" if draft.neighbours >= participants - 1 or draft.graph == "complete" else "regular"
+    plain = replace(draft, graph=graph, groups=(), kappa=NOMINAL_KAPPA)
+    return _cheapest(NoiseNeeded(plain, participants, dropout, mode).curve())
 
 
 def _cheapest(curve: tuple[TradeOff, ...]) -> float:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from niss.accounting.ledger import Ledger
-from niss.accounting.outsider import OutsiderClaim, rounded_up
+from niss.accounting.outsider import OutsiderClaim
 from niss.accounting.plans import Plan
+from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon

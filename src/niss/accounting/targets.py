@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.errors import ConfigError
+from niss.errors import ConfigError, all_faults
 from niss.protocol.messages import MODES
 from niss.views import colluding_neighbours
 
@@ -70,19 +72,36 @@ def committee_size(participants: int, colluders: int, failure: float, dropout: f
     return None
 
 
-def check_target(
-    participants: int, epsilon: float, collusion: float, dropout: float, mode: str, kappa: float | None
-) -> None:
-    if participants < 2:
-        raise ConfigError(f"a round needs at least two, not {participants}", field="participants")
-    if not (math.isfinite(epsilon) and epsilon > 0.0):
-        raise ConfigError(f"must be a finite number above 0, not {epsilon!r}", field="epsilon")
-    for field, value in (("collusion", collusion), ("dropout", dropout)):
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(
-                f"must lie in [0, 1), not {value!r}", field=field, hint="a share of the participants"
-            )
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if kappa is not None and not (math.isfinite(kappa) and kappa > 0.0):
-        raise ConfigError(f"must be a finite number above 0, not {kappa!r}", field="kappa")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "participants": (lambda value: value >= 2, "a round needs at least two, not {}"),
+    "epsilon": (lambda value: 0.0 < value < math.inf, "must be a finite number above 0, not {!r}"),
+    "delta": (lambda value: 0.0 < value < 1.0, "must lie in (0, 1), not {!r}"),
+    "clip": (lambda value: 0.0 < value < math.inf, "must be a finite number above 0, not {!r}"),
+    "participations": (lambda value: value >= 1, "must be at least 1, not {}"),
+    "collusion": (
+        lambda value: 0.0 <= value < 1.0,
+        "must lie in [0, 1), not {!r}: a share of the participants",
+    ),
+    "dropout": (
+        lambda value: 0.0 <= value < 1.0,
+        "must lie in [0, 1), not {!r}: a share of the participants",
+    ),
+    "mode": (lambda value: value in MODES, "unknown value {!r}: use one of " + ", ".join(MODES)),
+    "relation": (lambda value: value in RELATIONS, "unknown value {!r}: use one of " + ", ".join(RELATIONS)),
+    "kappa": (lambda value: 0.0 < value < math.inf, "must be a finite number above 0, not {!r}"),
+    "tau2": (lambda value: 0.0 <= value < math.inf, "must be finite and not negative, not {!r}"),
+    "neighbours": (lambda value: 1.0 <= value < math.inf, "each client sends at least one share, not {!r}"),
+}
+"""What each part of a target must satisfy, and what to say where it does not."""
+
+
+def check_target(**target: Any) -> None:
+    """Raise a `ConfigError` that names every part of a target that cannot be planned for; None stands for no choice."""
+    faults = [
+        ConfigError(words.format(value), field=name)
+        for name, value in target.items()
+        for holds, words in [_RULES[name]]
+        if value is not None and not holds(value)
+    ]
+    if faults:
+        raise all_faults(faults)

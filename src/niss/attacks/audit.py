@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
 from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress
+from niss.claims import printed_claim
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,8 +141,9 @@ def _verdict(proved: float, joint: float, marginal: float) -> str:
 def _headline(findings: Findings, confidence: float) -> str:
     parts = []
     for row in findings.rows:
-        claimed = f"{row['joint']:.2f}" if isfinite(row["joint"]) else "none"
-        parts.append(f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} claimed in the joint view")
+        claimed = printed_claim(row["joint"])
+        claimed += " claimed" * isfinite(row["joint"])
+        parts.append(f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} in the joint view")
     return "; ".join(parts) + f" (each with {100 * confidence:g} % confidence)."
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from niss import attacks
 from niss.attacks import experiment
 from niss.attacks.experiment import VICTIM, Findings, Help, Progress
+from niss.claims import rounded_up
 from niss.errors import PrivacyError
 
 
@@ -96,7 +97,7 @@ class AverageExperiment(experiment.PictureExperiment):
         findings.headline = (
             f"{last['rounds']} rounds of a still model bring the error from {findings.rows[0]['error']:.3g} to "
             f"{last['error']:.3g} times the update and the picture to {last['psnr']:.1f} dB; that spends "
-            f"ε = {last['epsilon']:.3g}. The ledger refuses every round after the first {allowed}."
+            f"ε = {rounded_up(last['epsilon'])}. The ledger refuses every round after the first {allowed}."
         )
         findings.finished = True
 

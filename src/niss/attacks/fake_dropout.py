@@ -10,6 +10,7 @@ from typing import ClassVar
 from niss import attacks
 from niss.attacks import experiment
 from niss.attacks.experiment import VICTIM, Findings, Progress, Row
+from niss.claims import rounded_up
 from niss.errors import ConfigError
 
 CLAIMS = ("all alive", "all dropped", "graded")
@@ -82,10 +83,11 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
             progress("claims", number, len(cases), f"{claim}, rule {rule}")
         by = {(row["story"], row["rule"]): row for row in findings.rows}
         off, on = by["graded", "off"], by["graded", "on"]
+        twice, once = (rounded_up(row["epsilon"]) for row in (off, on))
         findings.headline = (
-            f"The graded claim leaves {100 * off['left']:.0f} % of the charged noise (ε {off['epsilon']:.2f}) where "
-            f"members answer twice, and {100 * on['left']:.0f} % (ε {on['epsilon']:.2f}) where they answer once; "
-            f"ε {on['promised']:.2f} was promised."
+            f"The graded claim leaves {100 * off['left']:.0f} % of the charged noise (ε {twice}) where "
+            f"members answer twice, and {100 * on['left']:.0f} % (ε {once}) where they answer once; "
+            f"ε {rounded_up(on['promised'])} was promised."
         )
         findings.finished = True
 
@@ -128,7 +130,7 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
                     edgecolor="white",
                     label=f"rule {rule}",
                 )
-                texts = [f"{row['left']:.2f}\nε {row['epsilon']:.1f}" if row else "" for row in rows]
+                texts = [f"{row['left']:.2f}\nε {rounded_up(row['epsilon'])}" if row else "" for row in rows]
                 axes.bar_label(bars, texts, fontsize=9.5, padding=2)
             axes.axhline(1.0, color=drawing.INK, linewidth=1.3, linestyle="--", label="charged")
             axes.set_xticks(places, [f"“{claim}”" for claim in claims])

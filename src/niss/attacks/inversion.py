@@ -23,6 +23,7 @@ from niss.attacks.gradients import UpdateFunction, recover_labels
 from niss.attacks.observation import FloatArray
 from niss.attacks.pictures import Pictures
 from niss.errors import ConfigError
+from niss.learning import threads
 from niss.randomness import SimStream
 
 # Called with iterations done, iterations at most, and a note.
@@ -105,6 +106,7 @@ class Inversion:
     stopped: str = ""
 
 
+@threads(1)
 def deep_leakage(
     gradient: FloatArray,
     update_function: UpdateFunction,
@@ -191,6 +193,7 @@ def _reason_to_stop(history: list[Tensor], stuck: Tensor, settings: DlgSettings)
     return ""
 
 
+@threads(1)
 def invert_update(
     gradient: FloatArray,
     update_function: UpdateFunction,

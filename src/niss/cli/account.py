@@ -185,13 +185,14 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
 def _limit_notes(ledger: LedgerFile) -> list[str]:
     """Of a node's own ledger: the limits on all its runs together, what is spent of each, and which binds."""
     from niss.accounting.node_limits import FIRST_BUDGET, binding
+    from niss.claims import rounded_up
     from niss.report.ledger import node_limits
 
     limits = node_limits(ledger)
     if not limits:
         return []
     spent = ledger.spent("self") if ledger.participations("self") else 0.0
-    notes = [f"Limit: {limit.words}; {limit.spent(spent):.4g} of it is spent." for limit in limits]
+    notes = [f"Limit: {limit.words}; {rounded_up(limit.spent(spent))} of it is spent." for limit in limits]
     if (smallest := binding(limits)) is not None and len(limits) > 1:
         notes.append(f"What binds is {smallest.source}.")
         if smallest.source == FIRST_BUDGET:

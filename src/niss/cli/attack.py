@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -86,7 +85,9 @@ def execute(experiment: Experiment, output: Output) -> None:
     if output.as_json:
         print_json(findings.to_json())
     else:
-        rows = [[_cell(row.get(key)) for key in findings.columns] for row in findings.rows]
+        from niss.report.attacks import attack_cell
+
+        rows = [[attack_cell(row, key) for key in findings.columns] for row in findings.rows]
         print_table(list(findings.columns.values()), rows)
         if findings.headline:
             print_sentence(findings.headline)
@@ -105,16 +106,3 @@ def _write(experiment: Experiment, findings: Findings, folder: Path) -> Path:
     except MissingPackageError as error:
         say(f"no figure and no page: {error.message}")
         return folder / RESULT_FILE
-
-
-def _cell(value: Any) -> str:
-    """A value as the table shows it."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return "∞" if value > 0 else "–"
-        return f"{value:.3g}"
-    return str(value)

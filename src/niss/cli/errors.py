@@ -67,7 +67,7 @@ def codes_in_short() -> str:
 
 def print_error(error: NissError) -> None:
     """Print an intended error, as a person should read it."""
-    typer.echo(f"error: {error.message}", err=True)
+    typer.echo("error: " + error.message.replace("\n", "\n       "), err=True)
     if error.hint is not None:
         typer.echo(f"hint: {error.hint}", err=True)
 

@@ -20,6 +20,7 @@ inherited from, and `option` or `argument` say what else there is to say:
     names       the names of the option, if not `--` and the name of the field
     choices     the values that the shell offers on TAB, or a function that finds them
     complete    instead of `choices`, a function from what is typed so far to what is offered
+    usually     what the help names as the default of a field that is None unless it is given
     metavar, min, max, envvar     as in typer; any other key is for the command itself
 
 A room that does not know the command line writes the same as `Annotated[type, note]`, where the note has `text`,
@@ -158,6 +159,8 @@ class _Parameter:
         names = self.settings.get("names") or ((_flag(self.name, {}),) if default is False else ())
         make = typer.Argument if self.settings.get("argument") else typer.Option
         more = {key: self.settings[key] for key in _TYPER if self.settings.get(key) is not None}
+        if usually := self.settings.get("usually"):
+            more["help"] = f"{self.settings['help'].removesuffix('.')} (default: {usually})."
         return _keyword(self.name, Annotated[hint, make(*names, autocompletion=complete, **more)], default)
 
     def parse(self, value: Any) -> Any:

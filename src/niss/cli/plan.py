@@ -12,7 +12,7 @@ import typer
 from niss.cli import completion
 from niss.cli.options import from_options, option
 from niss.cli.plan_carried import plan_carry
-from niss.cli.terminal import print_aligned, print_json, working
+from niss.cli.terminal import print_aligned, print_json, print_sentence, width_asked, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _TARGET = (
     "shares",
 )
 """The options that the planner takes under the same name."""
+_SAME_BAR = 0.15
+"""Logarithm of the ratio up to which a kappa of the curve gives way to the plan's own."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
     niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
-    from niss.accounting import Group, forecast, plan_coalitions
+    from niss.accounting import Group, forecast, judge_plan, plan_coalitions
 
     if options.carry:
         plan_carry(options)
@@ -134,17 +136,17 @@ def plan_command(options: PlanOptions) -> None:
         )
     if options.plot is not None:
         _plot(planned, options.plot)
-    values = {**planned.to_json(), "rounds": rounds}
+    values = {**planned.to_json(), "rounds": rounds, "dropout": options.dropout}
     judged = None
     if options.parameters is not None:
-        judged = planned.outlook(options.parameters, rounds)
+        judged = judge_plan(planned, parameters=options.parameters, rounds=rounds, clip=planned.plan.clip)
         values["outlook"] = judged.to_json()
     if options.as_json:
         print_json(values)
         return
     _print_plan(planned)
     if judged is not None:
-        typer.echo(f"outlook: {judged.words}")
+        print_sentence(f"outlook: {judged.words}")
 
 
 def _group(text: str) -> tuple[int, float]:
@@ -164,19 +166,22 @@ def _print_plan(planned: PlanForecast) -> None:
     The cost is the variance of the noise left in the sum, in units of what a trusted server would add, of what
     DP-FedAvg would leave, and of what ideal secure aggregation with distributed noise would need.
     """
+    from niss.claims import rounded_up
+
     plan = planned.plan
     epsilon = planned.epsilon_joint
-    promise = "no guarantee" if epsilon is None else f"epsilon {epsilon:.2f} at delta {plan.delta:g}"
+    promise = "no guarantee" if epsilon is None else f"epsilon {rounded_up(epsilon)}"
+    often = f"{plan.participations} participation{'s' * (plan.participations != 1)}"
     rows: list[tuple[str, str, str]] = [
         (
             "promise, joint view",
             promise,
-            f"over {plan.participations} participation{'s' * (plan.participations != 1)}, {plan.relation}",
+            f"at delta {plan.delta:g} over {often}, {plan.relation}",
         ),
         ("", "", _adversary(planned)),
         (
             "promise, marginal view",
-            f"epsilon {planned.epsilon_marginal:.2f}",
+            f"epsilon {rounded_up(planned.epsilon_marginal)}",
             "one upload alone: what the paper counts",
         ),
         (
@@ -195,7 +200,7 @@ def _print_plan(planned: PlanForecast) -> None:
         (
             "",
             f"{planned.aggregate_variance_ratio_ideal:.3g} x",
-            "is what ideal secure aggregation with distributed noise needs",
+            "would do with ideal secure aggregation and distributed noise",
         ),
     ]
     if planned.dropout_part:
@@ -210,7 +215,7 @@ def _print_plan(planned: PlanForecast) -> None:
     )
     print_aligned(rows)
     for note in planned.notes:
-        typer.echo(f"note: {note}")
+        print_sentence(f"note: {note}", indent=6)
     if planned.curve:
         typer.echo("\nnoise in the sum (trusted server = 1, log scale) over kappa")
         _print_curve(planned)
@@ -242,15 +247,24 @@ def _origin(planned: PlanForecast) -> str:
 
 
 def _print_curve(planned: PlanForecast) -> None:
-    """One bar per kappa, on a log scale; the light part is the share of it that dropouts leave."""
-    points = planned.curve[::4]
-    span = math.log(max(point.total for point in points) / 0.9)
-    for point in points:
-        length = round(44 * math.log(point.total / 0.9) / span)
-        light = round(length * point.dropout / point.total)
-        solid = length - light
-        mark = "<-" if abs(point.kappa / planned.kappa - 1.0) < 0.25 else ""
-        typer.echo(f"{point.kappa:8.2f}  {'█' * solid}{'░' * light} {point.total:.3g} {mark}".rstrip())
+    """One bar per kappa, on a log scale; the light part is the share of it that dropouts leave.
+
+    The plan has a bar of its own, with the kappa and the noise that are printed above it.
+    """
+    chosen, total = planned.kappa, planned.aggregate_variance_ratio_to_central
+    bars = [
+        (point.kappa, point.total, point.dropout)
+        for point in planned.curve[::4]
+        if abs(math.log(point.kappa / chosen)) > _SAME_BAR
+    ]
+    bars = sorted([*bars, (chosen, total, planned.dropout_part)])
+    span = math.log(max(bar[1] for bar in bars) / 0.9)
+    longest = min(44, max((width_asked() or 140) - 34, 8))
+    for kappa, noise, dropout in bars:
+        length = round(longest * math.log(noise / 0.9) / span)
+        light = round(length * dropout / noise)
+        mark = "<- the plan" if kappa == chosen else ""
+        typer.echo(f"{kappa:8.3g}  {'█' * (length - light)}{'░' * light} {noise:.3g} {mark}".rstrip())
 
 
 def _print_coalitions(coalitions: CoalitionPlan) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.cli.terminal import print_aligned, print_json, working
+from niss.cli.terminal import print_aligned, print_json, print_sentence, width_asked, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _BAR = 40
 
 def plan_carry(options: PlanOptions) -> None:
     """Plan a run with carried shares and print it."""
-    from niss.accounting import forecast_carried, outlook_carried
+    from niss.accounting import forecast_carried, judge_plan
 
     for name, reason in _FOREIGN.items():
         if getattr(options, name):
@@ -56,19 +56,27 @@ def plan_carry(options: PlanOptions) -> None:
         from niss.report import carried_figure
 
         carried_figure(planned.to_json(), options.plot)
-    values, judged = {**planned.to_json(), "rounds": options.rounds}, None
+    values = {
+        **planned.to_json(),
+        "rounds": options.rounds,
+        "clip": options.clip,
+        "relation": options.relation,
+    }
+    judged = None
     if options.parameters is not None:
-        judged = outlook_carried(parameters=options.parameters, clip=options.clip, noise=planned.noise)
+        judged = judge_plan(planned, parameters=options.parameters, rounds=options.rounds, clip=options.clip)
         values["outlook"] = judged.to_json()
     if options.as_json:
         print_json(values)
         return
     _print(planned)
     if judged is not None:
-        typer.echo(f"outlook: {judged.words}")
+        print_sentence(f"outlook: {judged.words}")
 
 
 def _print(planned: CarriedForecast) -> None:
+    from niss.claims import rounded_up
+
     plan = planned.plan
     often = f"{planned.participations} participation{'s' * (planned.participations != 1)}"
     pattern = "exactly" if plan.pattern == "cyclic" else "at least"
@@ -78,8 +86,8 @@ def _print(planned: CarriedForecast) -> None:
     rows: list[tuple[str, str, str]] = [
         (
             "promise, joint view",
-            f"epsilon {planned.epsilon:.2f} at delta {planned.delta:g}",
-            f"for every client over all {plan.horizon} rounds, in at most {often}",
+            f"epsilon {rounded_up(planned.epsilon)}",
+            f"at delta {planned.delta:g} for every client over all {plan.horizon} rounds, in at most {often}",
         ),
         ("", "", f"against a server that sees every upload of every round; {against}"),
         (
@@ -126,10 +134,11 @@ def _print(planned: CarriedForecast) -> None:
     print_aligned(rows)
     typer.echo("\nwhat it asks of the schedule")
     for line in _schedule(planned):
-        typer.echo(f"  - {line}")
+        print_sentence(f"  - {line}", indent=4)
     for note in planned.notes:
-        typer.echo(f"note: {note}")
-    typer.echo("\nnoise in the model after a round (trusted server with fresh noise, final model = 1)")
+        print_sentence(f"note: {note}", indent=6)
+    typer.echo("")
+    print_sentence("noise in the model after a round (trusted server with fresh noise, final model = 1)")
     _print_rounds(planned)
 
 
@@ -158,7 +167,8 @@ def _print_rounds(planned: CarriedForecast) -> None:
     length = len(planned.noise)
     rounds = sorted({max(1, round(part * length / 10)) for part in range(1, 11)})
     highest = max(1.0, max(planned.noise) / final)
+    longest = min(_BAR, max((width_asked() or 140) - 12 - 8 * len(curves), 8))
     for number in rounds:
         values = [curve[number - 1] / final for _, curve in curves]
-        bar = "█" * max(1, round(_BAR * values[0] / highest))
+        bar = "█" * max(1, round(longest * values[0] / highest))
         typer.echo(f"{number:>8}  " + "".join(f"{value:>8.3f}" for value in values) + f"  {bar}")

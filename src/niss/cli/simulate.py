@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -25,18 +26,20 @@ from niss.cli.terminal import (
     say,
     working,
 )
-from niss.errors import ConfigError
-from niss.files import MANIFEST
+from niss.errors import ConfigError, RunFolderError
+from niss.files import MANIFEST, read_json
 
 if TYPE_CHECKING:
     from niss.simulation import Comparison, Config, RunResult
 
+_WORDS_FOR_NUMBERS = {"tau2": "calibrated", "kappa": "planned"}
 DEFAULT_METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg")
 
 
 @dataclass(frozen=True)
 class Training:
-    """What `run` and `compare` train. The metadata `key` is the setting of the configuration that a flag changes.
+    """What `run` and `compare` train. The metadata `key` is the setting of the configuration that a flag changes, and
+    `usually` its default there, for the help.
 
     config         Settings; flags override them.
     preset         Start from settings shipped with niss: demo or paper.
@@ -59,20 +62,20 @@ class Training:
 
     config: Path | None = argument(None, metavar="[CONFIG.toml]")
     preset: str | None = option(None, choices=completion.PRESETS)
-    dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset")
-    model: str | None = option(None, choices=completion.MODELS, key="model.name")
-    split: str | None = option(None, choices=completion.SPLITS, key="data.split")
-    rounds: int | None = option(None, key="rounds")
-    seed: int | None = option(None, key="seed")
-    clients: int | None = option(None, key="data.clients")
-    participants: int | None = option(None, key="training.participants")
-    epochs: int | None = option(None, key="training.epochs")
-    batch_size: int | None = option(None, key="training.batch_size")
-    learning_rate: float | None = option(None, "--lr", key="training.learning_rate")
-    epsilon: float | None = option(None, key="privacy.epsilon")
-    delta: float | None = option(None, key="privacy.delta")
-    clip: float | None = option(None, key="privacy.clip")
-    device: str | None = option(None, choices=completion.DEVICES, key="training.device")
+    dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset", usually="mnist-mini")
+    model: str | None = option(None, choices=completion.MODELS, key="model.name", usually="mlp")
+    split: str | None = option(None, choices=completion.SPLITS, key="data.split", usually="iid")
+    rounds: int | None = option(None, key="rounds", usually="30")
+    seed: int | None = option(None, key="seed", usually="1")
+    clients: int | None = option(None, key="data.clients", usually="1000")
+    participants: int | None = option(None, key="training.participants", usually="200")
+    epochs: int | None = option(None, key="training.epochs", usually="5")
+    batch_size: int | None = option(None, key="training.batch_size", usually="10")
+    learning_rate: float | None = option(None, "--lr", key="training.learning_rate", usually="0.1")
+    epsilon: float | None = option(None, key="privacy.epsilon", usually="3")
+    delta: float | None = option(None, key="privacy.delta", usually="1e-05")
+    clip: float | None = option(None, key="privacy.clip", usually="0.5")
+    device: str | None = option(None, choices=completion.DEVICES, key="training.device", usually="auto")
     settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
 
 
@@ -99,20 +102,20 @@ class Method:
     method      fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried, secagg-ddg, niss or
                 niss-carried.
     tau2        Distortion of received shares: a number, or 'calibrated'.
-    kappa       Strength of the shares, in units of the DP noise.
+    kappa       Strength of the shares, in units of the noise a client would need alone: a number, or 'planned'.
     neighbours  Unit shares each client sends.
     graph       regular, complete or random.
     distortion  additive, scalar or coordinate.
     shares      gaussian noise or, with protocol.mode = repair, uniform masks.
     """
 
-    method: str | None = option(None, choices=method_names)
-    tau2: str | None = option(None, choices=("calibrated",))
-    kappa: float | None = None
-    neighbours: float | None = None
-    graph: str | None = option(None, choices=completion.GRAPHS)
-    distortion: str | None = option(None, choices=distortion_names)
-    shares: str | None = option(None, choices=completion.SHARES)
+    method: str | None = option(None, choices=method_names, usually="niss")
+    tau2: str | None = option(None, choices=("calibrated",), usually="calibrated")
+    kappa: str | None = option(None, choices=("planned",), usually="planned")
+    neighbours: float | None = option(None, usually="10")
+    graph: str | None = option(None, choices=completion.GRAPHS, usually="regular")
+    distortion: str | None = option(None, choices=distortion_names, usually="additive")
+    shares: str | None = option(None, choices=completion.SHARES, usually="gaussian")
 
 
 @dataclass(frozen=True)
@@ -126,34 +129,50 @@ class Methods:
     methods: tuple[str, ...] | None = option(None, choices=method_names)
 
 
-@from_options(Training, Method, Output, quiet=True)
-def run_command(training: Training, method: Method, output: Output) -> None:
+@dataclass(frozen=True)
+class FromPlan:
+    """Where `niss run` may take its protection from.
+
+    plan  What `niss plan --json` printed: rounds, participants, target and noise; flags override it.
+    """
+
+    plan: Path | None = option(None, metavar="PLAN.json")
+
+
+@from_options(Training, FromPlan, Method, Output, quiet=True)
+def run_command(training: Training, source: FromPlan, method: Method, output: Output) -> None:
     """Train with one method and say what it promised.
 
     Examples:
     niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
     niss run CONFIG.toml --set privacy.epsilon=8 --json
+    niss run --plan plan.json --out runs/planned      what `niss plan ... --json > plan.json` found
     niss run --resume runs/a
     """
-    from niss.simulation import make_config, run
+    from niss.simulation import make_config
 
     if output.resume is not None:
-        _resume(output, training, method)
+        _resume(output, training, source, method)
         return
-    config = _configure(training)
+    planned, planned_method = _read_plan(source)
+    config = _configure(training, planned)
     flags = {name: value for name, value in dataclasses.asdict(method).items() if value is not None}
-    if len(config.methods) > 1 and "method" not in flags:
+    if len(config.methods) > 1 and "method" not in flags and not planned_method:
         raise ConfigError(
             f"{len(config.methods)} methods in these settings",
             field="methods",
             hint="choose one with --method, or use `niss compare`",
         )
-    if flags.get("tau2", "calibrated") != "calibrated":
-        flags["tau2"] = _number(flags["tau2"])
+    for name, word in _WORDS_FOR_NUMBERS.items():
+        if flags.get(name, word) != word:
+            flags[name] = _number(flags[name], name, word)
     values = config.model_dump(mode="json", exclude_none=True)
     # --method starts from the defaults of that method, the other flags from the settings.
-    chosen = {"name": flags.pop("method")} if "method" in flags else values["methods"][0]
-    _execute(run, make_config({**values, "methods": [{**chosen, **flags}]}), output)
+    chosen = {"name": flags.pop("method")} if "method" in flags else planned_method or values["methods"][0]
+    config = make_config({**values, "methods": [{**chosen, **flags}]})
+    if planned:
+        _check_kept(config)
+    _execute("run", config, output)
 
 
 @from_options(Methods, Training, Output, quiet=True)
@@ -165,7 +184,7 @@ def compare_command(methods: Methods, training: Training, output: Output) -> Non
     niss compare --methods fedavg,dp-fedavg,central-dp,niss --epsilon 8 --rounds 20
     niss compare --resume runs/demo
     """
-    from niss.simulation import compare, make_config
+    from niss.simulation import make_config
 
     if output.resume is not None:
         _resume(output, training, methods)
@@ -177,11 +196,37 @@ def compare_command(methods: Methods, training: Training, output: Output) -> Non
     if names is not None:
         values = config.model_dump(mode="json", exclude_none=True)
         config = make_config({**values, "methods": [{"name": name} for name in names]})
-    _execute(compare, config, output)
+    _execute("compare", config, output)
 
 
-def _configure(training: Training) -> Config:
-    """Defaults, or a preset, or a file; then flags; then --set."""
+def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings and the method of a plan; nothing where none is given."""
+    from niss.accounting.plan_settings import HINT, settings_of_plan
+
+    if source.plan is None:
+        return {}, {}
+    try:
+        return settings_of_plan(read_json(source.plan))
+    except RunFolderError as error:
+        raise ConfigError(error.message, field="--plan", hint=HINT) from None
+
+
+def _check_kept(config: Config) -> None:
+    """Refuse settings under which clients would take part more often than was planned for."""
+    planned = config.privacy.participations
+    if planned is None:
+        return
+    free = config.model_copy(update={"privacy": config.privacy.model_copy(update={"participations": None})})
+    if free.participations > planned:
+        raise ConfigError(
+            f"clients would take part {free.participations} times, and the plan is for {planned}",
+            field="rounds",
+            hint="fewer rounds, more clients, or a plan for more participations",
+        )
+
+
+def _configure(training: Training, planned: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    """Defaults, or a preset, or a file; then what a plan says; then flags; then --set."""
     from niss.simulation import Config, load_config, preset, with_overrides
 
     if training.config is not None and training.preset is not None:
@@ -195,7 +240,7 @@ def _configure(training: Training) -> Config:
         for field in dataclasses.fields(training)
         if "key" in field.metadata and (value := getattr(training, field.name)) is not None
     }
-    return with_overrides(config, overrides | parse_settings(training.settings))
+    return with_overrides(config, {**planned, **overrides, **parse_settings(training.settings)})
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
@@ -216,20 +261,39 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     return values
 
 
-def _number(text: str) -> float:
-    """The value of `--tau2` where it is not 'calibrated'."""
+def _number(text: str, name: str, word: str) -> float:
+    """The value of a flag that takes a number or one word."""
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"expected a number or 'calibrated', got {text!r}", field="--tau2") from None
+        raise ConfigError(f"expected a number or {word!r}, got {text!r}", field=f"--{name}") from None
 
 
-def _execute(work: Callable[..., RunResult | Comparison], config: Config, output: Output) -> None:
-    """Run or compare into `--out`, or into the first free folder of `runs/`, and present the result."""
+def _execute(work: Literal["run", "compare"], config: Config, output: Output) -> None:
+    """Run or compare into `--out`, or into the first free folder of `runs/`, and present the result.
+
+    torch is loaded here, once the settings have been found to be good.
+    """
+    from niss import simulation
+
+    _check_neighbours(config)
     folder = output.out if output.out is not None else free_folder(Path("runs"), config.name)
     with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
-        result = work(config, out=folder, overwrite=output.overwrite, progress=progress)
+        result = getattr(simulation, work)(config, out=folder, overwrite=output.overwrite, progress=progress)
     _present(result, folder, as_json=output.as_json)
+
+
+def _check_neighbours(config: Config) -> None:
+    """Refuse more shares than there are others to send them to; the default of 10 gives way in smaller rounds."""
+    most = config.training.participants - 1
+    for method in config.methods:
+        usual = type(method).model_fields["neighbours"].default
+        if method.kind.uses("neighbours") and method.neighbours > max(most, usual):
+            raise ConfigError(
+                f"a round of {most + 1} has only {most} others to send shares to, not {method.neighbours:g}",
+                field="--neighbours",
+                hint=f"at most {most}, which is everyone",
+            )
 
 
 def _resume(output: Output, *others: Any) -> None:
@@ -265,7 +329,8 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
     if as_json:
         print_json(result.summary)
     else:
-        print_table(*summary_rows(read_report_input(folder)))
+        # Where the terminal is narrow, kappa, tau^2 and the predicted noise go first: they are in the report.
+        print_table(*summary_rows(read_report_input(folder)), spare=(1, 2, 5))
         for line in result.summary.get("methods", [result.summary]):
             method = METHODS.get(line["method"])
             if method is not None and method.trusts_server:
@@ -273,11 +338,30 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
                 print_sentence(
                     f"{method.name}: its epsilon assumes a trusted server, which sees every bare update{secret}."
                 )
+        if "methods" not in result.summary:
+            _print_promise(folder)
     try:
         with optional_packages():
             say(f"report: {write_report(folder)}")
     except MissingPackageError as error:
         say(f"no report: {error.message}; `niss report {folder}` writes it once that is installed")
+
+
+def _print_promise(folder: Path) -> None:
+    """What a run promised, in words: the guarantee, what it is worth to an attacker, and how to check it."""
+    from niss.report.promise import read_promise
+
+    promise = read_promise(folder)
+    if promise is None:
+        return
+    typer.echo("")
+    print_sentence(f"promise: {promise.words}", indent=9)
+    check = f"niss account {folder}" if promise.verified else None
+    for name, text in (("odds", promise.odds), ("budget", promise.budget), ("check", check)):
+        if text:
+            print_sentence(f"{name + ':':<8} {text}", indent=9)
+    for line in promise.caveats:
+        print_sentence(f"note:    {line}", indent=9)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ Whether anything moves on the screen is another question: only in a real termina
 from __future__ import annotations
 
 import json
+import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
 import typer
@@ -71,9 +73,17 @@ def warn(text: str) -> None:
 
 
 def results() -> Console:
-    """Where tables go: as wide as the terminal, and 140 columns where there is none."""
-    console = Console(highlight=False)
-    return console if console.file.isatty() else Console(highlight=False, width=140)
+    """Where tables go: as wide as the terminal or as COLUMNS says, and 140 columns where there is neither."""
+    return Console(highlight=False, width=width_asked() or 140)
+
+
+def width_asked() -> int | None:
+    """The columns that results are printed in: what COLUMNS says, or those of the terminal; None in a pipe."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    console = Console()
+    return console.width if console.file.isatty() else None
 
 
 def print_json(value: Any) -> None:
@@ -82,30 +92,88 @@ def print_json(value: Any) -> None:
 
 
 def print_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Callable[[int], bool] = bool
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Callable[[int], bool] = bool,
+    spare: Sequence[int] = (),
 ) -> None:
-    """Print a table of plain text on stdout. `right` says which columns hold numbers: by default all but the first."""
+    """Print a table of plain text on stdout, in which no cell is ever cut.
+
+    right  says which columns hold numbers: by default all but the first
+    spare  columns that are left out, in this order, where the terminal is too narrow
+
+    Headings are broken between words. Where that does not help either, every row becomes a block of lines.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    lines, console, kept = [tuple(row) for row in rows], results(), list(range(len(header)))
+    least = [
+        max(map(cell_len, [*heading.split(), *(line[number] for line in lines)]), default=0)
+        for number, heading in enumerate(header)
+    ]
+
+    def too_wide() -> int:
+        return sum(least[number] for number in kept) + 3 * (len(kept) - 1) - console.width
+
+    for number in spare:
+        if too_wide() > 0:
+            kept.remove(number)
+    if too_wide() > 0:
+        _print_blocks(console, header, lines)
+        return
+    if len(kept) < len(header):
+        missing = ", ".join(header[number] for number in sorted(set(spare) - set(kept)))
+        say(f"not shown in {console.width} columns: {missing}")
+    room = -too_wide()
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for number, column in enumerate(header):
-        table.add_column(column, justify="right" if right(number) else "left", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    results().print(table)
+    for number in kept:
+        more = min(max(cell_len(header[number]) - least[number], 0), room)
+        room -= more
+        justify: Literal["left", "right"] = "right" if right(number) else "left"
+        table.add_column(header[number], justify=justify, width=least[number] + more)
+    for line in lines:
+        table.add_row(*(Text(line[number]) for number in kept))
+    console.print(table)
 
 
-def print_sentence(text: str) -> None:
-    """Print words about a result on stdout as they are: no markup, no line breaks added."""
+def _print_blocks(console: Console, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Each row as a heading with a line for each of its other cells."""
+    from rich.cells import cell_len
+
+    name_width = max(map(cell_len, header[1:]), default=0)
+    for line in lines:
+        console.print(f"{header[0]}: {line[0]}", style="bold", markup=False, soft_wrap=True)
+        for heading, cell in zip(header[1:], line[1:], strict=True):
+            padding = " " * (name_width - cell_len(heading))
+            console.print(f"  {heading}{padding}  {cell}", markup=False, soft_wrap=True)
+
+
+def print_sentence(text: str, *, indent: int = 0) -> None:
+    """Print words about a result on stdout, without markup; lines are broken at the width that was asked for.
+
+    indent  of all lines but the first
+    """
+    width = width_asked()
+    if width is not None:
+        text = textwrap.fill(
+            text,
+            max(width, 20),
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     results().print(text, soft_wrap=True, markup=False)
 
 
 def print_aligned(rows: Sequence[tuple[str, str, str]]) -> None:
-    """Print lines of a name, a value and a remark, the values aligned to the right."""
+    """Print lines of a name, a value and a remark, the values aligned to the right; long remarks take several lines."""
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    before = name_width + value_width + 4
     for name, value, remark in rows:
-        typer.echo(f"{name:<{name_width}}  {value:>{value_width}}  {remark}".rstrip())
+        print_sentence(f"{name:<{name_width}}  {value:>{value_width}}  {remark}".rstrip(), indent=before)
 
 
 def free_folder(parent: Path, name: str) -> Path:

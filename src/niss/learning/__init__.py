@@ -10,7 +10,15 @@ from __future__ import annotations
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.cohort import Cohort, Job, choose_device
 from niss.learning.flat import FlatLayout
-from niss.learning.local import Evaluation, LocalTraining, batch_order, evaluate, seeded_torch, train_client
+from niss.learning.local import (
+    Evaluation,
+    LocalTraining,
+    batch_order,
+    evaluate,
+    seeded_torch,
+    threads,
+    train_client,
+)
 from niss.learning.models import Cnn, Mlp, build_model, to_tensor
 
 __all__ = [
@@ -28,6 +36,7 @@ __all__ = [
     "clipped_gradient_step",
     "evaluate",
     "seeded_torch",
+    "threads",
     "to_tensor",
     "train_client",
 ]

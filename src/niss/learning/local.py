@@ -14,6 +14,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import LongTensor, Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -213,6 +214,21 @@ def borrowed(module: nn.Module, layout: FlatLayout, stream: SimStream | None) ->
         with torch.no_grad():
             for name, saved in before.items():
                 module.get_buffer(name).copy_(saved)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch and BLAS compute with that many threads: small steps are fastest, and repeatable, with one.
+
+    More threads than free cores make both collapse, since they spin while they wait for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with threadpool_limits(limits=count):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -303,6 +303,8 @@ def _check_numbers(terms: Terms) -> None:
         value = getattr(terms, name)
         if not 0.0 <= value < math.inf and not (name in endless and value == math.inf):
             raise RemoteProtocolError(f"{name} must be finite and not negative")
+    if terms.uniform and terms.carrying is not None:
+        raise RemoteProtocolError("uniform masks are not carried from round to round")
     if terms.uniform and (terms.mode != "repair" or terms.self_variance != math.inf):
         raise RemoteProtocolError(
             "uniform masks need mode 'repair' and self-masks that are uniform too",

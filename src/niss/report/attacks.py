@@ -14,10 +14,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from niss.claims import printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
 from niss.report.run_folder import ReportInput, read_object
-from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE, SummaryTable
+from niss.report.table import NOT_APPLICABLE, SummaryTable
 from niss.report.templates import render
 
 # So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
@@ -25,7 +26,10 @@ from niss.report.templates import render
 MOST_PICTURES = 12
 MOST_BYTES = 4_000_000
 _PNG = b"\x89PNG\r\n\x1a\n"
-_ATTACK = "attack.json"
+ATTACK = "attack.json"
+# The columns of attacks that hold an epsilon someone is promised or has spent. What an attack proves is none of them.
+_JOINT = ("epsilon_joint", "joint")
+_CLAIMS = ("epsilon", "epsilon_marginal", "marginal", "promised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def find_attacks(report: ReportInput, notes: list[str]) -> list[AttackPicture]:
     paths: list[Path] = []
     for folder in dict.fromkeys([report.folder, *(method.folder for method in report.methods)]):
         inner = folder / "attacks"
-        paths += [folder / _ATTACK, *sorted(inner.glob(f"*/{_ATTACK}")), inner / _ATTACK]
+        paths += [folder / ATTACK, *sorted(inner.glob(f"*/{ATTACK}")), inner / ATTACK]
     attacks: list[AttackPicture] = []
     for path in paths:
         if not path.is_file():
@@ -130,12 +134,12 @@ def _read_picture(path: Path, where: str, notes: list[str]) -> AttackPicture:
 def holds_only_an_attack(folder: Path) -> bool:
     """Whether the folder is that of an attack; one beside a run is shown in the report on the run."""
     marks = (SUMMARY, MANIFEST, METRICS, RESULT)
-    return (folder / _ATTACK).is_file() and not any((folder / mark).is_file() for mark in marks)
+    return (folder / ATTACK).is_file() and not any((folder / mark).is_file() for mark in marks)
 
 
 def read_attack_report(folder: Path) -> AttackReport:
     """The attack in `folder`, finished or not; raises `RunFolderError` where its file holds something else."""
-    path, notes = folder / _ATTACK, list[str]()
+    path, notes = folder / ATTACK, list[str]()
     values = read_object(path) or {}
     settings, rows = values.get("settings", {}), values.get("rows", [])
     columns = values.get("columns", {})
@@ -173,13 +177,21 @@ def _results(headings: JsonObject, rows: list[JsonObject]) -> SummaryTable:
     keys = [key for key in keys if not any(isinstance(row.get(key), dict | list) for row in rows)]
     return SummaryTable(
         tuple(str(headings.get(key) or key.replace("_", " ")) for key in keys),
-        tuple(tuple(_cell(row, key) for key in keys) for row in rows),
+        tuple(tuple(attack_cell(row, key) for key in keys) for row in rows),
     )
 
 
-def _cell(row: JsonObject, key: str) -> str:
-    """A value as the table shows it; a joint epsilon that is missing means that nothing is guaranteed."""
-    return NO_GUARANTEE if key == "epsilon_joint" and row.get(key) is None else _text(row.get(key))
+def attack_cell(row: JsonObject, key: str) -> str:
+    """A value as a table of results shows it: an epsilon that is claimed or spent is rounded up.
+
+    In the joint view a missing epsilon, or one that is not finite, means that nothing is guaranteed.
+    """
+    value = row.get(key)
+    if key in _JOINT and (value is None or isinstance(value, float)):
+        return printed_claim(value)
+    if key in _CLAIMS and isinstance(value, float) and math.isfinite(value):
+        return rounded_up(value)
+    return _text(value)
 
 
 def _text(value: Any) -> str:

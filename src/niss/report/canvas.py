@@ -44,8 +44,8 @@ THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
 
-# Inches; matplotlib writes SVG in points, 72 to the inch.
-WIDTH = 7.4
+# Inches; matplotlib writes SVG in points, 72 to the inch. For a phone a chart is drawn narrower, in letters as large.
+WIDTH, NARROW = 7.4, 4.7
 
 # More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off.
 MOST_BANDS = 120
@@ -185,15 +185,47 @@ class Reading:
     value: float
 
 
-def bands_svg(figure: Figure, rounds: Mapping[int, Sequence[Reading]]) -> Markup:
-    """A band over the first axes for each of (at most `MOST_BANDS`) rounds; pointing at it shows the readings.
+def in_two_widths(draw: Callable[[float, str], Markup], prefix: str) -> dict[str, Markup]:
+    """A chart for a window and for a phone; `draw` takes the width and what its ids begin with."""
+    return {"wide": draw(WIDTH, prefix), "narrow": draw(NARROW, f"{prefix}-narrow")}
+
+
+def rows_svg(figure: Figure, rows: Sequence[Sequence[str]]) -> Markup:
+    """A rectangle over each row of a bar chart, the first at 0 on the y axis; pointing at it shows its lines."""
+    axes, scale, height = (
+        figure.axes[0],
+        _POINTS_PER_INCH / figure.dpi,
+        figure.get_figheight() * _POINTS_PER_INCH,
+    )
+    (low, high) = axes.get_xlim()
+
+    def y(place: float) -> float:
+        return height - float(axes.transData.transform((high, place))[1]) * scale
+
+    left, right = (float(axes.transData.transform((end, 0))[0]) * scale for end in (low, high))
+    made = [
+        {
+            "lines": lines,
+            "top": min(y(place - 0.5), y(place + 0.5)),
+            "height": abs(y(place + 0.5) - y(place - 0.5)),
+        }
+        for place, lines in enumerate(rows)
+    ]
+    return render("rows.svg.j2", rows=made, left=left, right=right, bottom=height - 2.0)
+
+
+def bands_svg(
+    figure: Figure, rounds: Mapping[int, Sequence[Reading]], axes: Axes | None = None, most: int = MOST_BANDS
+) -> Markup:
+    """A band over the axes for each of (at most `most`) rounds; pointing at it shows the readings.
 
     figure  as drawn: the bands lie where its axes are
     rounds  the readings of each round, in any order; the card shows the highest first
+    axes    the first of the figure, unless others are given
 
     The page runs no script, so every reading is in the file from the start and CSS alone changes its visibility.
     """
-    axes = figure.axes[0]
+    axes = figure.axes[0] if axes is None else axes
     scale, height = _POINTS_PER_INCH / figure.dpi, figure.get_figheight() * _POINTS_PER_INCH
 
     def place(number: float, value: float) -> tuple[float, float]:
@@ -203,7 +235,7 @@ def bands_svg(figure: Figure, rounds: Mapping[int, Sequence[Reading]]) -> Markup
 
     (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
     (left, top), (right, bottom) = place(first, high), place(last, low)
-    numbers = evenly_spaced(sorted(rounds), MOST_BANDS)
+    numbers = evenly_spaced(sorted(rounds), most)
     xs = [place(number, low)[0] for number in numbers]
     bands = []
     for index, (number, x) in enumerate(zip(numbers, xs, strict=True)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from niss.claims import rounded_up
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import format_accuracy
 
@@ -116,7 +117,7 @@ def _single(one: Scored, report: ReportInput) -> str:
     view = (
         "for those who see only the released models" if one.result.trusts_the_server else "in the joint view"
     )
-    return f"{head}, at ε = {one.result.epsilon_joint:.2f} {view}."
+    return f"{head}, at ε = {rounded_up(one.result.epsilon_joint)} {view}."
 
 
 def _compared(protected: list[Scored], reference: list[Scored]) -> str:
@@ -171,8 +172,8 @@ def _budget_phrase(protected: list[Scored]) -> str:
     largest = max(epsilons)
     if largest - min(epsilons) <= SAME_BUDGET * largest:
         same = "the same joint " if len(protected) > 1 else "a joint "
-        return f"At {same}ε of {largest:.2f}"
-    return f"At a joint ε of at most {largest:.2f}"
+        return f"At {same}ε of {rounded_up(largest)}"
+    return f"At a joint ε of at most {rounded_up(largest)}"
 
 
 def _scored(report: ReportInput) -> list[Scored]:

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from niss.accounting import LedgerFile
 from niss.accounting.ledger_chain import client_order
 from niss.accounting.node_limits import Limit
+from niss.claims import printed_claim, rounded_up
 from niss.errors import PrivacyError
 from niss.files import LEDGER, LIMITS, find_json
 from niss.report.run_folder import MethodResult, ReportInput
-from niss.report.table import NO_GUARANTEE, NOT_APPLICABLE, evenly_spaced
+from niss.report.table import NOT_APPLICABLE, evenly_spaced
 
 # A curve of so many steps looks no different from one of more.
 MOST_ROUNDS = 150
@@ -126,7 +127,7 @@ def spending(ledger: LedgerFile, client: str) -> list[tuple[int, int, float, flo
 
 
 def format_spent(epsilon: float | None) -> str:
-    return NO_GUARANTEE if epsilon is None else rounded_up(epsilon)
+    return printed_claim(epsilon)
 
 
 def format_claim(epsilon: float | None) -> str:
@@ -136,11 +137,6 @@ def format_claim(epsilon: float | None) -> str:
 def format_mu(mu: float) -> str:
     """Four digits; a mu is compared and added up, never claimed, so it is not rounded up."""
     return f"{mu:.4g}" if math.isfinite(mu) else "∞"
-
-
-def rounded_up(epsilon: float) -> str:
-    """Two digits, never below the number itself (a rounding error of 1e-8 apart)."""
-    return f"{math.ceil(epsilon * 100.0 - 1e-6) / 100.0:.2f}"
 
 
 def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:

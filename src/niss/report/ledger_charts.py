@@ -21,21 +21,39 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from niss.accounting import LedgerFile
-from niss.report.canvas import INK, QUIET, SERIES, STYLE, WIDTH, inline_svg, rule, save_figure, short
-from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, rounded_up, spending
+from niss.claims import rounded_up
+from niss.report.canvas import (
+    INK,
+    QUIET,
+    SERIES,
+    STYLE,
+    WIDTH,
+    Reading,
+    bands_svg,
+    in_two_widths,
+    inline_svg,
+    rule,
+    save_figure,
+    short,
+)
+from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, spending
 from niss.report.run_folder import ReportInput
 
 # Narrower than the page's figures, so that the letters are still read when it takes half a column.
 _CHART_WIDTH = 4.8
 _PANEL_HEIGHT = 2.9
 _COLUMNS = 2
+# A panel is narrower than the chart of accuracies, and there may be many of them.
+_MOST_BANDS = 40
 _SMALL_PANEL_HEIGHT = 2.3
 _DASHED = (0, (4, 2))
 _DOTTED = (0, (1.4, 1.2))
 
 
-def spending_figure(report: ReportInput, notes: list[str], *, prefix: str = "spending") -> Markup | None:
-    """Inline SVG: epsilon of the clients over the rounds; None where no ledger holds a finite one.
+def spending_figures(
+    report: ReportInput, notes: list[str], *, prefix: str = "spending"
+) -> dict[str, Markup] | None:
+    """Inline SVG in two widths: epsilon of the clients over the rounds; None where no ledger holds a finite one.
 
     notes   a ledger that cannot be trusted is left out and named here
     prefix  goes before every id in it, to keep figures on one page apart
@@ -43,33 +61,59 @@ def spending_figure(report: ReportInput, notes: list[str], *, prefix: str = "spe
     spendings = read_spending(report, notes)
     if not spendings:
         return None
+    return in_two_widths(lambda width, name: _spending_figure(spendings, width, name), prefix)
+
+
+def _spending_figure(spendings: list[Spending], width: float, prefix: str) -> Markup:
     ends = [
         f"{one.label}: the worst-off client spent {rounded_up(float(one.most[-1]))}, "
         f"the median client {rounded_up(float(one.median[-1]))}"
         + ("" if one.budget is None else f", of a budget of {rounded_up(one.budget)}")
         for one in spendings
     ]
+    figure = _draw_spending(spendings, width)
+    overlay = Markup("").join(
+        bands_svg(figure, _readings(one), axes, _MOST_BANDS)
+        for one, axes in zip(spendings, figure.axes, strict=False)
+    )
     return inline_svg(
-        _draw_spending(spendings),
+        figure,
         salt="niss-spending",
         prefix=prefix,
         title="Privacy loss of the clients by round",
         description=f"Step charts of epsilon spent by round, one for each method. {'; '.join(ends)}.",
+        overlay=overlay,
     )
 
 
-def _draw_spending(spendings: list[Spending]) -> Figure:
-    """Panels in two columns, all on the same axes so that methods can be compared."""
-    columns = min(_COLUMNS, len(spendings))
+def _readings(one: Spending) -> dict[int, list[Reading]]:
+    """What is shown under the pointer: the worst-off and the median client after each round."""
+    return {
+        number: [
+            Reading(f"{rounded_up(most)}  worst-off client", SERIES[1], most),
+            Reading(f"{rounded_up(median)}  median client", SERIES[0], median),
+        ]
+        for number, most, median in zip(one.rounds, one.most.tolist(), one.median.tolist(), strict=True)
+    }
+
+
+def _draw_spending(spendings: list[Spending], width: float = WIDTH) -> Figure:
+    """Panels in two columns, or one on a phone, all on the same axes so that methods can be compared."""
+    columns = min(_COLUMNS if width == WIDTH else 1, len(spendings))
     rows = -(-len(spendings) // columns)
     highest = max(max(float(one.most[-1]), one.budget or 0.0) for one in spendings)
     last = max(one.rounds[-1] for one in spendings)
     with mpl.rc_context(STYLE):
-        height = _SMALL_PANEL_HEIGHT * rows + 0.75
-        figure = Figure(figsize=(WIDTH, height))
+        height = _SMALL_PANEL_HEIGHT * rows + (0.75 if width == WIDTH else 0.98)
+        figure = Figure(figsize=(width, height))
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         figure.subplots_adjust(
-            left=0.085, right=0.98, top=1 - 0.62 / height, bottom=0.5 / height, hspace=0.28, wspace=0.08
+            left=0.63 / width,
+            right=0.98,
+            top=1 - (0.62 if width == WIDTH else 0.85) / height,
+            bottom=0.5 / height,
+            hspace=0.28,
+            wspace=0.08,
         )
         for place, axes in enumerate(grid.flat):
             if place >= len(spendings):
@@ -89,7 +133,12 @@ def _draw_spending(spendings: list[Spending]) -> Figure:
         keys = _keys(any(one.lines for one in spendings), any(not one.lines for one in spendings))
         spacing = {"borderaxespad": 0.2, "columnspacing": 1.4, "handlelength": 1.8}
         figure.legend(
-            handles=keys, loc="upper left", bbox_to_anchor=(0.075, 1.0), ncols=5, fontsize=9, **spacing
+            handles=keys,
+            loc="upper left",
+            bbox_to_anchor=(0.555 / width, 1.0),
+            ncols=5 if width == WIDTH else 2,
+            fontsize=9,
+            **spacing,
         )
     return figure
 

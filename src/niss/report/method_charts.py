@@ -29,6 +29,7 @@ from niss.report.canvas import (
     colours,
     inline_svg,
     label_width,
+    rows_svg,
     rule,
     short,
 )
@@ -49,20 +50,23 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9
 
+# Inches of axes below which names beside the curves leave too little of them.
+_LEAST_AXES = 2.6
+
 _VALUE: dict[str, Any] = {"va": "center_baseline", "fontsize": 9}
 
 # A method with an evaluation, its colour, and its place in the comparison.
 Curve = tuple[MethodResult, str, int]
 
 
-def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
+def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy", width: float = WIDTH) -> Markup:
     """Inline SVG: one accuracy curve for each method, with its values under the pointer.
 
     prefix  goes before every id in it, to keep figures on one page apart
 
     For those who do not see it, its description names where each curve ends.
     """
-    figure = draw_accuracy(report)
+    figure = draw_accuracy(report, width)
     rounds: dict[int, list[Reading]] = {}
     for method, colour in zip(report.methods, colours(report), strict=True):
         for number, value in method.evaluations:
@@ -84,7 +88,7 @@ def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy") -> Markup:
     )
 
 
-def noise_figure(report: ReportInput, *, prefix: str = "noise") -> Markup:
+def noise_figure(report: ReportInput, *, prefix: str = "noise", width: float = WIDTH) -> Markup:
     """Inline SVG: one bar for each method's measured noise variance, with a mark where theory puts it.
 
     prefix  as in `accuracy_figure`; the description names all values
@@ -94,17 +98,27 @@ def noise_figure(report: ReportInput, *, prefix: str = "noise") -> Markup:
         f"predicted {format_variance(method.aggregate_variance_predicted, finished=method.finished)}"
         for method in report.methods
     ]
+    figure = draw_noise(report, width)
+    rows = [
+        (
+            short(method.label),
+            f"measured {format_variance(method.aggregate_variance, finished=method.finished)}",
+            f"predicted {format_variance(method.aggregate_variance_predicted, finished=method.finished)}",
+        )
+        for method in report.methods
+    ]
     return inline_svg(
-        draw_noise(report),
+        figure,
         salt="niss-noise",
         prefix=prefix,
         title="Noise variance left in the aggregate, by method",
         description="Bar chart on a logarithmic axis of the noise variance in the aggregate: "
         f"{'; '.join(bars)}.",
+        overlay=rows_svg(figure, rows),
     )
 
 
-def draw_accuracy(report: ReportInput) -> Figure:
+def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
     """One curve for each method that has been evaluated, named at its end with its last accuracy.
 
     The axis of rounds reaches to the last round planned, so that an unfinished run shows what is missing; that of
@@ -117,11 +131,16 @@ def draw_accuracy(report: ReportInput) -> Figure:
     ]
     with mpl.rc_context(STYLE):
         height = max(3.9, 0.26 * len(curves) + 1.2)
-        figure = Figure(figsize=(WIDTH, height))
-        left = 0.72
+        left, below = 0.72, 0.55
         # The keys and leaders beside the curves take 0.145 of the width of the axes.
-        width = (WIDTH - left - label_width((method for method, _, _ in curves), extra=7)) / 1.145
-        axes = figure.add_axes((left / WIDTH, 0.55 / height, width / WIDTH, 1 - 0.8 / height))
+        across = (width - left - label_width((method for method, _, _ in curves), extra=7)) / 1.145
+        beside = across > _LEAST_AXES
+        if not beside:
+            # Too narrow for names beside the curves: they stand in a list below.
+            across, below = width - left - 0.2, 0.62 + 0.19 * len(curves)
+            height = 2.9 + below
+        figure = Figure(figsize=(width, height))
+        axes = figure.add_axes((left / width, below / height, across / width, 1 - (below + 0.25) / height))
         longest = max((method.rounds_done for method, _, _ in curves), default=report.rounds or 1)
         highest = max((value for method, _, _ in curves for _, value in method.evaluations), default=1.0)
         upper = min(1.0, 0.1 * math.ceil(10 * highest + 0.2)) or 1.0
@@ -136,7 +155,10 @@ def draw_accuracy(report: ReportInput) -> Figure:
             # Markers at shifted rounds, so that curves that lie on each other still show whose they are.
             first = min(number % every, len(rounds) - 1)
             axes.plot(rounds, values, markevery=(first, every), clip_on=False, **_line(colour, number))
-        _label_ends(axes, curves, height)
+        if beside:
+            _label_ends(axes, curves, height)
+        elif curves:
+            _list_below(axes, curves)
         if not curves:
             axes.text(0.5, 0.5, "No evaluation yet", transform=axes.transAxes, ha="center", va="center")
     return figure
@@ -174,6 +196,25 @@ def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
         axes.text(1.145, place, name, transform=sideways, parse_math=False, **_VALUE)
 
 
+def _list_below(axes: Axes, curves: list[Curve]) -> None:
+    """The curves with their last accuracies in a list under the axes, the best first."""
+    ranked = sorted(curves, key=lambda item: -item[0].evaluations[-1][1])
+    keys = [
+        Line2D(
+            [],
+            [],
+            label=f"{short(method.label)}  {format_accuracy(method.evaluations[-1][1])}",
+            **_line(colour, number),
+        )
+        for method, colour, number in ranked
+    ]
+    legend = axes.figure.legend(
+        handles=keys, loc="lower left", fontsize=9.5, borderaxespad=0.2, handlelength=3.0
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def _push_apart(values: list[float], gap: float, low: float, high: float) -> list[float]:
     """Falling `values` moved down, and up again from below, to lie at least `gap` apart between `low` and `high`.
 
@@ -189,7 +230,7 @@ def _push_apart(values: list[float], gap: float, low: float, high: float) -> lis
     return places
 
 
-def draw_noise(report: ReportInput) -> Figure:
+def draw_noise(report: ReportInput, width: float = WIDTH) -> Figure:
     """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one.
 
     Where noise cancels exactly only rounding is left, many powers of ten below the rest (see `ROUNDING`): it is
@@ -202,13 +243,15 @@ def draw_noise(report: ReportInput) -> Figure:
     with mpl.rc_context(STYLE):
         count = len(report.methods)
         height = 0.34 * count + 1.15
-        figure = Figure(figsize=(WIDTH, height))
-        left = label_width(report.methods) / WIDTH
-        axes = figure.add_axes((left, 0.6 / height, 0.89 - left, 1 - 1.0 / height))
+        figure = Figure(figsize=(width, height))
+        left = label_width(report.methods) / width
+        room = 0.89 if width == WIDTH else 0.84
+        axes = figure.add_axes((left, 0.6 / height, room - left, 1 - 1.0 / height))
         axes.set_ylim(count - 0.4, -0.6)
         axes.set_yticks(range(count), [short(method.label) for method in report.methods], parse_math=False)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("Noise variance in the aggregated update (squared parameter units, log scale)")
+        unit = "squared parameter units, " if width == WIDTH else ""
+        axes.set_xlabel(f"Noise variance in the aggregated update ({unit}log scale)", **_label_place(width))
         if drawn:
             _logarithmic(axes, drawn)
             rule(axes, "x")
@@ -222,6 +265,11 @@ def draw_noise(report: ReportInput) -> Figure:
         for place, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True)):
             _bar(axes, place, method, colour, max(drawn, default=0.0))
     return figure
+
+
+def _label_place(width: float) -> dict[str, Any]:
+    """Where a long label of the x axis ends: at the end of the axis where there is little room beside it."""
+    return {} if width == WIDTH else {"loc": "right"}
 
 
 def _logarithmic(axes: Axes, drawn: list[float]) -> None:

@@ -33,7 +33,9 @@ from niss.report.attacks import (
     read_attack_report,
 )
 from niss.report.finding import caveats, finding
+from niss.report.promise import Promise, promise_of
 from niss.report.run_folder import MethodResult, ReportInput, read_object, read_report_input
+from niss.report.settings import settings_of
 from niss.report.table import (
     NOT_APPLICABLE,
     WORDS,
@@ -145,13 +147,15 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
     if isinstance(report, AttackReport):
         return attack_body(report, level=level)
     # What draws with matplotlib is loaded only for a page.
-    from niss.report.ledger_charts import spending_figure
+    from niss.report.canvas import in_two_widths
+    from niss.report.ledger_charts import spending_figures
     from niss.report.method_charts import accuracy_figure, noise_figure
 
     notes: list[str] = []
     # These two may add notes, which stand at the head of the page.
-    spending_svg = spending_figure(report, notes, prefix=f"{prefix}spending")
+    spending_svg = spending_figures(report, notes, prefix=f"{prefix}spending")
     attacks = find_attacks(report, notes)
+    promises = [one for one in map(promise_of, report.methods) if one is not None]
     return render(
         "run.html.j2",
         level=level,
@@ -160,9 +164,13 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
         finding=finding(report),
         caveats=caveats(report),
         notes=[*report.notes, *notes],
-        accuracy_svg=accuracy_figure(report, prefix=f"{prefix}accuracy"),
+        accuracy_svg=in_two_widths(
+            lambda width, name: accuracy_figure(report, prefix=name, width=width), f"{prefix}accuracy"
+        ),
         evaluations=_evaluations(report),
-        noise_svg=noise_figure(report, prefix=f"{prefix}noise"),
+        noise_svg=in_two_widths(
+            lambda width, name: noise_figure(report, prefix=name, width=width), f"{prefix}noise"
+        ),
         results=summary_rows(report),
         words=WORDS,
         trusting=_trusting(report.methods),
@@ -172,8 +180,9 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
         views_differ=_views_differ(report),
         attacks=attacks,
         limits=_limits(report),
-        engine=_recorded(report, "engine"),
-        precision=_recorded(report, "precision"),
+        settings=settings_of(report),
+        promises=promises,
+        promise_table=_promise_table(promises),
         **_provenance(report),
     )
 
@@ -199,6 +208,22 @@ def _evaluations(report: ReportInput) -> SummaryTable:
         for number in sorted({number for one in columns for number in one})
     ]
     return SummaryTable(("Round", *(method.label for method in methods)), tuple(rows))
+
+
+def _promise_table(promises: Sequence[Promise]) -> SummaryTable:
+    """The promises of several methods side by side."""
+    header = ("Method", "Promise", "An attacker is right at most", "Server", "Ledger")
+    rows = [
+        (
+            one.label,
+            one.amount,
+            one.guess or NOT_APPLICABLE,
+            one.server,
+            "verified" if one.verified else NOT_APPLICABLE,
+        )
+        for one in promises
+    ]
+    return SummaryTable(header, tuple(rows))
 
 
 def _trusting(methods: Iterable[MethodResult]) -> list[str]:
@@ -247,14 +272,6 @@ def _limits(report: ReportInput) -> dict[str, list[str]]:
         heading: list(dict.fromkeys(line for line in lines if isinstance(line, str)))
         for heading, lines in limits.items()
     }
-
-
-def _recorded(report: ReportInput, key: str) -> str | None:
-    """What the manifests say under `key`: each answer once."""
-    answers = dict.fromkeys(
-        method.manifest[key] for method in report.methods if isinstance(method.manifest.get(key), str)
-    )
-    return "; ".join(answers) or None
 
 
 def _provenance(report: ReportInput) -> dict[str, object]:

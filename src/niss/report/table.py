@@ -1,7 +1,7 @@
 """The table of results as formatted strings, the same for the page and for the terminal.
 
 Numbers have the digits that mean something after one run: accuracies a tenth of a percent, variances three digits,
-epsilons two decimals. What is not a number says why: see `WORDS`.
+epsilons two decimals, rounded up (`niss.claims`). What is not a number says why: see `WORDS`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from niss.claims import NO_GUARANTEE, rounded_up
 from niss.report.run_folder import MethodResult, ReportInput
 
 NOT_APPLICABLE = "–"
 NO_NOISE = "none"
-NO_GUARANTEE = "no guarantee"
 NOT_PRIVATE = "not private"
+SERVER_TRUSTED = "server trusted"
 UNFINISHED = "unfinished"
 
 # What stands in a cell that holds no number.
@@ -94,9 +95,12 @@ def format_variance(variance: float | None, *, finished: bool = True) -> str:
 
 
 def format_epsilon(method: MethodResult, epsilon: float | None) -> str:
-    """A missing epsilon means three things: nothing to protect with, nothing proven, or not known yet."""
+    """An epsilon, with a word where it does not hold against the server.
+
+    A missing one means three things: nothing to protect with, nothing proven, or not known yet.
+    """
     if not method.is_private:
         return NOT_PRIVATE
     if epsilon is not None:
-        return f"{epsilon:.2f}"
+        return f"{rounded_up(epsilon)}, {SERVER_TRUSTED}" if method.trusts_the_server else rounded_up(epsilon)
     return NO_GUARANTEE if method.finished else UNFINISHED

@@ -1,19 +1,34 @@
 """Federated runs on one machine: settings, rounds, runs, comparisons, and their folders.
 
-`round.py` is a round from top to bottom; `run.py` is the loop around it.
+`round.py` is a round from top to bottom; `run.py` is the loop around it. Settings are read without torch, so that what
+is wrong with them is said at once; whatever trains is imported on first use.
 """
 
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from niss.simulation.config import Config, load_config, make_config, preset, with_overrides
-from niss.simulation.results import Comparison, RunResult
-from niss.simulation.run import (
-    RoundEvent,
-    TrainingEvent,
-    compare,
-    compare_seeds,
-    compare_together,
-    resume,
-    run,
-)
+
+if TYPE_CHECKING:
+    from niss.simulation.results import Comparison, RunResult
+    from niss.simulation.run import (
+        RoundEvent,
+        TrainingEvent,
+        compare,
+        compare_seeds,
+        compare_together,
+        resume,
+        run,
+    )
+
+_ROOMS = {
+    "results": ("Comparison", "RunResult"),
+    "run": (
+        "RoundEvent", "TrainingEvent", "compare", "compare_seeds", "compare_together", "resume", "run",
+    ),
+}  # fmt: skip
 
 __all__ = [
     "Comparison",
@@ -31,3 +46,20 @@ __all__ = [
     "run",
     "with_overrides",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(import_module(f"niss.simulation.{room}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Room(ModuleType):
+    """`run` is a file of this room and a function in it; whoever imports the file still finds the function here."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -7,16 +7,16 @@ with little data each and hundreds of participants a round, where client-level p
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from niss.accounting import RELATIONS, Plan
+from niss.accounting.planner import cheapest_kappa
 from niss.accounting.plans import UNITS
 from niss.errors import ConfigError
 from niss.graph import GRAPHS
@@ -26,6 +26,7 @@ from niss.methods import DISTORTIONS, METHODS, SHARES, Distortion, Method, enoug
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.simulation.carrying import plan_fields
 from niss.simulation.config_checks import check_consistency
+from niss.simulation.config_faults import explain
 from niss.simulation.sampling import Sampling, separation_of
 from niss.simulation.server_rate import ServerRateSchedule, rate_factors
 
@@ -183,7 +184,8 @@ class MethodConfig(_Section):
 
     name        The method.
     label       Its name in tables and folders; needed where two methods are alike.
-    kappa       Strength of the shares, in units of the noise a client would need alone.
+    kappa       Strength of the shares, in units of the noise a client would need alone; `planned`: the one that
+                leaves least noise in the sum.
     neighbours  Unit shares each client sends.
     graph       Who shares with whom: balanced and random, everyone, a plain random list, or within groups.
     groups      The clients of each group of a coalition graph.
@@ -205,7 +207,7 @@ class MethodConfig(_Section):
 
     name: MethodName = "niss"
     label: str | None = None
-    kappa: Positive = 1.0
+    kappa: Literal["planned"] | Positive = "planned"
     neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
     graph: GraphName = "regular"
     groups: tuple[tuple[int, ...], ...] = ()
@@ -353,7 +355,7 @@ class Config(_Section):
         carried = plan_fields(self, method, sampling) if method.kind.carries else {}
         if threshold is None and method.kind.uses("threshold"):
             threshold = enough_uploads(size, self.protocol.dropout)
-        return Plan(
+        plan = Plan(
             **_plan_fields(self.privacy)
             | _plan_fields(method)
             | {
@@ -361,6 +363,7 @@ class Config(_Section):
                 "participations": self._composed(sampling),
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
+                "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
                 "on_grid": redrawn,
                 "factors": rate_factors(self.training.server_rate_schedule, self.rounds),
@@ -370,6 +373,11 @@ class Config(_Section):
                 "threshold": threshold,
             }
             | carried
+        )
+        if method.kappa != "planned" or not method.kind.uses("kappa"):
+            return plan
+        return dataclasses.replace(
+            plan, kappa=cheapest_kappa(plan, size, dropout=self.protocol.dropout, mode=self.protocol.mode)
         )
 
     def with_plan(self, plan: Plan) -> Config:
@@ -393,7 +401,7 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
     values  sections and keys of `Config`; what is left out has its default
 
-    Raises `ConfigError` for the first fault: it names the key, what is wrong with it and the nearest valid name.
+    Raises a `ConfigError` that names every wrong key, what is wrong with it and the nearest valid name.
 
     >>> niss.make_config({"rounds": 5, "privacy": {"epsilon": 2}}).privacy.epsilon
     2.0
@@ -401,7 +409,7 @@ def make_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise explain(error, Config) from None
 
 
 def load_config(path: str | Path) -> Config:
@@ -460,53 +468,3 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
                 raise ConfigError("is not a section with settings", field=".".join(path[:depth]))
         section[last] = value
     return make_config(values)
-
-
-def _explain(error: ValidationError) -> ConfigError:
-    """The first fault, by the name the user wrote, and how many other settings are wrong too."""
-    problems = error.errors()
-    # Each choice a union offers reports a fault of its own: a number out of range is the one to tell.
-    first = next(
-        (one for one in problems if one["type"].startswith(("greater", "less", "finite"))), problems[0]
-    )
-    field = _field_name(first["loc"])
-    others = {_field_name(problem["loc"]) for problem in problems}
-    others = {other for other in others if not field.startswith(other)}
-    more = f"{len(others)} more setting{'s are' if len(others) > 1 else ' is'} wrong" if others else None
-    if first["type"] == "extra_forbidden":
-        return ConfigError("unknown key", field=field, hint=_nearest(first["loc"]))
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if not field and ": " in message:
-        field, message = message.split(": ", 1)
-    value = first.get("input")
-    if first["type"] == "literal_error" and isinstance(value, str):
-        allowed = [part for part in first["ctx"]["expected"].split("'") if part.strip(" ,or")]
-        close = difflib.get_close_matches(value, allowed, n=1)
-        more = f"did you mean {close[0]!r}?" if close else more
-    if isinstance(value, str | int | float | bool):
-        message += f" (got {value!r})"
-    return ConfigError(message, field=field or None, hint=more)
-
-
-def _field_name(location: tuple[int | str, ...]) -> str:
-    # pydantic appends the tried type of a union in brackets or by name; the user never wrote those.
-    return ".".join(str(part) for part in location if not (isinstance(part, str) and _is_type_tag(part)))
-
-
-def _is_type_tag(part: str) -> bool:
-    return "[" in part or part.startswith("constrained")
-
-
-def _nearest(location: tuple[int | str, ...]) -> str:
-    """The valid key that an unknown one may have meant, or all keys of its section."""
-    section: type[BaseModel] = Config
-    for part in location[:-1]:
-        if part in section.model_fields:
-            kind = section.model_fields[str(part)].annotation
-            # A section, or a list of them.
-            section = next(
-                one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)
-            )
-    names = sorted(section.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else "valid keys here: " + ", ".join(names)

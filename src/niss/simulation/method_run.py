@@ -103,6 +103,7 @@ class MethodRun:
             statement=state_guarantee(self.federation, self.ledger, self.metrics),
             state_dict={name: tensor.detach().clone() for name, tensor in module.state_dict().items()},
             folder=None if folder is None else folder.path,
+            kappa=self.federation.plan.kappa,
         )
         if folder is not None:
             folder.save_model(result.state_dict)

@@ -41,6 +41,7 @@ class RunResult:
     statement   what was promised to the clients, in words and numbers, with all caveats
     state_dict  the final model's tensors by name, for `module.load_state_dict`
     folder      where everything was written, if anywhere
+    kappa       the strength of the shares, as it was planned or given
     label       its name in tables, unique within a comparison
     method      the name of the method
     accuracy    of the final model on the test data
@@ -56,6 +57,7 @@ class RunResult:
     statement: Statement = field(repr=False)
     state_dict: dict[str, Tensor] = field(repr=False)
     folder: Path | None
+    kappa: float | None = None
 
     @property
     def label(self) -> str:
@@ -85,7 +87,7 @@ class RunResult:
             "label": settings.title,
             "folder": settings.title,
             "method": settings.name,
-            "kappa": settings.kappa if method.uses("kappa") and settings.shares == "gaussian" else None,
+            "kappa": self.kappa if method.uses("kappa") and settings.shares == "gaussian" else None,
             "tau2": self._mean("tau2") if method.uses("tau2") else None,
             "distortion": settings.distortion if method.uses("distortion") else None,
             "accuracy": self.metrics[-1]["accuracy"],

@@ -9,19 +9,17 @@ that was not, and a method ends the same alone and beside others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-from threadpoolctl import threadpool_limits
-
 from niss.data import Dataset
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, SUMMARY, read_json, write_json
+from niss.learning import threads
 from niss.simulation.config import Config, make_config
 from niss.simulation.materials import (
     Datasets,
@@ -302,7 +300,7 @@ def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | 
 
     Runs whose clients do the same local work train as one cohort, as many as have room for their updates.
     """
-    with ExitStack() as stack, _threads(runs[0].config.training.threads):
+    with ExitStack() as stack, threads(runs[0].config.training.threads):
         for one in runs:
             stack.enter_context(one)
         while waiting := [one for one in runs if not one.finished]:
@@ -381,18 +379,3 @@ def _settings(manifest: Mapping[str, Any], key: str) -> Any:
         return value
     training = {name: item for name, item in value["training"].items() if name not in ("device", "workers")}
     return {**value, "training": training}
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Run torch and BLAS with that many threads: small steps are fastest, and repeatable, on one.
-
-    More threads than free cores make both collapse, since they spin while they wait for each other.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with threadpool_limits(limits=count):
-            yield
-    finally:
-        torch.set_num_threads(before)

@@ -5,12 +5,15 @@
     /live?run=     a run in progress      /api/run     its state, numbers and curves so far
     /report?run=   its report             /assets/     scripts and styles of the pages
 
+    POST /api/jobs                        start the run of a plan; /cancel and /resume take the name of a run
+
 Every answer that is not a page is JSON; an error carries a message, a hint and, where one is to blame, the field.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import threading
 import time
@@ -26,12 +29,14 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.tracker.serve import TidyServer
-from niss.ui.guard import Asgi, Guard
+from niss.ui.guard import CHANGING, Asgi, Guard
+from niss.ui.jobs import BusyError, Jobs
 from niss.ui.planning import PlanQuestion, answer
 from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
@@ -42,6 +47,23 @@ _PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
 _NOBODY_WAITS = 499
 # A report of a long run takes its time.
 _UNANSWERED_SECONDS = 3600.0
+
+
+class StartRequest(BaseModel):
+    """A run to be started: the plan it carries out, and the name of its folder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: PlanQuestion
+    name: str
+
+
+class JobRequest(BaseModel):
+    """A run that is to be cancelled or resumed, by the name under which it is listed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: str
 
 
 def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callable[[str], None]) -> None:
@@ -55,10 +77,11 @@ def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callab
     Raises `ConfigError` where the address is taken or cannot be listened on.
     """
     listening = _listen(host, port)
+    jobs = Jobs(Path(runs))
     name, number = listening.getsockname()[:2]
     url = f"http://{f'[{name}]' if ':' in name else name}:{number}/"
     config = uvicorn.Config(
-        make_app(runs, host=host),
+        make_app(runs, host=host, jobs=jobs),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -73,7 +96,10 @@ def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callab
         reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         # The socket listens already: a browser that is quicker than the server waits for it.
         threading.Thread(target=webbrowser.open, args=(reachable,), daemon=True).start()
-    TidyServer(config, unanswered=_UNANSWERED_SECONDS).run([listening])
+    try:
+        TidyServer(config, unanswered=_UNANSWERED_SECONDS).run([listening])
+    finally:
+        jobs.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -89,17 +115,23 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def make_app(runs: Path, *, host: str = "127.0.0.1") -> Asgi:
-    """The whole application behind its guard, for a server that listens on `host`; `runs` is the folder of runs."""
+def make_app(runs: Path, *, host: str = "127.0.0.1", jobs: Jobs | None = None) -> Asgi:
+    """The whole application behind its guard, for a server that listens on `host`; `runs` is the folder of runs.
+
+    jobs  those of this server, for a caller that ends them with it
+    """
+    token, folders = secrets.token_urlsafe(32), RunFolders(Path(runs))
+    jobs = Jobs(Path(runs)) if jobs is None else jobs
     app = FastAPI(title="niss ui", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _explain_errors(app)
-    _serve_files(app)
+    _serve_files(app, token)
     _serve_plans(app)
-    _serve_runs(app, RunFolders(Path(runs)))
-    return Guard(app, host=host)
+    _serve_runs(app, folders, jobs)
+    _serve_jobs(app, folders, jobs)
+    return Guard(app, host=host, token=token)
 
 
-def _serve_files(app: FastAPI) -> None:
+def _serve_files(app: FastAPI, token: str) -> None:
     """The pages and assets of the package, by exact name: read once, so no path is ever made from a request."""
     contents = {
         entry.name: entry.read_bytes()
@@ -108,7 +140,7 @@ def _serve_files(app: FastAPI) -> None:
     }
     pages = Environment(loader=PackageLoader("niss.ui", "assets"), autoescape=True, undefined=StrictUndefined)
     for path, name in _PAGES.items():
-        page = pages.get_template(f"{name}.html").render(page=name, version=__version__)
+        page = pages.get_template(f"{name}.html").render(page=name, version=__version__, token=token)
         app.add_route(path, _always(HTMLResponse(page)))
 
     @app.get("/assets/{name}")
@@ -135,7 +167,7 @@ def _serve_plans(app: FastAPI) -> None:
             return JSONResponse(await run_in_threadpool(answer, question))
 
 
-def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
+def _serve_runs(app: FastAPI, folders: RunFolders, jobs: Jobs) -> None:
     pages = ReportPages()
 
     @app.get("/api/runs")
@@ -144,11 +176,34 @@ def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
 
     @app.get("/api/run")
     def live(run: str) -> Response:
-        return JSONResponse(live_view(folders.find(run), run, time.time()))
+        job = jobs.about(run)
+        if job is not None and run not in folders.names():
+            # The process has not written its first file yet, or has been refused.
+            return JSONResponse(
+                {"name": run, "state": "starting" if job["running"] else "stopped", "job": job}
+            )
+        return JSONResponse(
+            live_view(folders.find(run), run, time.time()) | {"job": job, "busy": jobs.busy()}
+        )
 
     @app.get("/report")
     def report(run: str) -> Response:
         return HTMLResponse(pages.page(folders.find(run)), headers={"content-security-policy": REPORT_POLICY})
+
+
+def _serve_jobs(app: FastAPI, folders: RunFolders, jobs: Jobs) -> None:
+    @app.post(CHANGING)
+    def start(asked: StartRequest) -> Response:
+        planned = answer(asked.question)
+        return JSONResponse(jobs.start(asked.name, planned["run_arguments"]).to_json(), 202)
+
+    @app.post(f"{CHANGING}/cancel")
+    def cancel(asked: JobRequest) -> Response:
+        return JSONResponse(jobs.cancel(asked.run).to_json(), 202)
+
+    @app.post(f"{CHANGING}/resume")
+    def resume(asked: JobRequest) -> Response:
+        return JSONResponse(jobs.resume(asked.run, folders.find(asked.run)).to_json(), 202)
 
 
 def _explain_errors(app: FastAPI) -> None:
@@ -159,7 +214,7 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(NissError)
     async def intended(_request: Request, error: NissError) -> Response:
-        status = 404 if isinstance(error, RunFolderError) else 422
+        status = 404 if isinstance(error, RunFolderError) else 409 if isinstance(error, BusyError) else 422
         return fault(status, error.message, error.hint, getattr(error, "field", None))
 
     @app.exception_handler(RequestValidationError)

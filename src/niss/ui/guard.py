@@ -2,11 +2,16 @@
 
 A page on another site can make a browser send requests to this machine. It cannot read the answers, unless its
 name is made to point here (DNS rebinding): then the Host header gives it away, and the request is refused.
+
+What changes anything (`CHANGING`: jobs) takes more. It is let through only on the loopback address, from a page of this
+very server (`Origin`, and `Sec-Fetch-Site` where the browser sends it), as JSON, which no form of another site can send
+unasked, and with the token that only these pages carry.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -35,6 +40,10 @@ _HEADERS = (
 )
 
 
+CHANGING = "/api/jobs"
+TOKEN_HEADER = "x-niss-token"
+
+
 def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches a server that listens on `host`, a name or an address.
 
@@ -52,12 +61,16 @@ class Guard:
     host  what the server listens on. On the loopback address only its own names are known. Elsewhere any bare
           address is (it cannot be rebound), and the name of the machine.
 
-    Refused are, with a message and a hint as JSON: other hosts (421), anything but GET and HEAD (405), and what a
-    page of another site asks of the interface behind the pages (403), which could keep this machine computing.
+    token  what a request that changes something must carry; the pages are given it
+
+    Refused are, with a message and a hint as JSON: other hosts (421), anything but GET and HEAD (405) except to start,
+    cancel or resume a job, and (403) what a page of another site asks of the interface behind the pages, which could
+    keep this machine computing.
     """
 
-    def __init__(self, app: Asgi, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, app: Asgi, *, host: str = "127.0.0.1", token: str) -> None:
         self._app = app
+        self._token = token
         self._loopback = is_loopback(host)
         self._names = {"localhost"}
         if not self._loopback:
@@ -85,10 +98,29 @@ class Guard:
         again = "open the address that `niss ui` printed"
         if not self._knows(headers.get("host", "")):
             return _refused(421, "this server does not answer to that host name", again)
+        if scope["method"] == "POST" and scope["path"].startswith(CHANGING):
+            return self._refused_change(headers)
         if scope["method"] not in ("GET", "HEAD"):
             return _refused(405, "this server only answers reading requests", "use GET")
         if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
             return _refused(403, "the request comes from a page of another site", again)
+        return None
+
+    def _refused_change(self, headers: dict[str, str]) -> JSONResponse | None:
+        """The answer to a job that is not asked for by a page of this server, on this machine; None: let it through."""
+        if not self._loopback:
+            return _refused(
+                403,
+                "jobs are only started from the machine itself",
+                "run `niss ui` without --host, or use `niss run`",
+            )
+        ours = headers.get("origin") == f"http://{headers.get('host', '')}"
+        if not ours or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return _refused(403, "the request comes from another site", "use the page that `niss ui` opened")
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return _refused(415, "expected JSON", "use the page that `niss ui` opened")
+        if not secrets.compare_digest(headers.get(TOKEN_HEADER, "").encode(), self._token.encode()):
+            return _refused(403, "the page is from an earlier start of the server", "reload the page")
         return None
 
     def _knows(self, header: str) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from niss.accounting import CarriedForecast, PlanForecast, forecast, forecast_carried, outlook_carried
+from niss.accounting import forecast, forecast_carried, judge_plan
+from niss.accounting.plan_settings import run_arguments
+from niss.claims import printed_claim
 from niss.errors import ConfigError
 
 # Beyond this a plan takes minutes, which is no longer "at once".
@@ -18,6 +21,8 @@ MOST_PARTICIPANTS = 5_000
 
 # A longer carried run takes seconds, and a minute where clients come back in any pattern.
 MOST_ROUNDS = 1_000
+# Printed by the one function that prints claims, so that the page shows the digits of the command.
+_EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
 _WITHIN_A_ROUND = ("neighbours", "participations")
 _ACROSS_ROUNDS = ("clients", "lags", "pattern")
 
@@ -32,7 +37,7 @@ class PlanQuestion(BaseModel):
     mode            what happens then; see `niss.accounting.forecast`
     carry           whether shares are carried to later rounds; only then `clients`, `lags` and `pattern` mean
                     anything, and `neighbours` and `participations` nothing (`niss.accounting.forecast_carried`)
-    parameters      size of the model, to be judged whether it can learn anything (`niss.accounting.outlook`)
+    parameters      size of the model, by which is judged whether it can learn anything under this noise
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +65,7 @@ class PlanQuestion(BaseModel):
         if self.carry:
             values = self.model_dump(exclude={"carry", "parameters", *_WITHIN_A_ROUND})
             return {name: value for name, value in values.items() if value is not None}
-        values = self.model_dump(exclude={"carry", "parameters", "rounds", *_WITHIN_A_ROUND, *_ACROSS_ROUNDS})
+        values = self.model_dump(exclude={"carry", "rounds", "parameters", *_WITHIN_A_ROUND, *_ACROSS_ROUNDS})
         participations = self.participations or self.rounds or 1
         return {**values, "neighbours": self.neighbours, "participations": participations}
 
@@ -73,20 +78,27 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
     slider often goes back to where it was.
     """
     _check_belonging(question)
-    size, judged = question.parameters, None
-    planned: CarriedForecast | PlanForecast
-    if question.carry:
-        planned = forecast_carried(**question.arguments())
-        if size is not None:
-            judged = outlook_carried(parameters=size, clip=question.clip, noise=planned.noise)
-    else:
-        planned = forecast(**question.arguments())
-        if size is not None:
-            judged = planned.outlook(size, question.rounds)
-    plan = {**planned.to_json(), "rounds": question.rounds}
-    if judged is not None:
-        plan["outlook"] = judged.to_json()
-    return {"plan": plan, "command": command(question), "python": python_lines(question)}
+    planned = forecast_carried(**question.arguments()) if question.carry else forecast(**question.arguments())
+    values = planned.to_json() | {"rounds": question.rounds}
+    asked = ("clip", "relation") if question.carry else ("dropout",)
+    values |= {name: getattr(question, name) for name in asked}
+    if question.parameters is not None:
+        values["outlook"] = judge_plan(
+            planned, parameters=question.parameters, rounds=question.rounds, clip=question.clip
+        ).to_json()
+    arguments: list[str] | None = None
+    with suppress(ConfigError):
+        arguments = run_arguments(values)
+    return {
+        "plan": values,
+        "run_arguments": arguments,
+        "run_command": None if arguments is None else shlex.join(["niss", "run", *arguments]),
+        "printed": {
+            name: printed_claim(getattr(planned, name)) for name in _EPSILONS if hasattr(planned, name)
+        },
+        "command": command(question),
+        "python": python_lines(question),
+    }
 
 
 def _check_belonging(question: PlanQuestion) -> None:

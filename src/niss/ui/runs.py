@@ -14,20 +14,26 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from niss.claims import rounded_up
 from niss.errors import NissError, RunFolderError
-from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
-from niss.report.page import render_page
+from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
+from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
+from niss.report.ledger import worst_spent
+from niss.report.page import read_source, render_page
 from niss.report.run_folder import MethodResult, ReportInput, read_report_input
+from niss.report.settings import settings_of
 from niss.report.table import evenly_spaced
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.
 _DEPTH = 3
-_MARKS = (SUMMARY, MANIFEST, METRICS)
+_MARKS = (SUMMARY, MANIFEST, METRICS, ATTACK)
 # A round may take long; after this much silence a run counts as stopped.
 _SILENCE_SECONDS = 120.0
 # Points of a curve that are sent, and rounds over which the time of one is averaged.
 _MOST_POINTS = 400
 _LATEST_ROUNDS = 10
+# What was spent of a ledger of that size: its chain is verified again only when it has grown.
+_SPENT: dict[Path, tuple[int, str | None]] = {}
 _LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
@@ -96,7 +102,15 @@ def _line(name: str, path: Path, now: float) -> dict[str, Any]:
 
 
 def _summary(path: Path, silent: float) -> dict[str, Any]:
-    """How far a run has come; of a comparison, the rounds that all its methods have done."""
+    """How far a run has come: of a comparison, the rounds that all methods have done; of an attack, what it found."""
+    if holds_only_an_attack(path):
+        attack = read_attack_report(path)
+        return {
+            "title": attack.title,
+            "kind": "attack",
+            "state": "finished" if attack.picture.finished else "stopped",
+            "headline": attack.picture.headline,
+        }
     report = read_report_input(path)
     scored = [one for one in report.methods if one.accuracy is not None]
     best = max(scored, key=lambda one: one.accuracy or 0.0, default=None)
@@ -128,6 +142,9 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
         "state": _state(report, silent),
         "silent_seconds": silent,
         "rounds": report.rounds,
+        "folder": str(path.resolve()),
+        "settings": {name: value for name, value in settings_of(report).items() if value is not None},
+        "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
         "methods": [_method(one, report.rounds) for one in report.methods],
         "notes": list(report.notes),
     }
@@ -143,12 +160,31 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
         "private": one.is_private,
         "rounds_done": one.rounds_done,
         "accuracy": one.accuracy,
+        "epsilon_spent": _spent(one),
+        "server_trusted": one.trusts_the_server,
         **{key: getattr(last, key, None) for key in _LATEST_NUMBERS},
         "seconds_a_round": seconds,
         "seconds_left": left,
         "finished": one.finished,
         "curve": evenly_spaced(one.evaluations, _MOST_POINTS),
     }
+
+
+def _spent(one: MethodResult) -> str | None:
+    """Epsilon that the worst-off client has spent so far, as printed; None where nothing is guaranteed yet.
+
+    Of a finished run it is what its statement says; while it goes, the ledger is added up when it has grown.
+    """
+    if one.finished:
+        return None if one.epsilon_joint is None else rounded_up(one.epsilon_joint)
+    path = one.folder / LEDGER
+    with suppress(OSError):
+        size = path.stat().st_size
+        if _SPENT.get(path, (-1, None))[0] != size:
+            spent = worst_spent(one)
+            _SPENT[path] = (size, rounded_up(spent[max(spent)]) if spent else None)
+        return _SPENT[path][1]
+    return None
 
 
 def _seconds_a_round(one: MethodResult) -> float | None:
@@ -172,7 +208,7 @@ def last_change(path: Path) -> float:
     """When anything that a run writes was last written, in seconds since 1970; 0 for an empty folder."""
     times = [0.0]
     for folder in (path, *(inner for inner in path.iterdir() if inner.is_dir())):
-        for name in (METRICS, RESULT, MANIFEST, SUMMARY):
+        for name in (METRICS, RESULT, MANIFEST, SUMMARY, ATTACK):
             with suppress(OSError):
                 times.append((folder / name).stat().st_mtime)
     return max(times)
@@ -195,5 +231,5 @@ class ReportPages:
             changed = last_change(path)
             cached = self._cache.get(path)
             if cached is None or cached[0] != changed:
-                cached = self._cache[path] = (changed, render_page(read_report_input(path)))
+                cached = self._cache[path] = (changed, render_page(read_source(path)))
             return cached[1]

@@ -28,13 +28,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"count": _count, "prose": _prose}
+    environment.filters |= {"prose": _prose}
     return environment
-
-
-def _count(value: int | None) -> str | None:
-    """A whole number with a narrow space between its thousands; None stays None."""
-    return None if value is None else f"{value:,}".replace(",", "\u202f")
 
 
 def _prose(text: str) -> str:

@@ -11,6 +11,7 @@ export const SETTINGS = [
   { name: "delta", home: "promise", label: "δ", low: 1e-10, high: 1e-2, log: true, figures: 1, start: 1e-5, step: "any", help: "chance that the promise fails" },
   { name: "rounds", home: "promise", label: "Rounds", low: 1, high: 1000, log: true, whole: true, figures: 2, start: 30, help: "of the whole training" },
   { name: "participants", home: "round", label: "Participants", low: 3, high: 2000, log: true, whole: true, figures: 2, start: 200, help: "clients in a round" },
+  { name: "parameters", home: "round", label: "Model size", low: 100, high: 1e8, log: true, whole: true, figures: 2, start: 199210, help: "numbers that are trained: a longer update carries more noise" },
   { name: "neighbours", home: "round", label: "Neighbours", low: 1, high: 199, log: true, whole: true, figures: 2, start: 30, auto: true, only: "round", help: "clients each one sends noise shares to" },
   { name: "kappa", home: "round", label: "κ, strength of the shares", low: 0.25, high: 100, log: true, figures: 2, start: 4, auto: true, step: "any", help: "in units of the noise a client would need alone" },
   { name: "parameters", home: "round", label: "Parameters of the model", low: 100, high: 1e8, log: true, whole: true, figures: 2, start: 10000, auto: true, autoLabel: "not known yet", help: "to say whether it can learn anything under this noise" },
@@ -109,8 +110,10 @@ export class Control {
     if (this.auto?.checked) this.put(Number(digits(value, 3)));
   }
 
-  limit(high) {
+  // Of a value that was given for a larger round, as much as fits; one that is being typed is left, and refused with the reason.
+  limit(high, lower) {
     this.high = Math.max(high, this.setting.low + 1);
+    if (lower && !this.auto?.checked && Number(this.field.value) > high) this.put(high);
     this.slide();
   }
 

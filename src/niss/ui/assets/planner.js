@@ -1,7 +1,7 @@
 // The planner: asks the server for the plan of the current settings and shows it; only the latest answer counts.
 
 import { Chart } from "/assets/chart.js";
-import { ask, digits, element, showFault } from "/assets/common.js";
+import { ask, digits, element, send, showFault } from "/assets/common.js";
 import { Control, SETTINGS } from "/assets/controls.js";
 
 const PAUSE = 180;
@@ -30,16 +30,26 @@ function changed(control, typed = false) {
   for (const one of Object.values(controls)) if (one.setting.only) one.box.hidden = (one.setting.only === "carry") !== carry;
   // Fixed cohorts are whole; a number that was typed is left as it is, and refused with the reason.
   if (carry && controls.pattern.choice.value === "cyclic" && control && !(typed && control === controls.clients)) controls.clients.snap(participants);
-  if (participants > 2) controls.neighbours.limit(participants - 1);
+  if (participants > 2) controls.neighbours.limit(participants - 1, control !== controls.neighbours);
   const rounds = Number(controls.rounds.field.value);
-  if (rounds >= 1) controls.participations.limit(rounds);
+  if (rounds >= 1) controls.participations.limit(rounds, control !== controls.participations);
   clearTimeout(waiting);
   waiting = setTimeout(plan, PAUSE);
 }
 
 async function plan() {
   const given = settings();
-  if (given === null) return;
+  if (given === null) {
+    // Nothing to plan for, and nothing wrong either: a fault that was shown belongs to what has been cleared.
+    const empty = Object.values(controls).find((control) => control.value === undefined);
+    asked?.abort();
+    asked = null;
+    busy(false);
+    showFault(null);
+    byId("answer").classList.add("stale");
+    byId("status").textContent = `${empty.setting.label}: give a number to go on.`;
+    return;
+  }
   const query = new URLSearchParams(given).toString();
   history.replaceState(null, "", `?${query}`);
   asked?.abort();
@@ -75,34 +85,28 @@ function busy(on) {
   }, 1000);
 }
 
-function show({ plan, command, python }) {
+function show({ plan, printed, command, python, run_command: run }) {
   byId("answer").hidden = false;
   byId("answer").classList.remove("stale");
   controls.kappa.suggest(plan.kappa);
   const kind = "noise_central" in plan ? "carry" : "round";
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== kind;
-  (kind === "carry" ? showCarried : showRound)(plan);
+  (kind === "carry" ? showCarried : showRound)(plan, printed);
   showOutlook(plan.outlook);
+  byId("runnable").hidden = run === null;
+  byId("not-runnable").hidden = run !== null;
+  byId("run-command").textContent = run ?? "";
   byId("notes").replaceChildren(...plan.notes.map((note) => element("li", {}, note)));
   byId("command").textContent = command;
   byId("python").textContent = python;
   byId("json").textContent = JSON.stringify(plan, null, 2);
 }
 
-// Whether a model of the given size can learn anything; the status says it where it cannot.
-function showOutlook(outlook) {
-  byId("outlook").hidden = !outlook;
-  if (!outlook) return;
-  byId("outlook").dataset.verdict = outlook.verdict;
-  byId("outlook-words").textContent = outlook.words;
-  if (outlook.verdict === "hopeless") byId("status").textContent += " Hopeless for a model of this size.";
-}
-
-function showRound(plan) {
+function showRound(plan, printed) {
   controls.neighbours.suggest(plan.neighbours);
   controls.participations.suggest(plan.plan.participations);
-  headline(plan);
-  numbers(plan, roundRows(plan));
+  headline(plan, printed);
+  numbers(plan, roundRows(plan, printed));
   drawCurve(plan);
   drawRuler(plan);
   byId("status").textContent =
@@ -110,17 +114,46 @@ function showRound(plan) {
     `${digits(plan.aggregate_variance_ratio_to_local)} × that of DP-FedAvg, at κ ${digits(plan.kappa)} and τ² ${digits(plan.tau2)}.`;
 }
 
-function showCarried(plan) {
+function showCarried(plan, printed) {
   const best = plan.model_variance_ratio_to_best;
   for (const key of ["model_variance_ratio_to_central_mean", "model_variance_ratio_to_central_final", "model_variance_ratio_to_best"]) {
     put(key, plan[key] === null ? "–" : `${digits(plan[key])} ×`, plan[key]);
   }
   byId("best-words").textContent = best === null ? "the best correlated noise is not computed for so many rounds" : "the best correlated noise that a trusted server could use";
-  numbers(plan, carriedRows(plan));
+  numbers(plan, carriedRows(plan, printed));
   drawRounds(plan);
   byId("status").textContent =
     `${digits(plan.model_variance_ratio_to_central_mean)} × the noise of a trusted server with fresh noise on average, ` +
     `${digits(plan.model_variance_ratio_to_central_final)} × in the final model, at κ ${digits(plan.kappa)} and ${digits(plan.carried_to_residual)} times as much carried as left.`;
+}
+
+const VERDICTS = { good: "yes", noisy: "with losses", hopeless: "hardly" };
+
+// The noise itself, in units of what the updates can do: it moves with epsilon, clip and the size of the model.
+function showOutlook(outlook) {
+  const { verdict, ratio, bearable, clip, noise_norm: norm, parameters, rounds } = outlook;
+  put("verdict", VERDICTS[verdict], ratio);
+  byId("verdict-words").textContent = `over ${rounds} round${rounds === 1 ? "" : "s"} the noise is ${digits(ratio, 2)} × what the updates can do together`;
+  put("noise_norm", digits(norm), norm);
+  byId("norm-words").textContent = `is how far the noise of a round moves ${parameters.toLocaleString("en")} numbers; the updates move them by at most ${digits(clip)}, the clip`;
+  put("deviation", digits(outlook.deviation), outlook.deviation);
+  byId("outlook-help").textContent = verdict === "good" ? "A rule of thumb from digits, not a proof." : outlook.words.replace(/^.*What helps: /, "What helps: ");
+  // From a hundredth of the line between yes and no to a hundred times it.
+  const place = (value) => Math.min(1, Math.max(0, 0.5 + Math.log10(value / bearable) / 4));
+  const bar = element("div", { class: "ruler-bar graded" });
+  const dot = element("i");
+  dot.style.left = `${(100 * place(ratio)).toFixed(1)}%`;
+  for (const line of [bearable, 5 * bearable]) {
+    const mark = element("s");
+    mark.style.left = `${(100 * place(line)).toFixed(1)}%`;
+    bar.append(mark);
+  }
+  bar.append(dot);
+  const words = `Noise over what the updates can do, on a logarithmic scale: ${digits(ratio, 2)}. Up to ${digits(bearable, 2)} little is lost, from ${digits(5 * bearable, 2)} on hardly anything is learned.`;
+  byId("outlook").replaceChildren(
+    element("div", { role: "img", "aria-label": words }, bar),
+    element("div", { class: "ruler-ends", "aria-hidden": "true" }, element("span", {}, "little noise"), element("span", {}, `${digits(bearable, 2)} to ${digits(5 * bearable, 2)}: with losses`), element("span", {}, "only noise")),
+  );
 }
 
 function put(key, text, value) {
@@ -130,19 +163,19 @@ function put(key, text, value) {
   }
 }
 
-function headline(plan) {
+function headline(plan, printed) {
   const local = plan.aggregate_variance_ratio_to_local;
   put("aggregate_variance_ratio_to_central", `${digits(plan.aggregate_variance_ratio_to_central)} ×`, plan.aggregate_variance_ratio_to_central);
   put("less_than_local", local < 1 ? `${digits(1 / local)} ×` : "no gain", local);
   byId("less-words").textContent = local < 1 ? "less than DP-FedAvg leaves" : "over DP-FedAvg";
-  put("epsilon_joint", plan.epsilon_joint === null ? "none" : plan.epsilon_joint.toFixed(2), plan.epsilon_joint);
+  put("epsilon_joint", printed.epsilon_joint, plan.epsilon_joint);
 }
 
-function roundRows(plan) {
+function roundRows(plan, printed) {
   const colluders = plan.plan.colluders;
   return [
-    ["epsilon_joint", "ε, joint view", plan.epsilon_joint === null ? "no guarantee" : plan.epsilon_joint.toFixed(2), `over ${plan.plan.participations} participations, against a server that sees every upload${colluders ? ` and ${colluders} colluders` : ""}`],
-    ["epsilon_marginal", "ε, marginal view", plan.epsilon_marginal.toFixed(2), "one upload alone: what the paper counts"],
+    ["epsilon_joint", "ε, joint view", printed.epsilon_joint, `over ${plan.plan.participations} participations, against a server that sees every upload${colluders ? ` and ${colluders} colluders` : ""}`],
+    ["epsilon_marginal", "ε, marginal view", printed.epsilon_marginal, "one upload alone: what the paper counts"],
     ["neighbours", "Neighbours", digits(plan.neighbours, 4), `${plan.plan.graph} graph of ${plan.participants} participants`],
     ["kappa", "κ", digits(plan.kappa), "strength of the shares"],
     ["tau2", "τ²", digits(plan.tau2, 4), "distortion of received shares, calibrated anew for each round"],
@@ -155,12 +188,12 @@ function roundRows(plan) {
   ];
 }
 
-function carriedRows(plan) {
+function carriedRows(plan, printed) {
   const { colluders, participants, pattern, horizon } = plan.plan;
   const often = `${plan.participations} participation${plan.participations === 1 ? "" : "s"}`;
   const turns = pattern === "cyclic" ? `fixed cohorts of ${participants} take turns` : "nobody takes part again sooner";
   return [
-    ["epsilon", "ε, joint view", plan.epsilon.toFixed(2), `over all ${horizon} rounds, in at most ${often}, against a server that sees every upload of every round${colluders ? ` and ${colluders} colluders in each` : ""}`],
+    ["epsilon", "ε, joint view", printed.epsilon, `over all ${horizon} rounds, in at most ${often}, against a server that sees every upload of every round${colluders ? ` and ${colluders} colluders in each` : ""}`],
     ["separation", "Separation", digits(plan.separation), `rounds until a client comes back, ${pattern === "cyclic" ? "exactly" : "at least"}: ${turns}; who takes part is fixed ahead`],
     ["kappa", "κ", digits(plan.kappa), "strength of the shares within a round"],
     ["carried_to_residual", "Carried to residual", digits(plan.carried_to_residual), "noise that is taken out again, over noise that stays"],
@@ -294,6 +327,25 @@ for (const button of document.querySelectorAll("[data-copy]")) {
     setTimeout(() => (words.textContent = "Copy"), 2000);
   });
 }
+const nameField = byId("run-name");
+nameField.value = `plan-${new Date().toISOString().slice(0, 16).replace(/[-:]/g, "").replace("T", "-")}`;
+byId("start").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const given = settings();
+  if (given === null) return;
+  const fault = byId("start-fault");
+  fault.hidden = true;
+  byId("start-button").disabled = true;
+  try {
+    const job = await send("/api/jobs", { question: given, name: nameField.value });
+    location.href = `/live?run=${encodeURIComponent(job.run)}`;
+  } catch (error) {
+    fault.textContent = `${error.message} ${error.hint || ""}`.trim();
+    fault.hidden = false;
+    byId("start-button").disabled = false;
+  }
+});
+nameField.addEventListener("input", () => (byId("start-fault").hidden = true));
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 byId("reset").addEventListener("click", () => start(new URLSearchParams()));
 start(new URLSearchParams(location.search));

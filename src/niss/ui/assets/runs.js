@@ -7,7 +7,8 @@ const WORDS = { finished: "finished", running: "in progress", stopped: "stopped 
 function item(run) {
   const query = `?run=${encodeURIComponent(run.name)}`;
   const facts = [];
-  if (run.kind) facts.push(run.kind === "comparison" ? `comparison of ${run.methods} methods` : "single run");
+  if (run.kind) facts.push({ comparison: `comparison of ${run.methods} methods`, attack: "attack" }[run.kind] ?? "single run");
+  if (run.headline) facts.push(run.headline);
   if (run.rounds) facts.push(`${run.rounds_done} of ${run.rounds} rounds`);
   if (run.best_accuracy !== null && run.best_accuracy !== undefined) facts.push(`best accuracy ${percent(run.best_accuracy)} (${run.best_method})`);
   facts.push(`changed ${duration(run.silent_seconds)} ago`);
@@ -18,7 +19,7 @@ function item(run) {
     element("h2", {}, readable ? element("a", { href: run.state === "running" ? `/live${query}` : `/report${query}` }, run.name) : run.name),
     element("p", {}, element("span", { class: `state ${run.state}` }, WORDS[run.state]), ` ${run.title && run.title !== run.name ? run.title : ""}`),
     element("p", { class: "note" }, readable ? facts.join(" · ") : `${run.message} ${run.hint || ""}`),
-    readable ? element("p", { class: "links" }, element("a", { href: `/report${query}` }, "Report", element("span", { class: "unseen" }, ` of ${run.name}`)), element("a", { href: `/live${query}` }, "Live", element("span", { class: "unseen" }, ` view of ${run.name}`))) : "",
+    readable ? element("p", { class: "links" }, element("a", { href: `/report${query}` }, "Report", element("span", { class: "unseen" }, ` of ${run.name}`)), run.kind === "attack" ? "" : element("a", { href: `/live${query}` }, "Live", element("span", { class: "unseen" }, ` view of ${run.name}`))) : "",
   );
 }
 

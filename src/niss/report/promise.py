@@ -1,0 +1,156 @@
+"""What a run promised, for whoever answers for privacy: how much, against whom, and how it can be checked.
+
+Everything comes from the files of the run: privacy.json (the statement) and ledger.jsonl (what was charged, whose hash
+chain is verified here). The page and `niss run` print the same sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from niss.claims import best_guess_percent, odds_in_words, rounded_up
+from niss.errors import PrivacyError, RunFolderError
+from niss.files import LEDGER, PRIVACY, JsonObject
+from niss.report.run_folder import MethodResult, read_object, read_report_input
+from niss.report.table import NOT_APPLICABLE, format_epsilon
+
+_HIDDEN = {"unit": "client", "relation": "zero-out"}
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The promise of one method in sentences; None where there is nothing to say.
+
+    amount    epsilon and delta alone, or that there is no guarantee
+    words     the guarantee, or that there is none
+    odds      what epsilon means to an attacker who has to guess; `guess` is the percentage alone
+    trust     who has to be trusted for it, and who does not; `server` says it of the server in a word
+    budget    what was fixed in advance, and how much of it is spent
+    verified  what the ledger shows, checked just now
+    caveats   what a reader has to know besides
+    """
+
+    label: str
+    amount: str
+    words: str
+    odds: str | None
+    guess: str | None
+    trust: str | None
+    server: str
+    budget: str | None
+    verified: str | None
+    caveats: tuple[str, ...]
+
+
+def read_promise(folder: Path) -> Promise | None:
+    """The promise of the run in `folder`; None for a comparison."""
+    report = read_report_input(folder)
+    return None if report.is_comparison else promise_of(report.methods[0])
+
+
+def promise_of(method: MethodResult) -> Promise | None:
+    """The promise of a finished method; None while it is unfinished, or where its statement is missing."""
+    words = method.guarantee
+    if words is None or not method.finished:
+        return None
+    statement: JsonObject = {}
+    with suppress(RunFolderError):
+        statement = read_object(method.folder / PRIVACY) or {}
+    caveats = statement.get("caveats")
+    odds, guess = _odds(method, statement)
+    return Promise(
+        label=method.label,
+        amount=_amount(method, statement),
+        words=words,
+        odds=odds,
+        guess=guess,
+        trust=_trust(method),
+        server=_server(method),
+        budget=_budget(method, statement),
+        verified=_verified_ledger(method),
+        caveats=tuple(one for one in caveats if isinstance(one, str)) if isinstance(caveats, list) else (),
+    )
+
+
+def _amount(method: MethodResult, statement: JsonObject) -> str:
+    """Epsilon and delta as the table prints them; in words where there is no number."""
+    epsilon = format_epsilon(method, method.epsilon_joint)
+    delta = _number(statement, "delta")
+    if method.epsilon_joint is None or not method.is_private:
+        return epsilon[0].upper() + epsilon[1:]
+    return f"ε = {rounded_up(method.epsilon_joint)}" + ("" if delta is None else f", δ = {delta:.3g}")
+
+
+def _odds(method: MethodResult, statement: JsonObject) -> tuple[str, str] | tuple[None, None]:
+    """The bound on a guess, as a sentence and alone; closer where charges are Gaussian and their mu is on record."""
+    delta = _number(statement, "delta")
+    if method.epsilon_joint is None or delta is None:
+        return None, None
+    claim = (method.epsilon_joint, delta, _worst_mu(statement))
+    unit, relation = (str(statement.get(name) or usual) for name, usual in _HIDDEN.items())
+    return odds_in_words(*claim, unit=unit, relation=relation), best_guess_percent(*claim)
+
+
+def _number(statement: JsonObject, key: str) -> float | None:
+    """A finite number of the statement; anything else, in a file that was changed by hand, counts as absent."""
+    value = statement.get(key)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known and value is not None else None
+
+
+def _worst_mu(statement: JsonObject) -> float | None:
+    """The largest mu of the joint view among those who took part; None where one of them has none."""
+    clients = statement.get("clients")
+    if not isinstance(clients, list):
+        return None
+    mus = [one.get("mu_joint") for one in clients if isinstance(one, dict) and one.get("participations")]
+    known = [float(mu) for mu in mus if isinstance(mu, int | float) and math.isfinite(mu)]
+    return max(known) if known and len(known) == len(mus) else None
+
+
+def _trust(method: MethodResult) -> str | None:
+    """Who is trusted, in a sentence; the adversary of the statement says the rest."""
+    if not method.is_private:
+        return "Everyone who handles the updates is trusted: they are sent as they are."
+    if method.epsilon_joint is None:
+        return None
+    if method.trusts_the_server:
+        return "The server is trusted: it sees every update without noise."
+    return "The server is not trusted; the promise holds against it."
+
+
+def _server(method: MethodResult) -> str:
+    if method.trusts_the_server or not method.is_private:
+        return "trusted"
+    return NOT_APPLICABLE if method.epsilon_joint is None else "not trusted"
+
+
+def _budget(method: MethodResult, statement: JsonObject) -> str | None:
+    budget = _number(statement, "budget_epsilon")
+    # Where the claim is not a sum of charges, budget and claim are about different observers.
+    if budget is None or method.epsilon_joint is None or _worst_mu(statement) is None:
+        return None
+    return (
+        f"At most ε = {rounded_up(budget)} was promised in advance; the worst-off client has spent "
+        f"{rounded_up(method.epsilon_joint)}."
+    )
+
+
+def _verified_ledger(method: MethodResult) -> str | None:
+    """That the ledger is whole, once its hash chain has been recomputed; None where there is none."""
+    from niss.report.ledger import read_ledger
+
+    try:
+        ledger = read_ledger(method)
+    except PrivacyError as error:
+        return f"The ledger does not verify: {error.message}"
+    if ledger is None:
+        return None
+    within = ", no client more than its budget," if any(map(ledger.budget, ledger.clients)) else ""
+    return (
+        f"{len(ledger.entries)} rounds were charged in {LEDGER}{within} and the hash chain over them is unbroken "
+        f"(it ends in {ledger.head[:12]})."
+    )

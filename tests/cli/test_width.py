@@ -1,0 +1,86 @@
+"""What is printed fits the terminal, and no number is ever cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from niss.cli.terminal import print_aligned, print_sentence, print_table, results, width_asked
+
+HEADER = (
+    "Method",
+    "κ",
+    "τ²",
+    "Accuracy",
+    "Noise variance, measured",
+    "Noise variance, predicted",
+    "ε, joint view",
+)
+ROWS = [
+    ("central-dp", "–", "–", "86.6 %", "7.24e-05", "7.25e-05", "3.00, server trusted"),
+    ("niss-as-printed", "20", "7.44e-05", "88.6 %", "2.02e-16", "none", "no guarantee"),
+]
+
+
+@pytest.fixture(params=[20, 40, 60, 80, 100, 140, 200])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return int(request.param)
+
+
+@pytest.mark.parametrize("spare", [(), (1, 2, 5)])
+def test_no_cell_is_cut_at_any_width(width: int, spare: tuple[int, ...], capsys: Any) -> None:
+    print_table(HEADER, ROWS, spare=spare)
+    printed = capsys.readouterr()
+    assert "…" not in printed.out
+    for row in ROWS:
+        for number, cell in enumerate(row):
+            missing = number in spare and HEADER[number] in printed.err
+            assert cell in printed.out or missing, (width, cell, printed.out)
+    longest = max(map(len, printed.out.splitlines()))
+    # Below this even one line of a block is longer than the window, and the terminal breaks it.
+    assert longest <= width or width < 50
+
+
+def test_a_narrow_terminal_drops_what_can_be_spared_and_says_so(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(HEADER, ROWS, spare=(1, 2, 5))
+    printed = capsys.readouterr()
+    assert "not shown in 80 columns: κ, τ²" in printed.err
+    assert "7.44e-05" not in printed.out
+    assert "7.24e-05" in printed.out
+
+
+def test_columns_decides_in_a_pipe_too(monkeypatch: Any) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert width_asked() is None
+    assert results().width == 140
+    monkeypatch.setenv("COLUMNS", "72")
+    assert results().width == width_asked() == 72
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert width_asked() is None
+
+
+def test_sentences_and_remarks_are_broken_between_words(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    print_sentence("a sentence of many words " * 5)
+    print_aligned([("name", "1.25e-05", "a remark that goes on and on for a while"), ("", "2", "short")])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 50
+    remark = next(number for number, line in enumerate(lines) if line.startswith("name"))
+    assert lines[remark + 1].startswith(" " * 16)
+    monkeypatch.delenv("COLUMNS")
+    print_sentence("a sentence of many words " * 10)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_the_plan_fits_80_columns(monkeypatch: Any, capsys: Any) -> None:
+    from niss.cli.plan import plan_command
+
+    monkeypatch.setenv("COLUMNS", "80")
+    plan_command(
+        participants=200, epsilon=3.0, participations=6, collusion=0.1, dropout=0.02, parameters=200_000
+    )
+    plan_command(participants=20, clients=100, rounds=30, carry=True)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

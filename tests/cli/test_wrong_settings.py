@@ -1,0 +1,96 @@
+"""What is wrong is said at once, in full, and before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niss.cli.plan import plan_command
+from niss.cli.simulate import Method, Training, compare_command, run_command
+from niss.errors import ConfigError
+from niss.simulation import Config
+
+_WITHOUT_TORCH = """
+import sys
+from niss.cli import main
+sys.argv = ["niss", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    print("code", end.code, "torch" in sys.modules, "matplotlib" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--rounds", "0"],
+        ["run", "--set", "privacy.epsiln=3"],
+        ["compare", "--methods", "fedavg,nis"],
+        ["run", "--participants", "20", "--neighbours", "500"],
+        ["run", "absent.toml"],
+        ["plan", "--participants", "0"],
+        ["report", "absent"],
+        ["account", "absent"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_used_is_refused_before_torch_is_loaded(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "error:" in done.stderr
+    assert done.stdout.split() == ["code", done.stdout.split()[1], "False", "False"], done.stderr
+    assert done.stdout.split()[1] in ("2", "5")
+
+
+def test_every_wrong_setting_is_named() -> None:
+    with pytest.raises(ConfigError) as raised:
+        run_command(rounds=0, clients=-5, epsilon=-1.0, settings=["training.epoch=3"])
+    for name in ("rounds", "data.clients", "privacy.epsilon", "training.epoch"):
+        assert name in raised.value.message
+    assert "did you mean 'epochs'?" in raised.value.message
+    assert raised.value.field == "rounds"
+
+
+def test_every_wrong_option_of_a_plan_is_named() -> None:
+    with pytest.raises(ConfigError) as raised:
+        plan_command(participants=1, epsilon=-1.0, dropout=2.0, delta=7.0)
+    for name in ("participants", "epsilon", "dropout", "delta"):
+        assert name in raised.value.message
+
+
+def test_more_shares_than_others_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="only 199 others"):
+        plan_command(participants=200, neighbours=500)
+    for command, given in ((run_command, {"neighbours": 500}), (compare_command, {"settings": []})):
+        config = tmp_path / "many.toml"
+        config.write_text("[training]\nparticipants = 20\n[[methods]]\nneighbours = 500\n", encoding="utf-8")
+        with pytest.raises(ConfigError, match="only 19 others"):
+            command(config=config, out=tmp_path / "out", **given)
+
+
+def test_the_help_names_the_defaults_of_the_settings() -> None:
+    """What stands behind `default:` is what the configuration has."""
+    settings, named = Config(), 0
+    for kind in (Training, Method):
+        for field in dataclasses.fields(kind):
+            usually = field.metadata.get("usually")
+            if usually is None:
+                continue
+            value: Any = settings.methods[0] if kind is Method else settings
+            path = {"method": "name"}.get(field.name, field.name) if kind is Method else field.metadata["key"]
+            for part in path.split("."):
+                value = getattr(value, part)
+            assert usually == (f"{value:g}" if isinstance(value, float) else str(value)), field.name
+            named += 1
+    assert named >= 20
