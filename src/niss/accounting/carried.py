@@ -36,6 +36,9 @@ FloatArray = NDArray[np.float64]
 # Parts of the carried variance given up for the coupling of sums and deviations. A fixed list keeps claims monotone.
 _CONCESSIONS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3)
 
+# Participants up to which floors against more colluders than assumed are tried too.
+_TINY = 16
+
 
 @dataclass(frozen=True)
 class Connectivity:
@@ -204,8 +207,18 @@ class CarriedPlan:
 
     @cached_property
     def unit_floors(self) -> tuple[UnitFloor, ...]:
-        """The floors at residual 1, for the colluders and reveals assumed; one of them for complete graphs."""
-        m, honest = self.participants, self.participants - self.known
+        """The floors at residual 1, for the colluders and reveals assumed; one of them for complete graphs.
+
+        Whoever knows more clients' shares sees more, so a floor against more of them holds too. In a tiny round it can
+        be the higher one, where the bound on deviations is weak: with all of them no claim improves with colluders.
+        """
+        most = self.known + 1
+        if self.participants <= _TINY and (self.connectivity != COMPLETE or self.revealed):
+            most = self.participants
+        return tuple(floor for known in range(self.known, most) for floor in self._floors_against(known))
+
+    def _floors_against(self, known: int) -> tuple[UnitFloor, ...]:
+        m, honest = self.participants, self.participants - known
         scales = self.scales if self.rescaled else np.ones(self.rounds)
         squares, sizes = scales**2, np.full(self.rounds, float(honest))
         residuals, carried = self.residuals / self.residual, self.carried / self.residual
@@ -217,15 +230,15 @@ class CarriedPlan:
                 residual=residuals,
                 carried=carried,
                 spatial=0.0,
-                colluders=self.known,
+                colluders=known,
                 factors=scales,
             )
             return (UnitFloor(whole, by_spatial),)
         fresh, carried = honest / m * residuals * squares, carried * squares
         touching = carried_touching(carried)
-        kept, loss = mixed_carried(1.0, second, m, self.known, self.revealed)
+        kept, loss = mixed_carried(1.0, second, m, known, self.revealed)
         spread = fresh / honest
-        if not self.known and not self.revealed:
+        if not known and not self.revealed:
             spread = spread + (1.0 - second) * touching / m
         floors = [UnitFloor(RunFloor(np.diag(fresh), spread, sizes, scales), by_spatial)]
         for theta in _CONCESSIONS if loss else (0.0,):
@@ -246,7 +259,9 @@ class CarriedPlan:
         candidates = [floor.matrix[: self.horizon, : self.horizon] for floor in self.floors]
         if len(candidates) == 1:
             return candidates[0]
-        return min(candidates, key=lambda k: worst_pattern(k, self.separation, "cyclic").cost)
+        # Searching all patterns takes long in long runs.
+        pattern = self.pattern if self.participants <= _TINY else "cyclic"
+        return min(candidates, key=lambda k: worst_pattern(k, self.separation, pattern).cost)
 
     @cached_property
     def worst(self) -> WorstPattern:
