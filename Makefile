@@ -53,7 +53,7 @@ format: .venv/.installed-dev
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
