@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Many small steps: one thread per process is fastest, and does not collapse on a busy machine.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all docs fuzz lint format clean
+.PHONY: demo test test-all docs docs-version fuzz lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,8 +26,13 @@ test-all: lint
 # The reference pages are written anew, then the site; a broken link or anchor fails it.
 docs: .venv/.installed-dev
 	$(BIN)/python tools/write_reference.py
-	$(BIN)/mkdocs build --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
 	$(BIN)/python tools/check_site.py build/site
+
+# The site of this version in a folder of its own, build/versions/VERSION, beside those of earlier ones; the page above
+# them lists all and names the newest.
+docs-version: docs
+	$(BIN)/python tools/keep_site.py build/site build/versions
 
 # Damaged and hostile input against all that reads what others send: wire format, machines, terms, proposals, Flower's
 # replies, the tracker's API. Some hours; `make fuzz COUNT=10000` is a few minutes, `TARGETS=flower` one of them.
@@ -53,7 +58,7 @@ format: .venv/.installed-dev
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

@@ -18,7 +18,11 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from niss.accounting import Plan
+from niss.figures import STYLE as COMMON
+from niss.figures import png
+from niss.files import write_output
 from niss.mechanism import gdp_epsilon
+from niss.methods.look import BLUE, INK, QUIET, RULE, VERMILION
 from niss.randomness import SimStream
 
 ROOT = Path(__file__).parents[1]
@@ -26,18 +30,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.audit import Audit, Scores, epsilon_bound, mu_interval  # noqa: E402
 
-INK, RULE, QUIET = "#1c1c1f", "#d3d3d8", "#7d7d86"
 # Okabe and Ito: blue for the joint claim, vermilion for the paper's, ink for what was measured.
-JOINT, MARGINAL = "#0072b2", "#d55e00"
+JOINT, MARGINAL = BLUE, VERMILION
 STYLE = {
-    "font.size": 15,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **COMMON,
+    "font.size": 12,
+    "legend.frameon": True,
     "legend.edgecolor": "white",
     "legend.framealpha": 1.0,
 }
@@ -50,15 +48,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "audit.png")
     out = parser.parse_args().out
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(12.0, 5.6), layout="constrained")
+        figure = Figure(figsize=(8.4, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         draw(left, "NISS, calibrated for the joint view", Audit.of_plan(PLAN, CLIENTS))
         draw(right, "The paper's choice, τ = 0", Audit.of_plan(replace(PLAN, tau2=0.0), CLIENTS))
         left.set_ylabel("Canary found")
         FigureCanvasAgg(figure)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=100, facecolor="white", metadata={"Software": None})
-    print(f"wrote {out}")
+    # The dark one changes the figure, so it comes second.
+    for path, dark in ((out, False), (out.with_stem(f"{out.stem}-dark"), True)):
+        print(write_output(path, png(figure, style=STYLE, dark=dark)))
 
 
 def draw(axes: Axes, title: str, audit: Audit) -> None:

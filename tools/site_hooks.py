@@ -1,24 +1,115 @@
-"""What `mkdocs build` does beyond MkDocs: state diagrams as pictures instead of Mermaid source.
+"""What `mkdocs build` does beyond MkDocs: formulas, figures for dark pages, state diagrams, and the version.
 
-GitHub draws Mermaid itself; a site without scripts does not, so each diagram is replaced by the SVG that
-`tools/draw_states.py` drew of the same table.
+Formulas stand between dollars, as GitHub takes them, and become MathML, which browsers draw without a script; tau^2 and
+the like in a sentence do too. A picture with a variant for dark pages (`x-dark.png` for `x.png`) is shown in both, and
+the style sheet hides one. Tables and formulas that are too wide scroll, by keyboard too. GitHub draws Mermaid itself; a
+site without that script does not, so each state diagram is replaced by the SVG that `tools/draw_states.py` drew of the
+same table.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).parents[1]
 _DIAGRAM = re.compile(r"## (?P<side>\w+)\n(?P<text>.*?)```mermaid\n.*?```", re.DOTALL)
-_PAGE = "concepts/protocol-states.md"
+_STATES = "concepts/protocol-states.md"
+
+# Code, comments, links and tags, in which nothing is a formula.
+_VERBATIM = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^ {0,3}(?P=fence)[ ]*$"
+    r"|(?P<ticks>`+)(?!`).*?(?<!`)(?P=ticks)(?!`)|<!--.*?-->"
+    r"|\]\([^)]*\)|<[a-zA-Z/][^>]*>|^(?: {4}[^\n]*\n)+|^#[^\n]*$",
+    re.DOTALL | re.MULTILINE,
+)
+_DISPLAY = re.compile(r"^\$\$\n?(?P<tex>.+?)\n?\$\$$", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"(?<![\\$\w])\$(?P<tex>[^$\n]+?)\$(?![\w$])")
+_GREEK = "tau|sigma|eta|mu|kappa|rho|lambda|Sigma|Delta|Gamma"
+_SYMBOL = re.compile(
+    rf"(?<![\w\\$`./-])(?P<name>{_GREEK}|[A-Za-z](?=_))(?P<low>_(?:[a-z0-9]|min))?(?P<high>\^2)?(?![\w(`^-])"
+)
+
+_PICTURE = re.compile(r'<img (?P<before>[^>]*)src="(?P<path>[^"]+)\.png"(?P<after>[^>]*)/?>')
+
+
+def on_config(config: Any) -> Any:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.copyright = f"niss {project['version']} · {project['license']} · research software, not audited"
+    return config
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    if page.file.src_uri != _PAGE:
-        return markdown
+    if page.file.src_uri == _STATES:
+        markdown = _DIAGRAM.sub(_state_picture, markdown)
+    return _outside_code(_DISPLAY.sub(_display, markdown), _formulas)
 
-    def picture(found: re.Match[str]) -> str:
-        side = found["side"]
-        return f"## {side}\n{found['text']}![The states of the {side.lower()}](../images/states-{side.lower()}.svg)"
 
-    return _DIAGRAM.sub(picture, markdown)
+def _state_picture(found: re.Match[str]) -> str:
+    side = found["side"]
+    return (
+        f"## {side}\n{found['text']}![The states of the {side.lower()}](../images/states-{side.lower()}.svg)"
+    )
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    parts, end = [], 0
+    for found in _VERBATIM.finditer(text):
+        parts += [change(text[end : found.start()]), found[0]]
+        end = found.end()
+    return "".join([*parts, change(text[end:])])
+
+
+def _display(found: re.Match[str]) -> str:
+    return f'<div class="formula" tabindex="0">{_mathml(found["tex"], "block")}</div>'
+
+
+def _formulas(text: str) -> str:
+    text = _INLINE.sub(lambda found: _inline(found["tex"]), text)
+    # Not in the MathML that was just made.
+    return "".join(
+        part if part.startswith("<math") else _SYMBOL.sub(_symbol, part)
+        for part in re.split(r"(<math.*?</math>)", text, flags=re.DOTALL)
+    )
+
+
+def _symbol(found: re.Match[str]) -> str:
+    if not (found["low"] or found["high"]):
+        return found[0]  # A word in a sentence.
+    name = found["name"] if len(found["name"]) == 1 else f"\\{found['name']}"
+    low = f"_{{{found['low'][1:]}}}" if found["low"] else ""
+    return _inline(f"{name}{low}{found['high'] or ''}")
+
+
+def _inline(tex: str) -> str:
+    # Markdown takes a line that begins with <math> for a block of its own.
+    return f"<span>{_mathml(tex, 'inline')}</span>"
+
+
+def _mathml(tex: str, display: str) -> str:
+    return " ".join(convert(tex.strip(), display=display).split())
+
+
+def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
+    def both(found: re.Match[str]) -> str:
+        path = Path(config.docs_dir, page.file.src_uri).parent / f"{found['path']}-dark.png"
+        if not path.exists():
+            return found[0]
+        rest = f"{found['before']}{found['after']}".rstrip("/ ")
+        return "".join(
+            f'<img class="for-{kind}" {rest} src="{found["path"]}{dark}.png" loading="lazy">'
+            for kind, dark in (("light", ""), ("dark", "-dark"))
+        )
+
+    html = html.replace("<table>", '<div class="scrolls" tabindex="0"><table class="data">')
+    return _PICTURE.sub(both, html.replace("</table>", "</table></div>"))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    # The theme's dialog has no name of its own.
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')

@@ -5,12 +5,13 @@ Usage: python tools/update_readme.py [runs/demo]
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from niss.report import read_report_input, save_png, summary_rows
+from niss.files import write_output
+from niss.report import read_report_input, summary_rows
+from niss.report.canvas import as_png
+from niss.report.method_charts import draw_accuracy
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- table: demo -->\n", "<!-- end -->"
@@ -24,10 +25,9 @@ def main() -> None:
     readme = ROOT / "README.md"
     before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
     readme.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        accuracy, _ = save_png(report, Path(folder))
-        (ROOT / "docs" / "images").mkdir(parents=True, exist_ok=True)
-        shutil.copy(accuracy, ROOT / "docs" / "images" / "demo-accuracy.png")
+    for dark in (False, True):
+        path = ROOT / "docs" / "images" / f"demo-accuracy{'-dark' if dark else ''}.png"
+        write_output(path, as_png(draw_accuracy(report), dark=dark))
 
 
 if __name__ == "__main__":

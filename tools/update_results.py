@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments.reproduce.chart import write_figures  # noqa: E402
+from experiments.reproduce.stamps import figure_name  # noqa: E402
 from experiments.reproduce.text import IMAGES, TABLES_FILE, copy_name, fill, results_folder, tables_text  # noqa: E402
 from niss.files import write_output  # noqa: E402
 
@@ -24,10 +26,10 @@ def main() -> None:
     folder = results_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else root / "results")
     write_figures(folder)
     write_output(folder / TABLES_FILE, tables_text(folder).encode())
-    for name in IMAGES:
-        figure = folder / f"{name}.png"
+    for name, dark in product(IMAGES, (False, True)):
+        figure = folder / figure_name(name, dark=dark)
         if figure.exists():
-            copy_figure(figure, root / "docs" / "images" / copy_name(name))
+            copy_figure(figure, root / "docs" / "images" / copy_name(figure.stem))
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         before = path.read_text(encoding="utf-8")
         after = fill(before, folder)

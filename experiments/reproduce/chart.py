@@ -6,116 +6,72 @@ module loads matplotlib; what runs experiments must not import it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reproduce.chart_paper import (
-    accuracy_axis,
-    accuracy_limits,
-    curve_look,
-    draw_figure_3,
-    draw_figure_4,
-    draw_gaps,
+from experiments.reproduce.chart_panels import (
+    LOOKS,
+    Curve,
+    draw_curves,
+    epsilon_axis,
+    named,
+    over,
+    panels,
 )
+from experiments.reproduce.chart_paper import STYLE, draw_figure_3, draw_figure_4, draw_gaps
 from experiments.reproduce.chart_rivals import draw_noise, draw_rivals, of_cohorts
 from experiments.reproduce.design import (
     BEYOND,
     EARLIER,
-    EPSILONS,
     FIGURE_3,
     FIGURE_4,
     METHODS,
+    PARTICIPANTS,
     SCALE,
-    SETTINGS,
     VARIANTS,
     Setting,
     find_setting,
 )
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
-from experiments.reproduce.stamps import DRAWN_FROM, data_digest, stamp
+from experiments.reproduce.stamps import DRAWN_FROM, data_digest, figure_name, stamp
 from experiments.reproduce.tables import leaks_in_order
+from niss.figures import grid, png
 from niss.files import SHARED, write_atomically
-from niss.report.canvas import QUIET, STYLE, as_png
-from niss.report.method_charts import MARKERS
+from niss.methods.look import CRIMSON, DASHED, OLIVE, QUIET, SHORT, SKY, Look
 
-_COLUMNS = 4
 _HELD_AT = 3.0
-_UNITS = {"client": "a whole client hidden", "record": "one record hidden"}
+_UNITS = {"client": "whole clients", "record": "single records"}
 FAULTS, GAPS = "faults", "gaps"
 RIVALS_FIGURE, NOISE_FIGURE = "rivals", "noise"
 _METHOD = "niss-planned"
-_LOOKS = list(METHODS)
-# Without faults in the looks that the methods have in the other figures.
+# Without faults in the looks that the methods have everywhere.
 _CURVES = (
-    ("dp-fedavg", "none", "dp-fedavg", _LOOKS.index("dp-fedavg")),
-    ("central-dp", "none", "central-dp", _LOOKS.index("central-dp")),
-    (_METHOD, "none", "niss", _LOOKS.index(_METHOD)),
-    (_METHOD, "collusion", "niss, a fifth collude", 3),
-    (_METHOD, "repair", "niss, a tenth drop out, repaired", 4),
-    (_METHOD, "tolerate", "niss, a tenth drop out, tolerated", 0),
+    ("dp-fedavg", "none", "dp-fedavg", LOOKS["dp-fedavg"]),
+    ("central-dp", "none", "central-dp", LOOKS["central-dp"]),
+    (_METHOD, "none", "niss", LOOKS[_METHOD]),
+    (_METHOD, "collusion", "niss, a fifth collude", Look(CRIMSON, "X", DASHED)),
+    (_METHOD, "repair", "niss, dropouts repaired", Look(SKY, ">", SHORT)),
+    (_METHOD, "tolerate", "niss, dropouts tolerated", Look(OLIVE, "<", DASHED)),
 )
 
 
-def draw_beyond(results: dict[str, Result]) -> Figure:
-    """Accuracy over the epsilon promised, a panel for each setting; below, the epsilon that holds in each view.
-
-    Settings with fixed cohorts have a figure of their own.
-    """
-    results = {name: result for name, result in results.items() if name not in of_cohorts(results)} or results
-    rows = max(1, math.ceil(len(results) / _COLUMNS))
-    height = 2.5 * rows + 3.4
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, height))
-        parts = figure.add_gridspec(
-            2,
-            1,
-            height_ratios=(2.5 * rows, 1.9),
-            left=0.065,
-            right=0.985,
-            top=1.0 - 0.3 / height,
-            bottom=0.55 / height,
-            hspace=1.25 / (2.5 * rows + 1.9) * 2,
-        )
-        grid = parts[0].subgridspec(rows, _COLUMNS, hspace=0.45, wspace=0.3)
-        for number, result in enumerate(in_order(results.values())):
-            axes = figure.add_subplot(grid[number // _COLUMNS, number % _COLUMNS])
-            _setting(axes, result)
-            if number % _COLUMNS == 0:
-                axes.set_ylabel("Test accuracy")
-        figure.legend(
-            handles=_handles(),
-            loc="upper center",
-            bbox_to_anchor=(0.5, 2.95 / height),
-            ncols=len(EARLIER),
-        )
-        for place, (unit, words) in enumerate(_UNITS.items()):
-            below = figure.add_subplot(parts[1].subgridspec(1, 2, wspace=0.16)[0, place])
-            _held(below, [one for one in results.values() if one.base["unit"] == unit], words)
-    return figure
-
-
-def _handles() -> list[Line2D]:
-    return [
-        Line2D([], [], marker=MARKERS[number % len(MARKERS)], label=name, **curve_look(number))
-        for number, name in enumerate(METHODS)
-        if name in EARLIER
-    ]
-
-
 def in_order(results: Iterable[Result]) -> list[Result]:
-    """Settings as they are listed, then those with rounds of another size."""
+    """By dataset, split, unit and size: MNIST first, IID first, clients before records, large rounds first."""
 
-    def place(result: Result) -> tuple[bool, int, str]:
-        usual = _usual(result).name
-        listed = SETTINGS.index(usual) if usual in SETTINGS else len(SETTINGS)
-        return result.name != usual, listed, result.name
+    def place(result: Result) -> tuple[bool, bool, bool, int, int]:
+        base = result.base
+        return (
+            base["dataset"] != "mnist",
+            base["split"] != "iid",
+            base["unit"] != "client",
+            -int(base["participants"]),
+            -int(base["clients"]),
+        )
 
     return sorted(results, key=place)
 
@@ -126,59 +82,64 @@ def _usual(result: Result) -> Setting:
 
 
 def setting_title(result: Result) -> str:
-    """The setting, with the participants of a round where they are not the usual ones."""
-    usual = _usual(result)
-    if "images_per_client" in result.base:
-        return f"{usual.title}, {result.base['participants']:,} of {result.base['clients']:,}"
-    size = "" if result.name == usual.name else f", m = {result.base['participants']:,}"
-    return usual.title + size
+    """Dataset and split, and below them the unit and the size of a round."""
+    base = result.base
+    size = f"{base['participants']:,} a round"
+    if "images_per_client" in base:
+        size = f"{base['participants']:,} of {base['clients']:,}"
+    elif base["participants"] == PARTICIPANTS["record"] and base["unit"] == "record":
+        size = "records"
+    return f"{_usual(result).title.removesuffix(', client').removesuffix(', record')}\n{size}"
 
 
-def _setting(axes: Axes, result: Result) -> None:
-    axes.set_title(setting_title(result), fontsize=9.5)
-    accuracy_axis(axes)
-    shown: list[float] = []
-    for number, method in enumerate(METHODS):
-        cells = select(result, method=method, variant="none")
-        if cells and cells[0].labels["epsilon"] is None:
-            shown.append(spread([cell.accuracy for cell in cells]).mean)
-            axes.axhline(shown[-1], **curve_look(number))
-        else:
-            shown += draw_points(axes, cells, "epsilon", number)
-    epsilon_axis(axes)
-    accuracy_limits(axes, shown)
+def draw_beyond(results: dict[str, Result]) -> Figure:
+    """Accuracy over the epsilon promised, a panel for each setting; below, the epsilon that holds in each view.
 
+    Settings with fixed cohorts have a figure of their own.
+    """
+    results = {name: result for name, result in results.items() if name not in of_cohorts(results)} or results
+    shown = in_order(results.values())
 
-def epsilon_axis(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.minorticks_off()
-    axes.set_xlabel("ε promised, whole training")
+    def draw(axes: Axes, number: int) -> None:
+        cells = {name: select(shown[number], method=name, variant="none") for name in EARLIER}
+        draw_curves(
+            axes, [curve for name in EARLIER for curve in over(cells[name], "epsilon", name, LOOKS[name])]
+        )
+        epsilon_axis(axes)
 
-
-def draw_points(axes: Axes, cells: Sequence[Cell], label: str, number: int) -> list[float]:
-    """Mean and deviation of the accuracy over a label; returns the accuracies that should be in sight."""
-    places = sorted({cell.labels[label] for cell in cells})
-    found = [spread([cell.accuracy for cell in cells if cell.labels[label] == place]) for place in places]
-    _errorbar(axes, places, [(one.mean, one.deviation) for one in found], number)
-    return [one.mean + side * one.deviation for one in found for side in (-1.0, 1.0)]
-
-
-def _errorbar(axes: Axes, places: Any, values: Sequence[tuple[float, float]], number: int) -> None:
-    means, deviations = [mean for mean, _ in values], [deviation for _, deviation in values]
-    look = curve_look(number)
-    axes.errorbar(
-        places, means, yerr=deviations, marker=MARKERS[number % len(MARKERS)], markersize=4, capsize=2, **look
+    foot = 2.9
+    legend = [(named(name), LOOKS[name]) for name in EARLIER]
+    figure = panels(
+        [setting_title(one) for one in shown],
+        draw,
+        across="ε promised",
+        up="Test accuracy",
+        legend=legend,
+        foot=foot,
     )
+    height = figure.get_figheight()
+    with mpl.rc_context(STYLE):
+        for place, (unit, words) in enumerate(_UNITS.items()):
+            axes = figure.add_axes((0.235 + 0.39 * place, 0.85 / height, 0.35, (foot - 1.35) / height))
+            _held(axes, [one for one in shown if one.base["unit"] == unit], words, labelled=place == 0)
+        marks = [
+            Line2D([], [], color=QUIET, marker="o", linestyle="", markerfacecolor=face, label=words)
+            for face, words in (
+                (QUIET, "all uploads (joint view)"),
+                ("white", "one upload alone (marginal view)"),
+            )
+        ]
+        figure.legend(handles=marks, loc="lower center", ncols=2, bbox_to_anchor=(0.55, 0.02 / height))
+    return figure
 
 
-def _held(axes: Axes, results: Sequence[Result], words: str) -> None:
+def _held(axes: Axes, results: Sequence[Result], words: str, *, labelled: bool) -> None:
     """The epsilon that holds in the joint and in the marginal view where 3 was promised: the largest over runs."""
-    axes.set_title(f"ε that holds where ε = {_HELD_AT:g} was promised ({words})", fontsize=9.5)
+    axes.set_title(f"ε that holds, {words}", fontsize=10.5)
     private = [name for name in EARLIER if METHODS[name].private]
-    top = 2.0 * _HELD_AT
+    nothing = 1.75 * _HELD_AT
+    axes.axvspan(nothing - 0.8, nothing + 0.8, color=QUIET, alpha=0.12, linewidth=0)
     for place, method in enumerate(private):
-        number = list(METHODS).index(method)
         cells = [
             cell
             for one in results
@@ -186,40 +147,32 @@ def _held(axes: Axes, results: Sequence[Result], words: str) -> None:
             if cell.labels["epsilon"] == _HELD_AT
         ]
         if cells:
-            _two_views(axes, place, cells, number, top)
-    axes.axhline(_HELD_AT, color=QUIET, linewidth=0.9, linestyle=":")
-    axes.set_xticks(range(len(private)), private, fontsize=8.5)
-    axes.set_xlim(-0.5, len(private) - 0.5)
-    axes.set_ylim(-0.12 * top, 1.15 * top)  # room for words below a small epsilon
-    axes.set_yticks([0.0, _HELD_AT, top], ["0", f"{_HELD_AT:g}", "none"])
+            _two_views(axes, place, cells, LOOKS[method], nothing)
+    axes.axvline(_HELD_AT, color=QUIET, linewidth=1.0, linestyle=":")
+    axes.set_yticks(range(len(private)), private if labelled else [""] * len(private))
+    axes.set_ylim(len(private) - 0.5, -0.5)
+    axes.set_xlim(-0.3, nothing + 0.8)
+    axes.set_xticks([0.0, _HELD_AT, nothing], ["0", f"{_HELD_AT:g}\npromised", "no\nguarantee"], fontsize=10)
+    axes.tick_params(axis="y", length=0)
+    grid(axes, "y")
 
 
-def _two_views(axes: Axes, place: int, cells: Sequence[Cell], number: int, top: float) -> None:
-    colour = curve_look(number)["color"]
-    views = (
-        ("joint", [cell.epsilon_joint for cell in cells], -0.21, colour),
-        ("marginal", [cell.epsilon_marginal for cell in cells], 0.21, "white"),
-    )
-    for name, values, aside, face in views:
+def _two_views(axes: Axes, place: int, cells: Sequence[Cell], look: Look, nothing: float) -> None:
+    for values, face, size in (
+        ([cell.epsilon_marginal for cell in cells], "white", 8.5),
+        ([cell.epsilon_joint for cell in cells], look.colour, 6.0),
+    ):
         finite = [value for value in values if value is not None]
-        height = max(finite) if len(finite) == len(values) else top
+        at = max(finite) if len(finite) == len(values) else nothing
         axes.plot(
-            [place + aside],
-            [height],
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=7,
-            color=colour,
+            [at],
+            [place],
+            marker=look.marker,
+            markersize=size,
+            markeredgewidth=1.5,
+            color=look.colour,
             markerfacecolor=face,
             linestyle="none",
-        )
-        axes.annotate(
-            name,
-            (place + aside, height),
-            (0, -7),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=7.0,
         )
 
 
@@ -228,41 +181,33 @@ def draw_scale(results: dict[str, Result]) -> Figure:
     datasets = sorted(
         {result.base["dataset"] for result in results.values()}, key=lambda name: name != "mnist"
     )
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(max(6.4, 4.6 * len(datasets)), 3.6))
-        grid = figure.subplots(1, len(datasets), squeeze=False)[0]
-        for axes, dataset in zip(grid, datasets, strict=True):
-            _scale(axes, [one for one in results.values() if one.base["dataset"] == dataset])
-        found = {cell.labels["method"] for one in results.values() for cell in one.cells}
-        handles = [handle for handle in _handles() if handle.get_label() in found]
-        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
-        figure.subplots_adjust(left=0.11, right=0.97, top=0.9, bottom=0.28, wspace=0.25)
-    return figure
+    groups = [[one for one in results.values() if one.base["dataset"] == name] for name in datasets]
+    found = {cell.labels["method"] for one in results.values() for cell in one.cells}
+    return panels(
+        [f"{_usual(group[0]).title}, ε = {_epsilon(group):g}" for group in groups],
+        lambda axes, number: _scale(axes, groups[number]),
+        across="Participants a round",
+        up="Test accuracy",
+        legend=[(named(name), LOOKS[name]) for name in METHODS if name in found],
+    )
 
 
 def _scale(axes: Axes, results: Sequence[Result]) -> None:
-    axes.set_title(f"{_usual(results[0]).title}, ε = {_epsilon(results):g}", fontsize=9.5)
-    accuracy_axis(axes)
     sizes = sorted({result.base["participants"] for result in results})
-    shown: list[float] = []
-    for number, method in enumerate(METHODS):
+    curves = []
+    for method in METHODS:
         by_size = {
             result.base["participants"]: spread([cell.accuracy for cell in cells])
             for result in results
             if (cells := select(result, method=method))
         }
-        places = sorted(by_size)
-        if places:
-            _errorbar(axes, places, [(by_size[at].mean, by_size[at].deviation) for at in places], number)
-            shown += [
-                by_size[at].mean + side * by_size[at].deviation for at in places for side in (-1.0, 1.0)
-            ]
+        if by_size:
+            places = sorted(by_size)
+            curves.append(Curve(method, LOOKS[method], places, [by_size[at] for at in places]))
+    draw_curves(axes, curves)
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
-    accuracy_limits(axes, shown)
-    axes.set_xlabel("Participants a round")
-    axes.set_ylabel("Test accuracy")
 
 
 def _epsilon(results: Sequence[Result]) -> float:
@@ -282,39 +227,32 @@ def with_faults(results: dict[str, Result]) -> dict[str, Result]:
 
 
 def draw_faults(results: dict[str, Result]) -> Figure:
-    """A panel for each setting in which clients drop out."""
-    shown = in_order(with_faults(results).values())
-    rows, columns = max(1, math.ceil(len(shown) / _COLUMNS)), max(1, min(_COLUMNS, len(shown)))
-    height = 2.6 * rows + 0.75
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(max(6.4, 2.75 * columns), height))
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for number, axes in enumerate(grid.flat):
-            if number >= len(shown):
-                axes.set_visible(False)
-                continue
-            _fault_panel(axes, shown[number])
-            if number % columns == 0:
-                axes.set_ylabel("Test accuracy")
-        handles = [
-            Line2D([], [], marker=MARKERS[look % len(MARKERS)], label=words, **curve_look(look))
-            for _, _, words, look in _CURVES
+    """A panel for each setting in which clients drop out, whole clients first; fixed cohorts where there are any."""
+    dropping = with_faults(results)
+    cohorts = of_cohorts(dropping)
+    chosen = [
+        one
+        for name, one in dropping.items()
+        if not cohorts or name in cohorts or one.base["unit"] == "record"
+    ]
+    shown = sorted(in_order(chosen), key=lambda one: one.base["unit"] == "record")
+
+    def draw(axes: Axes, number: int) -> None:
+        curves = [
+            curve
+            for method, variant, words, look in _CURVES
+            for curve in over(select(shown[number], method=method, variant=variant), "epsilon", words, look)
         ]
-        figure.legend(handles=handles, loc="lower center", ncols=3)
-        figure.subplots_adjust(
-            left=0.075, right=0.985, top=1.0 - 0.3 / height, bottom=1.1 / height, hspace=0.5, wspace=0.3
-        )
-    return figure
+        draw_curves(axes, curves)
+        epsilon_axis(axes)
 
-
-def _fault_panel(axes: Axes, result: Result) -> None:
-    axes.set_title(setting_title(result), fontsize=9.5)
-    accuracy_axis(axes)
-    shown: list[float] = []
-    for method, variant, _, look in _CURVES:
-        shown += draw_points(axes, select(result, method=method, variant=variant), "epsilon", look)
-    epsilon_axis(axes)
-    accuracy_limits(axes, shown)
+    return panels(
+        [setting_title(one) for one in shown],
+        draw,
+        across="ε promised",
+        up="Test accuracy",
+        legend=[(words, look) for _, _, words, look in _CURVES],
+    )
 
 
 def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
@@ -343,7 +281,10 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     written = []
     for name, figure in figures.items():
         if figure is not None:
-            written.append(folder / f"{name}.png")
-            png = stamp(as_png(figure), data_digest(folder, name))
-            write_atomically(written[-1], png, mode=SHARED)
+            # The dark one changes the figure, so it comes second.
+            for dark in (False, True):
+                path = folder / figure_name(name, dark=dark)
+                image = stamp(png(figure, style=STYLE, dark=dark), data_digest(folder, name))
+                write_atomically(path, image, mode=SHARED)
+                written.append(path)
     return written

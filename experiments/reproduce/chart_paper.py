@@ -27,25 +27,32 @@ from experiments.reproduce.results import (
     select_level,
 )
 from experiments.reproduce.sensitivity import NBAFL
-from niss.report.canvas import INK, QUIET, RULE, SERIES, STYLE
-from niss.report.method_charts import LINE_STYLES
+from niss.figures import STYLE as COMMON
+from niss.figures import grid, look_of
+from niss.methods import METHODS as KINDS
+from niss.methods.look import BLUE, DASHED, DOTTED, ORANGE, PINK, PURPLE, QUIET, RULE, SHORT, SKY, SOLID
 
-COLOURS = (INK, *SERIES)
+STYLE: dict[Any, Any] = {**COMMON, "font.size": 11.0, "legend.fontsize": 10.5}
+# From NISS as printed, which protects nobody, to what is as DP-FedAvg.
+_X_LOOKS = ((SKY, DOTTED), (BLUE, SOLID), (PURPLE, DASHED), (PINK, SHORT))
 
 
-def curve_look(number: int) -> dict[str, Any]:
-    """The look of the curve of that number, the same in plots and legends."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
-        "linewidth": 1.4,
-    }
+def _x_look(number: int) -> dict[str, Any]:
+    """The look of the curve at that X, the same in plots and legends."""
+    colour, line = _X_LOOKS[number]
+    return {"color": colour, "linestyle": line, "linewidth": 1.7}
+
+
+def _level_look(level: Level) -> dict[str, Any]:
+    """That of its method; NISS that is not calibrated protects nobody."""
+    look = look_of(level.method, protected=level.calibrated or not KINDS[level.method].shares_noise)
+    return {"color": look.colour, "linestyle": look.line, "linewidth": 1.7}
 
 
 def accuracy_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
-    axes.grid(axis="y", color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    grid(axes, "y")
 
 
 def accuracy_limits(axes: Axes, shown: Iterable[float]) -> None:
@@ -60,60 +67,57 @@ _MEANINGS = {0.0: "X = 0 (as FedAvg)", 1.0: "X = 1 (as DP-FedAvg)"}
 
 
 def draw_figure_3(results: dict[str, Result], reading: str = NBAFL.name) -> Figure:
-    """Eight panels, datasets in rows, models and splits in columns: mean over seeds, band from worst to best."""
+    """Eight panels, by dataset and model, IID beside non-IID: mean over seeds, band from worst to best."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, 5.4))
-        grid = figure.subplots(2, 4, squeeze=False)
+        figure = Figure(figsize=(7.6, 8.6))
+        panes = figure.subplots(4, 2, squeeze=False)
         for number, panel in enumerate(_layout()):
-            axes = grid[number // 4][number % 4]
+            axes = panes[number // 2][number % 2]
             _figure_3_panel(axes, panel, results.get(panel.name), reading)
-            if number % 4 == 0:
+            if number % 2 == 0:
                 axes.set_ylabel("Test accuracy")
-            if number >= 4:
+            if number >= 6:
                 axes.set_xlabel("Round")
-        handles = [
-            Line2D([], [], label=_meaning(x), **curve_look(number)) for number, x in enumerate(X_VALUES)
-        ]
-        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
-        figure.subplots_adjust(left=0.075, right=0.985, top=0.94, bottom=0.17, hspace=0.32, wspace=0.3)
+        handles = [Line2D([], [], label=_meaning(x), **_x_look(number)) for number, x in enumerate(X_VALUES)]
+        figure.legend(handles=handles, loc="lower center", ncols=2)
+        figure.subplots_adjust(left=0.11, right=0.98, top=0.965, bottom=0.13, hspace=0.36, wspace=0.24)
     return figure
 
 
-_GAP_LOOK: dict[str, Any] = {"color": COLOURS[1], "linewidth": 1.6}
+_GAP_LOOK: dict[str, Any] = {"color": BLUE, "linewidth": 1.8}
 
 
 def draw_gaps(results: dict[str, Result]) -> Figure:
     """The gap between X = 0 and X = 1 over rounds in the eight panels, with the range that the paper gives."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, 5.4))
-        grid = figure.subplots(2, 4, squeeze=False, sharex=True)
+        figure = Figure(figsize=(7.6, 8.6))
+        panes = figure.subplots(4, 2, squeeze=False, sharex=True)
         for number, panel in enumerate(_layout()):
-            axes = grid[number // 4][number % 4]
+            axes = panes[number // 2][number % 2]
             _gap_panel(axes, panel, gap_by_round(results.get(panel.name)))
-            if number % 4 == 0:
+            if number % 2 == 0:
                 axes.set_ylabel("Gap, points")
-            if number >= 4:
+            if number >= 6:
                 axes.set_xlabel(f"Round (mean of {WINDOW} up to it)")
         handles = [
             Line2D([], [], label="measured; band: one deviation over seeds", **_GAP_LOOK),
             Patch(
-                color=COLOURS[2],
+                color=ORANGE,
                 alpha=0.25,
                 linewidth=0,
                 label="the paper's gap, at a round it does not name",
             ),
         ]
         figure.legend(handles=handles, loc="lower center", ncols=2)
-        figure.subplots_adjust(left=0.06, right=0.985, top=0.94, bottom=0.17, hspace=0.26, wspace=0.24)
+        figure.subplots_adjust(left=0.09, right=0.98, top=0.965, bottom=0.13, hspace=0.3, wspace=0.18)
     return figure
 
 
 def _gap_panel(axes: Axes, panel: Panel, gaps: dict[int, Spread]) -> None:
-    axes.set_title(panel.title, fontsize=9.5)
-    axes.grid(axis="y", color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
+    axes.set_title(panel.title, fontsize=11)
+    grid(axes, "y")
     low, high = PAPER_GAPS[panel.name]
-    axes.axhspan(low, high, color=COLOURS[2], alpha=0.25, linewidth=0)
+    axes.axhspan(low, high, color=ORANGE, alpha=0.25, linewidth=0)
     rounds, means = list(gaps), [100 * one.mean for one in gaps.values()]
     if rounds:
         axes.plot(rounds, means, **_GAP_LOOK)
@@ -121,7 +125,7 @@ def _gap_panel(axes: Axes, panel: Panel, gaps: dict[int, Spread]) -> None:
         low_edge, high_edge = (
             [mean + side * by for mean, by in zip(means, aside, strict=True)] for side in (-1.0, 1.0)
         )
-        axes.fill_between(rounds, low_edge, high_edge, color=COLOURS[1], alpha=0.18, linewidth=0)
+        axes.fill_between(rounds, low_edge, high_edge, color=BLUE, alpha=0.18, linewidth=0)
     else:
         axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center", color=QUIET)
     axes.set_xlim(left=0)
@@ -140,7 +144,7 @@ def _meaning(x: float) -> str:
 
 
 def _figure_3_panel(axes: Axes, panel: Panel, result: Result | None, reading: str) -> None:
-    axes.set_title(panel.title, fontsize=9.5)
+    axes.set_title(panel.title, fontsize=11)
     accuracy_axis(axes)
     by_x = {x: select(result, x=x, reading=reading) if result else [] for x in X_VALUES}
     heights = [
@@ -160,10 +164,10 @@ def _band(axes: Axes, cells: Sequence[Cell], number: int) -> list[float]:
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     values = [[curve[at] for curve in curves] for at in rounds]
     means = [sum(column) / len(column) for column in values]
-    axes.plot(rounds, means, **curve_look(number))
+    axes.plot(rounds, means, **_x_look(number))
     if len(cells) > 1:
         low, high = [min(column) for column in values], [max(column) for column in values]
-        axes.fill_between(rounds, low, high, color=COLOURS[number], alpha=0.18, linewidth=0)
+        axes.fill_between(rounds, low, high, color=_X_LOOKS[number][0], alpha=0.18, linewidth=0)
     end = max(rounds, default=0)
     return [value for at, column in zip(rounds, values, strict=True) if at > 0.1 * end for value in column]
 
@@ -222,8 +226,7 @@ def draw_figure_4(leaks: Sequence[Leaks], work: Path) -> Figure | None:
             if column == 0:
                 axes.set_ylabel("DLG loss")
         handles = [
-            Line2D([], [], label=LEVELS[name].title, **curve_look(number))
-            for number, name in enumerate(PAPER_LEVELS)
+            Line2D([], [], label=LEVELS[name].title, **_level_look(LEVELS[name])) for name in PAPER_LEVELS
         ]
         figure.legend(handles=handles, loc="lower center", ncols=len(handles))
     return figure
@@ -286,12 +289,11 @@ def _brackets(figure: Figure, height: float) -> None:
 
 def _losses(axes: Axes, leaks: Leaks) -> None:
     axes.set_title(leaks.base["image"], fontsize=9.5)
-    for number, name in enumerate(PAPER_LEVELS):
+    for name in PAPER_LEVELS:
         cell = _first_attempt(leaks, LEVELS[name])
         if cell is not None:
-            axes.plot(*zip(*cell.losses, strict=True), **curve_look(number))
+            axes.plot(*zip(*cell.losses, strict=True), **_level_look(LEVELS[name]))
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("Iteration")
-    axes.grid(color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
+    grid(axes)

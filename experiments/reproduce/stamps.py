@@ -10,6 +10,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ OF_COHORTS = ("rivals", "noise")
 """Those that show settings with fixed cohorts alone."""
 
 
+def figure_name(figure: str, *, dark: bool = False) -> str:
+    """The file of a figure, on white or for a dark page."""
+    return f"{figure}-dark.png" if dark else f"{figure}.png"
+
+
 def data_digest(folder: Path, figure: str) -> str:
     """Of the result files that a figure is drawn from."""
     experiment = DRAWN_FROM[figure]
@@ -55,10 +61,11 @@ def stamp(png: bytes, data: str) -> bytes:
 def figure_faults(folder: Path, images: Path | None) -> Iterator[Fault]:
     """Figures that are missing, or were drawn from other results, or are not the ones in the documentation."""
     cohorts = any("images_per_client" in one.base for one in read_results(folder, BEYOND).values())
-    for name in DRAWN_FROM:
-        path = folder / f"{name}.png"
+    for name, dark in product(DRAWN_FROM, (False, True)):
+        path = folder / figure_name(name, dark=dark)
         if not path.exists():
-            if name in OF_COHORTS and not cohorts:
+            # Figure 4 needs the recovered pictures, which are not kept: it may be there on white alone.
+            if (name in OF_COHORTS and not cohorts) or (dark and name == FIGURE_4):
                 continue
             yield Fault("figure", path.name, "is missing; `niss reproduce figures` draws it")
             continue
@@ -74,7 +81,7 @@ def figure_faults(folder: Path, images: Path | None) -> Iterator[Fault]:
             )
         if said.get(PIXELS) != _pixels(chunks).encode():
             yield Fault("figure", path.name, "is not the picture that was drawn")
-        copy = None if images is None else images / f"reproduce-{name}.png"
+        copy = None if images is None else images / f"reproduce-{path.name}"
         if copy is not None and (not copy.exists() or copy.read_bytes() != path.read_bytes()):
             yield Fault(
                 "figure",

@@ -52,9 +52,9 @@ def test_the_documentation_builds_without_a_fault(tmp_path):
 )
 def test_broken_links_and_anchors_fail_the_build(tmp_path, link, found):
     docs = tmp_path / "docs"
-    (docs / "stylesheets").mkdir(parents=True)
-    for sheet in ("site.css", "code.css"):
-        (docs / "stylesheets" / sheet).write_text("", encoding="utf-8")
+    for name in ("stylesheets/site.css", "javascripts/iframe-worker.js", "images/icon.svg"):
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        (docs / name).write_text("", encoding="utf-8")
     (docs / "index.md").write_text(f"# Home\n\n[other](other.md#a-heading)\n\n{link}\n", encoding="utf-8")
     (docs / "other.md").write_text("# Other\n\n## A heading\n", encoding="utf-8")
     done = build(docs, tmp_path / "site")

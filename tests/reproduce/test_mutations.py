@@ -228,7 +228,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "results" / "paper", root / "results" / "paper")
     (root / "docs" / "concepts").mkdir(parents=True)
     shutil.copy(ROOT / "README.md", root)
-    shutil.copy(ROOT / "docs" / "concepts" / "paper.md", root / "docs" / "concepts")
+    for name in ("paper.md", "paper-tables.md"):
+        shutil.copy(ROOT / "docs" / "concepts" / name, root / "docs" / "concepts")
     (root / "docs" / "images").mkdir()
     for picture in (ROOT / "docs" / "images").glob("reproduce-*.png"):
         shutil.copy(picture, root / "docs" / "images")
@@ -253,7 +254,7 @@ def shown_faults(root: Path) -> list[Fault]:
         *text_faults(folder, root),
         *(
             Fault("text", one.path.name, one.key)
-            for page in (root / "README.md", root / "docs" / "concepts" / "paper.md")
+            for page in (root / "README.md", *(root / "docs" / "concepts").glob("*.md"))
             for one in disagreements(page, folder)
         ),
     ]
@@ -316,6 +317,12 @@ SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a row of the README": ("text", with_text(r"\| 1,000 of 6,000 \| central-dp .*\n", "")),
     "marks of the README": ("text", with_text(r"<!-- result: headline -->", "")),
     "a number of the page": ("text", with_text(r"97\.5 ± 0\.0 %", "98.5 ± 0.0 %", "docs/concepts/paper.md")),
+    "marks of the tables' page": (
+        "text",
+        with_text(r"<!-- result: claims -->", "", "docs/concepts/paper-tables.md"),
+    ),
+    "a dark figure deleted": ("figure", deleted("results/paper/rivals-dark.png")),
+    "a dark figure of other results": ("figure", with_picture("rivals-dark.png", restamped)),
     "a number within a sentence": (
         "text",
         with_text(r"-->97\.1 ± 0\.1 %<", "-->97.9 ± 0.1 %<", "docs/concepts/paper.md"),

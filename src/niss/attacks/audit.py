@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
-from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress
+from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress, Row
 from niss.claims import printed_claim
 from niss.errors import ConfigError
 
@@ -102,6 +102,7 @@ class AuditExperiment(Experiment):
             findings.rows.append(
                 {
                     "case": name,
+                    "method": setting.plan.method,
                     "joint": joint,
                     "marginal": marginal,
                     "proved": bound.epsilon,
@@ -117,15 +118,15 @@ class AuditExperiment(Experiment):
         findings.finished = True
 
     def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """Left: true- over false-positive rates beside what the claim allows; right: claims and proof per case."""
+        """Above: canaries found over false alarms, and what the claim allows; below: claims and proof per case."""
         drawing = attacks.drawing
         if not findings.rows:
             return None
         with drawing.style():
-            figure = drawing.new_figure(3.9)
-            left, right = figure.subplots(1, 2)
-            _draw_rates(left, findings)
-            _draw_claims(right, findings)
+            figure = drawing.new_figure(7.0)
+            above, below = figure.subplots(2, 1, height_ratios=(4.0, 3.0))
+            _draw_rates(above, findings)
+            _draw_claims(below, findings)
         return figure
 
 
@@ -150,52 +151,61 @@ def _headline(findings: Findings, confidence: float) -> str:
 def _draw_rates(axes: attacks.drawing.Axes, findings: Findings) -> None:
     """Points as measured, and the line that mu-GDP allows; the diagonal is a guess by chance."""
     drawing = attacks.drawing
+    rows = {row["case"]: row for row in findings.rows}
     for number, (name, curve) in enumerate(findings.curves["rates"].items()):
-        x = curve["false_positive"]
-        color = drawing.SERIES[number]
-        axes.plot(x, curve["most"], color=color, linestyle=drawing.LINES[number], linewidth=1.6)
+        x, options = (
+            curve["false_positive"],
+            drawing.method_line(rows[name]["method"], _is_claimed(rows[name])),
+        )
+        axes.plot(x, curve["most"], **options | {"marker": ""})
         axes.plot(
             x,
             curve["true_positive"],
-            linestyle="none",
-            color=color,
-            marker=drawing.MARKERS[number],
-            markersize=4.5,
+            **options | {"linestyle": "none"},
             markevery=(2 * number, 6),
             label=name,
         )
-    axes.plot(x, x, color=drawing.INK, linewidth=0.8, linestyle=":")
-    drawing.label_axes(axes, "False-positive rate", "True-positive rate", log="xy")
-    axes.set_ylim(bottom=1e-4, top=1.6)
-    axes.legend(fontsize=9, title="points: measured\nlines: most the claim allows", title_fontsize=9)
+    axes.plot(x, x, color=drawing.QUIET, linewidth=1.0, linestyle=":")
+    axes.text(x[-1] / 30, x[-1] / 60, "guessing", color=drawing.QUIET, fontsize=11)
+    drawing.label_axes(axes, "False alarms", "Canaries found", log="xy")
+    axes.set_ylim(bottom=2e-4, top=2.0)
+    axes.legend(
+        loc="lower right", title="points: measured; lines: the most that the claim allows", title_fontsize=10
+    )
+
+
+def _is_claimed(row: Row) -> bool:
+    return isfinite(row["joint"])
 
 
 def _draw_claims(axes: attacks.drawing.Axes, findings: Findings) -> None:
-    """A bar for what is proved, with marks where the claims are; an arrow at the edge is no claim at all."""
+    """A bar for what is proved, with marks where the claims are; a claim in the grey part is none."""
     drawing = attacks.drawing
     rows = findings.rows
-    blue, red, light = drawing.SERIES[0], drawing.SERIES[1], drawing.SERIES[5]
     places = list(range(len(rows)))[::-1]
-    most = max([row["proved"] for row in rows] + [row["joint"] for row in rows if isfinite(row["joint"])])
-    edge = 1.25 * most
-    axes.barh(places, [row["proved"] for row in rows], height=0.42, color=light, label="proved at least")
+    most = max([row["proved"] for row in rows] + [row["joint"] for row in rows if _is_claimed(row)])
+    nothing, edge = 1.22 * most, 1.4 * most
+    axes.axvspan(1.06 * most, edge, color=drawing.QUIET, alpha=0.12, linewidth=0)
     for place, row in zip(places, rows, strict=True):
-        finite = isfinite(row["joint"])
-        axes.plot(
-            [row["joint"] if finite else edge],
-            [place],
-            marker="D" if finite else ">",
-            color=blue,
-            markersize=8,
-            linestyle="none",
-            clip_on=False,
-        )
-        axes.plot([row["marginal"]], [place], marker="|", color=red, markersize=22, markeredgewidth=3)
-    axes.plot([], [], "D", color=blue, label="joint claim (▸: none)")
-    axes.plot([], [], "|", color=red, markersize=12, markeredgewidth=3, label="marginal claim (paper)")
+        look = drawing.look_of(row["method"], protected=_is_claimed(row))
+        axes.barh([place], [row["proved"]], height=0.5, color=look.colour, alpha=0.45)
+        axes.text(0.08, place + 0.3, f"at least {row['proved']:.2f}", fontsize=10)
+        joint = row["joint"] if _is_claimed(row) else nothing
+        for at, face, size in ((row["marginal"], "white", 11.0), (joint, drawing.INK, 7.5)):
+            axes.plot(
+                [at], [place], "D", color=drawing.INK, markerfacecolor=face, markersize=size, clip_on=False
+            )
+    for face, size, words in (
+        (drawing.INK, 7.5, "claimed, joint view"),
+        ("white", 10.0, "claimed, marginal view"),
+    ):
+        axes.plot([], [], "D", color=drawing.INK, markerfacecolor=face, markersize=size, label=words)
+    axes.bar([0], [0], color=drawing.QUIET, alpha=0.45, label="proved by the audit")
     axes.set_xlim(0.0, edge)
-    axes.set_ylim(-1.3, len(rows) - 0.4)
+    axes.set_ylim(-0.6, len(rows) - 0.3)
     axes.set_yticks(places, [row["case"].replace(", ", ",\n") for row in rows])
+    ticks = list(range(0, int(most) + 1, max(1, int(most) // 4)))
+    axes.set_xticks([*ticks, nothing], [*map(str, ticks), "no\nguarantee"])
     axes.set_xlabel("ε at the plan's δ")
-    axes.legend(loc="lower right", fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, 1.22), ncols=3, fontsize=10, columnspacing=1.0)
     drawing.grid(axes, "x")

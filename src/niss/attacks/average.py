@@ -103,4 +103,4 @@ class AverageExperiment(experiment.PictureExperiment):
 
     def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
         """The picture, the error and the PSNR over the rounds, and where the ledger stops them."""
-        return attacks.drawing.draw_steps(findings, "rounds", "Rounds of a still model")
+        return attacks.drawing.draw_steps(findings, "rounds", "Rounds with the same model")

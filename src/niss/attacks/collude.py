@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from niss.randomness import SimStream
 
 _PROJECTIONS = 40
-_AXES = {"rho": "Colluding part of the neighbours, ρ", "tau2": "Distortion τ², all neighbours collude"}
+_AXES = {"rho": "Neighbours that collude, %", "tau2": "Distortion τ², all neighbours collude"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,30 +155,33 @@ class ColludeExperiment(experiment.PictureExperiment):
         }
 
     def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """Left: over rho; right: over tau^2 at rho = 1; from above the recovered part, the error and the PSNR."""
+        """Left: over rho; right: over tau^2 at rho = 1; above the error, below the PSNR."""
         drawing = attacks.drawing
         if not findings.rows:
             return None
         with drawing.style():
-            figure = drawing.new_figure(8.4)
-            axes = figure.subplots(3, 2, sharey="row", sharex="col")
+            figure = drawing.new_figure(6.6)
+            axes = figure.subplots(2, 2, sharey="row", sharex="col")
             for column, over in enumerate(("rho", "tau2")):
                 rows = [
                     row
                     for row in findings.rows
                     if row["sweep"] == over or (over == "tau2" and row["rho"] == 1.0)
                 ]
-                for place, key in enumerate(("fraction", "error", "psnr")):
+                for place, key in enumerate(("error", "psnr")):
                     _draw_curves(axes[place, column], rows, over, key)
-                axes[2, column].set_xlabel(_AXES[over])
-                drawing.draw_grey_line(axes[2, column], findings, named=column == 0)
-            # Where the accountant promises nothing its line leaves the figure at the top.
-            axes[2, 0].set_ylim(0.0, 85.0)
-            axes[1, 0].set_yscale("log")
-            axes[0, 0].set_ylabel("Recovered part")
-            axes[1, 0].set_ylabel("Error ÷ update")
-            axes[2, 0].set_ylabel("PSNR of the picture, dB")
-            axes[0, 0].legend(loc="center left", fontsize=9)
+                axes[1, column].set_xlabel(_AXES[over])
+                drawing.draw_grey_line(axes[1, column], findings, named=column == 1)
+            axes[0, 0].set_yscale("log")
+            # Where the accountant promises nothing its line leaves the figure.
+            axes[0, 0].set_ylim(bottom=0.4 * min(row["error"] for row in findings.rows))
+            axes[1, 0].set_ylim(0.0, 1.15 * max(row["psnr"] for row in findings.rows))
+            axes[0, 0].set_ylabel("Error ÷ update")
+            axes[1, 0].set_ylabel("PSNR of the picture, dB")
+            handles, names = axes[0, 0].get_legend_handles_labels()
+            figure.legend(
+                handles, names, loc="outside upper center", ncols=3, title="points: attack; lines: accountant"
+            )
         return figure
 
 
@@ -226,14 +229,23 @@ def _headline(findings: Findings) -> str:
 
 
 def _draw_curves(axes: attacks.drawing.Axes, rows: list[Row], over: str, key: str) -> None:
-    """One quantity over rho or tau^2: a line for the accountant and points for the attack, per distortion."""
+    """One quantity over rho or tau^2: a line for the accountant and points for the attack, per distortion.
+
+    The values of rho stand side by side, evenly: what happens lies between the last two.
+    """
     drawing = attacks.drawing
-    for number, kind in enumerate(dict.fromkeys(row["distortion"] for row in rows)):
+    kinds = list(dict.fromkeys(row["distortion"] for row in rows))
+    values = sorted({float(row[over]) for row in rows})
+    for number, kind in enumerate(kinds):
         own = sorted((row for row in rows if row["distortion"] == kind), key=lambda row: float(row[over]))
-        x = [row[over] for row in own]
-        predicted = [row[f"predicted_{key}"] for row in own]
-        drawing.line(axes, x, predicted, number, f"{kind}, accountant", marks=False)
-        drawing.points(axes, x, [row[key] for row in own], number, f"{kind}, attack")
-    if over == "tau2":
-        axes.set_xscale("log")
-    drawing.grid(axes)
+        at = [values.index(float(row[over])) for row in own]
+        drawing.line(axes, at, [row[f"predicted_{key}"] for row in own], number, kind, marks=False)
+        # Beside each other, so that none hides another.
+        aside = [place + 0.16 * (number - (len(kinds) - 1) / 2) for place in at]
+        drawing.points(axes, aside, [row[key] for row in own], number, "")
+    words = [
+        f"{100 * value:.3g}" if over == "rho" else f"{value:.0e}".replace("e-0", "e-").replace("1e+00", "1")
+        for value in values
+    ]
+    axes.set_xticks(range(len(values)), words, fontsize=10)
+    drawing.grid(axes, "y")

@@ -1,14 +1,12 @@
 """What the figures of attacks share: colours, type, strips of pictures, curves, and saving without a display.
 
-Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers tell the
-curves apart in black and white. Only matplotlib's object interface is used, so that no display is needed and nothing
-global changes. Two figures stand here because two attacks each draw them: `draw_strips` and `draw_steps`.
+Methods have the look that `niss.methods` gives them, other curves the colour and marker of their number. Two figures
+stand here because two attacks each draw them: `draw_strips` and `draw_steps`.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,17 @@ from matplotlib.figure import Figure as Figure
 from matplotlib.figure import SubFigure
 from numpy.typing import NDArray
 
+from niss import figures
 from niss.attacks.experiment import Findings, Row
+from niss.figures import grid as grid
+from niss.figures import look_of as look_of
 from niss.files import SHARED, write_atomically
+from niss.methods import METHODS
+from niss.methods.look import INK as INK
+from niss.methods.look import QUIET as QUIET
+from niss.methods.look import RULE as RULE
+from niss.methods.look import SERIES as SERIES
 
-INK, QUIET, RULE = "#1c1c1f", "#6f6f78", "#d3d3d8"
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 7.4
@@ -32,21 +36,7 @@ WIDTH = 7.4
 # How many of the pictures on the way a strip shows.
 _FRAMES, _STEPS = 5, 6
 
-# matplotlib types these keys differently from release to release.
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 11.0,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "legend.frameon": False,
-    "legend.fontsize": 10.0,
-}
+STYLE: dict[Any, Any] = {**figures.STYLE, "font.size": 12.0, "legend.fontsize": 11.0}
 
 
 def style() -> AbstractContextManager[None]:
@@ -71,16 +61,9 @@ def two_parts(figure: Figure, ratios: tuple[float, float], *, beside: bool = Fal
     return list(parts)
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG on white, whole or not at all; returns its path.
-
-    No software is named in it, so that the same findings give the same bytes with any release of matplotlib that
-    draws them alike.
-    """
-    image = BytesIO()
-    with style():
-        figure.savefig(image, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    write_atomically(path, image.getvalue(), mode=SHARED)
+def save(figure: Figure, path: Path, *, dark: bool = False) -> Path:
+    """Write a PNG on white, or for a dark page, whole or not at all; returns its path."""
+    write_atomically(path, figures.png(figure, style=STYLE, dark=dark), mode=SHARED)
     return path
 
 
@@ -98,6 +81,11 @@ def show_picture(axes: Axes, pixels: NDArray[np.float64], title: str = "") -> No
         side.set_color(RULE)
     if title:
         axes.set_title(title, fontsize=10, pad=3)
+
+
+def method_line(method: str, protected: bool = True) -> dict[str, Any]:
+    """How the curve of a method is drawn, everywhere alike."""
+    return figures.line_options(look_of(method, protected=protected), width=1.8, size=6.5)
 
 
 def line(axes: Axes, x: Any, y: Any, number: int, label: str, *, marks: bool = True) -> None:
@@ -129,12 +117,6 @@ def points(axes: Axes, x: Any, y: Any, number: int, label: str) -> None:
     )
 
 
-def grid(axes: Axes, axis: Any = "both") -> None:
-    """Quiet rules behind the curves, at the ticks of `axis`."""
-    axes.grid(axis=axis, color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
 def label_axes(axes: Axes, x: str, y: str, *, log: str = "") -> None:
     """Name both axes and rule them; `log` lists those that are logarithmic ("x", "y", "xy")."""
     if "x" in log:
@@ -161,7 +143,11 @@ def draw_label(axes: Axes, name: str, row: Row | None, *, places: tuple[float, f
 def draw_losses(axes: Axes, findings: Findings, name: str) -> None:
     """The loss of each case over the iterations; `name` is that of the loss."""
     for number, (case, losses) in enumerate(findings.curves["losses"].items()):
-        line(axes, np.arange(1, len(losses) + 1), losses, number, case)
+        steps = np.arange(1, len(losses) + 1)
+        if case in METHODS:
+            axes.plot(steps, losses, markevery=0.12, label=case, **method_line(case))
+        else:
+            line(axes, steps, losses, number, case)
     label_axes(axes, "Iteration", name, log="xy")
     axes.legend(fontsize=9)
 
@@ -172,7 +158,7 @@ def draw_grey_line(axes: Axes, findings: Findings, *, named: bool = True) -> Non
     axes.axhline(level, color=QUIET, linewidth=1.1, linestyle=":")
     if named:
         place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
-        axes.text(0.02, level, "an even grey", color=QUIET, fontsize=9, **place)
+        axes.text(0.98, level, "an even grey", color=QUIET, fontsize=11, ha="right", **place)
 
 
 def _show_some(
@@ -241,21 +227,27 @@ def draw_steps(findings: Findings, key: str, title: str) -> Figure | None:
     rows = [row for row in findings.rows if row.get("error") is not None]
     counts = [row[key] for row in rows]
     with style():
-        figure = new_figure(4.5)
-        upper, lower = two_parts(figure, (1.4, 3.0))
+        figure = new_figure(5.0)
+        upper, lower = two_parts(figure, (1.45, 3.4))
         _show_some(upper.subplots(1, _STEPS + 1), findings.pictures["originals"][0], steps, "{:,}")
         errors, ratios = lower.subplots(1, 2)
         line(errors, counts, [row["predicted_error"] for row in rows], 0, "predicted", marks=False)
         points(errors, counts, [row["error"] for row in rows], 1, "measured")
         label_axes(errors, title, "Error ÷ update", log="xy")
         line(ratios, counts, [row["psnr"] for row in rows], 2, "recovered")
+        ratios.set_ylim(bottom=min(*(row["psnr"] for row in rows), findings.curves["blind_guess_psnr"]) - 1.5)
         draw_grey_line(ratios, findings)
         label_axes(ratios, title, "PSNR of the picture, dB", log="x")
         if "allowed_rounds" in findings.curves:
             limit = findings.curves["allowed_rounds"]
             for axes in (errors, ratios):
-                axes.axvline(limit * 1.02, color=INK, linewidth=1.2, linestyle="--")
-            place = errors.get_xaxis_transform()
-            errors.text(limit * 1.2, 0.04, "the ledger\nstops here", fontsize=9, transform=place)
+                axes.set_xlim(counts[0] / 1.6, counts[-1] * 1.6)
+                axes.axvspan(limit * 1.3, counts[-1] * 1.6, color=QUIET, alpha=0.12, linewidth=0)
+            place: dict[str, Any] = {
+                "transform": errors.get_xaxis_transform(),
+                "color": QUIET,
+                "fontsize": 11,
+            }
+            errors.text(limit * 1.5, 0.04, "refused by the ledger", **place)
         errors.legend(loc="upper right")
     return figure

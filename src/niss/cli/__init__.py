@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from niss.cli import account, attack, data, keys, node, plan, reproduce, services, simulate, up
+from niss.cli import account, attack, data, keys, new, node, plan, reproduce, services, simulate, up
 from niss.cli.errors import (
     CRASHED,
     INTERRUPTED,
@@ -48,6 +48,7 @@ register(app, "export")(data.export_command)
 register(app, "ui")(services.ui_command)
 register(app, "tracker")(services.tracker_command)
 register(app, "up")(up.up_command)
+register(app, "new")(new.new_command)
 register(app, "verify")(reproduce.verify_command)
 register(app, "bench")(simulate.bench_command)
 app.add_typer(attack.app, name="attack")

@@ -110,12 +110,16 @@ class ExportOptions:
 
     folders      The folders of runs or comparisons, finished or not.
     tensorboard  Write event files for TensorBoard below this folder.
+    mlflow       Write a file store for MLflow into this folder; needs no further package.
+    wandb        Write offline runs of Weights & Biases below this folder, for `wandb sync`.
     csv          Write one line a round as CSV.
     overwrite    Replace what an earlier export wrote there.
     """
 
     folders: list[Path] = argument(metavar="RUN...", complete=run_folders)
     tensorboard: Path | None = option(None, metavar="DIR")
+    mlflow: Path | None = option(None, metavar="DIR")
+    wandb: Path | None = option(None, metavar="DIR")
     csv: Path | None = option(None, metavar="FILE")
     overwrite: bool = False
 
@@ -128,13 +132,18 @@ def export_command(options: ExportOptions) -> None:
     niss export runs/demo --tensorboard tb      then: tensorboard --logdir tb
     niss export runs/demo runs/mine --csv metrics.csv
     niss export runs/demo --tensorboard tb --overwrite
+    niss export runs/demo --mlflow mlruns      then: mlflow ui --backend-store-uri mlruns
+    niss export runs/demo --wandb wb      then: wandb sync wb/wandb/offline-run-*
     """
     from niss.report.export import check_free, read_series, write_csv
+    from niss.report.export_trackers import write_mlruns, write_wandb
 
     tensorboard, csv = options.tensorboard, options.csv
-    if tensorboard is None and csv is None:
+    if not any((tensorboard, csv, options.mlflow, options.wandb)):
         raise ConfigError(
-            "nowhere to export to", field="--tensorboard", hint="give --tensorboard DIR or --csv FILE"
+            "nowhere to export to",
+            field="--tensorboard",
+            hint="give --tensorboard, --mlflow or --wandb DIR, or --csv FILE",
         )
     series = read_series(options.folders)
     if csv is not None:
@@ -143,6 +152,12 @@ def export_command(options: ExportOptions) -> None:
         with optional_packages():
             from niss.report.export import write_event_files
         for path in write_event_files(series, tensorboard, overwrite=options.overwrite):
+            typer.echo(str(path))
+    if options.mlflow is not None:
+        for path in write_mlruns(series, options.mlflow, overwrite=options.overwrite):
+            typer.echo(str(path))
+    if options.wandb is not None:
+        for path in write_wandb(series, options.wandb):
             typer.echo(str(path))
     if csv is not None:
         typer.echo(str(write_csv(series, csv)))

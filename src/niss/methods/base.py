@@ -24,6 +24,7 @@ from niss.graph import CarriedGraph, ShareGraph
 from niss.mechanism import add_gaussian, add_shares
 from niss.mechanism.carried import Common, add_edge_noise, add_spread
 from niss.mechanism.shares import Edges
+from niss.methods.look import OLIVE, Look
 from niss.randomness import SimStream
 from niss.views import WorstCase
 
@@ -156,6 +157,7 @@ class Method(ABC):
     """One way of hiding updates.
 
     name            as in configurations, files and tables
+    look            how it is drawn, the same in every figure
     private         whether any noise is added at all
     trusts          in words, whom a client has to trust
     trusts_server   whether its epsilon holds only if the server is trusted with every bare update
@@ -175,6 +177,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    look: ClassVar[Look] = Look(OLIVE, "v")
     trusts: ClassVar[str]
     private: ClassVar[bool] = True
     trusts_server: ClassVar[bool] = False

@@ -16,6 +16,7 @@ from niss.mechanism import add_gaussian
 from niss.mechanism.correlated import BandedRoot, CarriedChain, RoundNoise, banded_root, carried_chain
 from niss.methods.base import FloatArray, IntArray, NoiseHistory
 from niss.methods.central_dp import CentralDp
+from niss.methods.look import CRIMSON, DASH_DOT, SHORT, VERMILION, Look
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class CentralMf(CorrelatedServer):
     """
 
     name = "central-mf"
+    look = Look(VERMILION, "P", SHORT)
     settings = frozenset(("bands",))
     samplings = ("cyclic", "uniform")
 
@@ -165,6 +167,7 @@ class CentralCarried(CorrelatedServer):
     """
 
     name = "central-carried"
+    look = Look(CRIMSON, "X", DASH_DOT)
     settings = frozenset(("carried_to_residual",))
     samplings = ("cyclic",)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from niss.mechanism import add_gaussian
 from niss.methods.base import FloatArray, Method, NoiseHistory
+from niss.methods.look import DASHED, ORANGE, Look
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class CentralDp(Method):
     """
 
     name = "central-dp"
+    look = Look(ORANGE, "s", DASHED)
     trusts = "the server, which sees every bare update"
     trusts_server = True
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from niss.errors import ConfigError
 from niss.mechanism import poisson_epsilon, poisson_multiplier
 from niss.methods.central_dp import CentralDp
+from niss.methods.look import BROWN, DASH_DOT, Look
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -33,6 +34,7 @@ class CentralDpSampled(CentralDp):
     """
 
     name = "central-dp-sampled"
+    look = Look(BROWN, "<", DASH_DOT)
     trusts = "the server, which sees every bare update, and everyone who learns who took part"
     samplings = ("poisson",)
     secret_draw = True

@@ -10,6 +10,7 @@ import numpy as np
 
 from niss.mechanism.shares import Edges
 from niss.methods.base import Method, UploadRows, server_adversary
+from niss.methods.look import PINK, SHORT, Look
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class DpFedAvg(Method):
     """
 
     name = "dp-fedavg"
+    look = Look(PINK, "v", SHORT)
     trusts = "nobody"
     adds_own_noise = True
 

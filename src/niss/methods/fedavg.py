@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from niss.methods.base import Method
+from niss.methods.look import DOTTED, INK, Look
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -16,6 +17,7 @@ class FedAvg(Method):
     """Updates are uploaded as they are; all variances are zero and every mu is infinite."""
 
     name = "fedavg"
+    look = Look(INK, "p", DOTTED, hollow=True)
     trusts = "the server, and everyone who sees the uploads or the model"
     private = False
 

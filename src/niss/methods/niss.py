@@ -35,6 +35,7 @@ from niss.methods.base import (
     server_adversary,
 )
 from niss.methods.distortions import why_no_bound
+from niss.methods.look import BLUE, Look
 from niss.randomness import SimStream
 from niss.views import (
     Corruption,
@@ -95,6 +96,7 @@ class Niss(Method):
     """
 
     name = "niss"
+    look = Look(BLUE, "o")
     trusts = "that at most the assumed number of participants collude with the server"
     shares_noise = True
     has_protocol = True

@@ -26,6 +26,7 @@ from niss.methods.base import (
     UploadRows,
     server_adversary,
 )
+from niss.methods.look import GREEN, Look
 from niss.methods.niss import Niss, draw_graph
 from niss.randomness import SimStream
 from niss.views.carried_floor import within_connectivity
@@ -60,6 +61,7 @@ class NissCarried(Niss):
     """
 
     name = "niss-carried"
+    look = Look(GREEN, "D")
     pays_for_grid = False
     whole_run = True
     correlates = True

@@ -11,6 +11,7 @@ import numpy as np
 from niss.errors import ConfigError
 from niss.mechanism.shares import Edges
 from niss.methods.base import FloatArray, Method, UploadRows
+from niss.methods.look import DASHED, PURPLE, Look
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class SecAggDdg(Method):
     """
 
     name = "secagg-ddg"
+    look = Look(PURPLE, "^", DASHED)
     trusts = "that at most the assumed number of participants collude, and that the others add their part of the noise"
     masks_uploads = True
     settings = frozenset(("colluders", "threshold"))

@@ -1,9 +1,8 @@
 """What the charts share: colours and type, SVG for the page, values under the pointer, and files.
 
-Colours are those of Okabe and Ito, told apart by most colour-blind readers; line styles and markers tell the curves
-apart in black and white. In the page a figure takes the colours of the light or the dark theme. Only matplotlib's
-object interface is used, so that nothing here touches pyplot's global state; the settings of `rc_context` are still
-those of the process, so figures are drawn by one thread at a time.
+A method has the look that `niss.methods` gives it. In the page a figure takes the colours of the light or the dark
+theme. Only matplotlib's object interface is used, so that nothing here touches pyplot's global state; the settings of
+`rc_context` are still those of the process, so figures are drawn by one thread at a time.
 
 Importing this module, or any module of charts, loads matplotlib.
 """
@@ -24,23 +23,20 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from niss import figures
 from niss.errors import ConfigError
 from niss.files import write_output
+from niss.methods.look import INK as INK
+from niss.methods.look import QUIET as QUIET
+from niss.methods.look import RULE as RULE
+from niss.methods.look import SERIES as SERIES
+from niss.methods.look import Look, distinct
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import evenly_spaced
 from niss.report.templates import render
 
-INK = "#1c1c1f"
-RULE = "#d3d3d8"
-QUIET = "#7d7d86"
-# Without Okabe and Ito's yellow, which is lost on white, and with four more for long comparisons; the unprotected
-# baseline takes the ink.
-SERIES = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fb5", "#8a5a2c", "#5f7400", "#b3003c",
-)  # fmt: skip
-
 # The colours as drawn, and what stands for them in the page.
-THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)"} | {
+THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)", "#ffffff": "var(--paper)"} | {
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
 
@@ -50,15 +46,7 @@ WIDTH, NARROW = 7.4, 4.7
 # More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off.
 MOST_BANDS = 120
 
-# matplotlib types these keys differently from release to release.
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "axes.linewidth": 0.8,
-}
+STYLE: dict[Any, Any] = {**figures.STYLE, "svg.fonttype": "none", "font.size": 9.5}
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
@@ -67,16 +55,11 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _POINTS_PER_INCH = 72.0
 
 
-def colours(report: ReportInput) -> list[str]:
-    """One colour for each method, the same in all figures; those that protect nobody are drawn in ink."""
-    chosen, used = [], 0
-    for method in report.methods:
-        if method.is_private:
-            chosen.append(SERIES[used % len(SERIES)])
-            used += 1
-        else:
-            chosen.append(INK)
-    return chosen
+def looks(report: ReportInput) -> list[Look]:
+    """How each method is drawn, the same in all figures; two variants of one method are told apart."""
+    return distinct(
+        figures.look_of(method.method, protected=not method.is_unprotected) for method in report.methods
+    )
 
 
 def short(label: str, most: int = 26) -> str:
@@ -92,8 +75,7 @@ def label_width(methods: Iterable[MethodResult], extra: int = 0) -> float:
 
 def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
     """Thin lines across the chart at the ticks of one axis, behind what is drawn."""
-    axes.grid(axis=axis, color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
+    figures.grid(axes, axis)
 
 
 def as_svg(figure: Figure, *, salt: str) -> str:
@@ -101,9 +83,9 @@ def as_svg(figure: Figure, *, salt: str) -> str:
     return _saved(figure, salt=salt, format="svg", transparent=True, metadata={"Date": None}).decode()
 
 
-def as_png(figure: Figure) -> bytes:
-    """A picture on white, the same bytes each time."""
-    return _saved(figure, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+def as_png(figure: Figure, *, dark: bool = False) -> bytes:
+    """A picture on white, or for a dark page, the same bytes each time; see `niss.figures.png`."""
+    return figures.png(figure, style=STYLE, dark=dark)
 
 
 def _saved(figure: Figure, *, salt: str | None = None, **options: Any) -> bytes:
@@ -230,7 +212,8 @@ def bands_svg(
 
     def place(number: float, value: float) -> tuple[float, float]:
         """Where a point of the chart lies in the drawing, from its upper left corner."""
-        x, y = axes.transData.transform((number, value))
+        # A value below an axis that was cut lies at its edge.
+        x, y = axes.transData.transform((number, max(value, axes.get_ylim()[0])))
         return float(x) * scale, height - float(y) * scale
 
     (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()

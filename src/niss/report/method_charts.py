@@ -19,6 +19,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
+from niss.figures import cut_range, line_options, marked
+from niss.methods.look import Look
 from niss.report.canvas import (
     INK,
     QUIET,
@@ -26,26 +28,15 @@ from niss.report.canvas import (
     WIDTH,
     Reading,
     bands_svg,
-    colours,
     inline_svg,
     label_width,
+    looks,
     rows_svg,
     rule,
     short,
 )
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import format_accuracy, format_variance
-
-# Told apart in black and white; the second part of a style are lengths of strokes and gaps.
-LineStyle = str | tuple[int, tuple[float, ...]]
-LINE_STYLES: tuple[LineStyle, ...] = (
-    "-",
-    (0, (5, 1.6)),
-    (0, (1.2, 1.4)),
-    (0, (6, 1.5, 1.2, 1.5)),
-    (0, (3, 1.2)),
-)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9
@@ -55,8 +46,11 @@ _LEAST_AXES = 2.6
 
 _VALUE: dict[str, Any] = {"va": "center_baseline", "fontsize": 9}
 
-# A method with an evaluation, its colour, and its place in the comparison.
-Curve = tuple[MethodResult, str, int]
+# Of a run, the part after the first third decides which accuracies the axis shows.
+_SETTLED = 3
+
+# A method with an evaluation, its look, and its place in the comparison.
+Curve = tuple[MethodResult, Look, int]
 
 
 def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy", width: float = WIDTH) -> Markup:
@@ -68,10 +62,10 @@ def accuracy_figure(report: ReportInput, *, prefix: str = "accuracy", width: flo
     """
     figure = draw_accuracy(report, width)
     rounds: dict[int, list[Reading]] = {}
-    for method, colour in zip(report.methods, colours(report), strict=True):
+    for method, look in zip(report.methods, looks(report), strict=True):
         for number, value in method.evaluations:
             text = f"{format_accuracy(value)}  {short(method.label)}"
-            rounds.setdefault(number, []).append(Reading(text, colour, value))
+            rounds.setdefault(number, []).append(Reading(text, look.colour, value))
     ends = [
         f"{method.label} {format_accuracy(method.evaluations[-1][1])} at round {method.evaluations[-1][0]}"
         for method in report.methods
@@ -122,11 +116,11 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
     """One curve for each method that has been evaluated, named at its end with its last accuracy.
 
     The axis of rounds reaches to the last round planned, so that an unfinished run shows what is missing; that of
-    accuracy begins at 0 and ends at the next tenth above the best.
+    accuracy is cut to where the curves differ, and names those that end below it.
     """
     curves: list[Curve] = [
-        (method, colour, number)
-        for number, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True))
+        (method, look, number)
+        for number, (method, look) in enumerate(zip(report.methods, looks(report), strict=True))
         if method.evaluations
     ]
     with mpl.rc_context(STYLE):
@@ -142,19 +136,17 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((left / width, below / height, across / width, 1 - (below + 0.25) / height))
         longest = max((method.rounds_done for method, _, _ in curves), default=report.rounds or 1)
-        highest = max((value for method, _, _ in curves for _, value in method.evaluations), default=1.0)
-        upper = min(1.0, 0.1 * math.ceil(10 * highest + 0.2)) or 1.0
-        axes.set(xlim=(0, max(longest, report.rounds or 1)), ylim=(0, upper))
+        axes.set(xlim=(0, max(longest, report.rounds or 1)), ylim=_accuracy_range(curves))
         axes.set(xlabel="Round", ylabel="Test accuracy (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
         rule(axes, "y")
-        for method, colour, number in curves:
+        for method, look, number in curves:
             rounds, values = zip(*method.evaluations, strict=True)
             every = max(1, math.ceil(len(rounds) / 7))
             # Markers at shifted rounds, so that curves that lie on each other still show whose they are.
             first = min(number % every, len(rounds) - 1)
-            axes.plot(rounds, values, markevery=(first, every), clip_on=False, **_line(colour, number))
+            axes.plot(rounds, values, markevery=(first, every), clip_on=False, **line_options(look))
         if beside:
             _label_ends(axes, curves, height)
         elif curves:
@@ -164,15 +156,24 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
     return figure
 
 
-def _line(colour: str, number: int) -> dict[str, Any]:
-    """How the curve at that place of the comparison is drawn."""
-    return {
-        "color": colour,
-        "linestyle": LINE_STYLES[number % len(LINE_STYLES)],
-        "linewidth": 1.6,
-        "marker": MARKERS[number % len(MARKERS)],
-        "markersize": 4.2,
-    }
+def _accuracy_range(curves: list[Curve]) -> tuple[float, float]:
+    """From somewhat below the least settled accuracy of the curves that are shown to a little above the best."""
+    settled = [
+        [value for _, value in method.evaluations[len(method.evaluations) // _SETTLED :]]
+        for method, _, _ in curves
+    ]
+    low, high, _ = cut_range(settled)
+    room = max(0.25 * (high - low), 0.02)
+    return max(0.0, low - 2 * room), min(1.0, high + 0.4 * room)
+
+
+def _name(method: MethodResult) -> str:
+    return marked(short(method.label), protected=not method.is_unprotected)
+
+
+def _name_width(curves: list[Curve]) -> float:
+    """Inches for the longest name and its accuracy."""
+    return 0.25 + 0.077 * (9 + max((len(_name(method)) for method, _, _ in curves), default=0))
 
 
 def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
@@ -184,15 +185,20 @@ def _label_ends(axes: Axes, curves: list[Curve], height: float) -> None:
     low, high = axes.get_ylim()
     gap = (high - low) * 0.225 / (height - 0.8)
     ranked = sorted(curves, key=lambda item: -item[0].evaluations[-1][1])
-    places = _push_apart([method.evaluations[-1][1] for method, _, _ in ranked], gap, low + gap / 2, high)
+    ends = [max(method.evaluations[-1][1], low) for method, _, _ in ranked]
+    places = _push_apart(ends, gap, low + gap / 2, high)
     sideways = blended_transform_factory(axes.transAxes, axes.transData)
     beside: dict[str, Any] = {"transform": sideways, "clip_on": False}
-    for (method, colour, number), place in zip(ranked, places, strict=True):
+    for (method, look, _), place in zip(ranked, places, strict=True):
         end_round, end_value = method.evaluations[-1]
         start = (end_round - axes.get_xlim()[0]) / (axes.get_xlim()[1] - axes.get_xlim()[0])
-        axes.plot([start + 0.012, 1.055], [end_value, place], color=QUIET, linewidth=0.5, zorder=1, **beside)
-        axes.plot([1.06, 1.095, 1.13], [place] * 3, markevery=[1], **_line(colour, number), **beside)
-        name = f"{short(method.label)}  {format_accuracy(end_value)}"
+        below = end_value < low
+        if not below:
+            axes.plot(
+                [start + 0.012, 1.055], [end_value, place], color=QUIET, linewidth=0.5, zorder=1, **beside
+            )
+        axes.plot([1.06, 1.095, 1.13], [place] * 3, markevery=[1], **line_options(look), **beside)
+        name = f"{_name(method)}  {format_accuracy(end_value)}" + (" ↓" if below else "")
         axes.text(1.145, place, name, transform=sideways, parse_math=False, **_VALUE)
 
 
@@ -204,9 +210,9 @@ def _list_below(axes: Axes, curves: list[Curve]) -> None:
             [],
             [],
             label=f"{short(method.label)}  {format_accuracy(method.evaluations[-1][1])}",
-            **_line(colour, number),
+            **line_options(look),
         )
-        for method, colour, number in ranked
+        for method, look, _ in ranked
     ]
     legend = axes.figure.legend(
         handles=keys, loc="lower left", fontsize=9.5, borderaxespad=0.2, handlelength=3.0
@@ -262,8 +268,8 @@ def draw_noise(report: ReportInput, width: float = WIDTH) -> Figure:
             axes.legend(handles=[bar, mark], loc="lower right", ncols=2, fontsize=9, **above)
         else:
             axes.xaxis.set_major_locator(NullLocator())
-        for place, (method, colour) in enumerate(zip(report.methods, colours(report), strict=True)):
-            _bar(axes, place, method, colour, max(drawn, default=0.0))
+        for place, (method, look) in enumerate(zip(report.methods, looks(report), strict=True)):
+            _bar(axes, place, method, look.colour, max(drawn, default=0.0))
     return figure
 
 

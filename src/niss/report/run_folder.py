@@ -86,6 +86,11 @@ class MethodResult:
         return known is None or known.private
 
     @property
+    def is_unprotected(self) -> bool:
+        """Whether it is known to guarantee nothing: no noise at all, or a finished run without an epsilon."""
+        return not self.is_private or (self.finished and self.epsilon_joint is None)
+
+    @property
     def trusts_the_server(self) -> bool:
         """Whether its epsilon holds only for those who see the released models, not for the server."""
         known = _registered(self.method)

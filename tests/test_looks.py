@@ -1,0 +1,80 @@
+"""A method looks the same in every figure, those that protect nobody are marked, and axes show what differs."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from niss.figures import cut_range, line_options, look_of, marked, png
+from niss.methods import METHODS
+from niss.methods.look import BLUE, INK, SERIES, SKY, distinct
+
+
+def test_every_method_has_a_colour_and_a_marker_of_its_own():
+    looks = [method.look for method in METHODS.values()]
+    assert len({look.colour for look in looks}) == len(looks)
+    assert len({look.marker for look in looks}) == len(looks)
+    assert {look.colour for look in looks} <= {INK, *SERIES}
+
+
+def test_whoever_protects_nobody_is_dotted_hollow_and_named():
+    for name, method in METHODS.items():
+        assert look_of(name).hollow is not method.private
+        assert look_of(name, protected=False).hollow
+    assert look_of("niss").colour == BLUE
+    assert look_of("niss", protected=False).colour == SKY
+    assert line_options(look_of("fedavg"))["markerfacecolor"] == "white"
+    assert marked("fedavg", protected=False) == "fedavg (unprotected)"
+    assert marked("niss", protected=True) == "niss"
+
+
+def test_a_method_of_another_version_can_be_drawn():
+    assert look_of("from the future").colour in SERIES
+
+
+def test_variants_of_one_method_are_told_apart():
+    niss = look_of("niss")
+    looks = distinct([niss, niss, look_of("niss", protected=False), niss, look_of("central-dp")])
+    assert looks[0] == niss
+    assert len({(look.colour, look.marker) for look in looks}) == len(looks)
+    assert len(distinct([niss] * 30)) == 30
+
+
+@pytest.mark.parametrize(
+    ("curves", "low", "below"),
+    [
+        ([[0.8, 0.9], [0.85, 0.88], [0.1, 0.2]], 0.8, {2}),
+        ([[0.8, 0.9], [0.4, 0.7], [0.1, 0.2]], 0.1, set()),  # The others differ enough on the whole axis.
+        ([[0.9], [0.1]], 0.1, set()),  # Two curves: their distance is the finding.
+        ([[0.8, 0.9], [0.85, 0.88], [0.1, 0.86]], 0.1, set()),  # It crosses the others.
+        ([[], [0.9], [0.89], [0.1]], 0.89, {3}),
+        ([], 0.0, set()),
+    ],
+)
+def test_an_axis_is_cut_to_where_curves_differ(curves, low, below):
+    found = cut_range(curves)
+    assert (found[0], found[2]) == (low, below)
+
+
+def drawn(*, dark: bool) -> np.ndarray:
+    figure = Figure(figsize=(2, 2))
+    axes = figure.add_subplot()
+    axes.set_title("words")
+    axes.plot([0, 1], [0, 1], **line_options(look_of("niss"), width=6))
+    axes.fill_between([0, 1], [0, 0], [0, 1], color=INK, alpha=0.5)
+    return np.asarray(Image.open(io.BytesIO(png(figure, dark=dark))).convert("RGBA"))
+
+
+def test_dark_figures_are_light_on_nothing():
+    light, dark = drawn(dark=False), drawn(dark=True)
+    assert light[..., 3].min() == 255
+    assert tuple(light[0, 0]) == (255, 255, 255, 255)
+    assert dark[0, 0, 3] == 0
+    opaque = dark[dark[..., 3] > 250][:, :3]
+    assert len(opaque) > 100
+    # No ink is left: the darkest thing that is drawn is brighter than the page.
+    assert opaque.sum(axis=1).min() > 3 * 60
