@@ -10,7 +10,8 @@ import pytest
 import niss
 from niss.accounting import RoundPlan
 from niss.randomness import SimStream
-from niss.simulation.round import absent_seats, repair
+from niss.simulation.carrying import repair
+from niss.simulation.sampling import absent_seats
 from niss.simulation.uploads import HostUploads
 from support.federation import small_config
 

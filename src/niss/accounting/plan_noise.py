@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import brentq
@@ -22,6 +23,8 @@ from niss.views.search import search_colluders
 
 KAPPA_LIMIT = 100.0
 NOMINAL_KAPPA = 4.0
+# Stronger shares gain little and make every unforeseen dropout cost more: the least kappa this close to the best.
+_GOOD_ENOUGH = 1.01
 # Up to this many participants a plan without colluders rests on the exact matrix, beyond on the bound.
 _EXACT_LIMIT = 400
 # Larger graphs are not drawn for a plan, which would take seconds; the graph of each round is examined when it runs.
@@ -211,3 +214,27 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
         return math.exp(float(brentq(shortfall, -math.log(graph.size) - 1.0, 1e-9)))
 
     return needed
+
+
+@lru_cache(maxsize=64)
+def cheapest_kappa(draft: Plan, participants: int, *, dropout: float = 0.0, mode: str = "tolerate") -> float:
+    """The strength of shares that leaves least noise in the sum of a round of so many; 1 where tau^2 is given.
+
+    draft    its own kappa does not matter, nor do epsilon and clip: the trade-off is the same for all of them
+    dropout  share of the participants; `mode` is what happens to their noise
+
+    What a round promises does not rest on this choice: tau^2 is calibrated for the graph that is drawn.
+    """
+    if draft.tau2 is not None or not draft.private:
+        return 1.0
+    graph = "complete" if draft.neighbours >= participants - 1 or draft.graph == "complete" else "regular"
+    plain = replace(draft, graph=graph, groups=(), kappa=NOMINAL_KAPPA)
+    return cheapest(NoiseNeeded(plain, participants, dropout, mode).curve())
+
+
+def cheapest(curve: tuple[TradeOff, ...]) -> float:
+    """The kappa of least noise on a curve; without dropouts the smallest that is nearly as good."""
+    best = min(curve, key=total_noise)
+    if best.dropout:
+        return best.kappa
+    return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)

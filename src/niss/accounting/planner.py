@@ -23,7 +23,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from niss.accounting.plan_noise import (
     NOMINAL_KAPPA,
     NoiseNeeded,
     TradeOff,
+    cheapest,
     is_drawn,
     noise_in_the_sum,
     total_noise,
@@ -54,9 +54,6 @@ from niss.protocol.messages import MODES
 from niss.views import WorstCase
 
 FloatArray = NDArray[np.float64]
-
-# Stronger shares gain little and make every unforeseen dropout cost more: the least kappa this close to the best.
-_GOOD_ENOUGH = 1.01
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ def forecast(
             raise too_sparse(participants, draft.neighbours, draft.corruption)
         return _forecast(draft, participants, (0.0, residual), worst, None, dropout, (mode, mode), ())
     curve = noise.curve() if tau2 is None else ()
-    chosen = replace(draft, kappa=kappa or (_cheapest(curve) if curve else 1.0))
+    chosen = replace(draft, kappa=kappa or (cheapest(curve) if curve else 1.0))
     say(f"calibrating at kappa = {chosen.kappa:.3g}")
     needed, worst = (
         noise.calibrated(chosen.kappa) if tau2 is None else (tau2, noise.worst(chosen.kappa, tau2))
@@ -414,29 +411,6 @@ def _notes(
     if plan.failure:
         where = "neighbours or members of a committee" if plan.committee else "neighbours"
         yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
-
-
-@lru_cache(maxsize=64)
-def cheapest_kappa(draft: Plan, participants: int, *, dropout: float = 0.0, mode: str = "tolerate") -> float:
-    """The strength of shares that leaves least noise in the sum of a round of so many; 1 where tau^2 is given.
-
-    draft    its own kappa does not matter, nor do epsilon and clip: the trade-off is the same for all of them
-    dropout  share of the participants; `mode` is what happens to their noise
-
-    What a round promises does not rest on this choice: tau^2 is calibrated for the graph that is drawn.
-    """
-    if draft.tau2 is not None or not draft.private:
-        return 1.0
-    graph = "complete" if draft.neighbours >= participants - 1 or draft.graph == "complete" else "regular"
-    plain = replace(draft, graph=graph, groups=(), kappa=NOMINAL_KAPPA)
-    return _cheapest(NoiseNeeded(plain, participants, dropout, mode).curve())
-
-
-def _cheapest(curve: tuple[TradeOff, ...]) -> float:
-    best = min(curve, key=total_noise)
-    if best.dropout:
-        return best.kappa
-    return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)
 
 
 def _require_room(plan: Plan, participants: int) -> None:

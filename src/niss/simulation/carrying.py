@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from niss.accounting import Plan, RoundPlan
 from niss.accounting.targets import most_dropped
 from niss.graph import ShareGraph
+from niss.mechanism.shares import SomeEdges
 from niss.methods import Carrying, Gap, enough_uploads, lag_stream
 from niss.simulation.sampling import Sampling, absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
@@ -145,6 +146,20 @@ def can_repair(plan: Plan, graph: ShareGraph, absent: Sequence[int]) -> bool:
     joined = np.zeros((graph.size, graph.size), dtype=bool)
     joined[graph.senders, graph.receivers] = joined[graph.receivers, graph.senders] = True
     return int(joined[~lost][:, lost].sum(axis=1).max(initial=0)) <= plan.revealed
+
+
+def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
+    """The edges between survivors, once the server was given those to the lost, and took them out.
+
+    Each edge has the same noise with and without the others. None where clients would refuse the repair: the protocol
+    then repairs around those who refuse; here nothing is repaired, which leaves more noise.
+    """
+    graph = plan.graph
+    if not can_repair(plan.plan, graph, absent):
+        return None
+    lost = np.zeros(graph.size, dtype=bool)
+    lost[absent] = True
+    return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
 
 
 def close_run(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from niss.accounting import RELATIONS, Plan
-from niss.accounting.planner import cheapest_kappa
+from niss.accounting.plan_noise import cheapest_kappa
 from niss.accounting.plans import UNITS
 from niss.errors import ConfigError
 from niss.graph import GRAPHS

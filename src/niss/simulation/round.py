@@ -27,7 +27,7 @@ from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
 from niss.simulation.carried_exchange import CarriedExchange
-from niss.simulation.carrying import beacon_of, can_repair, carrying_of, close_run, next_cohort
+from niss.simulation.carrying import beacon_of, carrying_of, close_run, next_cohort, repair
 from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchanged, ProtocolExchange
@@ -487,20 +487,6 @@ class OpenRound:
             absent=absent_seats(following.size, dropout, stream.child("dropout")),
         )
         return played, closed
-
-
-def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
-    """The edges between survivors, once the server was given those to the lost, and took them out.
-
-    Each edge has the same noise with and without the others. None where clients would refuse the repair: the protocol
-    then repairs around those who refuse; here nothing is repaired, which leaves more noise.
-    """
-    graph = plan.graph
-    if not can_repair(plan.plan, graph, absent):
-        return None
-    lost = np.zeros(graph.size, dtype=bool)
-    lost[absent] = True
-    return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
 
 
 def _clipping(plan: Plan) -> Clipping:
