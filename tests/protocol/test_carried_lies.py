@@ -143,7 +143,9 @@ def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> No
     statement = _prekey_statement(other.public, own.number, own.public)
     copied = Participant(other.public, replace(own, signature=other.sign("prekey", statement)))
     following = (copied, *cohorts(opened).following[1:])
-    refused(federation, 0, federation.forged(opened, cohorts=Cohorts(following, None)), "not made with the prekey")
+    refused(
+        federation, 0, federation.forged(opened, cohorts=Cohorts(following, None)), "not made with the prekey"
+    )
 
 
 # Another place in the chain.
@@ -245,10 +247,10 @@ CHANGED = {
     "unit_variance": 0.25,
     "residual_variance": 0.01,
     "self_variance": 0.1,
-    "colluding_neighbours": 1,
+    "committee": 4,
     "revealed": 1,
     "dropped": 1,
-    "threshold_share": 0.25,
+    "threshold": 3,
 }
 
 
@@ -352,7 +354,9 @@ def test_graphs_are_drawn_again_until_they_are_what_the_schedule_says(part: str)
         if part == "connectivity":
             found.append([round.graph.connectivity for round in agreed])
         else:
-            found.append([-round.after.graph.mixing for round in agreed if round.after is not None])
+            found.append(
+                [-round.after.graph.second_singular_value for round in agreed if round.after is not None]
+            )
     least = wanted if part == "connectivity" else -wanted
     assert min(found[0]) < least <= min(found[1])
     hopeless = {**sparse, "neighbours": 1.0, part: 1.0 if part == "connectivity" else 0.0}

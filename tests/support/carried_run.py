@@ -18,6 +18,7 @@ from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload
 from niss.protocol.server import Outcome
 from niss.protocol.shares import PairSecrets
 from niss.protocol.states import rounds_answered
+from niss.protocol.wire import decode
 from support.protocol_round import Federation, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8
@@ -45,6 +46,13 @@ def schedule(**changes: Any) -> Schedule:
         "residual_variance": 0.0,
     }
     return Schedule(**{**values, **changes})
+
+
+def repairing(**changes: Any) -> Schedule:
+    """The same with five clients in a cohort, one of whom may drop out; all are in the committee."""
+    size = changes.get("participants", 5)
+    values = {"participants": size, "dropped": 1, "committee": size, "threshold": size // 2 + 1}
+    return schedule(**{**values, "self_variance": 0.5, **changes})
 
 
 class CarriedFederation(Federation):
@@ -136,8 +144,48 @@ class CarriedFederation(Federation):
         self.prekeys[one] += list(upload.fresh_prekeys)
         return upload
 
-    def play_round(self, number: int, absent: Collection[int] = ()) -> Outcome:
-        """A whole round without the seats `absent`."""
+    def play_round(
+        self,
+        number: int,
+        absent: Collection[int] = (),
+        *,
+        silent: Collection[int] = (),
+        restarts: bool = False,
+    ) -> Outcome:
+        """A whole round without the seats `absent`; members in the seats `silent` upload, but reveal nothing.
+
+        With `restarts` every client starts again from its memory before each of its answers to a repair.
+        """
+        self.upload_round(number, absent)
+        if self.schedule.committee:
+            self.repair_round(number, silent=silent, restarts=restarts)
+        self.outcomes[number] = self.server.finish()
+        if self.schedule.committee and number:
+            self.close(number - 1)
+        return self.outcomes[number]
+
+    def close(self, number: int) -> None:
+        """Nobody will be asked about that round any more."""
+        for one in self.cohort(number):
+            current = self.seats[one].client._memory.current
+            if current is not None and decode(current.opened).terms.round == number:
+                self.seats[one].client.close_round()
+
+    def repair_round(self, number: int, *, silent: Collection[int] = (), restarts: bool = False) -> None:
+        """What the committee of the round reveals, and that of the one before."""
+        server = self.server
+        asked = [(number, server.request_reveals, server.take_reveal)]
+        asked.append((number - 1, server.request_carried_reveals, server.take_carried_reveal))
+        for when, request_all, take in asked:
+            for seat, request in request_all().items():
+                if seat in silent:
+                    continue
+                one = self.cohort(when)[seat]
+                client = self.restart(one) if restarts else self.seats[one].client
+                take(carried(client.reveal(carried(request))))
+
+    def upload_round(self, number: int, absent: Collection[int] = ()) -> RoundOpen:
+        """A round up to its uploads."""
         opened = self.open_next(number)
         self.sums[number] = np.zeros(self.schedule.coordinates, dtype=np.int64)
         for seat, one in enumerate(self.cohort(number)):
@@ -147,8 +195,7 @@ class CarriedFederation(Federation):
             steps = np.frombuffer(self.entropy(2 * self.schedule.coordinates), dtype="<i2").astype(np.int64)
             self.sums[number] += steps
             self.server.take_upload(carried(self.answer(one, opened, steps)))
-        self.outcomes[number] = self.server.finish()
-        return self.outcomes[number]
+        return opened
 
 
 class Seen:
