@@ -150,13 +150,17 @@ class CarriedFederation(Federation):
         absent: Collection[int] = (),
         *,
         silent: Collection[int] = (),
+        pretended: Collection[int] = (),
         restarts: bool = False,
     ) -> Outcome:
         """A whole round without the seats `absent`; members in the seats `silent` upload, but reveal nothing.
 
-        With `restarts` every client starts again from its memory before each of its answers to a repair.
+        Of those in the seats `pretended` the server says that they did not upload. With `restarts` every client starts
+        again from its memory before each of its answers to a repair.
         """
-        self.upload_round(number, absent)
+        opened = self.upload_round(number, (*absent, *pretended))
+        for seat in pretended:
+            self.answer(self.cohort(number)[seat], opened)
         if self.schedule.committee:
             self.repair_round(number, silent=silent, restarts=restarts)
         self.outcomes[number] = self.server.finish()
@@ -235,19 +239,30 @@ class Seen:
                 signs[seed].append(sign)
         assert all(sorted(found) in ([1], [-1], [-1, 1]) for found in signs.values())
 
-    def mu2(self, colluders: Collection[bytes] = ()) -> dict[bytes, float]:
+    def mu2(
+        self, colluders: Collection[bytes] = (), stripped: Collection[tuple[bytes, int]] = ()
+    ) -> dict[bytes, float]:
         """By honest client, its mu^2 over all its uploads: `Delta^2 1' (Sigma^-1)[P, P] 1`, in grid steps.
 
-        Sigma is built share by share: an upload's column is the sum of all noise in it that no colluder knows.
+        Sigma is built share by share: an upload's column is the sum of all noise in it that no colluder knows. Of the
+        uploads `stripped` (whose, and in which round) all shares are known, and their self-masks are not.
         """
+        gone = {
+            seed
+            for owner, number, shares in self.uploads
+            if (owner, number) in stripped
+            for seed, *_ in shares
+        }
         known = set(colluders)
         kept = [one for one in self.uploads if one[0] not in known]
         places: dict[bytes, dict[int, tuple[int, float]]] = defaultdict(dict)
         residual = []
-        for row, (_, number, shares) in enumerate(kept):
-            residual.append(self.schedule.residual_of(number) * 4.0**GRID)
+        for row, (owner, number, shares) in enumerate(kept):
+            own = self.schedule.residual_of(number)
+            own += self.schedule.self_variance if (owner, number) in stripped else 0.0
+            residual.append(own * 4.0**GRID)
             for seed, other, variance, sign in shares:
-                if other not in known:
+                if other not in known and seed not in gone:
                     places[seed][row] = (sign, variance)
         sigma = np.diag(residual)
         for ends in places.values():
