@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
@@ -96,6 +98,47 @@ def test_a_server_that_was_started_again_in_between_leaves_carried_noise_and_say
     federation.server._ended = None
     assert federation.play_round(2, (1,)).uncancelled == 4 + 4
     assert federation.play_round(3).exact
+
+
+seats = st.sets(st.integers(0, 4), max_size=2)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    absent=st.lists(seats, min_size=4, max_size=4),
+    pretended=st.lists(seats, min_size=4, max_size=4),
+    silent=st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=4, max_size=4),
+    started_again=st.sets(st.integers(1, 3), max_size=1),
+    restarts=st.booleans(),
+)
+def test_whatever_is_lost_the_sum_is_right_or_declared_noisy(
+    absent: list, pretended: list, silent: list, started_again: set, restarts: bool
+) -> None:
+    """Clients that vanish, or are said to; members that do not answer; restarts on both sides."""
+    federation = CarriedFederation(repairing(rounds=4))
+    for number in range(4):
+        if number in started_again:
+            federation.server._ended = None
+        missing = absent[number] | pretended[number]
+        # Three uploads at least: of fewer there is not always a sum.
+        absent_here = sorted(missing)[:2]
+        said = [seat for seat in absent_here if seat in pretended[number]]
+        federation.play_round(
+            number,
+            [seat for seat in absent_here if seat not in said],
+            pretended=said,
+            silent=silent[number],
+            restarts=restarts,
+        )
+    federation.seen.check_shares()
+    exact = all(outcome.exact for outcome in federation.outcomes.values())
+    assert exact == (not left(federation).any())
+    if (
+        not any(silent)
+        and not started_again
+        and all(len(a | b) < 2 for a, b in zip(absent, pretended, strict=True))
+    ):
+        assert exact
 
 
 # A server that lies.
@@ -283,6 +326,20 @@ def test_a_member_that_gave_no_part_in_its_round_gives_none_later() -> None:
     request = federation.server.request_carried_reveals()[3]
     with pytest.raises(RemoteProtocolError, match="no part for its own round"):
         federation.seats[federation.cohort(0)[3]].client.reveal(carried(request))
+
+
+def test_a_server_takes_no_reveal_without_a_vote_for_its_set() -> None:
+    """One false vote in a verdict, and the next round's committee would refuse it."""
+    scene = Scene()
+    answer = scene.ask(0)
+    identity = scene.federation.seats[scene.federation.cohort(2)[0]].identity
+    other = vote(agree(scene.federation.opened[2]), (0, 1, 2, 4), identity)
+    for false in (other, bytes(64), None):
+        lie = replace(answer, vote=false, signature=b"")
+        lie = replace(lie, signature=identity.sign("reveal", signed_part(lie)))
+        with pytest.raises(RemoteProtocolError):
+            scene.federation.server.take_reveal(carried(lie))
+    scene.federation.server.take_reveal(carried(answer))
 
 
 def test_a_round_that_is_over_gives_nothing_away() -> None:

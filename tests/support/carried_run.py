@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from niss.accounting.carried_rounds import CarriedAccount
+from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import _signed, agree, commitment_of, link_of
 from niss.protocol.carried import Schedule
 from niss.protocol.carrying import previous_of
@@ -176,7 +177,7 @@ class CarriedFederation(Federation):
                 self.seats[one].client.close_round()
 
     def repair_round(self, number: int, *, silent: Collection[int] = (), restarts: bool = False) -> None:
-        """What the committee of the round reveals, and that of the one before."""
+        """What the committee of the round reveals, and that of the one before, as far as they agree to."""
         server = self.server
         asked = [(number, server.request_reveals, server.take_reveal)]
         asked.append((number - 1, server.request_carried_reveals, server.take_carried_reveal))
@@ -186,7 +187,11 @@ class CarriedFederation(Federation):
                     continue
                 one = self.cohort(when)[seat]
                 client = self.restart(one) if restarts else self.seats[one].client
-                take(carried(client.reveal(carried(request))))
+                try:
+                    answer = client.reveal(carried(request))
+                except RemoteProtocolError:
+                    continue
+                take(carried(answer))
 
     def upload_round(self, number: int, absent: Collection[int] = ()) -> RoundOpen:
         """A round up to its uploads."""
