@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,11 +73,16 @@ class Run:
         return costs
 
     def costs(
-        self, colluders: set[int], called: Sequence[int | None], *, masked: bool = True
+        self,
+        colluders: set[int],
+        called: Sequence[int | None],
+        *,
+        masked: bool = True,
+        mask: float | None = None,
     ) -> dict[int, float]:
         """mu^2 of every honest client of the run, by seat and cohort, if these seats were called dropped.
 
-        Whoever is called dropped keeps a self-mask that brings its own noise up to what its charge covers.
+        Whoever is called dropped keeps a self-mask: `mask`, or what brings its own noise up to what its charge covers.
         """
         size, residual = self.size, self.committed.residual / self.size
         known = {number * size + seat for number in range(self.rounds) for seat in colluders}
@@ -91,6 +97,9 @@ class Run:
                 number, cohort = vertex // size, vertex // size % APART
                 if number == ROUNDS:
                     continue  # A closing round has no data to hide.
+                if mask is not None:
+                    sigma[vertex, vertex] += mask
+                    continue
                 sigma[vertex, vertex] = max(1.0 / self.charges(cohort)[number], residual)
         precision = np.linalg.inv(sigma)
         found = {}
@@ -123,6 +132,34 @@ def test_every_lie_about_dropouts_stays_within_the_charge(changes):
     # The claim is no idle one: others come close to it, and so does whoever is called dropped in every round.
     assert worst > 0.5
     assert victim > 0.5
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"colluders": 1}, {"closing": True}], ids=["", "colluder", "closing"]
+)
+@pytest.mark.parametrize("part", [1.0, 0.3, 0.0])
+def test_with_one_self_mask_for_all_rounds_every_lie_stays_within_the_charge(changes, part):
+    """As the protocol has it: at its planned strength it costs nothing, a weaker one is charged for."""
+    size = 4
+    run = Run(plan_of(size, **changes), size)
+    planned = run.committed.promise
+    mask = part * planned.needed_self_variance
+    plan = replace(planned, self_variance=mask * (1.0 + 1e-9))
+    assert plan.matrix.min() >= 0.0
+    colluders = set(range(run.plan.colluders))
+    charged, closest = {}, 0.0
+    for cohort in range(APART):
+        rounds = range(cohort, ROUNDS, APART)
+        charged[cohort] = float(plan.matrix[np.ix_(rounds, rounds)].sum())
+    for called in itertools.product((None, *range(size)), repeat=run.rounds):
+        for client, cost in run.costs(colluders, called, mask=mask).items():
+            assert cost <= charged[client // size] * (1.0 + 1e-8)
+            closest = max(closest, cost / charged[client // size])
+    assert closest > 0.5
+    if part == 1.0:
+        np.testing.assert_array_equal(plan.matrix, planned.matrix)
+    else:
+        assert plan.worst.cost > planned.worst.cost
 
 
 def test_without_the_self_mask_a_lie_would_strip_its_victim():

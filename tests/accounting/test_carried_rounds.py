@@ -24,7 +24,7 @@ from niss.accounting import (
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.carrying import previous_of
-from support.carried_run import NOISY, RUN, CarriedFederation, schedule
+from support.carried_run import GRID, NOISY, RUN, CarriedFederation, repairing, schedule
 
 SIZE, ROUNDS, APART = 6, 9, 3
 
@@ -137,8 +137,66 @@ def test_plans_of_other_kinds_have_no_schedule_and_carried_ones_no_single_terms(
         make_schedule(Plan(clip=1.0, epsilon=3.0), participants=4, coordinates=10)
     with pytest.raises(ConfigError, match="follow from its schedule"):
         make_terms(plan_for(), participants=SIZE, coordinates=10, run=b"run", number=0)
-    with pytest.raises(ConfigError, match="not repaired"):
+    with pytest.raises(ConfigError, match="nothing is repaired"):
         make_schedule(plan_for(dropped=1, revealed=1), participants=SIZE, coordinates=10)
+    with pytest.raises(ConfigError, match="mode"):
+        make_schedule(plan_for(), participants=SIZE, coordinates=10, mode="forget")
+    with pytest.raises(ConfigError, match="everyone shares with everyone"):
+        make_schedule(plan_for(carried_neighbours=3.0), participants=SIZE, coordinates=10, mode="repair")
+
+
+@pytest.mark.parametrize("changes", [{}, {"colluders": 1}, {"closing": True}, {"pattern": "any"}], ids=str)
+def test_repairs_are_charged_as_planned_and_their_self_mask_costs_nothing(changes: dict[str, Any]) -> None:
+    plan = plan_for(dropped=1, revealed=1, **changes)
+    committed = make_schedule(plan, participants=SIZE, coordinates=100, mode="repair")
+    assert (committed.mode, committed.dropped, committed.committee) == ("repair", 1, SIZE)
+    assert committed.threshold == (SIZE + plan.colluders) // 2 + 1
+    worth = carried_plan(committed, relation=plan.relation, colluders=plan.colluders)
+    promise = plan.committed(SIZE).promise
+    assert worth is not None
+    assert promise is not None
+    square = promise.sensitivity**2 / worth.sensitivity**2
+    np.testing.assert_allclose(worth.matrix / square, promise.matrix, rtol=1e-9)
+    assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
+    # Whoever may be called dropped counts like a colluder, and a weaker mask is charged for.
+    assert worth.mu > carried_plan(replace(committed, dropped=0), relation=plan.relation, colluders=0).mu
+    weak = replace(committed, self_variance=committed.self_variance / 4.0)
+    assert carried_plan(weak, relation=plan.relation, colluders=plan.colluders).mu > worth.mu
+    assert CarriedAccount(weak, colluders=plan.colluders).cost(0) == pytest.approx(
+        worth.sensitivity**2 / (weak.residual_of(0) + weak.self_variance)
+    )
+
+
+def test_a_committee_that_colluders_could_outvote_is_refused() -> None:
+    loose = repairing(**NOISY)
+    assert CarriedAccount(loose, colluders=0).plan is not None
+    with pytest.raises(RemoteProtocolError, match="but 4 must"):
+        CarriedAccount(loose, colluders=2)
+    assert CarriedAccount(replace(loose, threshold=4), colluders=2).plan is not None
+
+
+@pytest.mark.parametrize("called", [(0, 0, 0, 0), (1, 2, 3, 4), (0, 0, 1, 1), (None, 3, 3, None)])
+def test_the_charge_covers_clients_that_are_called_dropped_although_they_uploaded(called: tuple) -> None:
+    """Everyone uploads, but the server says that one a round did not: it holds that upload, and all its shares."""
+    plan = plan_for(
+        dropped=1, revealed=1, horizon=4, separation=2, participations=2, participants=5, kappa=3.0, clip=2.0
+    )
+    committed = make_schedule(plan, participants=5, coordinates=8, mode="repair", grid_bits=GRID)
+    federation = CarriedFederation(committed)
+    for number, seat in enumerate(called):
+        outcome = federation.play_round(number, pretended=() if seat is None else (seat,))
+        assert outcome.exact
+    identity = {
+        (number, seat): federation.listed(number)[seat].identity
+        for number, seat in enumerate(called)
+        if seat is not None
+    }
+    stripped = {(owner, number) for (number, _), owner in identity.items()}
+    charged = {seat.identity.public: sum(mu**2 for _, _, mu in seat.charges) for seat in federation.seats}
+    found = federation.seen.mu2(stripped=stripped)
+    assert len(found) == 10
+    assert all(mu2 <= charged[owner] * (1.0 + 1e-9) for owner, mu2 in found.items())
+    assert max(mu2 / charged[owner] for owner, mu2 in found.items()) > 0.5
 
 
 def test_every_participation_is_charged_what_it_adds() -> None:

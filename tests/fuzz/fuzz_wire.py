@@ -10,7 +10,7 @@ from typing import Any
 
 from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
-from niss.protocol.messages import Cohorts, Message, Partials, Participant
+from niss.protocol.messages import Cohorts, Message, Partials, Participant, Vote
 from niss.protocol.wire import HEADER_BYTES, MAGIC, VERSION, decode, encode, write
 from niss.protocol.wire_fields import Limits, Writer
 from support.protocol_messages import example_prekey, examples
@@ -64,9 +64,13 @@ def random_message(rng: random.Random) -> Message:
         changes |= {"vector": rng.randbytes(rng.randrange(200)), "pieces": pieces}
         changes["fresh_prekeys"] = tuple(example_prekey(seat**4) for seat in seats)
         changes["commitment"] = rng.choice([b"", rng.randbytes(32)])
-    elif name == "RevealRequest":
+    elif name in ("RevealRequest", "CarriedRequest"):
         changes |= {"survivors": tuple(seats), "pieces": pieces}
-    elif name == "Reveal":
+        if message.verdict is not None:
+            votes = tuple(Vote(seat, rng.randbytes(64)) for seat in seats)
+            changes["verdict"] = replace(message.verdict, survivors=tuple(seats), votes=votes)
+    elif name in ("Reveal", "CarriedReveal"):
+        changes["vote"] = rng.choice([None, rng.randbytes(64)])
         changes["partials"] = tuple(
             Partials(seat, rng.randbytes(32 * rng.randrange(1, 4)), rng.randbytes(48)) for seat in seats
         )

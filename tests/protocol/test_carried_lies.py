@@ -247,10 +247,10 @@ CHANGED = {
     "unit_variance": 0.25,
     "residual_variance": 0.01,
     "self_variance": 0.1,
-    "colluding_neighbours": 1,
+    "committee": 4,
     "revealed": 1,
     "dropped": 1,
-    "threshold_share": 0.25,
+    "threshold": 3,
 }
 
 
@@ -354,7 +354,9 @@ def test_graphs_are_drawn_again_until_they_are_what_the_schedule_says(part: str)
         if part == "connectivity":
             found.append([round.graph.connectivity for round in agreed])
         else:
-            found.append([-round.after.graph.mixing for round in agreed if round.after is not None])
+            found.append(
+                [-round.after.graph.second_singular_value for round in agreed if round.after is not None]
+            )
     least = wanted if part == "connectivity" else -wanted
     assert min(found[0]) < least <= min(found[1])
     hopeless = {**sparse, "neighbours": 1.0, part: 1.0 if part == "connectivity" else 0.0}

@@ -15,7 +15,7 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import commitment_of, participants_hash, terms_hash
 from niss.protocol.carried import CarriedContext, Schedule
 from niss.protocol.shares import carried_seed
-from support.carried_run import GRID, CarriedFederation, schedule
+from support.carried_run import GRID, CarriedFederation, repairing, schedule
 
 
 def in_steps(total: np.ndarray) -> np.ndarray:
@@ -70,15 +70,16 @@ OTHER = {
     "connectivity": 0.5,
     "mixing": 0.5,
 }
+REPAIR = {"dropped": 2, "committee": 6, "threshold": 5, "self_variance": 0.25}
 
 
 def test_every_number_of_a_schedule_is_in_its_hash_and_comes_back_from_json() -> None:
-    assert set(OTHER) == {field.name for field in fields(Schedule)}
-    base = schedule()
-    hashes = {replace(base, **{name: value}).digest for name, value in OTHER.items()}
-    assert len(hashes | {base.digest}) == len(OTHER) + 1
-    for name, value in OTHER.items():
-        other = replace(base, **{name: value})
+    assert {*OTHER, *REPAIR} == {field.name for field in fields(Schedule)}
+    base, repaired = schedule(), repairing(participants=7)
+    others = [replace(base, **{name: value}) for name, value in OTHER.items()]
+    others += [replace(repaired, **{name: value}) for name, value in REPAIR.items()]
+    assert len({one.digest for one in (base, repaired, *others)}) == len(others) + 2
+    for other in others:
         assert Schedule.from_json(json.loads(json.dumps(other.to_json()))) == other
 
 

@@ -109,9 +109,29 @@ def test_a_run_that_was_stopped_is_not_played_on_with_other_keys(tmp_path, monke
         niss.resume(tmp_path / "run", model=nn.Linear(WIDTH, 50), clients=rows, test=rows[0])
 
 
-def test_repairs_of_carried_noise_are_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="does not repair noise that niss-carried carries over"):
-        played(protocol={"mode": "repair", "dropout": 0.1})
+@pytest.mark.parametrize("method", [{}, {"closing": True}], ids=["", "closing"])
+def test_what_dropouts_leave_is_repaired_as_in_the_simulated_run(method: dict) -> None:
+    """The same clients are lost in both: same charges, same noise; repaired within the round and one round later."""
+    how = {"protocol": {"mode": "repair", "dropout": 0.15}, "seed": 4, "method": method}
+    how["privacy"] = {"epsilon": 3.0, "clip": 0.5, "dropped": 2}
+    real, simulated = played(**how), played(**how, exchange="simulated")
+    assert real.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
+    coordinates = 50 * (WIDTH + 1)
+    assert sum(line["dropped"] for line in real.metrics) > 2
+    for line, other in zip(real.metrics, simulated.metrics, strict=True):
+        assert line["dropped"] == other["dropped"] <= 2
+        assert line["exact"]
+        assert line["model_noise_variance"] == pytest.approx(other["model_noise_variance"], rel=0.01)
+        assert line["mu_joint"] == pytest.approx(other["mu_joint"], rel=0.01)
+        measured, predicted = line["aggregate_variance"], line["aggregate_variance_predicted"]
+        assert predicted == pytest.approx(other["aggregate_variance_predicted"], rel=0.01)
+        assert abs(measured / predicted - 1.0) < 6.0 * np.sqrt(2.0 / coordinates)
+
+
+def test_repairs_on_sparse_graphs_are_refused_before_anything_runs() -> None:
+    for method in ({"graph": "regular", "neighbours": 2}, {"carried_neighbours": 2}):
+        with pytest.raises(ConfigError, match="where everyone shares with everyone"):
+            played(protocol={"mode": "repair", "dropout": 0.1}, method=method)
 
 
 def test_without_fresh_noise_the_sum_of_a_run_is_plain_averaging_to_the_last_bit() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from niss.accounting.carried_rounds import CarriedAccount
+from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import _signed, agree, commitment_of, link_of
 from niss.protocol.carried import Schedule
 from niss.protocol.carrying import previous_of
@@ -18,6 +19,7 @@ from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload
 from niss.protocol.server import Outcome
 from niss.protocol.shares import PairSecrets
 from niss.protocol.states import rounds_answered
+from niss.protocol.wire import decode
 from support.protocol_round import Federation, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8
@@ -45,6 +47,13 @@ def schedule(**changes: Any) -> Schedule:
         "residual_variance": 0.0,
     }
     return Schedule(**{**values, **changes})
+
+
+def repairing(**changes: Any) -> Schedule:
+    """The same with five clients in a cohort, one of whom may drop out; all are in the committee."""
+    size = changes.get("participants", 5)
+    values = {"participants": size, "dropped": 1, "committee": size, "threshold": size // 2 + 1}
+    return schedule(**{**values, "self_variance": 0.5, **changes})
 
 
 class CarriedFederation(Federation):
@@ -137,8 +146,56 @@ class CarriedFederation(Federation):
         self.prekeys[one] += list(upload.fresh_prekeys)
         return upload
 
-    def play_round(self, number: int, absent: Collection[int] = ()) -> Outcome:
-        """A whole round without the seats `absent`."""
+    def play_round(
+        self,
+        number: int,
+        absent: Collection[int] = (),
+        *,
+        silent: Collection[int] = (),
+        pretended: Collection[int] = (),
+        restarts: bool = False,
+    ) -> Outcome:
+        """A whole round without the seats `absent`; members in the seats `silent` upload, but reveal nothing.
+
+        Of those in the seats `pretended` the server says that they did not upload. With `restarts` every client starts
+        again from its memory before each of its answers to a repair.
+        """
+        opened = self.upload_round(number, (*absent, *pretended))
+        for seat in pretended:
+            self.answer(self.cohort(number)[seat], opened)
+        if self.schedule.committee:
+            self.repair_round(number, silent=silent, restarts=restarts)
+        self.outcomes[number] = self.server.finish()
+        if self.schedule.committee and number:
+            self.close(number - 1)
+        return self.outcomes[number]
+
+    def close(self, number: int) -> None:
+        """Nobody will be asked about that round any more."""
+        for one in self.cohort(number):
+            current = self.seats[one].client._memory.current
+            if current is not None and decode(current.opened).terms.round == number:
+                self.seats[one].client.close_round()
+
+    def repair_round(self, number: int, *, silent: Collection[int] = (), restarts: bool = False) -> None:
+        """What the committee of the round reveals, and that of the one before, as far as they agree to."""
+        server = self.server
+        asked = [(number, server.request_reveals, server.take_reveal)]
+        asked.append((number - 1, server.request_carried_reveals, server.take_carried_reveal))
+        for when, request_all, take in asked:
+            for seat, request in request_all().items():
+                if seat in silent:
+                    continue
+                one = self.cohort(when)[seat]
+                client = self.restart(one) if restarts else self.seats[one].client
+                try:
+                    answer = client.reveal(carried(request))
+                except RemoteProtocolError:
+                    continue
+                take(carried(answer))
+
+    def upload_round(self, number: int, absent: Collection[int] = ()) -> RoundOpen:
+        """A round up to its uploads."""
         opened = self.open_next(number)
         self.sums[number] = np.zeros(self.schedule.coordinates, dtype=np.int64)
         for seat, one in enumerate(self.cohort(number)):
@@ -148,8 +205,7 @@ class CarriedFederation(Federation):
             steps = np.frombuffer(self.entropy(2 * self.schedule.coordinates), dtype="<i2").astype(np.int64)
             self.sums[number] += steps
             self.server.take_upload(carried(self.answer(one, opened, steps)))
-        self.outcomes[number] = self.server.finish()
-        return self.outcomes[number]
+        return opened
 
 
 class Seen:
@@ -189,19 +245,30 @@ class Seen:
                 signs[seed].append(sign)
         assert all(sorted(found) in ([1], [-1], [-1, 1]) for found in signs.values())
 
-    def mu2(self, colluders: Collection[bytes] = ()) -> dict[bytes, float]:
+    def mu2(
+        self, colluders: Collection[bytes] = (), stripped: Collection[tuple[bytes, int]] = ()
+    ) -> dict[bytes, float]:
         """By honest client, its mu^2 over all its uploads: `Delta^2 1' (Sigma^-1)[P, P] 1`, in grid steps.
 
-        Sigma is built share by share: an upload's column is the sum of all noise in it that no colluder knows.
+        Sigma is built share by share: an upload's column is the sum of all noise in it that no colluder knows. Of the
+        uploads `stripped` (whose, and in which round) all shares are known, and their self-masks are not.
         """
+        gone = {
+            seed
+            for owner, number, shares in self.uploads
+            if (owner, number) in stripped
+            for seed, *_ in shares
+        }
         known = set(colluders)
         kept = [one for one in self.uploads if one[0] not in known]
         places: dict[bytes, dict[int, tuple[int, float]]] = defaultdict(dict)
         residual = []
-        for row, (_, number, shares) in enumerate(kept):
-            residual.append(self.schedule.residual_of(number) * 4.0**GRID)
+        for row, (owner, number, shares) in enumerate(kept):
+            own = self.schedule.residual_of(number)
+            own += self.schedule.self_variance if (owner, number) in stripped else 0.0
+            residual.append(own * 4.0**GRID)
             for seed, other, variance, sign in shares:
-                if other not in known:
+                if other not in known and seed not in gone:
                     places[seed][row] = (sign, variance)
         sigma = np.diag(residual)
         for ends in places.values():

@@ -25,6 +25,8 @@ from niss.protocol.messages import (
     RoundOpen,
     Terms,
     Upload,
+    Verdict,
+    Vote,
 )
 
 
@@ -66,7 +68,7 @@ def example_cohort(name: str) -> tuple[Participant, ...]:
 
 
 def examples() -> dict[str, Message]:
-    """One message of each kind, always the same; `CarriedOpen` is a `RoundOpen` of a run that carries noise over."""
+    """One message of each kind, always the same; those called `Carried...` are of a run that carries noise over."""
     context, signature = filler("context", 32), filler("signature", 64)
     everyone = example_cohort("identity")
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
@@ -89,6 +91,18 @@ def examples() -> dict[str, Message]:
             signature,
         ),
         "RevealRequest": RevealRequest(context, (0, 2, 129, 300), filler("pieces for one", 256), signature),
+        "CarriedRequest": RevealRequest(
+            context,
+            (0, 2),
+            filler("pieces for one", 128),
+            signature,
+            Verdict(
+                beacon,
+                filler("following", 32),
+                (0, 1, 200),
+                (Vote(1, filler("vote 1", 64)), Vote(200, filler("vote 200", 64))),
+            ),
+        ),
         "Reveal": Reveal(
             context,
             2,
@@ -97,6 +111,13 @@ def examples() -> dict[str, Message]:
                 Partials(129, filler("points 129", 32), filler("proof 129", 48)),
             ),
             signature,
+        ),
+        "CarriedReveal": Reveal(
+            context,
+            2,
+            (Partials(0, filler("points 0", 96), filler("proof 0", 48)),),
+            signature,
+            filler("vote", 64),
         ),
         "Refusal": Refusal(context, "too few participants: 3 \N{LESS-THAN OR EQUAL TO} 5", signature),
     }
@@ -166,6 +187,16 @@ def round_opens(draw: st.DrawFn) -> RoundOpen:
     )
 
 
+_votes = st.builds(Vote, seat=_seats, signature=st.binary(min_size=64, max_size=64))
+_verdicts = st.builds(
+    Verdict,
+    beacon=_beacons,
+    following=_hashes,
+    survivors=_survivors,
+    votes=_rising(_votes, lambda one: one.seat),
+)
+
+
 def uploads() -> st.SearchStrategy[Upload]:
     """Any upload, though a short one."""
     return st.builds(
@@ -188,6 +219,7 @@ def reveal_requests() -> st.SearchStrategy[RevealRequest]:
         survivors=_survivors,
         pieces=_pieces,
         signature=_signatures,
+        verdict=st.none() | _verdicts,
     )
 
 
@@ -199,6 +231,7 @@ def reveals() -> st.SearchStrategy[Reveal]:
         seat=_seats,
         partials=_rising(_partials, lambda one: one.seat),
         signature=_signatures,
+        vote=st.none() | st.binary(min_size=64, max_size=64),
     )
 
 

@@ -12,7 +12,7 @@ pattern it takes part in, against a server that sees everything and holds the as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -127,6 +127,8 @@ class CarriedPlan:
                          revealed, carried ones too, so they count like colluders
     revealed             share of the carried variance between two rounds that repairs may reveal besides, by both sides
                          together
+    self_variance        of the self-mask that a client keeps, besides its fresh noise, in a round in which it is called
+                         dropped; None: as much as its charge covers
     sensitivity          Delta: how far one client can move its upload
     """
 
@@ -146,6 +148,7 @@ class CarriedPlan:
     revealed: float = 0.0
     sensitivity: float = 1.0
     connectivity: Connectivity = COMPLETE
+    self_variance: float | None = None
 
     def __post_init__(self) -> None:
         counts = {"participants": 1, "horizon": 1, "separation": 1, "colluders": 0, "declared_dropped": 0}
@@ -255,13 +258,28 @@ class CarriedPlan:
 
     @cached_property
     def matrix(self) -> FloatArray:
-        """K (horizon x horizon): a client that takes part in P spends `Delta' K[P, P] Delta` of mu^2."""
+        """K (horizon x horizon): a client that takes part in P spends `Delta' K[P, P] Delta` of mu^2.
+
+        In the rounds D in which it is called dropped a client has its own noise alone: it spends
+        `Delta' K[P - D, P - D] Delta` and `Delta^2 / own` for each of D. No entry of K is negative, so that this is at
+        most `Delta' K[P, P] Delta` if each entry on the diagonal is at least `1 / own`: it is raised to that.
+        """
         candidates = [floor.matrix[: self.horizon, : self.horizon] for floor in self.floors]
-        if len(candidates) == 1:
-            return candidates[0]
-        # Searching all patterns takes long in long runs.
-        pattern = self.pattern if self.participants <= _TINY else "cyclic"
-        return min(candidates, key=lambda k: worst_pattern(k, self.separation, pattern).cost)
+        chosen = candidates[0]
+        if len(candidates) > 1:
+            # Searching all patterns takes long in long runs.
+            pattern = self.pattern if self.participants <= _TINY else "cyclic"
+            chosen = min(candidates, key=lambda k: worst_pattern(k, self.separation, pattern).cost)
+        if self.self_variance is None:
+            return chosen
+        own = self.residuals[: self.horizon] / self.participants + self.self_variance
+        return np.asarray(chosen + np.diag(np.maximum(1.0 / own - np.diag(chosen), 0.0)))
+
+    @property
+    def needed_self_variance(self) -> float:
+        """The least that a self-mask must have, in all rounds, for whoever is called dropped to lose nothing by it."""
+        own = 1.0 / np.diag(replace(self, self_variance=None).matrix)
+        return float(max(np.max(own - self.residuals[: self.horizon] / self.participants), 0.0))
 
     @cached_property
     def worst(self) -> WorstPattern:

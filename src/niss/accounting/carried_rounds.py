@@ -22,14 +22,22 @@ from niss.accounting.carried_charges import CarriedCharges
 from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
-from niss.accounting.protocol_rounds import draw_round, first_grid, fit_grid, too_imprecise
-from niss.accounting.targets import client_sensitivity
+from niss.accounting.protocol_rounds import (
+    SAME,
+    check_committee,
+    committee_of,
+    draw_round,
+    first_grid,
+    fit_grid,
+    too_imprecise,
+)
+from niss.accounting.targets import client_sensitivity, split_failure
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.mechanism.grid import MAX_BITS, Grid
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
-from niss.protocol.messages import Beacon, Cohorts, Participant, Previous, RoundOpen
+from niss.protocol.messages import MODES, Beacon, Cohorts, Participant, Previous, RoundOpen
 
 Participants = tuple[Participant, ...]
 
@@ -42,12 +50,14 @@ def make_schedule(
     *,
     participants: int,
     coordinates: int,
+    mode: str = "tolerate",
     grid_bits: int | None = None,
     modulus_bits: int = 64,
 ) -> Schedule:
     """What a run of this plan commits to, with rounds of that many participants of equal weight.
 
     coordinates   entries of an update
+    mode          what happens after dropouts: `tolerate` or `repair`
     grid_bits     grid steps of 2^-grid_bits; None chooses, as in `make_terms`
     modulus_bits  uploads are summed modulo 2^modulus_bits
 
@@ -55,9 +65,11 @@ def make_schedule(
     """
     if not (plan.kind.carries and plan.kind.has_protocol):
         raise ConfigError("a schedule is made for a method that carries noise over", field="plan")
-    if plan.dropped or plan.revealed:
+    if mode not in MODES:
+        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    if mode == "tolerate" and (plan.dropped or plan.revealed):
         raise ConfigError(
-            "carried shares are not repaired by the protocol", field="plan", hint="mode 'tolerate'"
+            "the plan pays for repairs, but nothing is repaired", field="plan", hint="mode 'repair'"
         )
     if plan.separation < 2:
         raise ConfigError(
@@ -96,6 +108,18 @@ def make_schedule(
         connectivity=(promised.spatial or 0.0) if sparse else 0.0,
         mixing=(promised.carried or 0.0) if carried < participants else 0.0,
     )
+    if mode == "repair":
+        members, threshold = committee_of(plan, participants)
+        alone = run.spatial / (2.0 * plan.kappa)
+        if run.promise is not None:
+            alone = run.promise.needed_self_variance * SAME
+        schedule = replace(
+            schedule,
+            dropped=plan.dropped,
+            committee=members,
+            threshold=threshold,
+            self_variance=alone * square,
+        )
     if grid_bits is not None:
         schedule = replace(schedule, grid_bits=grid_bits)
         if plan.calibrated and _narrowest_steps(schedule) < LEAST_STEPS:
@@ -124,7 +148,7 @@ def make_schedule(
 
 
 def _narrowest(schedule: Schedule) -> float:
-    """The least variance of any noise in an upload: residual, a share within the round, or one that is carried.
+    """The least variance of any noise in an upload: residual, a share within the round, a carried one, or a self-mask.
 
     The shares of a graph have one weight each, on complete graphs and on sparse ones.
     """
@@ -135,6 +159,8 @@ def _narrowest(schedule: Schedule) -> float:
     ]
     if schedule.carried_variance:
         noises.append(schedule.carried_variance * schedule.carried_neighbours / far)
+    if schedule.self_variance:
+        noises.append(schedule.self_variance)
     return min(noises)
 
 
@@ -209,6 +235,8 @@ def carried_plan(schedule: Schedule, *, relation: str, colluders: int) -> Carrie
             ends=schedule.ends,
             closing=schedule.closing,
             colluders=colluders,
+            declared_dropped=schedule.dropped,
+            self_variance=schedule.self_variance if schedule.committee else None,
             sensitivity=float(client_sensitivity(1.0 / size, schedule.clip, relation)),
             connectivity=connectivity,
         )
@@ -224,13 +252,14 @@ class CarriedAccount:
     colluders  assumed in every round
     promise    to the client over the whole run: what the grid costs has to fit into its part of delta
     budget     most mu over the whole run; infinite: any
+    failure    with which the bound on colluders in a committee may fail, as in `Assessor`
     earlier    the rounds of this run that it was charged for (`niss.protocol.states.rounds_answered`)
 
     `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
     take something off it. Refused (`RemoteProtocolError`): noise too narrow for its grid, and a participation that the
     budget or the schedule does not allow. Graphs are as well connected as the schedule says, or the round is refused
-    when it is agreed on.
+    when it is agreed on. A committee that colluders could outvote is refused when the account is made.
     """
 
     def __init__(
@@ -241,12 +270,16 @@ class CarriedAccount:
         colluders: int = 0,
         promise: Promise | None = None,
         budget: float = math.inf,
+        failure: float = 0.0,
         earlier: Sequence[int] = (),
     ) -> None:
         self.schedule, self.colluders, self._relation = schedule, colluders, relation
         self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
         self.plan = carried_plan(schedule, relation=relation, colluders=colluders)
         self._budget, self._taken = budget, [one for one in earlier if one < schedule.horizon]
+        if schedule.committee:
+            _, failure = split_failure(failure, drawn=schedule.committee < schedule.participants)
+            check_committee(schedule.terms(b"run", 0), schedule.participants, colluders, failure)
 
     def cost(self, number: int) -> float:
         """What taking part in round `number` would add to mu^2; 0 in a round without updates."""
@@ -303,6 +336,7 @@ class CarriedAccount:
                 "rounds": schedule.rounds,
                 "separation": schedule.separation,
                 "pattern": "cyclic" if schedule.cyclic else "any",
+                "dropped": schedule.dropped,
             }
             if math.isfinite(mu):
                 basis["grid_delta"] = 0.0 if self._taken else run_grid_delta(schedule, self._promise)

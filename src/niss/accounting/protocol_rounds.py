@@ -49,7 +49,7 @@ _LEAST_LOG_STEPS = 4.0
 # The residual noise covers the worst of this many graphs, and this much more.
 _GRAPHS, _MARGIN = 3, 1.03
 # A hair more than the promise needs, so that no client refuses for the last bit of a float.
-_ROUNDING = 1.0 + 1e-9
+SAME = 1.0 + 1e-9
 _LOG_STEPS = 8.0
 # From this ratio of variances on, rounding in the joint view counts.
 _FAR_APART = 1e9
@@ -107,7 +107,7 @@ def make_terms(
     unit = plan.strength * own / plan.neighbours
     residual = _residual(plan, participants, unit, own)
     repairing = mode == "repair"
-    committee, threshold = _committee(plan, participants) if repairing else (0, 0)
+    committee, threshold = committee_of(plan, participants) if repairing else (0, 0)
     chosen = grid_bits
     if chosen is None:
         chosen = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
@@ -149,10 +149,10 @@ def make_terms(
 
 def _self_variance(plan: Plan, own: float, residual: float) -> float:
     """So that a self-mask protects alone; uniform where the shares are, so that it hides all there is."""
-    return math.inf if plan.uniform else max(own * _ROUNDING - residual, 0.0)
+    return math.inf if plan.uniform else max(own * SAME - residual, 0.0)
 
 
-def _committee(plan: Plan, participants: int) -> tuple[int, int]:
+def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
     """Size and threshold of the committee; raises `ConfigError` where too many of its members may collude."""
     size = min(plan.committee or participants, participants)
     _, failure = split_failure(plan.failure, drawn=plan.committee is not None)
@@ -211,7 +211,7 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
         return float(plan.tau2 * unit * plan.neighbours)
     if plan.neighbours >= participants - 1:
         complete = ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
-        graphs, margin = [complete], _ROUNDING
+        graphs, margin = [complete], SAME
     else:
         beacons = [hashlib.sha256(b"niss.terms" + bytes([number])).digest() for number in range(_GRAPHS)]
         graphs = [
@@ -223,7 +223,7 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
         connected = [residual for residual, worst in masked if not worst.alone]
         if not connected:
             raise too_sparse(participants, plan.neighbours, plan.corruption)
-        return _ROUNDING * max(connected)
+        return SAME * max(connected)
     needed = [
         calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)[0] for graph in graphs
     ]
@@ -360,7 +360,7 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
     if repairing:
         drawn = terms.committee < size
         failure, committee_failure = split_failure(failure, drawn=drawn)
-        _check_committee(terms, size, colluders, committee_failure)
+        check_committee(terms, size, colluders, committee_failure)
     worst = worst_case(
         agreed.graph,
         Corruption(
@@ -401,7 +401,7 @@ def _rounded_up(agreed: Agreed, mu: float) -> float:
     return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
 
 
-def _check_committee(terms: Terms, size: int, colluders: int, failure: float) -> None:
+def check_committee(terms: Terms, size: int, colluders: int, failure: float) -> None:
     """A committee must be safe with as many colluders as this client assumes."""
     wanted = committee_threshold(size, terms.committee, colluders, failure)
     if terms.threshold < wanted:

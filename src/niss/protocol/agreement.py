@@ -175,12 +175,18 @@ class Agreed:
 
         Drawn by the beacon, and so by nobody: colluders are in it as if drawn with the others.
         """
-        seed = _round_seed(
-            self.opened.beacon.value, participants_hash(self.participants) + terms_hash(self.terms)
+        terms = self.terms
+        return draw_committee(self.opened.beacon.value, self.participants, terms_hash(terms), terms.committee)
+
+    @cached_property
+    def everyone(self) -> tuple[Participant, ...]:
+        """Those of this round, of the one before that carried noise to it, and of the one that it carries noise to."""
+        before, after = self.before, self.after
+        return (
+            *self.participants,
+            *(() if before is None else before.senders),
+            *(() if after is None else after.receivers),
         )
-        size = len(self.participants)
-        order = BeaconStream(seed, "committee", size).permutation(size)
-        return tuple(order[: self.terms.committee].tolist())
 
     def check_fits(self) -> float:
         """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
@@ -289,6 +295,15 @@ def draw_graph(
         lambda graph: not connectivity or graph.connectivity >= connectivity,
         _round_seed(beacon, commitment),
     )
+
+
+def draw_committee(
+    beacon: bytes, participants: tuple[Participant, ...], terms: bytes, size: int
+) -> tuple[int, ...]:
+    """`size` seats of a round, in an order of their own; they follow from the beacon's value, list and terms' hash."""
+    seed, people = _round_seed(beacon, participants_hash(participants) + terms), len(participants)
+    order = BeaconStream(seed, "committee", people).permutation(people)
+    return tuple(order[:size].tolist())
 
 
 def _round_seed(beacon: bytes, commitment: bytes) -> bytes:

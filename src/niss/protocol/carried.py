@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ MOST_SPARSE = 2_000
 # A graph that misses what was committed to is drawn again, this often.
 _MOST_DRAWS = 40
 _LAYOUT = struct.Struct("<QQQ??QQQddddddddd")
+_REPAIR_LAYOUT = struct.Struct("<QQQd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,9 @@ class Schedule:
     connectivity        the graph within a round has at least this: its second Laplacian eigenvalue over its least
                         degree. 0 where everyone shares with everyone
     mixing              the carried graph has at most this: second over first singular value. 0 likewise
+    dropped             most clients of a round that repairs may call dropped: all their shares may come out
+    committee, threshold, self_variance
+                        of the repair of every round, as in `Terms`; all 0: dropouts are tolerated
 
     Numbers that cannot be a run are a `ConfigError`. They come from the server: a client believes none of them, but
     computes what they are worth (`niss.accounting.CarriedAccount`), with work that these bounds keep small.
@@ -78,6 +82,10 @@ class Schedule:
     ends: float = 1.0
     connectivity: float = 0.0
     mixing: float = 0.0
+    dropped: int = 0
+    committee: int = 0
+    threshold: int = 0
+    self_variance: float = 0.0
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
@@ -92,13 +100,24 @@ class Schedule:
             "ends": (1e-3, 1e3),
             "connectivity": (0.0, 1.0),
             "mixing": (0.0, 1.0),
+            "dropped": (0, self.participants - 2 if self.committee else 0),
+            "committee": (0, self.participants),
+            "threshold": (max(2, self.committee // 2 + 1) if self.committee else 0, self.committee),
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"must lie between {low:g} and {high:g}", field=name)
-        for name in ("clip", "unit_variance", "carried_variance", "residual_variance"):
+        for name in ("clip", "unit_variance", "carried_variance", "residual_variance", "self_variance"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ConfigError("must be finite and not negative", field=name)
+        if self.self_variance and not self.committee:
+            raise ConfigError("is for rounds that are repaired", field="self_variance")
+        if self.committee and not self.complete:
+            raise ConfigError(
+                "carried shares are repaired where everyone shares with everyone",
+                field="committee",
+                hint="graph = 'complete' without carried_neighbours, or mode 'tolerate'",
+            )
         if not self.complete and self.participants > MOST_SPARSE:
             raise ConfigError(
                 f"a run with carried shares on sparse graphs has at most {MOST_SPARSE} clients in a round",
@@ -117,6 +136,11 @@ class Schedule:
         return self.neighbours == self.participants - 1 and self.carried_neighbours == self.participants
 
     @property
+    def mode(self) -> str:
+        """What happens after dropouts, as in `Terms`."""
+        return "repair" if self.committee else "tolerate"
+
+    @property
     def horizon(self) -> int:
         """Rounds that take updates."""
         return self.rounds - self.closing
@@ -124,7 +148,11 @@ class Schedule:
     @cached_property
     def digest(self) -> bytes:
         """What the terms of every round name the schedule by: SHA-256 of all its numbers."""
-        return hashlib.sha256(b"niss.schedule.v1" + _LAYOUT.pack(*astuple(self))).digest()
+        *plain, dropped, committee, threshold, self_variance = astuple(self)
+        repair = b""
+        if self.committee:
+            repair = _REPAIR_LAYOUT.pack(dropped, committee, threshold, self_variance)
+        return hashlib.sha256(b"niss.schedule.v1" + _LAYOUT.pack(*plain) + repair).digest()
 
     def residual_of(self, number: int) -> float:
         """Variance of the fresh noise of an upload of round `number`, from 0."""
@@ -136,7 +164,7 @@ class Schedule:
             run=run,
             round=number,
             attempt=attempt,
-            mode="tolerate",
+            mode=self.mode,
             coordinates=self.coordinates,
             grid_bits=self.grid_bits,
             modulus_bits=self.modulus_bits,
@@ -144,11 +172,11 @@ class Schedule:
             neighbours=self.neighbours,
             unit_variance=self.unit_variance,
             residual_variance=self.residual_of(number),
-            self_variance=0.0,
-            committee=0,
-            revealed=0,
-            dropped=0,
-            threshold=0,
+            self_variance=self.self_variance,
+            committee=self.committee,
+            revealed=self.dropped,
+            dropped=self.dropped,
+            threshold=self.threshold,
             carrying=CarryTerms(
                 self.digest,
                 self.carried_neighbours,
@@ -302,6 +330,17 @@ class Gap:
             return []
         variances = self.graph.weights[touching] * self.unit_variance
         return list(zip(others[touching].tolist(), variances.tolist(), strict=True))
+
+    def between_seats(
+        self, senders: Collection[int], receivers: Collection[int]
+    ) -> list[tuple[int, int, float]]:
+        """(sender, receiver, variance) of every share from one of these seats to one of those."""
+        graph = self.graph
+        chosen = np.isin(graph.senders, list(senders)) & np.isin(graph.receivers, list(receivers))
+        if not self.unit_variance:
+            return []
+        columns = graph.senders[chosen], graph.receivers[chosen], graph.weights[chosen] * self.unit_variance
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def left(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[int, float]:
         """Shares of which only one end was uploaded, and the variance that they leave in each coordinate."""

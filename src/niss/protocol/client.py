@@ -36,6 +36,7 @@ from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, chec
 from niss.protocol.messages import MODES, Prekey, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.shares import PairSecrets, Steps, masked_upload, round_update
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
+from niss.protocol.verdicts import dropped_after, dropped_before, vote
 from niss.protocol.wire import decode, encode, pack, signed_part
 
 # Numbers that differ by less differ by rounding alone.
@@ -244,7 +245,8 @@ class Client:
     def awaits_repair(self) -> bool:
         """Whether this client is in the committee of the round under way, and so may be asked about it once more.
 
-        If not, the round is over for it as soon as it has uploaded, and `close_round` erases its keys.
+        If not, the round is over for it as soon as it has uploaded, and `close_round` erases its keys. A member of a
+        round that carries noise on may be asked until the repair of the next round is over.
         """
         current = self._memory.current
         if current is None:
@@ -258,23 +260,50 @@ class Client:
         were charged. It is remembered before anything is computed. Another set is refused in this round, the same one
         gets the same answer. As the threshold is more than (n + c) / 2 of n members, c of whom may collude, of all
         sets that a server tells of one can gather it, and nobody's mask and shares come out together.
+
+        Shares that were to be carried to this round by clients dropped in the one before come out too, if the verdict
+        of that round is shown; and, when the next round is repaired, those that were carried to its dropped clients,
+        against its verdict (`niss.protocol.verdicts`).
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
         following = client_step(self._memory.state, "RevealRequest")
         if current.seat not in agreed.committee:
             raise RemoteProtocolError("this client is not in the committee of the round")
-        lost = self._check_survivors(agreed, current.seat, request.survivors)
+        self._check_survivors(agreed, current.seat, request.survivors)
         asked = survivors_hash(agreed.digest, request.survivors)
         if current.verdict not in (None, asked):
             raise RemoteProtocolError("this client gave its part for another survivor set in this round")
-        given = committee.take_apart(agreed, current.seat, request.survivors, request.pieces)
         private = self._prekeys.private(current.prekey)
+        if request.context != agreed.digest:
+            return self._reveal_carried(agreed, current, request, private)
+        before = dropped_before(agreed, request.verdict)
+        lost = committee.lost_neighbours(agreed, request.survivors, before)
+        given = committee.take_apart(agreed, current.seat, request.survivors, request.pieces)
         current.verdict = asked
         self._memory.state = following
         self._remember()
         partials = committee.answer(agreed, current.seat, private, lost, given)
-        return self._signed("reveal", Reveal(agreed.digest, current.seat, partials))
+        voted = vote(agreed, request.survivors, self._identity)
+        return self._signed("reveal", Reveal(agreed.digest, current.seat, partials, vote=voted))
+
+    def _reveal_carried(
+        self, agreed: Agreed, current: CurrentRound, request: RevealRequest, private: SecretBytes
+    ) -> Reveal:
+        """Asked once more, after the next round: what takes out the shares carried to those who dropped out of it."""
+        if current.verdict is None or self.policy.schedule is None:
+            raise RemoteProtocolError("this client has given no part for its own round yet")
+        gone = dropped_after(
+            agreed,
+            request.verdict,
+            self.policy.schedule,
+            anchor=self.policy.anchor,
+            holder=self.policy.holder,
+        )
+        lost = committee.lost_receivers(agreed, request.survivors, gone)
+        given = committee.take_apart(agreed, current.seat, list(lost), request.pieces)
+        partials = committee.answer(agreed, current.seat, private, lost, given, masks=False)
+        return self._signed("reveal", Reveal(request.context, current.seat, partials))
 
     def close_round(self) -> None:
         """Nothing will be asked about the round any more: erase its prekey, and nobody can derive its seeds again."""
@@ -370,8 +399,8 @@ class Client:
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
         return seat
 
-    def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> dict[int, list[int]]:
-        """By survivor, its lost neighbours; refuses a set that is malformed, lacks this client or exceeds the caps."""
+    def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> None:
+        """Refuse a set that is malformed, lacks this client or exceeds the caps."""
         size, terms = len(agreed.participants), agreed.terms
         if list(survivors) != sorted(set(survivors)) or not all(0 <= one < size for one in survivors):
             raise RemoteProtocolError("the survivor set is not a list of seats")
@@ -385,15 +414,15 @@ class Client:
         most = max(len(others) for others in lost.values())
         if most > terms.revealed:
             raise RemoteProtocolError(f"{most} edges to reveal, at most {terms.revealed} were agreed on")
-        return lost
 
     def _current(self, context: bytes) -> tuple[Agreed, CurrentRound]:
-        """The round under way, which must be the one of this context and of mode `repair`."""
+        """The round under way, of mode `repair`; the context must be its own, or that of what it carries on."""
         current = self._memory.current
         if current is None:
             raise RemoteProtocolError("this client is not in a round")
         agreed = self._opened(current)
-        if agreed.digest != context:
+        after = None if agreed.after is None else agreed.after.context.digest()
+        if context not in (agreed.digest, after):
             raise RemoteProtocolError("the message belongs to another round than the one under way")
         if agreed.terms.mode != "repair":
             # Nothing was charged for reveals.

@@ -57,6 +57,7 @@ _POINT_TAG = b"niss.mask-point.v1"
 _MASK_TAG = b"niss.mask-seed.v1"
 _COMMITMENT_TAG = b"niss.commitment.v1"
 _WEIGHT_TAG = b"niss.partials.v1"
+_CARRIED_WEIGHT_TAG = b"niss.carried-partials.v1"
 _NONCE_TAG = b"niss.partials-nonce.v1"
 _PROOF_TAG = b"niss.partials-proof.v1"
 
@@ -188,15 +189,38 @@ def is_committed(agreed: Agreed, seat: int, seed: bytes, commitment: bytes) -> b
 
 
 def shared_secret(agreed: Agreed, one: int, other: int, point: bytes) -> SecretBytes:
-    """The `pair_secret` of two clients that belongs to the point `x A`."""
-    people = agreed.participants
+    """The `pair_secret` of two clients that belongs to the point `x A`; by their places in `Agreed.everyone`."""
+    people = agreed.everyone
     return hash_agreement(curve.u_coordinate(point), people[one].prekey.public, people[other].prekey.public)
 
 
-def lost_neighbours(agreed: Agreed, survivors: Iterable[int]) -> dict[int, list[int]]:
-    """By survivor, its neighbours that are called dropped, ascending: whose shares with it are to come out."""
+def lost_neighbours(
+    agreed: Agreed, survivors: Iterable[int], before: Iterable[int] = ()
+) -> dict[int, list[int]]:
+    """By survivor, its neighbours that are called dropped, ascending: whose shares with it are to come out.
+
+    before   seats of the round before that were called dropped there, and carried nothing to this one
+
+    Neighbours are places in `Agreed.everyone`.
+    """
     here = frozenset(survivors)
-    return {seat: [other for other in agreed.neighbours(seat) if other not in here] for seat in sorted(here)}
+    lost = {seat: [other for other in agreed.neighbours(seat) if other not in here] for seat in sorted(here)}
+    if agreed.before is not None:
+        first = len(agreed.participants)
+        for sender, receiver, _ in sorted(agreed.before.between_seats(set(before), here)):
+            lost[receiver].append(first + sender)
+    return lost
+
+
+def lost_receivers(agreed: Agreed, survivors: Iterable[int], gone: Iterable[int]) -> dict[int, list[int]]:
+    """The same for shares that survivors carried to the seats `gone` of the next round, which were dropped there."""
+    if agreed.after is None:
+        return {}
+    first = len(agreed.everyone) - len(agreed.after.receivers)
+    lost: dict[int, list[int]] = {}
+    for sender, receiver, _ in sorted(agreed.after.between_seats(set(survivors), set(gone))):
+        lost.setdefault(sender, []).append(first + receiver)
+    return lost
 
 
 def take_apart(agreed: Agreed, member: int, survivors: Sequence[int], given: bytes) -> dict[int, bytes]:
@@ -213,12 +237,15 @@ def answer(
     private: SecretBytes,
     lost: Mapping[int, Sequence[int]],
     given: Mapping[int, bytes],
+    *,
+    masks: bool = True,
 ) -> tuple[Partials, ...]:
     """The partials of a member for a survivor set.
 
     private   of the prekey it is listed with
     lost      `lost_neighbours` of the set
     given     by survivor, `piece_for` this member
+    masks     whether self-masks are to come out; not where a member is asked once more, for `lost_receivers`
 
     Whoever dealt it a false piece is left out: a liar may not silence this member.
     """
@@ -226,12 +253,12 @@ def answer(
     for owner, others in lost.items():
         try:
             piece = _open(agreed, owner, member, private, given[owner])
-            made = [curve.times(piece, point) for point in _points(agreed, owner, others)]
+            made = [curve.times(piece, point) for point in _points(agreed, owner, others, masks)]
         except RemoteProtocolError:
             continue
         opened[owner] = piece, given[owner][POINT_BYTES : 2 * POINT_BYTES], made
     statement = Statement(
-        agreed, member, {owner: b"".join(made) for owner, (_, _, made) in opened.items()}, lost
+        agreed, member, {owner: b"".join(made) for owner, (_, _, made) in opened.items()}, lost, masks=masks
     )
     return tuple(
         Partials(owner, statement.points[owner], statement.prove(owner, piece, point, private))
@@ -239,10 +266,10 @@ def answer(
     )
 
 
-def _points(agreed: Agreed, owner: int, others: Iterable[int]) -> list[bytes]:
+def _points(agreed: Agreed, owner: int, others: Iterable[int], masks: bool) -> list[bytes]:
     """What a member multiplies with its piece of `owner`: the point of its mask, then its lost neighbours' keys."""
-    people = agreed.participants
-    return [mask_point(agreed, owner), *(curve.lift(people[other].prekey.public) for other in others)]
+    keys = [curve.lift(agreed.everyone[other].prekey.public) for other in others]
+    return [mask_point(agreed, owner), *keys] if masks else keys
 
 
 class Statement:
@@ -250,16 +277,22 @@ class Statement:
 
     points   by owner, the partials one after another
     lost     by survivor, its lost neighbours
+    masks    whether the first partial of each owner is that of its mask
     """
 
     def __init__(
-        self, agreed: Agreed, member: int, points: Mapping[int, bytes], lost: Mapping[int, Sequence[int]]
+        self,
+        agreed: Agreed,
+        member: int,
+        points: Mapping[int, bytes],
+        lost: Mapping[int, Sequence[int]],
+        *,
+        masks: bool = True,
     ) -> None:
-        self.agreed, self.member, self.points, self.lost = agreed, member, points, lost
+        self.agreed, self.member, self.points, self.lost, self.masks = agreed, member, points, lost, masks
         said = (part for owner, made in sorted(points.items()) for part in (uint64(owner), made))
-        self._said = hashlib.sha512(
-            length_prefixed(_WEIGHT_TAG, agreed.digest, uint64(member), *said)
-        ).digest()
+        tag = _WEIGHT_TAG if masks else _CARRIED_WEIGHT_TAG
+        self._said = hashlib.sha512(length_prefixed(tag, agreed.digest, uint64(member), *said)).digest()
         self._weights: dict[int, SecretBytes] = {}
         self._weighted: dict[int, bytes] = {}
 
@@ -272,15 +305,14 @@ class Statement:
 
     def _joint_point(self, owner: int) -> bytes:
         """All that is multiplied with a piece of `owner`, as one point."""
-        people = self.agreed.participants
+        people = self.agreed.everyone
         for other in self.lost[owner]:
             if other not in self._weighted:
                 self._weighted[other] = curve.times(
                     self._weight(other), curve.lift(people[other].prekey.public)
                 )
-        return curve.total(
-            (mask_point(self.agreed, owner), *(self._weighted[other] for other in self.lost[owner]))
-        )
+        mask = (mask_point(self.agreed, owner),) if self.masks else ()
+        return curve.total((*mask, *(self._weighted[other] for other in self.lost[owner])))
 
     def _challenge(self, owner: int, *points: bytes) -> bytes:
         hashed = length_prefixed(_PROOF_TAG, self._said, uint64(owner), *points)
@@ -305,9 +337,9 @@ class Statement:
             joint = self._joint_point(owner)
             weighted = (
                 curve.times(self._weight(other), part)
-                for other, part in zip(self.lost[owner], parts[1:], strict=True)
+                for other, part in zip(self.lost[owner], parts[self.masks :], strict=True)
             )
-            made = curve.total((parts[0], *weighted))
+            made = curve.total((*parts[: self.masks], *weighted))
             minus = curve.to_scalar(-curve.to_number(asked))
             seen = curve.total((curve.times_base(response), curve.times(minus, point)))
             seen_joint = curve.total((curve.times(response, joint), curve.times(minus, made)))

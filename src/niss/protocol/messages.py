@@ -172,23 +172,51 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Vote:
+    """A member's signature under the survivor set for which it gave its part of a repair (`niss.protocol.verdicts`)."""
+
+    seat: int
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who survived a round with carried shares, by the votes of its committee: binding for the rounds next to it.
+
+    beacon      of that round
+    following   hash of the participants of the round after it, for which the beacon was let out too
+    """
+
+    beacon: Beacon
+    following: bytes
+    survivors: tuple[int, ...]
+    votes: tuple[Vote, ...]
+
+
+@dataclass(frozen=True)
 class RevealRequest:
     """The server tells a member of the committee whose uploads arrived; everyone else counts as dropped.
 
-    `pieces` has what this member needs of each survivor's pieces, in order of seats.
+    pieces    what this member needs of each survivor's pieces, in order of seats
+    verdict   of the round before, whose dropped clients carried nothing to this one; None: nothing is asked about them
+
+    Where `context` is that of the shares carried on to the next round (`CarriedContext`), the member is asked once more
+    after that round: `verdict` is that round's, and the shares carried to its dropped clients are to come out.
     """
 
     context: bytes
     survivors: tuple[int, ...]
     pieces: bytes
     signature: bytes = b""
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
 class Partials:
     """What a member makes of its piece of the client in `seat`, who survived.
 
-    points   32 bytes each: for its self-mask, then for its shares with each dropped neighbour, in order of seats
+    points   32 bytes each: for its self-mask, then for its shares with each dropped neighbour, in order of seats, those
+             of its own round first; no mask where a member is asked once more
     proof    that they were made with the piece that the client committed to
     """
 
@@ -199,12 +227,16 @@ class Partials:
 
 @dataclass(frozen=True)
 class Reveal:
-    """The answer of the committee's member in `seat`: for each client its mask, or its shares, never both."""
+    """The answer of the committee's member in `seat`: for each client its mask, or its shares, never both.
+
+    `vote` is that of a `Vote`, in rounds that carry noise over; None in others, and where a member is asked once more.
+    """
 
     context: bytes
     seat: int
     partials: tuple[Partials, ...]
     signature: bytes = b""
+    vote: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -42,15 +42,22 @@ class Recovered(Secret):
 
 
 def recover(
-    agreed: Agreed, survivors: Sequence[int], uploads: Mapping[int, Upload], reveals: Mapping[int, Reveal]
+    agreed: Agreed,
+    lost: Mapping[int, Sequence[int]],
+    uploads: Mapping[int, Upload],
+    reveals: Mapping[int, Reveal],
+    *,
+    masks: bool = True,
 ) -> tuple[dict[int, Recovered], list[tuple[int, str]]]:
-    """By survivor, what the reveals of the committee's members give; and (seat, what it did) of proven liars."""
-    lost = committee.lost_neighbours(agreed, survivors)
-    answers, lies = _wanted(agreed, lost, reveals)
+    """By survivor, what the reveals of the committee's members give; and (seat, what it did) of proven liars.
+
+    `lost` and `masks` are what the members were asked for, as in `committee.answer`.
+    """
+    answers, lies = _wanted(agreed, lost, reveals, masks)
     seats = list(lost)
 
     def one(seat: int) -> Recovered:
-        return _recover_one(agreed, seat, lost[seat], uploads[seat], answers)
+        return _recover_one(agreed, seat, lost[seat], uploads[seat], answers, masks)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         recovered = dict(zip(seats, pool.map(one, seats), strict=True))
@@ -67,7 +74,7 @@ class _Answer:
 
 
 def _wanted(
-    agreed: Agreed, lost: Mapping[int, Sequence[int]], reveals: Mapping[int, Reveal]
+    agreed: Agreed, lost: Mapping[int, Sequence[int]], reveals: Mapping[int, Reveal], masks: bool
 ) -> tuple[dict[int, _Answer], list[tuple[int, str]]]:
     """By member, in the committee's order, what it was asked for; and who said anything else."""
     answers: dict[int, _Answer] = {}
@@ -77,19 +84,24 @@ def _wanted(
             continue
         partials = reveals[member].partials
         fitting = all(
-            one.seat in lost and len(one.points) == curve.POINT_BYTES * (1 + len(lost[one.seat]))
+            one.seat in lost and len(one.points) == curve.POINT_BYTES * (masks + len(lost[one.seat]))
             for one in partials
         )
         if not fitting:
             lies.append((member, "revealed what it was not asked for"))
             continue
-        statement = Statement(agreed, member, {one.seat: one.points for one in partials}, lost)
+        statement = Statement(agreed, member, {one.seat: one.points for one in partials}, lost, masks=masks)
         answers[member] = _Answer(number, statement, {one.seat: one.proof for one in partials})
     return answers, lies
 
 
 def _recover_one(
-    agreed: Agreed, seat: int, lost: Sequence[int], upload: Upload, answers: Mapping[int, _Answer]
+    agreed: Agreed,
+    seat: int,
+    lost: Sequence[int],
+    upload: Upload,
+    answers: Mapping[int, _Answer],
+    masks: bool,
 ) -> Recovered:
     found = Recovered()
     threshold = agreed.terms.threshold
@@ -120,10 +132,11 @@ def _recover_one(
         found.lies.append((seat, "made pieces that are not those of its key"))
         return found
     parts = {number: committee.cut(answer.statement.points[seat]) for number, answer in true.items()}
-    found.mask = _mask(agreed, seat, upload, {number: one[0] for number, one in parts.items()})
-    if found.mask is None:
-        found.lies.append((seat, "committed to another self-mask than its key gives"))
-    for place, other in enumerate(lost, start=1):
+    if masks:
+        found.mask = _mask(agreed, seat, upload, {number: one[0] for number, one in parts.items()})
+        if found.mask is None:
+            found.lies.append((seat, "committed to another self-mask than its key gives"))
+    for place, other in enumerate(lost, start=int(masks)):
         point = committee.combine({number: one[place] for number, one in parts.items()})
         found.shared[other] = committee.shared_secret(agreed, seat, other, point)
     return found

@@ -19,6 +19,8 @@ committed to. Each of these is a false update, which no server that may not look
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,57 +41,31 @@ from niss.protocol.messages import (
     RoundOpen,
     Terms,
     Upload,
+    Verdict,
+    Vote,
 )
+from niss.protocol.outcome import Ended as Ended
+from niss.protocol.outcome import Outcome as Outcome
 from niss.protocol.recovery import Recovered, recover
-from niss.protocol.shares import add_noises, derive_seed
+from niss.protocol.shares import add_noises, carried_seed, derive_seed
 from niss.protocol.states import ServerState, server_step
+from niss.protocol.verdicts import check_vote, dropped_before, make_verdict
 from niss.protocol.wire import check_packed, signed_part, sum_packed
 from niss.randomness import SecretStream
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a round.
-
-    total           sum of the survivors' parts `p_k x_k` and residual noises, as floats
-    survivors       seats whose uploads are in it
-    dropped         all other seats; of a void round, those whose uploads never arrived
-    uncancelled     shares, sent to or by dropped clients, that were not taken out; of those carried to this round, the
-                    ones of which only one end was uploaded
-    masked          survivors whose self-masks could not be rebuilt, and are still in it
-    extra_variance  what the last two leave in each coordinate beyond the intended noise
-    under_way       variance that the sum carries to the next round, which takes it out again
-    problems        in words, what went wrong and with whom
-    liars           seats that are proven to have lied in the repair; what they said falsely was left out
-    void            uniform masks could not all be taken out, or were false: there is no sum, and nobody survives in it
-    """
-
-    total: NDArray[np.float64]
-    survivors: tuple[int, ...]
-    dropped: tuple[int, ...]
-    uncancelled: int
-    masked: tuple[int, ...]
-    extra_variance: float
-    problems: tuple[str, ...]
-    liars: tuple[int, ...]
-    under_way: float = 0.0
-    void: bool = False
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing but the intended noise is left."""
-        return self.uncancelled == 0 and not self.masked and not self.void
 
 
 @dataclass
 class _Round:
     """What has arrived in the round under way, by seat; `survivors` is what the committee was told, once it was.
 
-    `survived` are the seats of the round before whose uploads were summed, where that round carried noise to this one.
+    `survived` are the seats of the round before whose uploads were summed, where that round carried noise to this one,
+    `ended` what else is known of it, and `carried` what its committee reveals, by seat there.
     """
 
     agreed: Agreed
     survived: tuple[int, ...] = ()
+    ended: Ended | None = None
+    carried: dict[int, Reveal] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     asked: tuple[int, ...] = ()
@@ -100,6 +76,18 @@ class _Round:
     def note(self, problem: str) -> None:
         """Once, however often it is said."""
         self.problems[problem] = None
+
+    @property
+    def votes(self) -> Verdict | None:
+        """The verdict of the round, once enough members answered."""
+        votes = (Vote(seat, one.vote) for seat, one in self.reveals.items() if one.vote is not None)
+        return make_verdict(self.agreed, self.survivors, votes)
+
+    @property
+    def lost(self) -> dict[int, list[int]]:
+        """What the committee is asked for; of the round before only where its verdict can be shown."""
+        before = () if self.ended is None else dropped_before(self.agreed, self.ended.verdict)
+        return committee.lost_neighbours(self.agreed, self.survivors, before)
 
     def lie(self, seat: int, what: str) -> None:
         """Note what only a liar does. `what` is one of a few texts: a liar cannot make this list long."""
@@ -115,12 +103,14 @@ class Server:
     """The server of a run, round after round; `identity` signs what it sends.
 
     The driver calls `open_round`, hands in uploads, then either `finish` (mode `tolerate`), or `request_reveals`,
-    reveals, `finish`. It may finish at any stage: with whatever has arrived by then.
+    reveals, `finish`. It may finish at any stage: with whatever has arrived by then. With carried shares it may call
+    `request_carried_reveals` before, and hand in what the committee of the round before reveals.
     """
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._round: _Round | None = None
+        self._ended: Ended | None = None
         self.state = ServerState.IDLE
 
     @property
@@ -145,6 +135,9 @@ class Server:
         previous    `previous_of` the round before, None in the first
         survived    the seats of that round whose uploads were summed, from its `Outcome`
 
+        What the repair of this round needs of the one before is in this object, if it played that one. A server that
+        was started again in between leaves in the sum what lost clients should have added or taken out, and says so.
+
         Terms on whose grid the sum could wrap are a `ConfigError`.
         """
         state = server_step(self.state, "open round")
@@ -155,7 +148,15 @@ class Server:
         opened = replace(opened, signature=self._identity.sign("open", signed_part(opened)))
         agreed = agree(opened)
         agreed.check_fits()
-        self._round, self.state = _Round(agreed, survived), state
+        ended, before = self._ended, agreed.before
+        if ended is not None and (
+            before is None
+            or ended.survivors != survived
+            or ended.agreed.after is None
+            or ended.agreed.after.context != before.context
+        ):
+            ended = None
+        self._round, self.state = _Round(agreed, survived, ended), state
         return opened
 
     def take_upload(self, upload: Upload) -> None:
@@ -196,13 +197,41 @@ class Server:
             current.note(f"{len(members)} of the committee uploaded, {agreed.terms.threshold} are needed")
             members = ()
         current.asked, self.state = members, following
+        verdict = None if current.ended is None else current.ended.verdict
+        request = RevealRequest(agreed.digest, current.survivors, b"", verdict=verdict)
+        return self._requests(agreed, request, members, current.uploads, current.survivors)
+
+    def request_carried_reveals(self) -> dict[int, RevealRequest]:
+        """After the reveals of a round: by seat *in the round before*, a request for each member of its committee.
+
+        They are asked to take out what was carried to clients that dropped out of this round. Nobody is asked where
+        nothing of the kind is in the sum, or where either round has no verdict.
+        """
+        current, following = self._step("request carried reveals")
+        ended, verdict, lost = current.ended, current.votes, _lost_receivers(current)
+        self.state = following
+        if ended is None or ended.verdict is None or verdict is None or not lost:
+            return {}
+        assert ended.agreed.after is not None
+        context = ended.agreed.after.context.digest()
+        request = RevealRequest(context, ended.survivors, b"", verdict=verdict)
+        members = [seat for seat in ended.agreed.committee if seat in ended.survivors]
+        return self._requests(ended.agreed, request, members, ended.uploads, list(lost))
+
+    def _requests(
+        self,
+        agreed: Agreed,
+        request: RevealRequest,
+        members: Iterable[int],
+        uploads: Mapping[int, Upload],
+        owners: Sequence[int],
+    ) -> dict[int, RevealRequest]:
+        """By member, the request with its pieces of these owners, signed."""
         requests = {}
         for seat in members:
-            dealt = (current.uploads[owner].pieces for owner in current.survivors)
-            pieces = b"".join(committee.piece_for(agreed, seat, one) for one in dealt)
-            request = RevealRequest(agreed.digest, current.survivors, pieces)
-            signature = self._identity.sign("request", signed_part(request))
-            requests[seat] = replace(request, signature=signature)
+            dealt = (uploads[owner].pieces for owner in owners)
+            own = replace(request, pieces=b"".join(committee.piece_for(agreed, seat, one) for one in dealt))
+            requests[seat] = replace(own, signature=self._identity.sign("request", signed_part(own)))
         return requests
 
     def take_reveal(self, reveal: Reveal) -> None:
@@ -210,8 +239,26 @@ class Server:
         current, following = self._receive(reveal, "reveal")
         if reveal.seat not in current.asked:
             raise RemoteProtocolError(f"seat {reveal.seat} reveals though it was not asked")
+        check_vote(current.agreed, current.survivors, reveal.seat, reveal.vote)
         if current.reveals.setdefault(reveal.seat, reveal) != reveal:
             current.note(f"seat {reveal.seat} revealed twice; the first reveal counts")
+        self.state = following
+
+    def take_carried_reveal(self, reveal: Reveal) -> None:
+        """Keep what a member of the round before reveals, asked by `request_carried_reveals`; the first counts."""
+        current, following = self._step("request carried reveals")
+        ended = current.ended
+        if (
+            ended is None
+            or ended.agreed.after is None
+            or reveal.context != ended.agreed.after.context.digest()
+        ):
+            raise RemoteProtocolError("the message belongs to another round")
+        if reveal.seat not in set(ended.agreed.committee).intersection(ended.survivors):
+            raise RemoteProtocolError(f"seat {reveal.seat} reveals though it was not asked")
+        identity = ended.agreed.participants[reveal.seat].identity
+        verify(identity, "reveal", signed_part(reveal), reveal.signature)
+        current.carried.setdefault(reveal.seat, reveal)
         self.state = following
 
     def finish(self) -> Outcome:
@@ -241,15 +288,21 @@ class Server:
         if terms.mode == "repair":
             masked = _take_out_masks(agreed, total, survivors, recovered)
             extra += len(masked) * terms.self_variance
+        repaired = 0.0, 0.0
         if agreed.before is not None:
             lost, left = agreed.before.left(current.survived, survivors)
-            uncancelled, extra = uncancelled + lost, extra + left
+            lost_repaired, repaired = _take_out_carried(current, total, survivors, recovered)
+            uncancelled, extra = uncancelled + lost - lost_repaired, extra + max(left - sum(repaired), 0.0)
         void = False
         if terms.uniform:
             void = _is_void(current, total, uncancelled + len(masked))
             total, survivors = (np.zeros_like(total), ()) if void else (total, survivors)
             extra = 0.0  # All or nothing.
         self.state = following
+        self._ended = None
+        if agreed.after is not None and survivors == current.survivors:
+            dealt = {seat: replace(current.uploads[seat], vector=b"") for seat in survivors}
+            self._ended = Ended(agreed, survivors, dealt, current.votes)
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
             agreed.grid.to_float(centred(residues(total.view(np.int64), terms.modulus_bits))),
@@ -262,6 +315,7 @@ class Server:
             tuple(sorted(current.liars)),
             0.0 if agreed.after is None else agreed.after.added(survivors),
             void,
+            repaired,
         )
 
     def _step(self, event: str) -> tuple[_Round, ServerState]:
@@ -305,7 +359,7 @@ def _is_void(current: _Round, total: NDArray[np.uint64], left: int) -> bool:
 
 def _recover(current: _Round) -> dict[int, Recovered]:
     """By survivor, what the committee gave; lies and gaps are noted."""
-    recovered, lies = recover(current.agreed, current.survivors, current.uploads, current.reveals)
+    recovered, lies = recover(current.agreed, current.lost, current.uploads, current.reveals)
     for liar, what in lies:
         current.lie(liar, what)
     short = [seat for seat, one in recovered.items() if one.short]
@@ -339,6 +393,57 @@ def _take_out_edges(
         noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
     add_noises(total, noises, agreed.terms.modulus_bits)
     return uncancelled, extra
+
+
+def _lost_receivers(current: _Round) -> dict[int, list[int]]:
+    """By survivor of the round before, those it carried noise to that dropped out of this one, as it sees them."""
+    if current.ended is None:
+        return {}
+    gone = set(range(len(current.agreed.participants))) - set(current.survivors)
+    return committee.lost_receivers(current.ended.agreed, current.ended.survivors, gone)
+
+
+def _take_out_carried(
+    current: _Round,
+    total: NDArray[np.uint64],
+    survivors: tuple[int, ...],
+    recovered: dict[int, Recovered],
+) -> tuple[int, tuple[float, float]]:
+    """Take out what is known of shares with one end in the sum of this round or of the one before.
+
+    Returns how many they were, and the variance of those that a survivor subtracted though nobody had added them, and
+    of those that were added in the round before and that nobody subtracted.
+    """
+    agreed, before, ended = current.agreed, current.agreed.before, current.ended
+    if before is None or ended is None or not survivors:
+        return 0, (0.0, 0.0)
+    size = len(agreed.participants)
+    added: dict[int, Recovered] = {}
+    if current.carried:
+        added, lies = recover(
+            ended.agreed, _lost_receivers(current), ended.uploads, current.carried, masks=False
+        )
+        for seat, what in lies:
+            current.note(f"seat {seat} of the round before {what}; left out")
+    first = len(ended.agreed.everyone) - size
+    here, there = set(survivors), set(ended.survivors)
+    noises, variances = [], ([0.0], [0.0])
+    edges = (
+        (0, before.between_seats(set(range(size)) - there, here), 1),
+        (1, before.between_seats(there, set(range(size)) - here), -1),
+    )
+    for half, shares, sign in edges:
+        for sender, receiver, variance in shares:
+            found = added.get(sender) if half else recovered.get(receiver)
+            shared = None if found is None else found.shared.get(first + receiver if half else size + sender)
+            if shared is None:
+                continue
+            ends = before.senders[sender].identity, before.receivers[receiver].identity
+            seed = carried_seed(shared, before.context, *ends)
+            noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), sign))
+            variances[half].append(variance)
+    add_noises(total, noises, agreed.terms.modulus_bits)
+    return len(noises), (math.fsum(variances[0]), math.fsum(variances[1]))
 
 
 def _take_out_masks(

@@ -56,7 +56,7 @@ CLIENT_TABLE: dict[tuple[ClientState, str], ClientState] = {
     (ClientState.UPLOADED, "RoundOpen"): ClientState.UPLOADED,
     (ClientState.REVEALED, "RoundOpen"): ClientState.UPLOADED,
     (ClientState.UPLOADED, "RevealRequest"): ClientState.REVEALED,
-    # Said again after a lost reply or a restart: the client repeats itself, and refuses anything else.
+    # Said again after a lost reply or a restart, or about shares that were carried on: for the same survivor set alone.
     (ClientState.REVEALED, "RevealRequest"): ClientState.REVEALED,
 }
 
@@ -67,6 +67,7 @@ SERVER_TABLE: dict[tuple[ServerState, str], ServerState] = {
     (ServerState.COLLECTING, "Upload"): ServerState.COLLECTING,
     (ServerState.COLLECTING, "request reveals"): ServerState.REPAIRING,
     (ServerState.REPAIRING, "Reveal"): ServerState.REPAIRING,
+    (ServerState.REPAIRING, "request carried reveals"): ServerState.REPAIRING,
     (ServerState.COLLECTING, "finish"): ServerState.CLOSED,
     (ServerState.REPAIRING, "finish"): ServerState.CLOSED,
 }

@@ -10,6 +10,8 @@
     6    Reveal          105, for each survivor 51, and 32 for its mask and for each neighbour that it lost
     7    Refusal         104, and its text
     8    RoundOpen       of a run with carried shares: about 400, and 130 for each participant of three rounds
+    9    RevealRequest   with the verdict of a neighbouring round: 133 more, 1 for each survivor, 65 for each vote
+    10   Reveal          with a vote: 64 more
 
 Each message has one encoding and each accepted encoding is that of the message it decodes to. What is refused is
 named by its field and never quoted. No length is believed before the bytes for it are there: `decode` takes about
@@ -143,12 +145,12 @@ _DEFAULT = Limits()
 _participants: Bound = attrgetter("max_participants")
 # Of 32 bytes each: a fresh key, and for each member a point and a piece; or for each survivor; or for each lost client.
 _pieces: Bound = lambda limits: POINT_BYTES * 3 * limits.max_participants  # noqa: E731
-_points: Bound = lambda limits: POINT_BYTES * limits.max_participants  # noqa: E731
+_points: Bound = lambda limits: POINT_BYTES * 2 * limits.max_participants  # noqa: E731
 _reason_bytes: Bound = attrgetter("max_reason_bytes")
 
 
 def _whole_points(partials: messages.Partials) -> str | None:
-    """At least the point of the mask."""
+    """One or more."""
     size = len(partials.points)
     return None if size and size % POINT_BYTES == 0 else "points must be one or more of 32 bytes"
 
@@ -174,6 +176,14 @@ CARRYING = Record(
     mixing=Real(),
 )
 PREVIOUS = Record(messages.Previous, participants=PARTICIPANTS, terms=HASH, beacon=BEACON)
+VOTE = Record(messages.Vote, seat=SEAT, signature=Exact(64))
+VERDICT = Record(
+    messages.Verdict,
+    beacon=BEACON,
+    following=HASH,
+    survivors=SURVIVORS,
+    votes=Sequence(VOTE, _participants, rising=attrgetter("seat")),
+)
 COHORTS = Record(messages.Cohorts, following=PARTICIPANTS, previous=Optional(PREVIOUS))
 
 
@@ -221,6 +231,29 @@ PARTIALS = Record(
     proof=Exact(PROOF_BYTES),
 )
 
+
+def _request(verdict: Field) -> Record:
+    return Record(
+        messages.RevealRequest,
+        context=HASH,
+        survivors=SURVIVORS,
+        pieces=Blob(_pieces),
+        signature=SIGNATURE,
+        verdict=verdict,
+    )
+
+
+def _reveal(vote: Field) -> Record:
+    return Record(
+        messages.Reveal,
+        context=HASH,
+        seat=SEAT,
+        partials=Sequence(PARTIALS, _participants, rising=attrgetter("seat")),
+        signature=SIGNATURE,
+        vote=vote,
+    )
+
+
 # The tag of a message is its key here; a tag is never used for anything else, even when its message is gone (3, 4).
 # An upload's vector is bounded in bytes alone: that it fits the terms is for the server to check.
 MESSAGES: dict[int, Record] = {
@@ -235,25 +268,22 @@ MESSAGES: dict[int, Record] = {
         pieces=Blob(_pieces),
         signature=SIGNATURE,
     ),
-    5: Record(
-        messages.RevealRequest,
-        context=HASH,
-        survivors=SURVIVORS,
-        pieces=Blob(_pieces),
-        signature=SIGNATURE,
-    ),
-    6: Record(
-        messages.Reveal,
-        context=HASH,
-        seat=SEAT,
-        partials=Sequence(PARTIALS, _participants, rising=attrgetter("seat")),
-        signature=SIGNATURE,
-    ),
+    5: _request(Absent()),
+    6: _reveal(Absent()),
     7: Record(messages.Refusal, context=HASH, reason=Text(_reason_bytes), signature=SIGNATURE),
     8: _opening(CARRYING, COHORTS),
+    9: _request(VERDICT),
+    10: _reveal(Exact(64)),
 }
-CARRIED_OPEN = 8
-TAGS: dict[type[Any], int] = {record.kind: tag for tag, record in MESSAGES.items() if tag != CARRIED_OPEN}
+# Of a run with carried shares: the tag of a message in which this field is there.
+CARRIED: dict[type[Any], tuple[int, str]] = {
+    messages.RoundOpen: (8, "cohorts"),
+    messages.RevealRequest: (9, "verdict"),
+    messages.Reveal: (10, "vote"),
+}
+TAGS: dict[type[Any], int] = {
+    record.kind: tag for tag, record in MESSAGES.items() if tag < min(CARRIED.values())[0]
+}
 
 
 def encode(message: Message, *, limits: Limits = _DEFAULT) -> bytes:
@@ -311,8 +341,9 @@ def write(message: Message, writer: Writer) -> Writer:
     tag = TAGS.get(type(message))
     if tag is None:
         raise LocalProtocolError("message: must be one of the messages of the protocol")
-    if isinstance(message, messages.RoundOpen) and message.cohorts is not None:
-        tag = CARRIED_OPEN
+    carried, field = CARRIED.get(type(message), (tag, ""))
+    if field and getattr(message, field) is not None:
+        tag = carried
     writer.raw(MAGIC + bytes([VERSION, tag]))
     try:
         MESSAGES[tag].write(writer, message)

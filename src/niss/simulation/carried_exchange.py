@@ -45,7 +45,10 @@ class CarriedExchanged(Exchanged):
         left, taken = self._left, 0.0
         if (before := self.agreed.before) is not None:
             taken = before.taken(self.outcome.survivors)
-        return super().predicted_variance - left + taken + self.outcome.under_way
+        # Of these, the first were put back and the others taken out, in this sum.
+        senders, receivers = self.outcome.repaired
+        changed = taken - senders + receivers
+        return super().predicted_variance - left + changed + self.outcome.under_way
 
     @property
     def scale(self) -> float:
@@ -62,7 +65,9 @@ class CarriedExchanged(Exchanged):
     @property
     def _left(self) -> float:
         before = self.agreed.before
-        return 0.0 if before is None else before.left(self.survived, self.outcome.survivors)[1]
+        if before is None:
+            return 0.0
+        return before.left(self.survived, self.outcome.survivors)[1] - sum(self.outcome.repaired)
 
     @property
     def public(self) -> dict[str, str]:
@@ -89,6 +94,7 @@ class CarriedExchange(Parties):
         *,
         participants: int,
         coordinates: int,
+        mode: str = "tolerate",
         grid_bits: int | None = None,
         modulus_bits: int = 64,
         entropy: Callable[[int], bytes] = os.urandom,
@@ -97,6 +103,7 @@ class CarriedExchange(Parties):
             plan,
             participants=participants,
             coordinates=coordinates,
+            mode=mode,
             grid_bits=grid_bits,
             modulus_bits=modulus_bits,
         )
@@ -110,6 +117,7 @@ class CarriedExchange(Parties):
         self._last: RoundOpen | None = None
         self._survived: tuple[int, ...] = ()
         self._announced: tuple[Participant, ...] = ()
+        self._before: list[Client] = []
 
     def require_next(self, number: int) -> None:
         """Refuse (`RunFolderError`) a round that this process did not announce."""
@@ -150,8 +158,13 @@ class CarriedExchange(Parties):
         if number < self.schedule.horizon:
             charge(mus, marginal, opened.terms.attempt)
         sent = self._collect(opened, members, updates, absent)
+        if self.schedule.committee:
+            self._repair(clients, self._before)
         outcome, survived = self._server.finish(), self._survived
-        for client in clients:
+        # Of a round that is repaired the committee is asked once more, after the next one.
+        waiting = clients if self.schedule.committee and announced else []
+        over, self._before = [*self._before, *(() if waiting else clients)], waiting
+        for client in over:
             client.close_round()
         self._last, self._survived, self._announced = opened, outcome.survivors, announced
         rounding = run_grid_delta(self.schedule, self._promise)
@@ -193,6 +206,7 @@ class CarriedExchange(Parties):
             colluders=self._plan.colluders,
             promise=self._promise,
             budget=self._budget,
+            failure=self._plan.failure,
         )
 
     def _new_client(self, member: int) -> Client:

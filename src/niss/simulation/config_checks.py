@@ -144,9 +144,11 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
             f"training.weights: {method.name} takes out in a round what clients of the one before added, so that all "
             "have to weigh the same; use equal"
         )
-    if method.kind.carries and config.exchange == "protocol" and config.protocol.mode == "repair":
+    sparse = method.graph == "regular" or method.carried_neighbours is not None
+    if method.kind.carries and sparse and config.exchange == "protocol" and config.protocol.mode == "repair":
         raise ValueError(
-            f"protocol.mode: the protocol does not repair noise that {method.name} carries over; use mode = 'tolerate'"
+            f"protocol.mode: the protocol repairs noise that {method.name} carries over where everyone shares with "
+            "everyone; use graph = 'complete' without carried_neighbours, or mode = 'tolerate'"
         )
     least = config.training.separation
     if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:

@@ -25,7 +25,15 @@ from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree,
 from niss.protocol.carried import Schedule
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Message, Participant, Prekey, RoundOpen, Terms
+from niss.protocol.messages import (
+    Message,
+    Participant,
+    Prekey,
+    Reveal,
+    RevealRequest,
+    RoundOpen,
+    Terms,
+)
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
 from niss.views import WorstCase
@@ -171,6 +179,25 @@ class Parties(ABC):
             self._prekeys[member] += list(upload.fresh_prekeys)
         return sent
 
+    def _repair(self, clients: list[Client], before: list[Client] | None = None) -> None:
+        """The repair as far as the committee agrees to it; where more is missing than was planned for, noise stays.
+
+        before   the clients of the round before, whose committee is asked once more about what it carried to this one
+        """
+        _ask(clients, self._server.request_reveals(), self._server.take_reveal)
+        if before is not None:
+            _ask(before, self._server.request_carried_reveals(), self._server.take_carried_reveal)
+
+
+def _ask(clients: list[Client], requests: dict[int, RevealRequest], take: Callable[[Reveal], None]) -> None:
+    """By seat, have clients reveal; whoever refuses is passed over."""
+    for seat, request in requests.items():
+        try:
+            reveal = clients[seat].reveal(through_the_wire(request))
+        except RemoteProtocolError:
+            continue
+        take(through_the_wire(reveal))
+
 
 class ProtocolExchange(Parties):
     """All parties of a run in one process.
@@ -288,15 +315,6 @@ class ProtocolExchange(Parties):
                 modulus_bits=self._grid[1],
             )
         return self._terms[key]
-
-    def _repair(self, clients: list[Client]) -> None:
-        """The repair as far as the committee agrees to it; where more is missing than was planned for, noise stays."""
-        for seat, request in self._server.request_reveals().items():
-            try:
-                reveal = clients[seat].reveal(through_the_wire(request))
-            except RemoteProtocolError:
-                continue
-            self._server.take_reveal(through_the_wire(reveal))
 
     def _new_client(self, member: int) -> Client:  # noqa: ARG002
         # Two honest ones. What a small round costs is bounded by mu.

@@ -76,6 +76,7 @@ class Federation:
                     plan,
                     participants=config.training.participants,
                     coordinates=size,
+                    mode=settings.mode,
                     grid_bits=grid[0],
                     modulus_bits=grid[1],
                 )
