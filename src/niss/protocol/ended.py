@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.messages import RevealRequest, RoundOpen, Upload, Verdict
+from niss.protocol.messages import Message, RevealRequest, RoundOpen, Upload, Verdict
 from niss.protocol.wire import decode, encode
 
 
@@ -30,7 +30,7 @@ class Ended:
     def to_bytes(self) -> bytes:
         """All of it, for a server that may be started again before the next round is over."""
         verdict = RevealRequest(self.agreed.digest, self.survivors, b"", verdict=self.verdict)
-        said = [self.agreed.opened, verdict, *(self.uploads[seat] for seat in self.survivors)]
+        said: list[Message] = [self.agreed.opened, verdict, *(self.uploads[seat] for seat in self.survivors)]
         return json.dumps([base64.b64encode(encode(one)).decode() for one in said]).encode()
 
     @classmethod
