@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
+from niss.protocol.ended import Ended
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
+from niss.protocol.server import Server
 from niss.protocol.verdicts import make_verdict, vote
 from niss.protocol.wire import signed_part
 from support.carried_run import GRID, CarriedFederation, repairing, schedule
@@ -91,11 +94,43 @@ def test_more_than_were_charged_for_are_not_repaired() -> None:
             federation.seats[federation.cohort(1)[seat]].client.reveal(carried(request))
 
 
-def test_a_server_that_was_started_again_in_between_leaves_carried_noise_and_says_so() -> None:
+def test_a_server_may_be_started_again_between_any_two_rounds() -> None:
+    federation = CarriedFederation(repairing())
+    for number in range(5):
+        federation.play_round(number, (number,))
+        ended = federation.server.ended
+        kept = None if ended is None else Ended.from_bytes(ended.to_bytes())
+        federation.server = Server(federation.server._identity, ended=kept)
+    np.testing.assert_array_equal(left(federation), 0)
+    assert all(outcome.exact for outcome in federation.outcomes.values())
+
+
+def test_what_a_server_kept_is_whole_or_refused() -> None:
+    federation = CarriedFederation(repairing())
+    federation.play_round(0)
+    assert federation.server.ended is not None
+    kept = json.loads(federation.server.ended.to_bytes())
+    for damaged in (
+        [],
+        kept[:1],
+        kept[1:],
+        kept[:-1],
+        [*kept, kept[-1]],
+        [*kept[:2], "?"],
+        "no list",
+        [1, 2],
+    ):
+        with pytest.raises(LocalProtocolError, match="damaged"):
+            Ended.from_bytes(json.dumps(damaged).encode())
+    with pytest.raises(LocalProtocolError, match="damaged"):
+        Ended.from_bytes(b"")
+
+
+def test_a_server_that_forgot_the_round_before_leaves_carried_noise_and_says_so() -> None:
     federation = CarriedFederation(repairing())
     federation.play_round(0)
     federation.play_round(1, (2,))
-    federation.server._ended = None
+    federation.server.ended = None
     assert federation.play_round(2, (1,)).uncancelled == 4 + 4
     assert federation.play_round(3).exact
 
@@ -118,7 +153,7 @@ def test_whatever_is_lost_the_sum_is_right_or_declared_noisy(
     federation = CarriedFederation(repairing(rounds=4))
     for number in range(4):
         if number in started_again:
-            federation.server._ended = None
+            federation.server.ended = None
         missing = absent[number] | pretended[number]
         # Three uploads at least: of fewer there is not always a sum.
         absent_here = sorted(missing)[:2]
@@ -150,9 +185,9 @@ class Scene:
     def __init__(self, absent: tuple[int, ...] = (4,)) -> None:
         self.federation = federation = CarriedFederation(repairing(rounds=6))
         federation.play_round(0, (1,))
-        self.earlier = federation.server._ended
+        self.earlier = federation.server.ended
         federation.play_round(1, (2,))
-        self.before = federation.server._ended
+        self.before = federation.server.ended
         federation.upload_round(2, absent)
         self.requests = federation.server.request_reveals()
 
@@ -231,7 +266,7 @@ def test_votes_of_clients_outside_the_committee_or_called_dropped_do_not_count()
     small.play_round(0)
     small.play_round(1, (2,))
     outside = set(range(7)) - set(agree(small.opened[1]).committee)
-    ended = small.server._ended
+    ended = small.server.ended
     small.upload_round(2)
     assert outside
     assert ended is not None
@@ -296,7 +331,7 @@ def test_masks_and_shares_of_one_client_never_come_out_together() -> None:
     assert scene.late() == {}
     federation = scene.federation
     federation.outcomes[2] = federation.server.finish()
-    ended = federation.server._ended
+    ended = federation.server.ended
     assert ended is not None
     federation.upload_round(3)
     scene.requests = federation.server.request_reveals()

@@ -4,6 +4,7 @@ A round of `Client` and `Server` machines, joined by whatever carries bytes. Top
 
     client, server          the two machines; `states` has the table of their steps, and what a client remembers;
                             `outcome`: how a round ended
+    ended                   what a server keeps of a round for the repair of the next
     verdicts                who survived a round, in a form that binds the rounds next to it
     committee               a round key shared among the members who repair the round: pieces, partials, proofs
     shares                  seeds that both ends of an edge derive, the noise of an upload

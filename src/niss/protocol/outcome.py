@@ -1,15 +1,11 @@
-"""How a round ended, and what it leaves for the repair of the next one."""
+"""How a round ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from niss.protocol.agreement import Agreed
-from niss.protocol.messages import Upload, Verdict
 
 
 @dataclass(frozen=True)
@@ -47,17 +43,3 @@ class Outcome:
     def exact(self) -> bool:
         """Whether nothing but the intended noise is left."""
         return self.uncancelled == 0 and not self.masked and not self.void
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a round that carried noise on leaves for the repair of the next one.
-
-    uploads     of its survivors, without their vectors
-    verdict     of its committee; None: too few of it answered
-    """
-
-    agreed: Agreed
-    survivors: tuple[int, ...]
-    uploads: Mapping[int, Upload]
-    verdict: Verdict | None

@@ -30,6 +30,7 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred, residues
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
+from niss.protocol.ended import Ended
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
@@ -44,7 +45,6 @@ from niss.protocol.messages import (
     Verdict,
     Vote,
 )
-from niss.protocol.outcome import Ended as Ended
 from niss.protocol.outcome import Outcome as Outcome
 from niss.protocol.recovery import Recovered, recover
 from niss.protocol.shares import add_noises, carried_seed, derive_seed
@@ -104,13 +104,14 @@ class Server:
 
     The driver calls `open_round`, hands in uploads, then either `finish` (mode `tolerate`), or `request_reveals`,
     reveals, `finish`. It may finish at any stage: with whatever has arrived by then. With carried shares it may call
-    `request_carried_reveals` before, and hand in what the committee of the round before reveals.
+    `request_carried_reveals` before, and hand in what the committee of the round before reveals. What that needs of the
+    round before is `ended` after each `finish`: a server that is started again is given it (`Ended.to_bytes`).
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, *, ended: Ended | None = None) -> None:
         self._identity = identity
         self._round: _Round | None = None
-        self._ended: Ended | None = None
+        self.ended = ended
         self.state = ServerState.IDLE
 
     @property
@@ -135,8 +136,8 @@ class Server:
         previous    `previous_of` the round before, None in the first
         survived    the seats of that round whose uploads were summed, from its `Outcome`
 
-        What the repair of this round needs of the one before is in this object, if it played that one. A server that
-        was started again in between leaves in the sum what lost clients should have added or taken out, and says so.
+        Without what `ended` says of the round before, the sum keeps what clients lost in either round should have added
+        or taken out, and the outcome says so.
 
         Terms on whose grid the sum could wrap are a `ConfigError`.
         """
@@ -148,7 +149,7 @@ class Server:
         opened = replace(opened, signature=self._identity.sign("open", signed_part(opened)))
         agreed = agree(opened)
         agreed.check_fits()
-        ended, before = self._ended, agreed.before
+        ended, before = self.ended, agreed.before
         if ended is not None and (
             before is None
             or ended.survivors != survived
@@ -299,10 +300,10 @@ class Server:
             total, survivors = (np.zeros_like(total), ()) if void else (total, survivors)
             extra = 0.0  # All or nothing.
         self.state = following
-        self._ended = None
+        self.ended = None
         if agreed.after is not None and survivors == current.survivors:
             dealt = {seat: replace(current.uploads[seat], vector=b"") for seat in survivors}
-            self._ended = Ended(agreed, survivors, dealt, current.votes)
+            self.ended = Ended(agreed, survivors, dealt, current.votes)
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
             agreed.grid.to_float(centred(residues(total.view(np.int64), terms.modulus_bits))),
