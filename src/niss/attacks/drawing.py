@@ -24,7 +24,10 @@ from niss.figures import grid as grid
 from niss.figures import look_of as look_of
 from niss.files import SHARED, write_atomically
 from niss.methods import METHODS
-from niss.methods.look import INK, QUIET, RULE, SERIES
+from niss.methods.look import INK as INK
+from niss.methods.look import QUIET as QUIET
+from niss.methods.look import RULE as RULE
+from niss.methods.look import SERIES as SERIES
 
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -26,7 +26,11 @@ from matplotlib.figure import Figure
 from niss import figures
 from niss.errors import ConfigError
 from niss.files import write_output
-from niss.methods.look import INK, QUIET, RULE, SERIES, Look, distinct
+from niss.methods.look import INK as INK
+from niss.methods.look import QUIET as QUIET
+from niss.methods.look import RULE as RULE
+from niss.methods.look import SERIES as SERIES
+from niss.methods.look import Look, distinct
 from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import evenly_spaced
 from niss.report.templates import render
