@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "audit.png")
     out = parser.parse_args().out
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 4.4), layout="constrained")
+        figure = Figure(figsize=(8.4, 5.4), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         draw(left, "NISS, calibrated for the joint view", Audit.of_plan(PLAN, CLIENTS))
         draw(right, "The paper's choice, τ = 0", Audit.of_plan(replace(PLAN, tau2=0.0), CLIENTS))
@@ -80,9 +80,7 @@ def draw(axes: Axes, title: str, audit: Audit) -> None:
     axes.set_title(title, pad=12)
     axes.grid(color=RULE, linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.legend(
-        loc="lower right", borderaxespad=0.2, handlelength=1.6, title="ε at δ = 10⁻⁵", alignment="left"
-    )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), handlelength=1.6, title="ε at δ = 10⁻⁵")
 
 
 def finding(audit: Audit, scores: Scores) -> str:

@@ -14,6 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from niss.methods import METHODS
 from niss.methods.base import Method
@@ -113,7 +114,10 @@ def png(figure: Figure, *, style: dict[Any, Any] = STYLE, dark: bool = False) ->
 def _darken(figure: Figure) -> None:
     # Ticks are made when a figure is first drawn.
     figure.canvas.draw()
-    for artist in figure.findobj():
+    artists = figure.findobj()
+    # The box behind a text is not among them.
+    artists += [box for one in artists if isinstance(one, Text) and (box := one.get_bbox_patch()) is not None]
+    for artist in artists:
         for name in _COLOURED:
             getter, setter = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
             if getter is not None and setter is not None and (changed := _dark(getter())) is not None:

@@ -177,7 +177,7 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    look: ClassVar[Look] = Look(OLIVE, "v")
+    look: ClassVar[Look] = Look(OLIVE, "h")
     trusts: ClassVar[str]
     private: ClassVar[bool] = True
     trusts_server: ClassVar[bool] = False

@@ -41,12 +41,12 @@ class Look:
 
 _PALER = {BLUE: SKY}
 _SPARE = (
-    Look(OLIVE, "v", SHORT),
-    Look(CRIMSON, "X", DASH_DOT),
-    Look(BROWN, "<", DASHED),
+    Look(OLIVE, "h", SHORT),
+    Look(CRIMSON, "d", DASH_DOT),
+    Look(BROWN, "8", DASHED),
     Look(SKY, ">", SHORT),
     Look(PURPLE, "*", DASH_DOT),
-    Look(GREEN, "p", DASHED),
+    Look(GREEN, "H", DASHED),
 )
 
 
