@@ -26,12 +26,13 @@ from niss.flower.metrics import NOISE
 from niss.flower.proposal import read_proposal
 from niss.flower.saving import RunFolder
 from niss.flower.state import open_store
-from niss.protocol import decode
+from niss.protocol import MODES, decode
 
 ROUNDS, NODES, SEPARATION = 3, 6, 2
 SIZE = NODES // SEPARATION
 WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, separation=SEPARATION)
 PRIVATE = Plan(clip=0.5, epsilon=8.0, separation=SEPARATION)
+REPAIRED = {"dropped": 1, "revealed": 1}
 
 
 def carried(plan: Plan = WITHOUT_NOISE, inner=None, **options) -> NissStrategy:
@@ -233,8 +234,11 @@ def test_settings_that_cannot_be_are_refused_at_once():
     inner = FedAvg(fraction_evaluate=0.0)
     with pytest.raises(ConfigError, match="gain nothing"):
         NissStrategy(inner, plan=replace(PRIVATE, separation=1), carry=True)
-    with pytest.raises(ConfigError, match="cannot be repaired"):
-        carried(mode="repair")
+    sparse = replace(PRIVATE, method="niss-carried", participations=3, graph="regular", neighbours=4)
+    with pytest.raises(ConfigError, match="where everyone shares with everyone"):
+        carried(replace(sparse, **REPAIRED), mode="repair")
+    with pytest.raises(ConfigError, match="all of a round repair it"):
+        carried(replace(PRIVATE, **REPAIRED, colluders=1, committee=3), mode="repair")
     with pytest.raises(ConfigError, match="over 4 rounds is not one for 3"):
         start(carried(replace(PRIVATE, horizon=4, participations=2)), FakeGrid(NODES))
     with pytest.raises(ConfigError, match="rounds of 2, but the plan is for 3"):
@@ -266,6 +270,125 @@ def test_metrics_inside_the_uploads_say_how_noisy_they_are():
     # Forty standard normals but for their neighbours' correlation: beyond 6 with probability 1e-7, and wide.
     assert max(map(abs, found)) < 6.0
     assert np.mean(np.square(found)) > 0.05
+
+
+# Repair.
+
+
+def repaired(plan: Plan = WITHOUT_NOISE, **options) -> NissStrategy:
+    return carried(replace(plan, **REPAIRED), mode="repair", **options)
+
+
+def lose(strategy: NissStrategy, grid: FakeGrid, seats: dict[int, set[int]], *, mute: bool = False) -> None:
+    """By round, counted from 1, these seats get no message; with `mute`, nobody is asked about the round before."""
+
+    def away(message: Message) -> Message | None:
+        stage, current = message.content["niss"]["stage"], strategy.session.round
+        if stage == "enrol":
+            return message
+        if message.metadata.dst_node_id not in current.nodes:
+            assert stage == "request"
+            return None if mute else message
+        seat = current.nodes.index(message.metadata.dst_node_id)
+        return None if seat in seats.get(current.number + 1, ()) else message
+
+    grid.tamper = away
+
+
+def summed_in(strategy: NissStrategy, grid: FakeGrid) -> dict[int, set[int]]:
+    """By round, the numbers of the nodes whose uploads were summed."""
+    asked = cohorts(grid)
+    return {
+        one.round: {node for node in asked[one.round] if str(FIRST + node) not in one.lost}
+        for one in strategy.rounds
+    }
+
+
+def test_a_repaired_run_ends_with_the_mean_of_those_who_came():
+    """One is lost in each of the rounds 2, 3 and 5 of 6: what was carried by it, and to it, is taken out."""
+    strategy, grid, size = repaired(), FakeGrid(10), 5
+    lose(strategy, grid, {2: {1}, 3: {4}, 5: {0}})
+    result = start(strategy, grid, rounds=6)
+    assert [one.survivors for one in strategy.rounds] == [5, 4, 4, 5, 4, 5]
+    assert all(one.exact and not one.deviation and not one.problems for one in strategy.rounds)
+    np.testing.assert_allclose(
+        values(result.arrays), model_of(summed_in(strategy, grid), size), rtol=0, atol=1e-5
+    )
+
+
+def test_what_the_committee_of_the_round_before_does_not_reveal_stays_and_is_said():
+    strategy, grid, size = repaired(), FakeGrid(10), 5
+    lose(strategy, grid, {3: {4}}, mute=True)
+    result = start(strategy, grid, rounds=5)
+    assert [one.exact for one in strategy.rounds] == [True, True, False, True, True]
+    assert len(strategy.rounds[2].problems) == size
+    assert all("no answer in time" in one for one in strategy.rounds[2].problems)
+    assert not strategy.session.left_out
+    said = strategy.rounds[2].deviation
+    left = values(result.arrays) - model_of(summed_in(strategy, grid), size)
+    assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
+
+
+def test_rounds_that_lose_more_than_planned_are_noisy_and_cost_nobody_its_place():
+    """Members would have to decline; they are not asked, and so not left out for it."""
+    strategy, grid = repaired(), FakeGrid(10)
+    lose(strategy, grid, {one: {0, 1} for one in (1, 2, 3, 4)})
+    start(strategy, grid, rounds=6)
+    assert [one.survivors for one in strategy.rounds] == [3, 3, 3, 3, 5, 5]
+    assert [one.exact for one in strategy.rounds] == [False] * 5 + [True]
+    assert [one.masked for one in strategy.rounds] == [3, 3, 3, 3, 0, 0]
+
+
+def test_the_statement_of_a_repaired_run_and_the_nodes_books_agree(tmp_path):
+    strategy, grid = repaired(PRIVATE), nodes_with_state(tmp_path, 10)
+    for context in grid.contexts.values():
+        del context.node_config["niss-uncalibrated"]
+    lose(strategy, grid, {2: {1}, 3: {4}})
+    start(strategy, grid, rounds=6)
+    assert all(one.exact for one in strategy.rounds)
+    statement = strategy.statement
+    assert max(one.epsilon_joint for one in statement.clients) == pytest.approx(PRIVATE.epsilon, rel=0.05)
+    for number, client in enumerate(statement.clients):
+        assert client.epsilon_joint <= PRIVATE.epsilon * (1.0 + 1e-12)
+        ledger = LedgerFile.read(tmp_path / f"node-{number}" / "ledger.jsonl")
+        assert client.participations == 3
+        assert ledger.spent("self") <= client.mu_joint * (1.0 + 1e-6)
+        if len(ledger.entries) == 3:
+            assert ledger.spent("self") == pytest.approx(client.mu_joint, rel=1e-6)
+        assert {entry.basis["dropped"] for entry in ledger.entries} == {1}
+
+
+def test_members_keep_their_keys_until_their_next_round_and_no_longer_than_the_last():
+    strategy, grid = repaired(), FakeGrid(10)
+    start(strategy, grid)
+    last = cohorts(grid)[ROUNDS]
+    for number, context in enumerate(grid.contexts.values()):
+        with open_store(context, None) as store:
+            memory = json.loads(store.state.memory)["memory"]
+        assert (memory["current"] is None) == (number in last)
+
+
+def test_killed_between_two_rounds_what_was_carried_around_it_stays_and_is_said(tmp_path, monkeypatch):
+    """The pieces of the round before are gone with the server: one lost in the next round cannot be repaired whole."""
+    grid, write, size = nodes_with_state(tmp_path, 10), RunFolder.write, 5
+
+    def dying(folder, state):
+        write(folder, state)
+        if state["done"] == 1:
+            raise Killed
+
+    monkeypatch.setattr(RunFolder, "write", dying)
+    with pytest.raises(Killed):
+        start(repaired(resume=tmp_path / "run"), grid, rounds=4)
+    monkeypatch.undo()
+    again = repaired(resume=tmp_path / "run")
+    lose(again, grid, {2: {1}, 3: {2}})
+    result = start(again, grid, rounds=4)
+    assert [one.survivors for one in again.rounds] == [5, 4, 4, 5]
+    assert [one.exact for one in again.rounds] == [True, False, True, True]
+    said = again.rounds[1].deviation
+    left = values(result.arrays) - model_of(summed_in(again, grid), size)
+    assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
 
 
 # Resuming.
@@ -385,19 +508,20 @@ def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkey
     assert ledgers == [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_right(data):
     """Nodes away in any round, one kill in any of them: what stays in the model is what the report says."""
     rounds, nodes, size = 5, 8, 4
     away = [data.draw(st.sets(st.integers(0, nodes - 1), max_size=3)) for _ in range(rounds)]
     killed = data.draw(st.none() | st.integers(1, rounds))
-    pattern = data.draw(st.sampled_from(("cyclic", "any")))
+    pattern, mode = data.draw(st.sampled_from(("cyclic", "any"))), data.draw(st.sampled_from(MODES))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         grid = nodes_with_state(path, nodes)
         plan = replace(WITHOUT_NOISE, participants=size, pattern=pattern)
-        current = [carried(plan, resume=path / "run")]
+        plan = replace(plan, **REPAIRED) if mode == "repair" else plan
+        current = [carried(plan, resume=path / "run", mode=mode)]
         due = killed
 
         def weather(message: Message) -> Message | None:
@@ -415,7 +539,7 @@ def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_r
         try:
             result = start(current[0], grid, rounds)
         except Killed:
-            current.append(carried(plan, resume=path / "run"))
+            current.append(carried(plan, resume=path / "run", mode=mode))
             result = start(current[1], grid, rounds)
         strategy, asked = current[-1], cohorts(grid)
         assert set(asked) == set(range(1, rounds + 1))
@@ -491,8 +615,8 @@ def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypat
 # What a node does not agree to.
 
 
-def proposed(plan: Plan = PRIVATE) -> tuple[NissStrategy, FakeGrid, bytes]:
-    strategy, grid = carried(plan), FakeGrid(NODES)
+def proposed(plan: Plan = PRIVATE, **options) -> tuple[NissStrategy, FakeGrid, bytes]:
+    strategy, grid = carried(plan, **options), FakeGrid(NODES)
     start(strategy, grid)
     (body,) = {one.content["niss"]["body"] for one in grid.sent if one.content["niss"]["stage"] == "enrol"}
     return strategy, grid, body
@@ -529,6 +653,38 @@ def test_a_schedule_that_does_not_keep_the_promise_is_declined(name):
         )
     Limits().check(read_proposal(body))
     del grid
+
+
+def test_a_schedule_that_is_repaired_in_another_way_than_the_plan_says_is_declined():
+    strategy, _, body = proposed(replace(PRIVATE, **REPAIRED), mode="repair")
+    Limits().check(read_proposal(body))
+    said = json.loads(body[64:])
+    for values_of in (
+        {"mode": "tolerate"},
+        {"schedule": {**said["schedule"], "dropped": 0}},
+        {
+            "schedule": {
+                **said["schedule"],
+                "committee": 0,
+                "threshold": 0,
+                "self_variance": 0.0,
+                "dropped": 0,
+            }
+        },
+        {"plan": {**said["plan"], "dropped": 0}},
+    ):
+        with pytest.raises(RemoteProtocolError):
+            Limits().check(read_proposal(changed(strategy, body, **values_of)))
+
+
+def test_a_node_does_not_join_a_run_whose_committee_its_colluders_outvote():
+    strategy, grid, body = proposed(replace(PRIVATE, **REPAIRED), mode="repair")
+    said = json.loads(body[64:])
+    weak = changed(strategy, body, schedule={**said["schedule"], "threshold": 1}, run="ab" * 16)
+    (message,) = [one for one in grid.sent if one.content["niss"]["body"] == body][:1]
+    message.content["niss"]["body"], message.content["niss"]["run"] = weak, bytes.fromhex("ab" * 16)
+    (reply,) = grid.send_and_receive([message], timeout=1)
+    assert b"threshold" in reply.content["niss-upload"]["body"].numpy().tobytes()
 
 
 def test_a_node_has_no_room_for_a_second_run_but_for_all_of_the_first(tmp_path):

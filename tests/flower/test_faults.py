@@ -215,6 +215,23 @@ def test_a_node_lost_during_the_repair_does_not_spoil_it():
     assert any(str(gone) in problem for problem in report.problems)
 
 
+def test_rounds_that_lose_more_than_planned_cost_no_member_its_place():
+    """Members would have to decline, and whoever declines twice is left out; so they are not asked."""
+    grid, strategy = FakeGrid(NODES), repairing()
+    gone = {FIRST + number for number in range(REPAIRED.dropped + 1)}
+
+    def lose(message: Message) -> Message | None:
+        early = is_round_of(message) and not is_round(message, 3)
+        return None if early and message.metadata.dst_node_id in gone else message
+
+    grid.tamper = lose
+    run(grid, strategy)
+    left = NODES - len(gone)
+    assert [one.survivors for one in strategy.rounds] == [left, left, NODES]
+    assert [one.masked for one in strategy.rounds] == [left, left, 0]
+    assert not strategy.session.left_out
+
+
 def test_too_few_nodes_skip_the_round_and_the_statement_says_so():
     grid = FakeGrid(NODES)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=REPAIRED, mode="repair", participants=9)

@@ -99,12 +99,13 @@ class InTurns(FakeGrid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "float16"])
 @pytest.mark.parametrize("strategy", ["FedAvg", "FedProx"])
-def test_the_last_model_of_a_carried_run_is_that_of_the_strategy_alone(strategy, model):
+def test_the_last_model_of_a_carried_run_is_that_of_the_strategy_alone(strategy, model, mode):
     """Half precision is left out: the models in between are noisy, and it has no digits left for what cancels."""
-    plan = Plan(tau2=0.0, clip=5.0, separation=2)
-    wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=plan, carry=True)
+    plan = Plan(tau2=0.0, clip=5.0, separation=2, dropped=MODES[mode].dropped, revealed=MODES[mode].revealed)
+    wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=plan, carry=True, mode=mode)
     grid = FakeGrid(2 * NODES, app=make_app([niss_mod]))
     together = wrapped.start(grid, initial(model), num_rounds=ROUNDS, timeout=1).arrays
     asked = [message for message in grid.sent if message.content["niss"]["stage"] == "round"]

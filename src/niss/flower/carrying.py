@@ -25,6 +25,7 @@ from niss.protocol import (
     Participant,
     Prekey,
     Previous,
+    RevealRequest,
     RoundOpen,
     Schedule,
     Server,
@@ -56,7 +57,11 @@ class CarriedRun:
         """Of a plan and the schedule made for it; `saved` is what `to_json` gave of a run that was begun before."""
         self.schedule, self._run, self._coordinator = schedule, run, coordinator
         self._account = CarriedAccount(
-            schedule, relation=plan.relation, colluders=plan.colluders, promise=Promise.of(plan)
+            schedule,
+            relation=plan.relation,
+            colluders=plan.colluders,
+            promise=Promise.of(plan),
+            failure=plan.failure,
         )
         self.cohorts = Cohorts(
             schedule.participants, schedule.separation, "cyclic" if schedule.cyclic else "any"
@@ -67,6 +72,8 @@ class CarriedRun:
         self._announced = -1
         self._previous: Previous | None = None
         self._survived: tuple[int, ...] = ()
+        # By seat in the round that was summed last: nodes that revealed what its repair needed.
+        self._helpful: dict[int, int] = {}
         if saved is not None:
             self._restore(saved)
 
@@ -126,9 +133,25 @@ class CarriedRun:
         self._chosen.pop(number)
         return opened
 
-    def finished(self, survivors: tuple[int, ...]) -> None:
-        """The uploads of these seats of the round that was opened last are in its sum."""
+    def finished(
+        self, survivors: tuple[int, ...], nodes: tuple[int, ...], unhelpful: Collection[int]
+    ) -> None:
+        """The uploads of these seats of the round that was opened last are in its sum.
+
+        nodes      by seat
+        unhelpful  those of them that took no part in the repair
+        """
         self._survived = survivors
+        self._helpful = {seat: node for seat, node in enumerate(nodes) if node not in unhelpful}
+
+    def late_requests(self, server: Server) -> dict[int, RevealRequest]:
+        """By node, what members of the committee of the round before are asked after the repair of this one.
+
+        They can take out what was carried to those who did not come. Who did not help to repair its own round would
+        have to decline, and is not asked. Without a round before in this process nobody is.
+        """
+        requests = server.request_carried_reveals().items()
+        return {self._helpful[seat]: request for seat, request in requests if seat in self._helpful}
 
     def _list(
         self, number: int, identities: dict[int, bytes], present: Collection[int], save: Callable[[], None]
@@ -198,9 +221,16 @@ class CarriedRun:
             )
 
 
-def make_run_schedule(plan: Plan, participants: int, coordinates: int) -> Schedule:
-    """The schedule of a run, on a grid of 32 bits where the sums fit it, which halves the uploads; else of 64."""
-    schedule = make_schedule(plan, participants=participants, coordinates=coordinates, modulus_bits=32)
+def make_run_schedule(plan: Plan, participants: int, coordinates: int, mode: str) -> Schedule | None:
+    """The schedule of a run, on a grid of 32 bits where the sums fit it, which halves the uploads; else of 64.
+
+    None where nothing is carried.
+    """
+    if not plan.kind.carries:
+        return None
+    schedule = make_schedule(
+        plan, participants=participants, coordinates=coordinates, mode=mode, modulus_bits=32
+    )
     # Who they are does not matter for the size of the sum.
     people = tuple(
         Participant(number.to_bytes(32, "big"), Prekey(0, bytes(32), b"")) for number in range(participants)

@@ -240,8 +240,23 @@ class _Exchange:
         if not isinstance(message, RevealRequest) or self._request.stage is not Stage.REQUEST:
             raise RemoteProtocolError(f"unexpected {type(message).__name__} in stage {self._request.stage}")
         answer = client.reveal(message)
-        client.close_round()
+        if self._asked_again(proposal):
+            self._store.save()  # The step that the reply names.
+        else:
+            client.close_round()
         return encode(answer)
+
+    def _asked_again(self, proposal: Proposal) -> bool:
+        """Whether a member may be asked once more about its round, after the next one: where it carried noise on.
+
+        Then its keys are erased with its next round.
+        """
+        if proposal.schedule is None:
+            return False
+        return (
+            max(rounds_answered(self._store.state.memory, proposal.run), default=0) + 1
+            < proposal.schedule.rounds
+        )
 
     def _accept(self, client: Client, proposal: Proposal, opened: RoundOpen, model: Model) -> None:
         """Check the round, remember it and charge it; what is left to do needs the update and nothing on disk."""
@@ -367,6 +382,7 @@ class _Exchange:
                 colluders=policy.colluders,
                 promise=promise,
                 budget=proposal.run_mu,
+                failure=limits.failure(proposal),
                 earlier=rounds_answered(kept, proposal.run),
             )
             assess, charge = account.assess, account.charging(ledger, SELF)

@@ -200,6 +200,8 @@ def read_proposal(data: bytes) -> Proposal:
     verify(proposal.server, _PROPOSAL_PURPOSE, text, signature)
     try:
         check_mode(proposal.plan, proposal.mode)
+        if schedule is not None and schedule.mode != proposal.mode:
+            raise ConfigError(f"its schedule is one of mode {schedule.mode!r}", field="mode")
     except ConfigError as error:
         raise RemoteProtocolError(f"the mode of the proposal: {error.message}") from None
     if not 1 <= proposal.prekeys <= MOST_PREKEYS:
@@ -215,11 +217,20 @@ def check_mode(plan: Plan, mode: str) -> None:
         raise ConfigError(
             "uniform masks leave no sum after a dropout that is tolerated", field="mode", hint="use 'repair'"
         )
-    if plan.kind.carries and mode != MODES[0]:
+    if not plan.kind.carries or mode != "repair":
+        return
+    if plan.graph != "complete" or plan.carried_neighbours is not None:
         raise ConfigError(
-            "noise that is carried from round to round cannot be repaired",
+            "noise that is carried from round to round is repaired only where everyone shares with everyone",
             field="mode",
-            hint=f"use {MODES[0]!r}; plan.dropout says how many are expected not to come",
+            hint="graph = 'complete' without carried_neighbours, or mode 'tolerate'",
+        )
+    if plan.committee is not None and plan.colluders:
+        # Nodes take a drawn committee for one that the server chose: all its colluders may be in it.
+        raise ConfigError(
+            "where noise is carried from round to round, all of a round repair it",
+            field="plan.committee",
+            hint="leave it out",
         )
 
 
@@ -308,6 +319,7 @@ def _check_schedule(plan: Plan, schedule: Schedule) -> None:
         "pattern": (plan.pattern == "cyclic", schedule.cyclic),
         "closing": (plan.closing, schedule.closing),
         "clip": (plan.clip, schedule.clip),
+        "dropped": (plan.dropped, schedule.dropped),
     }
     for name, (planned, scheduled) in both.items():
         if planned != scheduled:

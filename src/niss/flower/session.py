@@ -1,10 +1,10 @@
 """One run of the protocol, seen from the ServerApp: who joined, the round under way, what became of everyone.
 
-It sends nothing itself: requests come out, replies go in. A run is
+It sends nothing itself: requests come out, replies go in, or `repair` is told how to send. A run is
 
     enrolment_requests -> admit        again for whoever comes later or has run out of keys
     open -> take_uploads               each round
-    reveal_requests -> take_repairs    mode `repair`: the committee reveals what takes the noise of the lost out
+    repair                             mode `repair`: the committee reveals what takes the noise of the lost out
     finish                             the sum, and what is left in it
 
 The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words. Keys are
@@ -17,12 +17,12 @@ so everyone enrols once more under the same proposal, and members are known agai
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from niss.accounting import Plan, make_terms, propose_round
-from niss.errors import ConfigError, NissError, ProtocolError, RemoteProtocolError
+from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
 from niss.flower.adaptive import next_clip
 from niss.flower.carrying import CarriedRun, fits, make_run_schedule
 from niss.flower.coordinator import Coordinator
@@ -36,7 +36,7 @@ from niss.flower.proposal import (
     read_proposal,
     require_same,
 )
-from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal
+from niss.flower.transport import Replies, Reply, Request, Stage, check_refusal, in_words
 from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
     Agreed,
@@ -48,6 +48,7 @@ from niss.protocol import (
     Participant,
     Refusal,
     Reveal,
+    RevealRequest,
     RoundOpen,
     Server,
     Terms,
@@ -167,7 +168,7 @@ class Session:
             prekeys=PREKEYS,
             tracker=coordinator.address,
             metrics=metrics,
-            schedule=make_run_schedule(plan, participants, coordinates) if plan.kind.carries else None,
+            schedule=make_run_schedule(plan, participants, coordinates, mode),
         )
         self._proposed, self._allowed = self.proposal.signed(identity), self.proposal.round_mu
         self.members: dict[int, Member] = {}
@@ -247,7 +248,7 @@ class Session:
             member = self._recognised(node, enrolment, reply.step)
         except Exception as error:
             # Whatever a node sends may end its own part in the run, never the run.
-            self.leave_out(node, _in_words(error))
+            self.leave_out(node, in_words(error))
             return
         if member is None:
             member = Member(node, len(self.members), enrolment.identity, enrolment.pinned)
@@ -391,10 +392,6 @@ class Session:
             self.leave_out(node, reason)
         self._to_ask_again |= current.refused.keys() - blamed.keys()
 
-    def take_repairs(self, replies: Replies) -> None:
-        """The replies of the committee."""
-        self._take(replies, self._current.unhelpful)
-
     def _take(self, replies: Replies, problems: dict[int, str]) -> None:
         problems.update(replies.failures)
         for node, reply in replies.received.items():
@@ -407,7 +404,7 @@ class Session:
                     continue
                 self._hand_over(message)
             except Exception as error:
-                problems[node] = _in_words(error)
+                problems[node] = in_words(error)
                 continue
             member.step = max(member.step, reply.step)
             if isinstance(message, Upload):
@@ -428,17 +425,26 @@ class Session:
         if isinstance(message, Upload):
             self._server.take_upload(message)
         elif isinstance(message, Reveal):
-            self._server.take_reveal(message)
+            own = message.context == self._current.agreed.digest
+            (self._server.take_reveal if own else self._server.take_carried_reveal)(message)
         else:
             raise RemoteProtocolError(f"a client does not send a {type(message).__name__}")
 
-    def reveal_requests(self) -> dict[int, Request]:
-        """End the uploads; one request for each member of the committee, who is to reveal what the repair needs."""
-        by_node = {
-            self._current.nodes[seat]: encode(request)
-            for seat, request in self._server.request_reveals().items()
-        }
-        return {node: self._request(node, Stage.REQUEST, body) for node, body in by_node.items()}
+    def repair(self, send: Callable[[dict[int, Request]], Replies]) -> None:
+        """End the uploads, and have the committee reveal what the repair needs; then that of the round before.
+
+        Nobody is asked where more are lost than was agreed on: every member would have to decline.
+        """
+        current, asked = self._current, self._server.request_reveals()
+        survivors = next((len(one.survivors) for one in asked.values()), 0)
+        if len(current.nodes) - survivors <= current.agreed.terms.dropped:
+            self._ask(send, {current.nodes[seat]: one for seat, one in asked.items()})
+        if self._carried is not None:
+            self._ask(send, self._carried.late_requests(self._server))
+
+    def _ask(self, send: Callable[[dict[int, Request]], Replies], asked: Mapping[int, RevealRequest]) -> None:
+        requests = {node: self._request(node, Stage.REQUEST, encode(one)) for node, one in asked.items()}
+        self._take(send(requests), self._current.unhelpful)
 
     def finish(self) -> tuple[Round, Outcome]:
         """End the round under way; returns it with the sum and what is left in it.
@@ -450,7 +456,7 @@ class Session:
         if self._adaptive is not None:
             self.clip = next_clip(self._adaptive, self.proposal.metrics, current.agreed, outcome)
         if self._carried is not None:
-            self._carried.finished(outcome.survivors)
+            self._carried.finished(outcome.survivors, current.nodes, current.unhelpful)
         for node in (current.nodes[seat] for seat in outcome.liars):
             current.unhelpful[node] = LIED
             self.leave_out(node, LIED)
@@ -490,10 +496,3 @@ class Session:
             drawn = RoundOpen(terms, people, Beacon(1, bytes(32), b""))
             self._terms[key] = terms if fits(drawn) else replace(terms, modulus_bits=64)
         return self._terms[key]
-
-
-def _in_words(error: Exception) -> str:
-    """What is wrong with a reply, for the report and the log."""
-    if isinstance(error, NissError):
-        return printable(error.message)
-    return f"the reply cannot be read ({type(error).__name__})"

@@ -6,9 +6,9 @@ The wrapped strategy still samples nodes, configures training and evaluation, an
 round: the global weights plus the mean of the clipped updates, with the weight of one example. Updates weigh the same,
 unless `weight_cap` is given; how many examples a client has stays with it.
 
-Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys; in
-mode `repair` the members of a round's committee are sent a second one. What a client must trust, and can pin, is in
-`niss.flower.limits`.
+Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys. In
+mode `repair` members of a round's committee are sent a second one, and with `carry` a third after the next round. What
+a client must trust, and can pin, is in `niss.flower.limits`.
 
 A round: Flower calls `configure_train`, which enrols whoever is new and opens the round; sends the messages; and calls
 `aggregate_train` with the replies, which sums the uploads, repairs what was lost, charges the account and hands the
@@ -85,7 +85,7 @@ class NissStrategy(Strategy):
     carry          carry noise from each round to the next, which takes it out again: for rounds with a part of the
                    nodes, less stays in the model. They take turns, `plan.separation` rounds apart, in rounds of one
                    size: `plan.participants`, or as many as there are nodes for when the run begins. Who takes part is
-                   fixed a round ahead, and not by the wrapped strategy; whoever does not come leaves noise in the model
+                   fixed a round ahead, and not by the wrapped strategy; who does not come leaves noise, or is repaired
     participants   fewest participants of a round; a smaller round is skipped. With `carry`, all there are
     tracker        address of a tracker, with the certificate of its authority in `tracker_ca`; without one the server
                    relays keys and holds the beacon itself, and colluders count as placed after the graph was drawn:
@@ -333,7 +333,7 @@ class NissStrategy(Strategy):
         uploads = sort_replies(self._sent, replies)
         self.session.take_uploads(uploads)
         if self._mode == "repair":
-            self.session.take_repairs(self._send(self.session.reveal_requests()))
+            self.session.repair(self._send)
         current, outcome = self.session.finish()
         report = self.account.enter(current, outcome, self.session.members, self._mu_of(current))
         report.log()

@@ -5,7 +5,7 @@ Everything is a Flower message of type `train` with a stage, because a mod only 
     stage    server -> client, body of the record `niss`   client -> server, body of the record `niss-upload`
     enrol    signed `Proposal` of the run                  signed `Enrolment`: identity and one-time keys
     round    `RoundOpen`, beside the app's own records     `Upload`: the noisy update
-    request  `RevealRequest` (to the committee, `repair`)  `Reveal`
+    request  `RevealRequest` (to the committee, `repair`)  `Reveal`; noise carried over: once more after the next round
 
 In place of any of its answers a client may send a signed `Refusal`.
 
@@ -28,7 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.errors import ConfigError, LocalProtocolError, NissError, RemoteProtocolError
 from niss.protocol import Identity, Limits, Refusal, signed_part, verify
 from niss.redaction import printable
 from niss.version import __version__
@@ -194,6 +194,13 @@ def send_requests(
         for node, request in requests.items()
     ]
     return sort_replies(messages, grid.send_and_receive(messages, timeout=timeout))
+
+
+def in_words(error: Exception) -> str:
+    """What is wrong with a reply, for the report and the log."""
+    if isinstance(error, NissError):
+        return printable(error.message)
+    return f"the reply cannot be read ({type(error).__name__})"
 
 
 def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> Replies:
