@@ -14,7 +14,6 @@ export const SETTINGS = [
   { name: "parameters", home: "round", label: "Model size", low: 100, high: 1e8, log: true, whole: true, figures: 2, start: 199210, help: "numbers that are trained: a longer update carries more noise" },
   { name: "neighbours", home: "round", label: "Neighbours", low: 1, high: 199, log: true, whole: true, figures: 2, start: 30, auto: true, only: "round", help: "clients each one sends noise shares to" },
   { name: "kappa", home: "round", label: "κ, strength of the shares", low: 0.25, high: 100, log: true, figures: 2, start: 4, auto: true, step: "any", help: "in units of the noise a client would need alone" },
-  { name: "parameters", home: "round", label: "Parameters of the model", low: 100, high: 1e8, log: true, whole: true, figures: 2, start: 10000, auto: true, autoLabel: "not known yet", help: "to say whether it can learn anything under this noise" },
   { name: "carry", home: "across", label: "Carry shares to the next round", toggle: true, help: "one cohort adds noise, a later one takes it out again" },
   { name: "clients", home: "across", label: "Clients", low: 3, high: 100000, log: true, whole: true, figures: 2, start: 1000, only: "carry", help: "in all; rounds are filled from them in turn" },
   { name: "pattern", home: "across", label: "How clients come back", options: { cyclic: "cyclic: fixed cohorts take turns", any: "any: at least so many rounds apart" }, start: "cyclic", usual: true, only: "carry" },
