@@ -109,7 +109,7 @@ def test_the_grid_of_a_run_stays_within_its_part_of_delta(coordinates: int) -> N
 @pytest.mark.parametrize(("size", "coordinates"), [(6, 100), (100, 2_000_000), (400, 1_000)])
 def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> None:
     """Of many clients each carries a narrow share to everyone: it has to be some steps wide too."""
-    plan = plan_for(participants=size, rounds=100, separation=10, participations=10)
+    plan = plan_for(participants=size, horizon=100, separation=10, participations=10)
     committed = make_schedule(plan, participants=size, coordinates=coordinates)
     account = CarriedAccount(committed, promise=Promise.of(plan))
     for number in (0, 1, 99):

@@ -155,12 +155,12 @@ def test_the_simulator_takes_the_plan_as_it_is() -> None:
         (
             {"mode": "repair", "dropout": 0.9, "collusion": 0.3},
             niss.errors.PrivacyError,
-            "needs the verdicts of 20",
+            "a repair needs 20 of 30",
         ),
         (
             {"mode": "repair", "dropout": 0.4, "collusion": 0.2},
             niss.errors.PrivacyError,
-            "needs the verdicts of 19",
+            "a repair needs 19 of 30",
         ),
     ],
 )

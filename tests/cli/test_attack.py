@@ -214,7 +214,6 @@ def test_audit(tmp_path: Path) -> None:
         (("collude", "--distortions", "square"), "--distortions"),
         (("collude", "--neighbours", "29"), "--neighbours"),
         (("average", "--rounds", "0"), "--rounds"),
-        (("fake-dropout", "--threshold-share", "0"), "--threshold-share"),
         (("fake-dropout", "--clients", "3"), "--clients"),
         (("rerun", "--repeats", "0"), "--repeats"),
         (("carried", "--rounds", "10"), "--separation"),

@@ -26,7 +26,7 @@ from support.protocol_round import seeded_entropy
 def older_node(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
     """A node that reads the first version of proposals alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposal, "_VERSIONS", (1,))
+        patch.setattr(proposal, "_VERSIONS", {1: {}})
         return niss_mod(message, context, call_next)
 
 
@@ -36,7 +36,7 @@ def test_an_older_node_says_that_it_must_be_upgraded_and_pays_nothing(tmp_path):
     grid.apps[ODD] = make_app([older_node])
     strategy = start(grid)
     why = strategy.session.left_out[ODD]
-    assert "the proposal has version 2" in why
+    assert f"the proposal has version {proposal.VERSION}" in why
     assert f"this node (niss {__version__}) reads 1: upgrade niss on this node" in why
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
     assert not (tmp_path / str(ODD) / "ledger.jsonl").exists()
@@ -48,12 +48,14 @@ def test_an_older_server_is_told_so_by_every_node(tmp_path, monkeypatch):
     with_folders(grid, tmp_path)
     monkeypatch.setattr(proposal, "VERSION", 0)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
-    with pytest.raises(ProtocolError, match=r"has version 0, .* reads 1 and 2: upgrade niss on the server"):
+    with pytest.raises(
+        ProtocolError, match=r"has version 0, .* reads 1 and 2 and 3: upgrade niss on the server"
+    ):
         strategy.start(grid, global_model(), num_rounds=2, timeout=1)
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
-@pytest.mark.parametrize(("speaks", "older"), [(0, "this node"), (2, "the server")])
+@pytest.mark.parametrize(("speaks", "older"), [(0, "this node"), (3, "the server")])
 def test_a_node_that_could_not_read_the_rounds_does_not_join(tmp_path, speaks, older):
     """The proposal says which version the messages of its rounds have: nobody is seated only to be lost."""
     grid = FakeGrid(NODES)
@@ -90,7 +92,7 @@ def test_a_newer_node_is_left_out_with_what_to_do():
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
 
 
-@pytest.mark.parametrize(("version", "older"), [(0, "the side that sent it"), (2, "this side")])
+@pytest.mark.parametrize(("version", "older"), [(0, "the side that sent it"), (3, "this side")])
 def test_a_message_of_another_wire_version_says_who_is_older(version, older):
     grid = FakeGrid(NODES)
 
@@ -130,10 +132,11 @@ def test_a_version_that_is_none_is_not_repeated(version):
 
 
 def test_a_proposal_of_the_first_wire_version_is_written_as_ever_and_another_says_so():
-    plan = replace(PLAN, graph="complete", rounds=8)
+    plan = replace(PLAN, graph="complete", chain_rounds=8)
     server = Identity.generate(seeded_entropy("server of versions"))
     made = proposal.Proposal(bytes(16), server.public, bytes(32), bytes(32), plan, "tolerate", 2, 4)
-    assert b"wire" not in made.signed(server)
+    assert b'"wire":2' in made.signed(server)
+    assert b"wire" not in replace(made, wire=1).signed(server)
     newer = replace(made, wire=7)
     assert read_proposal(newer.signed(server)) == newer
     with pytest.raises(RemoteProtocolError, match=r"has version 7, .*: upgrade niss on this node"):

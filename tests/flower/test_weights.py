@@ -144,7 +144,7 @@ def test_noise_in_the_weights_is_averaged_over_the_rounds_and_never_divides_by_n
     assert account.weights == []
     assert account.weigh(0.6) == 0.6
     assert account.weigh(0.2) == pytest.approx(0.4)
-    assert Account.restored(PRIVATE, account.saved()).weigh(0.4) == pytest.approx(0.4)
+    assert Account.restored(PRIVATE, account.saved(), None).weigh(0.4) == pytest.approx(0.4)
     assert Account(PRIVATE).weigh(-3.0) == 0.05
 
 

@@ -89,20 +89,6 @@ def test_when_all_attempts_are_refused_nothing_is_charged_and_the_error_says_wha
     assert charges == []
 
 
-def test_a_graph_on_which_no_repair_is_possible_is_drawn_again() -> None:
-    """Of four clients with a share apiece a third sit in pairs, whose one neighbour would hold the whole self-mask."""
-    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=1, attempts=LINKS_PER_ROUND)
-    charges: list[tuple[float, float, int]] = []
-    tried = (play(plan, charges, seed=seed, size=4, mode="repair") for seed in range(100))
-    played = next(one for one in tried if one.attempts > 1)
-    assert played.outcome.exact
-    assert charges[-1][:2] == (played.mu, played.marginal_mu)
-    charges.clear()
-    with pytest.raises(niss.errors.PrivacyError, match=r"none of 4 graphs .* single neighbour"):
-        play(plan, charges, size=2, mode="repair")
-    assert charges == []
-
-
 @pytest.mark.usefixtures("unlucky")
 def test_the_same_entropy_plays_the_same_attempts() -> None:
     one, other = play(PLAN, []), play(PLAN, [])

@@ -471,7 +471,6 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
         ({"privacy": {"participations": 1}}, "its turn comes 2 times"),
         ({"privacy": {"unit": "record"}, "training": {"participants": 6, "epochs": 1}}, "whole clients"),
         ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
-        ({"exchange": "protocol", "protocol": {"mode": "repair"}}, "does not repair noise"),
         (
             {"methods": [{"name": "niss-carried", "graph": "regular", "neighbours": 2}], "privacy": {"colluders": 3}},
             "could cut a client off",

@@ -69,13 +69,13 @@ if TYPE_CHECKING:
     from niss.protocol.messages import RoundOpen as RoundOpen
     from niss.protocol.messages import Terms as Terms
     from niss.protocol.messages import Upload as Upload
+    from niss.protocol.outcome import Outcome as Outcome
     from niss.protocol.secrets import LARGEST_UINT64 as LARGEST_UINT64
     from niss.protocol.secrets import Entropy as Entropy
     from niss.protocol.secrets import SecretBytes as SecretBytes
     from niss.protocol.secrets import draw as draw
     from niss.protocol.secrets import length_prefixed as length_prefixed
     from niss.protocol.secrets import uint64 as uint64
-    from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
     from niss.protocol.states import rounds_answered as rounds_answered
     from niss.protocol.wire import decode as decode
@@ -96,7 +96,8 @@ _NAMES = {
     "verify",
     "messages": "MODES Beacon Message Participant Prekey Previous Refusal Reveal RevealRequest RoundOpen Terms Upload",
     "secrets": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",
-    "server": "Outcome Server",
+    "outcome": "Outcome",
+    "server": "Server",
     "states": "rounds_answered",
     "wire": "decode encode signed_part unpack",
     "wire_fields": "Limits",
