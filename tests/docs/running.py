@@ -63,7 +63,8 @@ def _run(block: Block, names: dict[str, Any]) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         env={
-            **os.environ,
+            # Test runners set the width of their own terminal.
+            **{name: value for name, value in os.environ.items() if name != "COLUMNS"},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
         },

@@ -115,22 +115,6 @@ def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
         tab.check()
 
 
-def test_a_hopeless_plan_is_called_that_with_what_would_help(browser: Any, server: str) -> None:
-    with open_tab(browser, f"{server}/?participants=10&rounds=10&epsilon=8") as tab:
-        planned(tab)
-        tab.page.fill("#set-parameters", "62000")
-        planned(tab, parameters="62000")
-        words = tab.page.inner_text("#outlook")
-        assert "Hopeless" in words
-        assert "LoRA" in words
-        assert "Hopeless" in tab.page.inner_text("#status")
-        tab.page.fill("#set-parameters", "100")
-        planned(tab, parameters="100")
-        assert "Hopeless" not in tab.page.inner_text("#outlook")
-        assert "Hopeless" not in tab.page.inner_text("#status")
-        tab.check()
-
-
 def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: Any, server: str) -> None:
     with open_tab(browser, f"{server}/?participants=20&rounds=30") as tab:
         planned(tab)
