@@ -127,7 +127,7 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
         height = max(3.9, 0.26 * len(curves) + 1.2)
         left, below = 0.72, 0.55
         # The keys and leaders beside the curves take 0.145 of the width of the axes.
-        across = (width - left - label_width((method for method, _, _ in curves), extra=7)) / 1.145
+        across = (width - left - _name_width(curves)) / 1.145
         beside = across > _LEAST_AXES
         if not beside:
             # Too narrow for names beside the curves: they stand in a list below.
@@ -146,7 +146,7 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
             every = max(1, math.ceil(len(rounds) / 7))
             # Markers at shifted rounds, so that curves that lie on each other still show whose they are.
             first = min(number % every, len(rounds) - 1)
-            axes.plot(rounds, values, markevery=(first, every), clip_on=False, **line_options(look))
+            axes.plot(rounds, values, markevery=(first, every), **line_options(look))
         if beside:
             _label_ends(axes, curves, height)
         elif curves:
