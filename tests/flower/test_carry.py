@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, step_of
-from flower.test_resume import Killed, renumbered
+from flower.test_resume import Killed, die_at, renumbered
 from flower.test_tracker import Service, service  # noqa: F401
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
@@ -433,17 +433,7 @@ SAVES = 1 + (2 + 2) + (1 + 2) + 2
 def test_killed_at_any_save_no_round_is_repeated_and_the_announced_cohort_comes(
     tmp_path, monkeypatch, save, after, moved
 ):
-    grid, seen, write = nodes_with_state(tmp_path), [], RunFolder.write
-
-    def dying(folder, state):
-        if len(seen) == save and not after:
-            raise Killed
-        write(folder, state)
-        seen.append(state)
-        if len(seen) == save + 1:
-            raise Killed
-
-    monkeypatch.setattr(RunFolder, "write", dying)
+    grid, seen = nodes_with_state(tmp_path), die_at(save, monkeypatch, after=after)
     with pytest.raises(Killed):
         start(carried(resume=tmp_path / "run"), grid)
     monkeypatch.undo()

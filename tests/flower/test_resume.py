@@ -107,13 +107,9 @@ def check(tmp_path: Path, result, lost: set[int]) -> None:
     assert [one["participations"] for one in report["statement"]["clients"]] == [ROUNDS] * NODES
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("save", range(SAVES))
-@pytest.mark.parametrize("moved", [False, True])
-def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(
-    tmp_path, monkeypatch, save, after, moved
-):
-    grid, seen, write = nodes_with_state(tmp_path), [], RunFolder.write
+def die_at(save, monkeypatch, *, after):
+    """Have the server killed at its save of that number, before or after it is written; returns what was saved."""
+    seen, write = [], RunFolder.write
 
     def dying(folder, state):
         if len(seen) == save and not after:
@@ -124,6 +120,16 @@ def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(
             raise Killed
 
     monkeypatch.setattr(RunFolder, "write", dying)
+    return seen
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("save", range(SAVES))
+@pytest.mark.parametrize("moved", [False, True])
+def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(
+    tmp_path, monkeypatch, save, after, moved
+):
+    grid, seen = nodes_with_state(tmp_path), die_at(save, monkeypatch, after=after)
     with pytest.raises(Killed):
         start(strategy(tmp_path / "run"), grid)
     monkeypatch.undo()
