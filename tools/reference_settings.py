@@ -18,7 +18,7 @@ def settings_page() -> str:
     schema = Config.model_json_schema()
     parts = [
         "# Settings",
-        "Made from the models in `niss.simulation.config` by `tools/write_reference.py`. All keys of a TOML file, of "
+        "Made from the models in `niss.simulation.sections` by `tools/write_reference.py`. All keys of a TOML file, of "
         "`niss run --set KEY=VALUE` and of `niss.make_config`. Every key has a default. Unknown keys are refused "
         "with the nearest valid name.",
         f"Presets shipped with the package (`--preset`): {', '.join(f'`{name}`' for name in PRESETS)}.",

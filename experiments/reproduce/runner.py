@@ -24,7 +24,7 @@ from niss.data import Dataset
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
 from niss.simulation import Comparison, Config, RoundEvent, RunResult, TrainingEvent, compare_together
-from niss.simulation.config import TrainingConfig
+from niss.simulation.sections import TrainingConfig
 
 T = TypeVar("T")
 Cells = Mapping[str, tuple[dict[str, Any], Config]]

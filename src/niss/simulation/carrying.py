@@ -19,8 +19,9 @@ from niss.simulation.sampling import Sampling, absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
 
 if TYPE_CHECKING:
-    from niss.simulation.config import Config, MethodConfig
+    from niss.simulation.config import Config
     from niss.simulation.round import Federation
+    from niss.simulation.sections import MethodConfig
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from niss.mechanism.adaptive import AdaptiveClip
 
 if TYPE_CHECKING:
-    from niss.simulation.config import Config, MethodConfig
+    from niss.simulation.config import Config
+    from niss.simulation.sections import MethodConfig
 
 
 def adaptive_clip(config: Config, method: MethodConfig) -> AdaptiveClip | None:

@@ -8,7 +8,8 @@ from niss.errors import ConfigError, PrivacyError
 from niss.simulation.clipping import adaptive_clip
 
 if TYPE_CHECKING:
-    from niss.simulation.config import Config, MethodConfig
+    from niss.simulation.config import Config
+    from niss.simulation.sections import MethodConfig
 
 
 def check_consistency(config: Config) -> None:

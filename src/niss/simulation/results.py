@@ -23,9 +23,10 @@ from niss.accounting import (
 )
 from niss.mechanism.adaptive import in_words
 from niss.methods import distortion_named
-from niss.simulation.config import Config, MethodConfig
+from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 from niss.simulation.round import Federation
+from niss.simulation.sections import MethodConfig
 from niss.version import __version__
 
 Metrics = list[dict[str, Any]]
