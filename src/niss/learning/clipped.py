@@ -24,6 +24,7 @@ from niss.learning.flat import FlatLayout
 from niss.learning.local import (
     batch_statistics_layers,
     borrowed,
+    mean_loss,
     require_logits,
     require_real,
     require_samples,
@@ -104,8 +105,8 @@ def clipped_gradient_step(
 
     def sample_loss(trial: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(module, trial, (image.unsqueeze(0),))
-        checked = require_logits(logits, rows=1, highest_label=highest_label)
-        return functional.cross_entropy(checked, label.unsqueeze(0))
+        wanted = label.unsqueeze(0)
+        return mean_loss(require_logits(logits, shape=wanted.shape, highest_label=highest_label), wanted)
 
     sample_gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
     total = torch.zeros(layout.size, dtype=torch.float64, device=start.device)

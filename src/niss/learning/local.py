@@ -7,7 +7,7 @@ it stand the refusals of this room, and the contexts that leave a borrowed modul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -81,7 +81,8 @@ def train_client(
 
     module, layout  what is trained, as scratch space, and the layout of its vector
     start           the weights to begin at, as `layout.flatten` gives them
-    images, labels  the client's samples, on the device of the module
+    images, labels  the client's samples, on the device of the module; a label is one class, or one for each
+                    position of a sequence, whose losses are averaged
     settings        epochs, batches and the rule of SGD
     stream          whatever is random here
 
@@ -102,10 +103,11 @@ def train_client(
     velocities: list[Tensor | None] = [None] * len(parameters)
     with borrowed(module, layout, stream), torch.enable_grad():
         for batch in batch_order(labels.shape[0], settings, stream):
+            wanted = labels[batch]
             logits = require_logits(
-                _forward(module, images[batch]), rows=batch.shape[0], highest_label=highest_label
+                _forward(module, images[batch]), shape=wanted.shape, highest_label=highest_label
             )
-            loss = functional.cross_entropy(logits, labels[batch])
+            loss = mean_loss(logits, wanted)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             _sgd_step(parameters, gradients, velocities, settings)
     return layout.flatten(module).sub_(start.detach())
@@ -150,9 +152,23 @@ def _sgd_step(
         parameter.add_(direction, alpha=-settings.learning_rate)
 
 
+def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of logits [..., classes] over all labels [...]."""
+    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of each sample, [N]; of a sequence, labels [N, T], the mean over its positions.
+
+    Sequences are of one length, so the mean over samples is the mean over all labels, `mean_loss`.
+    """
+    losses = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return losses.view(labels.shape[0], -1).mean(dim=1)
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """Share of samples classified right, mean cross-entropy (nats), and how many samples were used."""
+    """Share of labels that were predicted, mean cross-entropy (nats), and how many samples were used."""
 
     accuracy: float
     loss: float
@@ -163,9 +179,9 @@ class Evaluation:
 def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: int = 1000) -> Evaluation:
     """Evaluate `module` in eval() mode, where its parameters are; its own mode is restored.
 
-    The loss is computed and averaged in float64 over all samples, and is reported as inf or nan when it
-    is. The accuracy is always a number: a sample with a nan among its logits has no prediction and
-    counts as wrong. `batch_size` bounds the memory and changes the last bits at most.
+    The loss is computed and averaged in float64 over all labels, one for each sample or one for each position of
+    it, and is reported as inf or nan when it is. The accuracy is always a number: where a nan is among the logits
+    there is no prediction, which counts as wrong. `batch_size` bounds the memory and changes the last bits at most.
     """
     require_whole(batch_size, field="batch_size", at_least=1)
     highest_label = require_samples(images, labels)
@@ -176,13 +192,15 @@ def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: i
             torch.split(images, batch_size), torch.split(labels, batch_size), strict=True
         ):
             logits = require_logits(
-                module(some_images), rows=some_labels.shape[0], highest_label=highest_label
+                module(some_images), shape=some_labels.shape, highest_label=highest_label
             ).double()
-            scores[0] += ((logits.argmax(dim=1) == some_labels) & ~logits.isnan().any(dim=1)).sum()
-            scores[1] += functional.cross_entropy(logits, some_labels, reduction="sum")
-    examples = labels.shape[0]
+            scores[0] += ((logits.argmax(dim=-1) == some_labels) & ~logits.isnan().any(dim=-1)).sum()
+            scores[1] += functional.cross_entropy(
+                logits.flatten(0, -2), some_labels.flatten(), reduction="sum"
+            )
+    count = labels.numel()
     right, loss = scores.tolist()
-    return Evaluation(accuracy=int(right) / examples, loss=loss / examples, examples=examples)
+    return Evaluation(accuracy=int(right) / count, loss=loss / count, examples=labels.shape[0])
 
 
 @contextmanager
@@ -291,9 +309,10 @@ def require_real(value: object, *, field: str, below: float = math.inf, zero_all
 
 def require_samples(images: Tensor, labels: Tensor) -> int:
     """Refuse an empty or mismatched set of samples; returns the highest label."""
-    if labels.ndim != 1 or labels.dtype != torch.int64:
+    if labels.ndim not in (1, 2) or labels.dtype != torch.int64:
         raise ConfigError(
-            f"must be a 1-D int64 tensor, not {labels.dtype} of shape {tuple(labels.shape)}",
+            f"must be int64 of shape [samples] or [samples, positions], not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}",
             field="labels",
             hint="labels.to(torch.int64) converts class numbers",
         )
@@ -303,7 +322,7 @@ def require_samples(images: Tensor, labels: Tensor) -> int:
             field="images",
             hint="the first dimension must be the sample",
         )
-    if labels.shape[0] == 0:
+    if labels.numel() == 0:
         raise ConfigError(
             "no samples", field="images", hint="leave clients without data out before training or evaluation"
         )
@@ -314,17 +333,21 @@ def require_samples(images: Tensor, labels: Tensor) -> int:
     return int(highest)
 
 
-def require_logits(logits: object, *, rows: int, highest_label: int) -> Tensor:
-    """Refuse a forward result that is not one row of class scores per sample, covering every label."""
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != rows:
+def require_logits(logits: object, *, shape: Sequence[int], highest_label: int) -> Tensor:
+    """Refuse a forward result that is not one row of class scores for each label, covering every label.
+
+    `shape` is that of the labels: [samples], or [samples, positions].
+    """
+    if not isinstance(logits, Tensor) or not logits.ndim or tuple(logits.shape[:-1]) != tuple(shape):
         result = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        wanted = ", ".join(map(str, shape))
         raise ConfigError(
-            f"forward must return logits of shape [{rows}, classes] for {rows} samples, not {result}",
+            f"forward must return logits of shape [{wanted}, classes] for {shape[0]} samples, not {result}",
             field="model",
         )
-    if logits.shape[1] <= highest_label:
+    if logits.shape[-1] <= highest_label:
         raise ConfigError(
-            f"label {highest_label} is beyond the {logits.shape[1]} classes of the model",
+            f"label {highest_label} is beyond the {logits.shape[-1]} classes of the model",
             field="labels",
             hint="build the model with as many classes as the data has",
         )

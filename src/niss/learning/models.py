@@ -143,6 +143,8 @@ def recognise(
     linear = [part for part in module.modules() if type(part) is nn.Linear]
     if type(module) not in (Mlp, Cnn) or not linear or not inputs.numel() or inputs.dtype != layout.dtype:
         return None
+    if labels.ndim != 1:
+        return None
     classes = linear[-1].out_features
     built: Mlp | Cnn
     with torch.random.fork_rng(devices=[]), torch.device("meta"):

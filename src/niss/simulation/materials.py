@@ -87,11 +87,11 @@ def to_examples(pair: tuple[Any, Any], field: str) -> Examples:
         raise ConfigError(
             f"expected a pair of arrays: {error}", field=field, hint="give (inputs, labels)"
         ) from None
-    if labels.ndim != 1 or len(inputs) != len(labels) or not len(labels):
+    if labels.ndim not in (1, 2) or len(inputs) != len(labels) or not labels.numel():
         raise ConfigError(
             f"inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)} do not match",
             field=field,
-            hint="labels are a vector of class numbers, one per input, at least one",
+            hint="labels are class numbers, one per input, or a row of them, one per position; at least one",
         )
     if labels.is_floating_point():
         raise ConfigError(

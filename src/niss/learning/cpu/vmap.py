@@ -13,13 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from niss.learning.clipped import ClippedStep
 from niss.learning.cohort import Job, Problem, Work
 from niss.learning.cpu.steps import GroupLoop, make_schedule, step, velocity_like
 from niss.learning.flat import FlatLayout
-from niss.learning.local import in_mode, require_logits
+from niss.learning.local import in_mode, mean_loss, require_logits, sample_losses
 
 # Layers of few and small products, where one call for many clients saves time. Convolutions are faster one
 # client at a time; Dropout and BatchNorm draw or keep something that stacked clients would share.
@@ -105,9 +104,9 @@ def _stacked_gradients(module: nn.Module, highest_label: int) -> _Gradients:
 
     def batch_loss(weights: _Parameters, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
         logits = require_logits(
-            functional_call(module, weights, (images,)), rows=len(labels), highest_label=highest_label
+            functional_call(module, weights, (images,)), shape=labels.shape, highest_label=highest_label
         )
-        return (functional.cross_entropy(logits, labels, reduction="none") * share).sum()
+        return (sample_losses(logits, labels) * share).sum()
 
     return vmap(grad(batch_loss))
 
@@ -125,7 +124,7 @@ def _same_gradients(problem: Problem) -> bool:
         parameters = dict(module.named_parameters())
         for client, count in enumerate((3, 2)):
             own = rows[client, :count]
-            loss = functional.cross_entropy(module(inputs[own]), labels[own])
+            loss = mean_loss(module(inputs[own]), labels[own])
             expected = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for name, slope in zip(parameters, expected, strict=True):
                 if slope is None or not torch.allclose(stacked[name][client], slope, rtol=1e-3, atol=1e-6):

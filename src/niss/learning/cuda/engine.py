@@ -69,7 +69,8 @@ def choose_formulation(problem: Problem) -> Formulation:
     """
     module, some_inputs = problem.module, problem.inputs[:3]
     with torch.no_grad(), in_mode(module, training=False):
-        require_logits(module(some_inputs), rows=len(some_inputs), highest_label=int(problem.labels.max()))
+        shape = problem.labels[:3].shape
+        require_logits(module(some_inputs), shape=shape, highest_label=int(problem.labels.max()))
     if problem.built is not None:
         name = problem.built.__name__.upper()
         forward = stacked_mlp(module) if isinstance(module, Mlp) else stacked_module(module)

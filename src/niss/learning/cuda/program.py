@@ -13,17 +13,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional
 
 from niss.learning.cohort import BatchTable, Problem
 from niss.learning.flat import FlatLayout
-from niss.learning.local import LocalTraining
+from niss.learning.local import LocalTraining, sample_losses
 from niss.learning.models import Mlp
 
 # Steps in one graph: launching a graph costs about as much as a small kernel.
 UNROLLED = 10
 
-# Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes].
+# Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes], or
+# [clients, batch, positions, classes].
 StackedForward = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
@@ -106,9 +106,7 @@ class PlainSteps(Steps):
             leaves[name].requires_grad_()
         with torch.enable_grad():
             logits = self._forward(leaves, self._inputs[rows])
-            losses = functional.cross_entropy(
-                logits.flatten(0, 1), self._labels[rows].flatten(), reduction="none"
-            ).view_as(counts)
+            losses = sample_losses(logits.flatten(0, 1), self._labels[rows].flatten(0, 1)).view_as(counts)
             scale = losses.new_ones(()) / sizes.clamp(min=1)
             loss = (torch.where(counts, losses, 0.0) * scale[:, None]).sum()
             gradients = torch.autograd.grad(loss, [leaves[name] for name in self._trained], allow_unused=True)

@@ -1,0 +1,44 @@
+"""What a sample looks like: all that a model has to know of the data before it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from niss.learning.local import require_whole
+
+
+@dataclass(frozen=True)
+class ImageSamples:
+    """Floating-point images of `shape` (channels, height, width), with one label each."""
+
+    shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        for extent in self.shape:
+            require_whole(extent, field="samples.shape", at_least=1)
+
+
+@dataclass(frozen=True)
+class TokenSamples:
+    """Sequences of `length` tokens 0 .. vocabulary - 1, with one label for each position."""
+
+    length: int
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        require_whole(self.length, field="samples.length", at_least=1)
+        require_whole(self.vocabulary, field="samples.vocabulary", at_least=2)
+
+
+@dataclass(frozen=True)
+class IdSamples:
+    """Rows of categories: column j holds a number in 0 .. sizes[j] - 1. One label each."""
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            require_whole(size, field="samples.sizes", at_least=1)
+
+
+Samples = ImageSamples | TokenSamples | IdSamples
