@@ -23,7 +23,7 @@ RELATIONS = ("zero-out", "replace-one")
 MODES = ("tolerate", "repair")
 SHARES = ("gaussian", "uniform")
 PATTERNS = ("cyclic", "any")
-DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100")
+DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare", "insteval")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _RUN_MARKS = (SUMMARY, MANIFEST, METRICS, "attack.json")

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
+from niss.data.dataset import Dataset
 from niss.data.partition import partition
-from niss.data.sources import Dataset, DatasetInfo, fetch_dataset, list_datasets, load_dataset
+from niss.data.sources import DatasetInfo, fetch_dataset, list_datasets, load_dataset
 
 __all__ = ["Dataset", "DatasetInfo", "fetch_dataset", "list_datasets", "load_dataset", "partition"]
