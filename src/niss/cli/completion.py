@@ -16,7 +16,7 @@ from niss.files import MANIFEST, METRICS, SUMMARY
 
 PRESETS = ("demo", "paper")
 MODELS = ("mlp", "cnn")
-SPLITS = ("iid", "shards", "dirichlet")
+SPLITS = ("iid", "shards", "dirichlet", "natural")
 GRAPHS = ("regular", "complete", "random", "coalition")
 DEVICES = ("auto", "cpu", "cuda")
 RELATIONS = ("zero-out", "replace-one")

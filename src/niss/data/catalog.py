@@ -372,12 +372,17 @@ INSTEVAL = DatasetSpec(
 CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SHAKESPEARE, INSTEVAL)
 
 
+def find_spec(name: str) -> DatasetSpec | None:
+    """The catalog entry of that name; None where there is none."""
+    return next((spec for spec in CATALOG if spec.name == name), None)
+
+
 def spec_named(name: str) -> DatasetSpec:
     """The catalog entry of that name; `ConfigError` with the nearest name where there is none."""
-    specs = {spec.name: spec for spec in CATALOG}
-    if name not in specs:
-        raise unknown_name("dataset", name, tuple(specs))
-    return specs[name]
+    spec = find_spec(name)
+    if spec is None:
+        raise unknown_name("dataset", name, tuple(one.name for one in CATALOG))
+    return spec
 
 
 def unknown_name(field: str, name: object, names: Sequence[str]) -> ConfigError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niss.data import mini, store
-from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, spec_named
+from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, find_spec, spec_named
 from niss.data.dataset import Dataset
 from niss.data.download import Progress
 from niss.data.formats import decode
@@ -57,6 +57,12 @@ def fetch_dataset(name: str, *, root: Path | None = None, progress: Progress | N
     `mnist-mini` there is nothing to fetch, and the path is that of its file.
     """
     return fetch_spec(spec_named(name), root=root, progress=progress)
+
+
+def clients_of(name: str) -> int | None:
+    """To how many clients the samples of a dataset belong; None where to nobody, and for an unknown name."""
+    spec = find_spec(name)
+    return None if spec is None else spec.clients
 
 
 def list_datasets() -> list[DatasetInfo]:
