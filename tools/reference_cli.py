@@ -76,7 +76,8 @@ def _options_of_root(root: click.Command) -> list[str]:
 def _section(path: str, command: click.Command) -> list[str]:
     parts = [f"## {path}", _plain(command.help or "")]
     if isinstance(command, click.Group):
-        names = ", ".join(f"`{name}`" for name in sorted(command.commands))
+        shown = sorted(name for name, inner in command.commands.items() if not inner.hidden)
+        names = ", ".join(f"`{name}`" for name in shown)
         parts.append(f"Subcommands: {names}.")
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     if arguments:

@@ -198,9 +198,9 @@ def hold_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
     return replace(
         dataset,
         name=f"{dataset.name}, validation",
-        train_images=dataset.train_images[kept],
+        train_inputs=dataset.train_inputs[kept],
         train_labels=dataset.train_labels[kept],
-        test_images=dataset.train_images[held],
+        test_inputs=dataset.train_inputs[held],
         test_labels=dataset.train_labels[held],
     )
 

@@ -71,10 +71,10 @@ PANELS = tuple(
 
 @cache
 def _training_images() -> dict[str, int]:
-    """The datasets that niss knows, and how many training images each has."""
+    """The image datasets that niss knows, and how many training images each has."""
     from niss.data import list_datasets
 
-    return {info.name: info.train_size for info in list_datasets()}
+    return {info.name: info.train_size for info in list_datasets() if info.kind == "images"}
 
 
 def find_panel(name: str) -> Panel:

@@ -56,7 +56,7 @@ def runs(tmp_path: Path) -> Path:
         ("niss compare --methods fedavg,n", ["fedavg,niss", "fedavg,niss-carried"]),
         ("niss compare --preset ", ["demo", "paper"]),
         ("niss run --device c", ["cpu", "cuda"]),
-        ("niss data fetch cifar", ["cifar10", "cifar100"]),
+        ("niss data get cifar", ["cifar10", "cifar100"]),
         ("niss reproduce figure-3 --panel mnist-cnn", ["mnist-cnn-iid", "mnist-cnn-non-iid"]),
         ("niss report runs/", ["runs/attack-joint-1", "runs/demo", "runs/mine-1", "runs/old/deep"]),
         ("niss account runs/demo/", ["runs/demo/niss"]),

@@ -22,7 +22,8 @@ with warnings.catch_warnings():
 def commands(command: click.Command, *path: str) -> dict[tuple[str, ...], click.Command]:
     found = {path: command}
     for name, inner in getattr(command, "commands", {}).items():
-        found |= commands(inner, *path, name)
+        if not inner.hidden:
+            found |= commands(inner, *path, name)
     return found
 
 
@@ -49,7 +50,7 @@ def parsed(line: str) -> tuple[str, ...]:
 
 
 def test_the_walk_finds_the_commands() -> None:
-    assert {("run",), ("attack", "joint"), ("reproduce", "figure-3"), ("data", "fetch"), ("export",)} <= set(
+    assert {("run",), ("attack", "joint"), ("reproduce", "figure-3"), ("data", "get"), ("export",)} <= set(
         COMMANDS
     )
 

@@ -44,8 +44,8 @@ def test_a_command_that_keeps_nothing_says_so(interrupted: Any) -> None:
 
 
 def test_a_download_goes_on(interrupted: Any) -> None:
-    said = interrupted("niss.data.fetch_dataset", "data", "fetch", "mnist")
-    assert "niss data fetch mnist" in said
+    said = interrupted("niss.data.fetch_dataset", "data", "get", "mnist")
+    assert "niss data get mnist" in said
 
 
 def test_a_run_that_had_not_begun_says_so(interrupted: Any) -> None:
@@ -62,8 +62,8 @@ def test_a_run_that_had_begun_can_be_resumed(interrupted: Any, tmp_path: Path) -
 
 
 def test_quiet_does_not_hide_what_was_kept(interrupted: Any) -> None:
-    said = interrupted("niss.data.fetch_dataset", "--quiet", "data", "fetch", "mnist")
-    assert "niss data fetch mnist" in said
+    said = interrupted("niss.data.fetch_dataset", "--quiet", "data", "get", "mnist")
+    assert "niss data get mnist" in said
 
 
 def test_an_attack_keeps_what_it_found(interrupted: Any, tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ KEY = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 @pytest.mark.parametrize(
     ("arguments", "quiet"),
     [
-        (["--quiet", "data", "fetch", "mnist"], True),
-        (["-q", "data", "fetch", "mnist"], True),
-        (["data", "fetch", "mnist", "--quiet"], True),
-        (["data", "fetch", "mnist"], False),
+        (["--quiet", "data", "get", "mnist"], True),
+        (["-q", "data", "get", "mnist"], True),
+        (["data", "get", "mnist", "--quiet"], True),
+        (["data", "get", "mnist"], False),
+        (["data", "fetch", "mnist"], False),  # as it was called once
     ],
 )
 def test_either_place_makes_a_command_quiet(

@@ -17,6 +17,8 @@ from niss.data.store import find
 # Read at import: the tests themselves run with NISS_DATA taken away.
 FULL_DATA = os.environ.get("NISS_DATA", "")
 
+RATINGS = [10_186, 12_951, 17_609, 16_921, 15_754]
+
 CLASS_COUNTS = {
     "mnist": (
         [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
@@ -65,3 +67,31 @@ def test_mnist_mini_is_the_cut_of_the_official_files():
     assert np.array_equal(arrays["train_labels"], embedded.train_labels)
     assert np.array_equal(arrays["test_images"], embedded.test_images[:, 0])
     assert np.array_equal(arrays["test_labels"], embedded.test_labels)
+
+
+def test_shakespeare_has_its_roles():
+    dataset = load("shakespeare")
+    assert (dataset.clients, dataset.classes, len(dataset.vocabulary)) == (627, 66, 66)
+    assert dataset.train_inputs.shape == dataset.train_labels.shape == (40_179, 80)
+    assert dataset.test_inputs.shape == dataset.test_labels.shape == (10_059, 80)
+    assert np.array_equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
+    sizes = np.bincount(dataset.owners)
+    assert (sizes.min(), sizes.max()) == (10, 614)
+    assert set(np.unique(dataset.train_inputs)) == set(range(66))
+    spelled = "".join(dataset.vocabulary[number] for number in dataset.train_inputs.reshape(-1))
+    assert "To be, or not to be,--that is the question:--" in spelled
+    for never in ("ACT ", "SCENE", "Exeunt", "Re-enter", "Gutenberg", "PERSONS REPRESENTED", "[", "Dramatis"):
+        assert never not in spelled
+
+
+def test_insteval_has_its_ratings_and_students():
+    dataset = load("insteval")
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 73_421
+    assert (dataset.clients, dataset.classes, dataset.sizes) == (2972, 5, (2972, 1128, 4, 6, 2, 14))
+    both = np.concatenate([dataset.train_inputs, dataset.test_inputs])
+    assert (both.max(axis=0) + 1).tolist() == list(dataset.sizes)
+    everyone = np.bincount(both[:, 0])
+    held = np.bincount(dataset.test_inputs[:, 0], minlength=2972)
+    assert ((held >= 1) | (everyone == 1)).all()
+    assert (held < everyone).all()
+    assert np.bincount(np.concatenate([dataset.train_labels, dataset.test_labels])).tolist() == RATINGS

@@ -145,7 +145,7 @@ def test_a_damaged_file_is_named_with_both_checksums_and_the_fix(idx_miniature, 
     assert hashlib.md5(b"damaged").hexdigest() in caught.value.message
     assert caught.value.hint is not None
     assert f"delete {path}" in caught.value.hint
-    assert "niss data fetch mnist" in caught.value.hint
+    assert "niss data get mnist" in caught.value.hint
 
 
 def test_when_nothing_can_be_reached_the_hint_names_files_and_folder(idx_miniature, dead_url, cache):
@@ -153,7 +153,7 @@ def test_when_nothing_can_be_reached_the_hint_names_files_and_folder(idx_miniatu
         load_spec(idx_miniature(dead_url).spec)
     hint = caught.value.hint or ""
     assert dead_url in caught.value.message
-    for needed in (*MNIST_NAMES, str(cache / "mnist"), "`niss data fetch mnist`", "NISS_DATA"):
+    for needed in (*MNIST_NAMES, str(cache / "mnist"), "`niss data get mnist`", "NISS_DATA"):
         assert needed in hint
 
 
@@ -186,6 +186,8 @@ def test_the_list_says_what_is_here_and_where(cache):
         "fashion-mnist": False,
         "cifar10": False,
         "cifar100": False,
+        "shakespeare": False,
+        "insteval": False,
     }
     folder = cache / "mnist"
     folder.mkdir(parents=True)
@@ -210,7 +212,10 @@ def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("spec", CATALOG, ids=lambda spec: spec.name)
 def test_every_catalog_entry_is_consistent(spec):
-    assert len(spec.mean) == len(spec.std) == spec.image_shape[0]
+    if spec.kind == "images":
+        assert len(spec.mean) == len(spec.std) == spec.image_shape[0]
+    else:
+        assert spec.shape == (len(spec.sizes),) or spec.classes == len(spec.vocabulary)
     if isinstance(spec.layout, EmbeddedLayout):
         assert spec.file_sets == ()
         return
@@ -230,22 +235,22 @@ def test_mnist_falls_back_on_its_second_place_and_cifar_takes_loose_files():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"train_images": np.zeros((2, 4, 4), dtype=np.uint8)}, "uint8 of shape"),
-        ({"test_images": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "uint8 of shape"),
+        ({"train_inputs": np.zeros((2, 4, 4), dtype=np.uint8)}, "uint8 of shape"),
+        ({"test_inputs": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "uint8 of shape"),
         ({"train_labels": np.zeros(3, dtype=np.int64)}, "one for each image"),
         ({"train_labels": np.zeros(2, dtype=np.uint8)}, "int64"),
         ({"test_labels": np.array([0, -1])}, "must lie in 0 .. 9"),
         ({"test_labels": np.array([0, 10])}, "must lie in 0 .. 9"),
-        ({"test_images": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
+        ({"test_inputs": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
         ({"mean": (0.5, 0.5)}, "each of the channels"),
     ],
 )
 def test_a_dataset_that_does_not_fit_together_is_refused(change, complaint):
     good = {
         "name": "x",
-        "train_images": np.zeros((2, 1, 4, 4), dtype=np.uint8),
+        "train_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
         "train_labels": np.zeros(2, dtype=np.int64),
-        "test_images": np.zeros((2, 1, 4, 4), dtype=np.uint8),
+        "test_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
         "test_labels": np.zeros(2, dtype=np.int64),
         "classes": 10,
         "mean": (0.5,),
@@ -253,5 +258,56 @@ def test_a_dataset_that_does_not_fit_together_is_refused(change, complaint):
         "checksums": {},
     }
     assert Dataset(**good).image_shape == (1, 4, 4)
+    assert (Dataset(**good).kind, Dataset(**good).clients) == ("images", None)
     with pytest.raises(DataError, match=complaint):
         Dataset(**(good | change))
+
+
+def numbers(*rows: tuple[int, ...]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64)
+
+
+TEXT = {
+    "name": "x",
+    "train_inputs": numbers((0, 1, 2), (2, 1, 0)),
+    "train_labels": numbers((1, 2, 0), (1, 0, 0)),
+    "test_inputs": numbers((0, 0, 0)),
+    "test_labels": numbers((0, 0, 0)),
+    "classes": 3,
+    "vocabulary": ("a", "b", "c"),
+    "owners": np.array([1, 0]),
+}
+TABLE = {
+    "name": "x",
+    "train_inputs": numbers((0, 1), (4, 0)),
+    "train_labels": np.array([1, 0]),
+    "test_inputs": numbers((0, 0)),
+    "test_labels": np.array([2]),
+    "classes": 3,
+    "sizes": (5, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("good", "change", "complaint"),
+    [
+        (TEXT, {"train_inputs": numbers((0, 1, 3), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
+        (TEXT, {"train_inputs": numbers((0, 1, 2), (2, 1, 0)).astype(np.uint8)}, r"int64 of shape \[N, T\]"),
+        (TEXT, {"train_labels": numbers((1, 2), (1, 0))}, "one for each sample or place"),
+        (TEXT, {"train_labels": np.array([0, 1])}, "labels differ in shape"),
+        (TEXT, {"owners": np.array([0, 2])}, "count from 0"),
+        (TEXT, {"owners": np.array([-1, 0])}, "count from 0"),
+        (TEXT, {"owners": np.array([0])}, "one for each training sample"),
+        (TABLE, {"train_inputs": numbers((0, 2), (4, 0))}, "ids must lie in"),
+        (TABLE, {"train_inputs": numbers((0, -1), (4, 0))}, "ids must lie in"),
+        (TABLE, {"sizes": (5, 2, 2)}, "one column for each of the 3 sizes"),
+        (TABLE, {"train_labels": numbers((0, 1), (0, 1))}, "one for each id"),
+    ],
+)
+def test_texts_and_tables_that_do_not_fit_together_are_refused(good, change, complaint):
+    assert Dataset(**good).kind == ("tokens" if "vocabulary" in good else "ids")
+    assert Dataset(**good).clients == (2 if "owners" in good else None)
+    with pytest.raises(DataError, match=complaint):
+        Dataset(**(good | change))
+    with pytest.raises(DataError, match="not images"):
+        _ = Dataset(**good).train_images

@@ -129,7 +129,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         (["run", "--rounds", "many"], 2, "--rounds"),
         (["compare", "--methods", "fedavg,magic"], 2, "magic"),
         (["report", "absent"], 5, "absent"),
-        (["data", "fetch", "mnsit"], 2, "did you mean 'mnist'"),
+        (["data", "get", "mnsit"], 2, "did you mean 'mnist'"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
@@ -152,11 +152,11 @@ def test_data_list_and_fetch_of_the_embedded_dataset(tmp_path):
     names = {entry["name"]: entry for entry in json.loads(listed.stdout)}
     assert set(names) == {"mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"}
     assert names["mnist-mini"]["available"]
-    fetched = niss("data", "fetch", "mnist-mini", cwd=tmp_path)
+    fetched = niss("data", "get", "mnist-mini", cwd=tmp_path)
     assert Path(fetched.stdout.strip()).exists()
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["data"], ["data", "fetch"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["data"], ["data", "get"], ["report"]])
 def test_help_has_examples_or_commands(tmp_path, command):
     done = niss(*command, "--help", cwd=tmp_path)
     assert done.returncode == 0

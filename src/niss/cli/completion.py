@@ -16,14 +16,14 @@ from niss.files import MANIFEST, METRICS, SUMMARY
 
 PRESETS = ("demo", "paper")
 MODELS = ("mlp", "cnn", "resnet", "logistic", "gru", "lstm", "transformer", "mf")
-SPLITS = ("iid", "shards", "dirichlet")
+SPLITS = ("iid", "shards", "dirichlet", "natural")
 GRAPHS = ("regular", "complete", "random", "coalition")
 DEVICES = ("auto", "cpu", "cuda")
 RELATIONS = ("zero-out", "replace-one")
 MODES = ("tolerate", "repair")
 SHARES = ("gaussian", "uniform")
 PATTERNS = ("cyclic", "any")
-DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100")
+DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare", "insteval")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _RUN_MARKS = (SUMMARY, MANIFEST, METRICS, "attack.json")

@@ -15,14 +15,14 @@ from niss.cli.terminal import DownloadProgress, kept_on_interrupt, print_json, p
 from niss.errors import ConfigError
 
 app = typer.Typer(
-    help="List and fetch datasets.",
-    epilog=examples("niss data list", "niss data fetch mnist"),
+    help="List and get datasets.",
+    epilog=examples("niss data list", "niss data get mnist"),
     no_args_is_help=True,
 )
 
 
 # Of a dataset's entry in the catalog, what its files are read by and no list shows.
-_INTERNAL = ("mean", "std", "layout", "file_sets")
+_INTERNAL = ("mean", "std", "vocabulary", "layout", "file_sets")
 
 
 @register(app, "list")
@@ -38,27 +38,30 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
     datasets = list_datasets()
     if as_json:
         entries = [
-            asdict(info) | {"available": info.available, "location": info.location} for info in datasets
+            asdict(info) | {"kind": info.kind, "available": info.available, "location": info.location}
+            for info in datasets
         ]
         print_json([{key: value for key, value in one.items() if key not in _INTERNAL} for one in entries])
         return
     rows = [
         (
             info.name,
-            "x".join(str(side) for side in info.image_shape),
+            info.kind,
+            "x".join(str(side) for side in info.shape),
             f"{info.train_size:,}",
             f"{info.test_size:,}",
+            "" if info.clients is None else f"{info.clients:,}",
             "yes" if info.available else "no",
             info.description,
         )
         for info in datasets
     ]
-    header = ("Name", "Images", "Train", "Test", "Here", "Description")
-    print_table(header, rows, right=lambda column: header[column] in ("Train", "Test"))
+    header = ("Name", "Kind", "Shape", "Train", "Test", "Clients", "Here", "Description")
+    print_table(header, rows, right=lambda column: header[column] in ("Train", "Test", "Clients"))
 
 
-@register(app, "fetch")
-def fetch_command(
+@register(app, "get", earlier="fetch")
+def get_command(
     name: Annotated[
         str, typer.Argument(help="A name from `niss data list`.", autocompletion=one_of(DATASETS))
     ],
@@ -67,12 +70,13 @@ def fetch_command(
     """Download a dataset, verify its checksums, and print where it is. Interrupted downloads resume.
 
     Examples:
-    niss data fetch mnist
-    niss data fetch cifar10 --quiet
+    niss data get mnist
+    niss data get shakespeare
+    niss data get cifar10 --quiet
     """
     from niss.data import fetch_dataset
 
-    kept = f"what has arrived is kept. Go on with: niss data fetch {name}"
+    kept = f"what has arrived is kept. Go on with: niss data get {name}"
     with kept_on_interrupt(lambda: kept), DownloadProgress() as progress:
         path = fetch_dataset(name, progress=progress)
     typer.echo(str(path))

@@ -62,14 +62,20 @@ def examples(*lines: str, more: str = "") -> str:
     return "\n\n".join(["Examples:", *(f"  {line}" for line in lines), *([more] if more else [])]) + "\n"
 
 
-def register(app: typer.Typer, name: str) -> Callable[[Command], Command]:
-    """Make a function a command of `app`. Its docstring is the help; what follows a line `Examples:` is the epilog."""
+def register(app: typer.Typer, name: str, *, earlier: str | None = None) -> Callable[[Command], Command]:
+    """Make a function a command of `app`. Its docstring is the help; what follows a line `Examples:` is the epilog.
+
+    `earlier` is a name that it had once: it still works, and no help shows it.
+    """
 
     def decorate(command: Command) -> Command:
         text, _, rest = inspect.cleandoc(command.__doc__ or "").partition("\nExamples:\n")
         lines = [line for line in rest.splitlines() if line.startswith("niss ")]
         more = " ".join(line for line in rest.splitlines() if not line.startswith("niss "))
-        app.command(name, help=text.strip(), epilog=examples(*lines, more=more.strip()))(command)
+        for known in (name, earlier):
+            if known is not None:
+                epilog = examples(*lines, more=more.strip())
+                app.command(known, help=text.strip(), epilog=epilog, hidden=known == earlier)(command)
         return command
 
     return decorate

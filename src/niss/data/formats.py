@@ -13,32 +13,29 @@ import math
 import struct
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from niss.data.catalog import CifarLayout, DatasetSpec, EmbeddedLayout, IdxLayout
+from niss.data.catalog import (
+    CifarLayout,
+    DatasetSpec,
+    EmbeddedLayout,
+    IdxLayout,
+    PlaysLayout,
+    RatingsLayout,
+)
+from niss.data.dataset import Arrays, Images, Labels
+from niss.data.plays import role_samples
+from niss.data.ratings import rating_samples
 from niss.errors import DataError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-
-Images = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
-
-
-class Arrays(NamedTuple):
-    """Images as uint8 [N, C, H, W] and labels as int64, for training and test."""
-
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
 
 
 def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
@@ -54,6 +51,10 @@ def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
             return _from_idx(spec, spec.layout, contents)
         case CifarLayout():
             return _from_records(spec, spec.layout, contents)
+        case PlaysLayout():
+            return _from_plays(spec, spec.layout, contents)
+        case RatingsLayout():
+            return _from_ratings(spec.layout, contents)
         case EmbeddedLayout():
             raise TypeError(f"{spec.name} is embedded and has no files to decode")
 
@@ -68,9 +69,9 @@ def _from_idx(spec: DatasetSpec, layout: IdxLayout, contents: Mapping[str, bytes
         return array(name, (count, *spec.image_shape[1:])).reshape(count, *spec.image_shape)
 
     return Arrays(
-        train_images=images(layout.train_images, spec.train_size),
+        train_inputs=images(layout.train_images, spec.train_size),
         train_labels=array(layout.train_labels, (spec.train_size,)).astype(np.int64),
-        test_images=images(layout.test_images, spec.test_size),
+        test_inputs=images(layout.test_images, spec.test_size),
         test_labels=array(layout.test_labels, (spec.test_size,)).astype(np.int64),
     )
 
@@ -91,6 +92,25 @@ def _from_records(spec: DatasetSpec, layout: CifarLayout, contents: Mapping[str,
     return Arrays(*joined(layout.train), *joined(layout.test))
 
 
+def _from_plays(spec: DatasetSpec, layout: PlaysLayout, contents: Mapping[str, bytes]) -> Arrays:
+    """Texts in a source archive, cut into samples by role."""
+    members = read_tar_folder(contents[layout.archive], layout.folder, name=layout.archive)
+    return role_samples(members, spec.shape[0])
+
+
+def _from_ratings(layout: RatingsLayout, contents: Mapping[str, bytes]) -> Arrays:
+    """A table in an archive that is itself in a source archive."""
+    outer, folder = contents[layout.archive], str(PurePosixPath(layout.inner).parent)
+    inner = read_tar_folder(outer, folder, name=layout.archive).get(PurePosixPath(layout.inner).name)
+    if inner is None:
+        raise DataError(f"{layout.archive} lacks {layout.inner}")
+    table = PurePosixPath(layout.table)
+    members = read_tar_folder(inner, str(table.parent), name=layout.inner)
+    if table.name not in members:
+        raise DataError(f"{layout.inner} in {layout.archive} lacks {layout.table}")
+    return rating_samples(members[table.name])
+
+
 def _unpacked(
     spec: DatasetSpec, layout: CifarLayout, archive: bytes, counts: Mapping[str, int]
 ) -> dict[str, bytes]:
@@ -100,7 +120,7 @@ def _unpacked(
     members = read_tar_members(archive, sizes, name=layout.archive)
     files = {name: members[f"{layout.folder_in_archive}/{name}"] for name in counts}
     for name, digest in layout.digests.items():
-        fix = f"delete {layout.archive} and run `niss data fetch {spec.name}`"
+        fix = f"delete {layout.archive} and run `niss data get {spec.name}`"
         digest.check(f"{name} in {layout.archive}", digest.of_bytes(files[name]), fix=fix)
     return files
 
@@ -108,6 +128,8 @@ def _unpacked(
 _IDX_UNSIGNED_BYTE = 0x08
 # Room for the tar headers, the paddings and the few small text files beside the records.
 _TAR_SLACK = 1 << 20
+# An archive of which only a part is wanted may hold so much when decompressed.
+_MOST_UNPACKED = 1 << 27
 
 
 def gunzip_exactly(raw: bytes, size: int, *, name: str) -> bytes:
@@ -194,7 +216,36 @@ def read_tar_members(raw: bytes, sizes: Mapping[str, int], *, name: str) -> dict
     condemns the whole archive, as does a wanted member that is missing or comes twice.
     """
     found: dict[str, bytes] = {}
-    limit = sum(sizes.values()) + _TAR_SLACK
+    for archive, member in _members(raw, limit=sum(sizes.values()) + _TAR_SLACK, name=name):
+        if member.name not in sizes:
+            continue
+        if member.name in found:
+            raise DataError(f"{name} holds {member.name} twice")
+        found[member.name] = _content(archive, member, sizes[member.name], name)
+    missing = [wanted for wanted in sizes if wanted not in found]
+    if missing:
+        raise DataError(f"{name} lacks {', '.join(missing)}")
+    return found
+
+
+def read_tar_folder(raw: bytes, folder: str, *, name: str) -> dict[str, bytes]:
+    """The contents of the regular files that lie directly in a folder of an archive, by their names in it.
+
+    The archive is condemned for what `read_tar_members` would condemn, and where it holds far more than it should.
+    """
+    found: dict[str, bytes] = {}
+    for archive, member in _members(raw, limit=_MOST_UNPACKED, name=name):
+        path = PurePosixPath(member.name)
+        if not member.isreg() or str(path.parent) != folder:
+            continue
+        if path.name in found:
+            raise DataError(f"{name} holds {member.name} twice")
+        found[path.name] = _content(archive, member, member.size, name)
+    return found
+
+
+def _members(raw: bytes, *, limit: int, name: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The members of a tar.gz, in order, each with the archive to read it from before the next one is asked for."""
     try:
         with (
             gzip.GzipFile(fileobj=io.BytesIO(raw)) as plain,
@@ -202,17 +253,9 @@ def read_tar_members(raw: bytes, sizes: Mapping[str, int], *, name: str) -> dict
         ):
             for member in archive:
                 _refuse_unsafe(member, name)
-                if member.name not in sizes:
-                    continue
-                if member.name in found:
-                    raise DataError(f"{name} holds {member.name} twice")
-                found[member.name] = _content(archive, member, sizes[member.name], name)
+                yield archive, member
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{name} is not a whole tar.gz archive: {error}") from error
-    missing = [wanted for wanted in sizes if wanted not in found]
-    if missing:
-        raise DataError(f"{name} lacks {', '.join(missing)}")
-    return found
 
 
 def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
@@ -228,8 +271,11 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, size: int, name:
     """The bytes of one wanted member, which must have exactly the size it should."""
     if not member.isreg() or member.size != size:
         raise DataError(f"{member.name} in {name} should be a file of {size} bytes, and has {member.size}")
-    file = archive.extractfile(member)
-    content = b"" if file is None else file.read(size)
+    try:
+        file = archive.extractfile(member)
+        content = b"" if file is None else file.read(size)
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{name} is not a whole tar.gz archive: {error}") from error
     if len(content) != size:
         raise DataError(f"{member.name} in {name} ends after {len(content)} of {size} bytes")
     return content

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from niss.data.catalog import MINI_LAYOUT, MNIST_MINI, sha256
-from niss.data.formats import Arrays
+from niss.data.dataset import Arrays
 from niss.data.partition import largest_remainder, random_order
 from niss.errors import DataError
 from niss.randomness import SimStream
@@ -50,9 +50,9 @@ def cut_mini(mnist: Arrays) -> dict[str, npt.NDArray[np.uint8]]:
     train = stratified_cut(mnist.train_labels, MNIST_MINI.train_size, stream.child("train"))
     test = stratified_cut(mnist.test_labels, MNIST_MINI.test_size, stream.child("test"))
     return {
-        "train_images": mnist.train_images[train, 0],
+        "train_images": mnist.train_inputs[train, 0].astype(np.uint8),
         "train_labels": mnist.train_labels[train].astype(np.uint8),
-        "test_images": mnist.test_images[test, 0],
+        "test_images": mnist.test_inputs[test, 0].astype(np.uint8),
         "test_labels": mnist.test_labels[test].astype(np.uint8),
     }
 
@@ -97,8 +97,8 @@ def read_mini() -> tuple[Arrays, str]:
     MINI_LAYOUT.digest.check(resource, checksum, fix=_REINSTALL)
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
         return Arrays(
-            train_images=arrays["train_images"][:, np.newaxis],
+            train_inputs=arrays["train_images"][:, np.newaxis],
             train_labels=arrays["train_labels"].astype(np.int64),
-            test_images=arrays["test_images"][:, np.newaxis],
+            test_inputs=arrays["test_images"][:, np.newaxis],
             test_labels=arrays["test_labels"].astype(np.int64),
         ), checksum

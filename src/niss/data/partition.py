@@ -1,7 +1,7 @@
-"""Dealing a labelled dataset out to clients: IID, by label shards, or by Dirichlet proportions.
+"""Dealing a labelled dataset out to clients: IID, by label shards, by Dirichlet proportions, or to its owners.
 
 `shards` is the pathological split of McMahan et al. (2017): sort by label, cut into shards, deal a few to
-each client. `dirichlet` is the split of Hsu, Qi and Brown (2019), drawn class by class. All three are fixed by a
+each client. `dirichlet` is the split of Hsu, Qi and Brown (2019), drawn class by class. All are fixed by a
 stream, and the small tools at the end keep them so: a reproducible random order, and fair whole-number shares.
 """
 
@@ -75,6 +75,27 @@ def partition(
     if split == "iid":
         return [np.sort(part) for part in _cut(pool, sizes)]
     return _shards(labels, pool, sizes, shards_per_client, stream.child("shards"))
+
+
+def partition_by_owner(owners: npt.NDArray[np.int64], *, clients: int, stream: SimStream) -> list[Indices]:
+    """The samples of each client where they come from clients: the natural partition.
+
+    owners    for each sample the number of its client, from 0 without a gap
+    clients   how many of them; fewer than there are are drawn uniformly, and stay in their order
+    stream    the source of that draw
+
+    Raises `ConfigError` where there are fewer clients than asked for.
+    """
+    there = int(owners.max(initial=-1)) + 1
+    if _positive(clients, "clients") > there:
+        raise ConfigError(
+            f"the samples belong to {there} clients, not {clients}",
+            field="clients",
+            hint=f"use at most {there}, or leave it out for all of them",
+        )
+    chosen = np.sort(random_order(there, stream.child("owners"))[:clients])
+    by_owner = _cut(np.argsort(owners, kind="stable").astype(np.int64), np.bincount(owners).tolist())
+    return [by_owner[owner] for owner in chosen]
 
 
 def _shards(

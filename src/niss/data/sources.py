@@ -6,64 +6,15 @@ that are then decoded, so a `Dataset` is always exactly the published one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from niss.data import mini, store
-from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, spec_named
+from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, find_spec, spec_named
+from niss.data.dataset import Dataset
 from niss.data.download import Progress
-from niss.data.formats import Images, Labels, decode
+from niss.data.formats import decode
 from niss.errors import DataError
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """A labelled image dataset in memory.
-
-    name            as in the catalog
-    train_images    uint8 of shape [N, C, H, W]; likewise `test_images`
-    train_labels    int64 in 0 .. classes-1, one for each image; likewise `test_labels`
-    classes         how many labels there are
-    mean, std       per channel, of pixels scaled to [0, 1]; for normalising
-    checksums       SHA-256 of each file it was read from, by name: recorded in the manifest of a run
-
-    All of it is checked when it is made, so that later code need not.
-    """
-
-    name: str
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    checksums: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        for part, images, labels in (
-            ("train", self.train_images, self.train_labels),
-            ("test", self.test_images, self.test_labels),
-        ):
-            if images.ndim != 4 or images.dtype != np.uint8:
-                raise DataError(f"{self.name}: {part} images must be uint8 of shape [N, C, H, W]")
-            if labels.shape != images.shape[:1] or labels.dtype != np.int64:
-                raise DataError(f"{self.name}: {part} labels must be int64, one for each image")
-            if labels.size and not 0 <= labels.min() <= labels.max() < self.classes:
-                raise DataError(f"{self.name}: {part} labels must lie in 0 .. {self.classes - 1}")
-        if self.train_images.shape[1:] != self.test_images.shape[1:]:
-            raise DataError(f"{self.name}: training and test images differ in shape")
-        if not len(self.mean) == len(self.std) == self.image_shape[0]:
-            raise DataError(f"{self.name}: mean and std need one number for each of the channels")
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
-        channels, height, width = self.train_images.shape[1:]
-        return channels, height, width
 
 
 @dataclass(frozen=True)
@@ -108,6 +59,12 @@ def fetch_dataset(name: str, *, root: Path | None = None, progress: Progress | N
     return fetch_spec(spec_named(name), root=root, progress=progress)
 
 
+def clients_of(name: str) -> int | None:
+    """To how many clients the samples of a dataset belong; None where to nobody, and for an unknown name."""
+    spec = find_spec(name)
+    return None if spec is None else spec.clients
+
+
 def list_datasets() -> list[DatasetInfo]:
     """All datasets, and whether and where the files of each one are on this machine. Reads none of them."""
     return [DatasetInfo(**vars(spec), location=_location(spec)) for spec in CATALOG]
@@ -136,7 +93,31 @@ def load_spec(
             local = store.fetch(spec, root, progress)
         contents, checksums = store.read_verified(local)
         arrays = decode(spec, contents)
-    return Dataset(spec.name, *arrays, spec.classes, spec.mean, spec.std, checksums)
+    dataset = Dataset(
+        spec.name,
+        *arrays[:4],
+        classes=spec.classes,
+        mean=spec.mean,
+        std=spec.std,
+        checksums=checksums,
+        vocabulary=spec.vocabulary,
+        sizes=spec.sizes,
+        owners=arrays.owners,
+    )
+    _check_counts(spec, dataset)
+    return dataset
+
+
+def _check_counts(spec: DatasetSpec, dataset: Dataset) -> None:
+    """What came out of the files is what the catalog says; settings were checked against that."""
+    found = (len(dataset.train_labels), len(dataset.test_labels), dataset.clients)
+    known = (spec.train_size, spec.test_size, spec.clients)
+    if found != known:
+        raise DataError(
+            f"{spec.name} should have {known[0]} training samples, {known[1]} test samples and {known[2]} clients; "
+            f"its files hold {found[0]}, {found[1]} and {found[2]}",
+            hint=f"delete them, then run `niss data get {spec.name}`",
+        )
 
 
 def fetch_spec(spec: DatasetSpec, *, root: Path | None = None, progress: Progress | None = None) -> Path:

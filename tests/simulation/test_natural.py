@@ -1,0 +1,162 @@
+"""Clients that the data itself has: settings that follow from the dataset, and who then holds which samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import niss
+from niss.data import Dataset, partition_by_owner
+from niss.data.catalog import CATALOG
+from niss.errors import ConfigError
+from niss.randomness import SimStream
+from niss.simulation import Config, make_config, with_overrides
+from niss.simulation.materials import gather_together, sample_spec, to_tensors
+
+SIZES = (3, 1, 4, 2, 5, 2)
+OWNERS = np.random.default_rng(4).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+
+
+@pytest.fixture
+def written() -> Dataset:
+    """Seventeen pictures by six writers."""
+    random = np.random.default_rng(3)
+    return Dataset(
+        "written",
+        random.integers(0, 256, (17, 1, 4, 4), dtype=np.uint8),
+        random.integers(0, 3, 17),
+        random.integers(0, 256, (5, 1, 4, 4), dtype=np.uint8),
+        random.integers(0, 3, 5),
+        classes=3,
+        mean=(0.5,),
+        std=(0.5,),
+        owners=OWNERS,
+    )
+
+
+def config_of(**data: Any) -> Config:
+    training = {"participants": 2, "epochs": 1}
+    return make_config({"data": data, "training": training, "rounds": 2, "methods": [{"name": "fedavg"}]})
+
+
+def test_what_is_left_out_follows_from_the_dataset():
+    for spec in CATALOG:
+        data = make_config({"data": {"dataset": spec.name}}).data
+        expected = ("iid", 1000) if spec.clients is None else ("natural", spec.clients)
+        assert (data.split, data.clients) == expected
+    dealt = make_config({"data": {"dataset": "insteval", "split": "iid"}}).data
+    assert (dealt.split, dealt.clients) == ("iid", 2972)
+    fewer = make_config({"data": {"dataset": "shakespeare", "clients": 300}}).data
+    assert (fewer.split, fewer.clients) == ("natural", 300)
+
+
+def test_another_dataset_brings_its_own_clients_and_what_was_set_stays():
+    plays = with_overrides(
+        with_overrides(Config(), {"data.dataset": "insteval"}), {"data.dataset": "shakespeare"}
+    )
+    assert (plays.data.split, plays.data.clients) == ("natural", 627)
+    digits = with_overrides(plays, {"data.dataset": "mnist-mini"})
+    assert (digits.data.split, digits.data.clients) == ("iid", 1000)
+    chosen = with_overrides(with_overrides(Config(), {"data.clients": 400}), {"data.dataset": "shakespeare"})
+    assert (chosen.data.split, chosen.data.clients) == ("natural", 400)
+    # A manifest says all of it.
+    assert make_config(plays.model_dump(mode="json", exclude_none=True)) == plays
+
+
+def test_participations_are_counted_from_the_clients_of_the_dataset():
+    config = make_config({"data": {"dataset": "insteval"}, "training": {"participants": 500}, "rounds": 10})
+    assert config.participations == 2  # five whole cohorts of 500 among 2,972
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({"dataset": "mnist", "split": "natural"}, "data.split"),
+        ({"dataset": "shakespeare", "split": "iid"}, "data.split"),
+        ({"dataset": "shakespeare", "clients": 628}, "data.clients"),
+        ({"dataset": "insteval", "samples_per_client": 3}, "data.samples_per_client"),
+    ],
+)
+def test_what_the_dataset_cannot_do_is_refused_before_it_is_loaded(data, field):
+    with pytest.raises(ConfigError) as caught:
+        make_config({"data": data})
+    assert caught.value.field == field
+
+
+def test_every_client_holds_the_samples_it_owns(written):
+    (materials,) = gather_together([config_of(split="natural", clients=6, dataset="mine")], written)
+    assert materials.clients.sizes.tolist() == list(SIZES)
+    for client in range(6):
+        assert materials.clients.samples(client).tolist() == np.flatnonzero(np.equal(OWNERS, client)).tolist()
+
+
+def test_fewer_clients_are_drawn_by_the_seed_and_keep_their_samples_whole(written):
+    chosen = set()
+    for seed in range(6):
+        config = with_overrides(config_of(split="natural", clients=4, dataset="mine"), {"seed": seed})
+        (materials,) = gather_together([config], written)
+        owners = [np.unique(OWNERS[materials.clients.samples(client)]) for client in range(4)]
+        assert all(len(one) == 1 for one in owners)
+        numbers = [int(one[0]) for one in owners]
+        assert numbers == sorted(set(numbers))
+        assert materials.clients.sizes.tolist() == [SIZES[number] for number in numbers]
+        chosen.add(tuple(numbers))
+    assert len(chosen) > 1
+
+
+def test_samples_of_nobody_and_too_few_clients_are_refused(written):
+    with pytest.raises(ConfigError, match="belong to nobody"):
+        gather_together(
+            [config_of(split="natural", clients=6, dataset="mine")], replace(written, owners=None)
+        )
+    with pytest.raises(ConfigError, match="6 clients, not 7"):
+        gather_together([config_of(split="natural", clients=7, dataset="mine")], written)
+    with pytest.raises(ConfigError, match="at least 1"):
+        partition_by_owner(OWNERS, clients=0, stream=SimStream(1))
+
+
+def test_tokens_and_ids_reach_the_model_as_they_are(written):
+    pictures, _ = to_tensors(written)
+    assert pictures[0].dtype == torch.float32
+    inputs = np.arange(6).reshape(2, 3)
+    for more in ({"vocabulary": tuple("abcdef")}, {"sizes": (6, 6, 6)}):
+        labels = inputs % 2 if "vocabulary" in more else np.array([0, 1])
+        dataset = Dataset("x", inputs, labels, inputs[:1], labels[:1], classes=2, **more)
+        train, test = to_tensors(dataset)
+        assert train[0].dtype == train[1].dtype == torch.int64
+        assert train[0].tolist() == inputs.tolist()
+        assert train[1].tolist() == labels.tolist()
+        assert len(test[0]) == 1
+        with pytest.raises(ConfigError, match=dataset.kind):
+            sample_spec(dataset)
+
+
+class Rater(torch.nn.Module):
+    """A sum of one vector for each category."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.columns = torch.nn.ModuleList(torch.nn.Embedding(size, 5) for size in sizes)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.stack([column(ids[:, place]) for place, column in enumerate(self.columns)]).sum(dim=0)
+
+
+def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
+    random = np.random.default_rng(8)
+    students = np.repeat(np.arange(12), 4)
+    ids = np.stack([students, random.integers(0, 7, 48)], axis=1)
+    ratings = Dataset(
+        "ratings", ids, ids[:, 1] % 5, ids[::4], ids[::4, 1] % 5, classes=5, sizes=(12, 7), owners=students
+    )
+    monkeypatch.setattr("niss.simulation.materials.load_dataset", lambda _: ratings)
+    config = with_overrides(
+        config_of(split="natural", clients=12, dataset="ratings"),
+        {"rounds": 30, "training.participants": 6, "training.learning_rate": 1.0, "training.engine": "plain"},
+    )
+    result = niss.run(config, model=lambda: Rater((12, 7)))
+    assert result.accuracy > 0.6
