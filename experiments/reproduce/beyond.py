@@ -7,7 +7,7 @@ trains; test images are never seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from experiments.reproduce.design import (
-    BEYOND,
     DELTA,
     EPSILONS,
     IMAGES_PER_CLIENT,
@@ -39,7 +38,16 @@ from experiments.reproduce.design import (
 )
 from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.runner import WHOLE, Part, Watch, run_cells
-from experiments.reproduce.tuning import AXES, Axes, axes_for, choice_of, chosen, next_trials, trials_of
+from experiments.reproduce.tuning import (
+    AXES,
+    Axes,
+    axes_for,
+    axes_of,
+    choice_of,
+    chosen,
+    next_trials,
+    trials_of,
+)
 from niss.accounting import Plan, forecast
 from niss.accounting.carried_planner import plan_carried
 from niss.data import Dataset, load_dataset
@@ -50,6 +58,14 @@ from niss.simulation import Config, make_config
 PROTOCOL_PARTICIPANTS = 100
 """Dropouts of the client unit go through the real protocol in rounds of at most so many; else they are simulated."""
 HELD_OUT = 1 / 6
+MODELS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "mlp": lambda width: {"name": "mlp", "hidden": [width]},
+    "gru": lambda width: {"name": "gru", "width": width},
+    "resnet": lambda width: {"name": "resnet", "width": width, "layers": 1},
+    "mf": lambda width: {"name": "mf", "factors": width},
+    "logistic": lambda _: {"name": "logistic"},
+}
+"""The `model` section of each for the width that a choice names."""
 
 
 def setting_config(
@@ -73,7 +89,7 @@ def setting_config(
         protocol
         and drops > 0.0
         and setting.unit == "client"
-        and setting.images is None
+        and not setting.cohorts
         and setting.participants <= PROTOCOL_PARTICIPANTS
     )
     values: dict[str, Any] = {
@@ -82,10 +98,10 @@ def setting_config(
         "rounds": setting.rounds,
         "exchange": "protocol" if real else "simulated",
         "data": {"dataset": setting.dataset, "split": SPLITS[setting.split], "clients": setting.clients},
-        "model": {"name": "mlp", "hidden": [choice.hidden]},
+        "model": MODELS[setting.model](choice.hidden),
         "training": {
             "participants": setting.participants,
-            "sampling": "shuffled" if setting.images is None else "cyclic",
+            "sampling": "cyclic" if setting.cohorts else "shuffled",
             "epochs": setting.epochs,
             "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
@@ -155,6 +171,8 @@ def _planned(participants: int, participations: int, variant: Variant, kappa: fl
 def setting_base(setting: Setting) -> Mapping[str, Any]:
     """What all cells of a setting have in common, for its result file."""
     cohorts = {} if setting.images is None else {"sampling": "cyclic", "images_per_client": setting.images}
+    if setting.model != "mlp":
+        cohorts |= {"sampling": "cyclic", "model": setting.model}
     return {
         "dataset": setting.dataset,
         "split": setting.split,
@@ -174,7 +192,7 @@ def held_out_setting(setting: Setting, records: int) -> Setting:
 
     Where cohorts are fixed they stay as large, and there are fewer of them.
     """
-    if setting.unit == "record":
+    if setting.unit == "record" or setting.split == "natural":
         return setting
     clients = records // (setting.images or IMAGES_PER_CLIENT)
     participants = min(setting.participants, clients)
@@ -190,11 +208,22 @@ def _loaded(name: str) -> Dataset:
 
 
 def hold_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
-    """The training images alone, a fixed random part of them in the place of the test images."""
+    """The training samples alone, a fixed random part of them in the place of the test samples.
+
+    Where they belong to clients, everyone keeps the same part of its own, rounded up.
+    """
     size = len(dataset.train_labels)
     order = SimStream(0).child("validation", dataset.name).generator().permutation(size)
-    held = np.sort(order[: round(share * size)])
-    kept = np.sort(order[round(share * size) :])
+    owners = getattr(dataset, "owners", None)
+    if owners is None:
+        held = np.sort(order[: round(share * size)])
+    else:
+        by_owner = order[np.argsort(owners[order], kind="stable")]
+        sizes = np.bincount(owners)
+        place = np.arange(size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        held = np.sort(by_owner[place < np.repeat((share * sizes).astype(int), sizes)])
+    kept = np.setdiff1d(np.arange(size), held)
+    whose = {} if owners is None else {"owners": owners[kept]}
     return replace(
         dataset,
         name=f"{dataset.name}, validation",
@@ -202,7 +231,21 @@ def hold_out(dataset: Dataset, share: float = HELD_OUT) -> Dataset:
         train_labels=dataset.train_labels[kept],
         test_inputs=dataset.train_inputs[held],
         test_labels=dataset.train_labels[held],
+        **whose,
     )
+
+
+def majority(dataset: Dataset) -> float:
+    """Accuracy on the test samples of whoever always says what is most frequent among the training labels."""
+    most = np.bincount(dataset.train_labels.ravel()).argmax()
+    return float((dataset.test_labels == most).mean())
+
+
+def _own_base(setting: Setting, dataset: Dataset) -> dict[str, Any]:
+    """What a setting with a model of its own says of its data: how often it is tested, and what needs no learning."""
+    if setting.model == "mlp":
+        return {}
+    return {"tested": int(dataset.test_labels.size), "majority": majority(dataset)}
 
 
 @dataclass(frozen=True)
@@ -247,7 +290,7 @@ def tune(
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     device: str = "auto",
-    axes: Mapping[str, Axes] = AXES,
+    axes: Mapping[str, Axes] | None = None,
     part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
@@ -258,13 +301,20 @@ def tune(
     """
     data = hold_out(_loaded(setting.dataset))
     cut = held_out_setting(setting, len(data.train_labels))
-    base = {**setting_base(cut), "held_out": len(data.test_labels), "seed": 1}
+    base = {
+        **setting_base(cut),
+        **_own_base(setting, data),
+        "held_out": len(data.test_labels),
+        "seed": 1,
+    }
+    grid = axes_of(setting, axes or AXES)
+    variants = [variant for variant in variants if variant in setting.variants]
     mine = part.of(contestants(epsilons, methods or setting.methods, variants))
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
         for one in mine:
             tuned = read_result(result_path(out, TUNING, setting.full_name))
-            for choice in _open_trials(one, setting.unit, tuned, axes):
+            for choice in _open_trials(one, setting.unit, tuned, grid):
                 labels = one.labels(choice, setting.unit)
                 config = setting_config(
                     cut,
@@ -291,9 +341,9 @@ def tune(
             return result
 
 
-def _open_trials(one: Contestant, unit: str, tuned: Result | None, axes: Mapping[str, Axes]) -> list[Choice]:
+def _open_trials(one: Contestant, unit: str, tuned: Result | None, axes: Axes) -> list[Choice]:
     trials = {
-        choice_of(cell.labels, axes[unit]): cell.accuracy
+        choice_of(cell.labels, axes): cell.accuracy
         for cell in trials_of(tuned, one.method.name, one.variant.name)
         if cell.labels["epsilon"] == one.epsilon
     }
@@ -310,7 +360,7 @@ def run_setting(
     variants: Sequence[str] = ("none",),
     seeds: Sequence[int] = (1, 2, 3),
     device: str = "auto",
-    experiment: str = BEYOND,
+    experiment: str | None = None,
     protocol: bool = True,
     part: Part = WHOLE,
     at_once: int | None = None,
@@ -319,9 +369,11 @@ def run_setting(
 ) -> Result:
     """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
 
-    tuned_in  where the tuning is, unless in `out`
+    experiment  unless that of the setting
+    tuned_in    where the tuning is, unless in `out`
     """
-    methods = methods or setting.methods
+    experiment, methods = experiment or setting.experiment, methods or setting.methods
+    variants = [variant for variant in variants if variant not in VARIANTS or variant in setting.variants]
     unknown = [name for name in (*methods, *variants) if name not in METHODS and name not in VARIANTS]
     if unknown:
         raise ConfigError(
@@ -336,15 +388,16 @@ def run_setting(
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
-    name = setting.full_name if experiment == BEYOND else f"{setting.name}-{setting.participants}"
+    name = f"{setting.name}-{setting.participants}" if experiment == SCALE else setting.full_name
+    data = _loaded(setting.dataset)
     return run_cells(
         experiment,
         name,
-        setting_base(setting),
+        {**setting_base(setting), **_own_base(setting, data)},
         {identity: cells[identity] for identity in part.of(list(cells))},
         out=out,
         work=work,
-        dataset=_loaded(setting.dataset),
+        dataset=data,
         at_once=at_once,
         progress=progress,
     )

@@ -24,9 +24,10 @@ from experiments.reproduce.chart_panels import (
     panels,
 )
 from experiments.reproduce.chart_paper import STYLE, draw_figure_3, draw_figure_4, draw_gaps
-from experiments.reproduce.chart_rivals import draw_noise, draw_rivals, of_cohorts
+from experiments.reproduce.chart_rivals import draw_datasets, draw_noise, draw_rivals, of_cohorts
 from experiments.reproduce.design import (
     BEYOND,
+    DATASETS,
     EARLIER,
     FIGURE_3,
     FIGURE_4,
@@ -265,6 +266,7 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
         GAPS: draw_gaps,
         BEYOND: draw_beyond,
         SCALE: draw_scale,
+        DATASETS: draw_datasets,
     }
     figures: dict[str, Figure | None] = {
         name: draw(results)

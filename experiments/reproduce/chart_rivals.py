@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.reproduce.chart_panels import LOOKS, draw_curves, epsilon_axis, named, over, panels
+from experiments.reproduce.chart_panels import LOOKS, Curve, draw_curves, epsilon_axis, named, over, panels
 from experiments.reproduce.checks import setting_of
 from experiments.reproduce.design import METHODS, RIVALS
+from experiments.reproduce.modelled import MODELLED
 from experiments.reproduce.recompute import CarriedNoise, FloatArray, banded_noise
-from experiments.reproduce.results import Cell, Result, select
+from experiments.reproduce.results import Cell, Result, select, spread
 from niss.figures import grid, line_options
-from niss.methods.look import Look
+from niss.methods.look import DOTTED, QUIET, Look
 
 _AT = 3.0
+_GUESS, _GUESS_LOOK = "most frequent label", Look(QUIET, "", DOTTED)
 
 
 def of_cohorts(results: Mapping[str, Result]) -> dict[str, Result]:
@@ -33,27 +35,33 @@ def of_cohorts(results: Mapping[str, Result]) -> dict[str, Result]:
 
 def draw_rivals(results: Mapping[str, Result]) -> Figure:
     """Accuracy over the epsilon promised, for all rivals, without faults."""
-    shown = list(of_cohorts(results).values())
+    return _over_epsilon(list(of_cohorts(results).values()), _legend(results))
 
+
+def draw_datasets(results: Mapping[str, Result]) -> Figure:
+    """The same for other models and data, with what the most frequent label is worth."""
+    shown = [
+        results[name] for name in (*MODELLED, *sorted(results.keys() - MODELLED.keys())) if name in results
+    ]
+    return _over_epsilon(shown, [*_legend(results), (_GUESS, _GUESS_LOOK)])
+
+
+def _over_epsilon(shown: Sequence[Result], legend: Sequence[tuple[str, Look]]) -> Figure:
     def draw(axes: Axes, number: int) -> None:
-        draw_curves(
-            axes,
-            [
-                curve
-                for name in RIVALS
-                for curve in over(
-                    select(shown[number], method=name, variant="none"), "epsilon", name, LOOKS[name]
-                )
-            ],
-        )
+        curves = [
+            curve
+            for name in RIVALS
+            for curve in over(
+                select(shown[number], method=name, variant="none"), "epsilon", name, LOOKS[name]
+            )
+        ]
+        if (guess := shown[number].base.get("majority")) is not None:
+            curves.append(Curve(_GUESS, _GUESS_LOOK, (), [spread([guess])]))
+        draw_curves(axes, curves)
         epsilon_axis(axes)
 
     return panels(
-        [_title(one) for one in shown],
-        draw,
-        across="ε promised",
-        up="Test accuracy",
-        legend=_legend(results),
+        [_title(one) for one in shown], draw, across="ε promised", up="Test accuracy", legend=legend
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from experiments.reproduce.design import (
     BEYOND,
+    DATASETS,
     DELTA,
     FIGURE_3,
     FIGURE_4,
@@ -47,11 +48,11 @@ from experiments.reproduce.results import (
     read_results,
 )
 from experiments.reproduce.sensitivity import Setup
-from experiments.reproduce.tuning import Axes, axes_for, choice_of, chosen, next_trials, trials_of
+from experiments.reproduce.tuning import Axes, axes_for, axes_of, choice_of, chosen, next_trials, trials_of
 from niss.errors import NissError
 
 R = TypeVar("R", Result, Leaks)
-TRAINED = (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE)
+TRAINED = (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE, DATASETS)
 TEST_IMAGES = 10_000
 COPIED = 0.3
 """The part of two curves that may agree to the last digit: runs of different seeds agree in a few rounds by chance."""
@@ -99,9 +100,9 @@ def _trained_faults(result: Result, trained: Mapping[str, Mapping[str, Result]])
     if result.experiment in (FIGURE_3, SWEEP):
         wrong = panel_faults(result)
     else:
-        wrong = promise_faults(result, trained[BEYOND].get(result.name))
+        wrong = promise_faults(result, trained[BEYOND].get(result.name) or trained[DATASETS].get(result.name))
     yield from (Fault(kind, _where(result, cell), detail) for cell, kind, detail in wrong)
-    if result.experiment in (BEYOND, SCALE):
+    if result.experiment in (BEYOND, SCALE, DATASETS):
         yield from _choices(result, trained[TUNING])
     if result.experiment == TUNING:
         yield from _search(result)
@@ -138,7 +139,7 @@ def _identities(record: Record[Any]) -> Iterator[Fault]:
     for cell in record.cells:
         if cell.id != _identity(record.experiment, cell.labels):
             yield Fault("settings", _where(record, cell.id), "its labels say that it is another cell")
-    if record.experiment in (TUNING, BEYOND, SCALE):
+    if record.experiment in (TUNING, BEYOND, SCALE, DATASETS):
         yield from _setting_faults(record)
     elif record.experiment in (FIGURE_3, SWEEP):
         yield from _panel_faults(record)
@@ -188,11 +189,14 @@ def _panel_faults(record: Record[Any]) -> Iterator[Fault]:
 
 def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     """The base of a setting is the one that its name stands for."""
-    setting = setting_of(record)
-    if setting.dataset not in TRAINING_IMAGES:
+    setting, base = setting_of(record), record.base
+    known = setting.dataset in TRAINING_IMAGES
+    if not known and setting.model == "mlp":
         return
-    images = TRAINING_IMAGES[setting.dataset] - record.base.get("held_out", 0)
+    images = TRAINING_IMAGES.get(setting.dataset, 0) - base.get("held_out", 0)
     clients, cohorts = images // 10 if setting.unit == "client" else 100, {}
+    if setting.split == "natural":
+        clients = setting.clients
     if setting.images is not None:
         clients = images // setting.images // setting.participants * setting.participants
         cohorts = {"sampling": "cyclic", "images_per_client": setting.images}
@@ -209,7 +213,16 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
         **cohorts,
     }
     if record.experiment == TUNING:
-        wanted |= {"held_out": round(TRAINING_IMAGES[setting.dataset] / 6), "seed": 1}
+        # Who owns samples keeps a whole number of them, so that how many are held out follows from the data.
+        held = round(TRAINING_IMAGES[setting.dataset] / 6) if known else base["held_out"]
+        wanted |= {"held_out": held, "seed": 1}
+    if setting.model != "mlp":
+        tested, guessed = base["tested"], base["majority"] * base["tested"]
+        wanted |= {name: base[name] for name in ("tested", "majority")}
+        wanted |= {"sampling": "cyclic", "model": setting.model}
+        if tested < 1 or not 0.0 < guessed < tested or abs(guessed - round(guessed)) > 1e-6:
+            detail = f"{base['majority']} is no part of {tested:,} labels"
+            yield Fault("settings", _where(record), detail)
     yield from _differences(record, record.base, wanted)
 
 
@@ -229,7 +242,7 @@ def setting_of(record: Record[Any]) -> Setting:
 
 def _curves(result: Result) -> Iterator[Fault]:
     """The accuracy is the end of the curve, the curve has a point for each round, in whole test images."""
-    images = result.base.get("held_out", TEST_IMAGES)
+    images = result.base.get("tested") or result.base.get("held_out", TEST_IMAGES)
     dataset = result.base.get("dataset") or result.base["data"]["dataset"]
     for cell in result.cells:
         where = _where(result, cell.id)
@@ -241,7 +254,8 @@ def _curves(result: Result) -> Iterator[Fault]:
             yield Fault("accuracy", where, "its curve does not have every round once")
         for at, value in cell.curve:
             hits = value * images
-            if not 0.0 <= value <= 1.0 or (dataset in TRAINING_IMAGES and abs(hits - round(hits)) > 1e-6):
+            whole = dataset in TRAINING_IMAGES or "tested" in result.base
+            if not 0.0 <= value <= 1.0 or (whole and abs(hits - round(hits)) > 1e-6):
                 yield Fault("accuracy", where, f"{value} in round {at} is no part of {images:,} images")
 
 
@@ -302,7 +316,7 @@ def _run(record: Record[Any], cell: Any) -> str:
         # Noise that cancels is the same run whatever its size.
         sigma = f"{labels.pop('sigma_k'):.6g}" if labels["x"] else ""
         return f"panel {record.name} {sigma} {sorted(labels.items())}"
-    if record.experiment in (BEYOND, SCALE):
+    if record.experiment in (BEYOND, SCALE, DATASETS):
         return f"run {setting_of(record).full_name} {sorted(labels.items(), key=str)}"
     return f"{record.experiment} {record.name} {cell.id}"
 
@@ -331,7 +345,7 @@ def _search(result: Result) -> Iterator[Fault]:
     labels = [cell.labels for cell in result.cells]
     groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
     for method, variant, epsilon in sorted(groups):
-        axes = axes_for(METHODS[method], unit)
+        axes = axes_for(METHODS[method], unit, axes_of(setting_of(result)))
         trials = {
             choice_of(cell.labels, axes): cell.accuracy
             for cell in trials_of(result, method, variant)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.reproduce import design
+from experiments.reproduce.modelled import MODELLED
 from experiments.reproduce.sensitivity import READINGS, find_reading
 from niss.cli.completion import DEVICES
 from niss.cli.options import from_options, option, register
@@ -240,7 +241,9 @@ class Beyond(Experiment):
     part           Only a part of the work, e.g. 3/8, for processes side by side; give each its own --out.
     """
 
-    setting: tuple[str, ...] = option(("all",), choices=("all", *design.SETTINGS, *design.COMPARED))
+    setting: tuple[str, ...] = option(
+        ("all",), choices=("all", *design.SETTINGS, *design.COMPARED, *MODELLED)
+    )
     epsilons: tuple[float, ...] = design.EPSILONS
     methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
     variant: tuple[str, ...] = option(tuple(design.VARIANTS), choices=tuple(design.VARIANTS))
@@ -261,6 +264,7 @@ def beyond(options: Beyond) -> None:
 
     Examples:
     niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned
+    niss reproduce beyond --setting insteval-logistic --device cpu --stop-after 800
     """
     from experiments.reproduce.beyond import run_setting, tune
     from experiments.reproduce.runner import Part

@@ -23,11 +23,11 @@ from niss.errors import ConfigError
 from niss.methods import METHODS as KINDS
 
 FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
-BEYOND, TUNING, SCALE = "beyond", "tuning", "scale"
+BEYOND, TUNING, SCALE, DATASETS = "beyond", "tuning", "scale", "datasets"
 """The experiments, and their folders in the results."""
 
-SPLITS = {"iid": "iid", "non-iid": "shards"}
-"""The splits as the paper calls them, and as `niss` does."""
+SPLITS = {"iid": "iid", "non-iid": "shards", "natural": "natural"}
+"""The splits as the paper calls them, and as `niss` does; with `natural`, clients have what is theirs in the data."""
 
 X_VALUES = (0.0, 0.3, 0.6, 1.0)
 SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
@@ -35,7 +35,17 @@ SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
 
 
 def _title(*parts: str) -> str:
-    words = {"mnist": "MNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
+    words = {
+        "mnist": "MNIST",
+        "cifar10": "CIFAR-10",
+        "shakespeare": "Shakespeare",
+        "insteval": "InstEval",
+        "iid": "IID",
+        "non-iid": "non-IID",
+        "gru": "GRU",
+        "resnet": "ResNet",
+        "mf": "matrix factorisation",
+    }
     return ", ".join(words.get(part, part) for part in parts)
 
 
@@ -192,6 +202,8 @@ class Setting:
     """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`.
 
     images  of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
+    model   the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
+            tuned over
     """
 
     dataset: str
@@ -203,14 +215,37 @@ class Setting:
     epochs: int = 5
     batch_size: int = 10
     images: int | None = None
+    model: str = "mlp"
+    width: int = 0
+    clips: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
+        if self.model != "mlp":
+            return f"{self.dataset}-{self.model}"
         return f"{self.dataset}-{self.split}-{self.unit}"
+
+    @property
+    def cohorts(self) -> bool:
+        """Whether fixed cohorts come in turn."""
+        return self.images is not None or self.split == "natural"
+
+    @property
+    def experiment(self) -> str:
+        """The one that its runs belong to."""
+        return BEYOND if self.model == "mlp" else DATASETS
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """What goes wrong in it."""
+        return tuple(VARIANTS) if self.model == "mlp" else ("none",)
 
     @property
     def full_name(self) -> str:
         """With the size of a round where it is not the usual one: `mnist-iid-client-100`, or with that of a cohort."""
+        if self.model != "mlp":
+            return self.name
         if self.images is not None:
             return f"{self.name}-{self.participants}-of-{self.clients}"
         usual = self.participants == find_setting(self.name).participants
@@ -218,13 +253,15 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """For a reader: `MNIST, IID, client`."""
+        """For a reader: `MNIST, IID, client`, or `Shakespeare, GRU`."""
+        if self.model != "mlp":
+            return _title(self.dataset, self.model)
         return _title(self.dataset, self.split, self.unit)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Everyone who is compared in it."""
-        names = EARLIER if self.images is None else RIVALS
+        names = RIVALS if self.cohorts else EARLIER
         return tuple(name for name in names if name in METHODS)
 
 
@@ -335,10 +372,16 @@ RIVALS = (
 
 
 def find_setting(name: str, *, participants: int | None = None, rounds: int | None = None) -> Setting:
-    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front.
+    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front. Or one of `MODELLED`.
 
     With `-100-of-1000` behind it cohorts of 100 come in turn, and the images are dealt out to 1,000 clients.
     """
+    from experiments.reproduce.modelled import MODELLED  # which is made of settings
+
+    if name in MODELLED:
+        modelled = MODELLED[name]
+        size = participants or modelled.participants
+        return replace(modelled, participants=size, rounds=rounds or modelled.rounds)
     if found := re.fullmatch(r"(.+-client)-(\d+)-of-(\d+)", name):
         return _cohorts(find_setting(found[1]), int(found[2]), int(found[3]), rounds)
     known = _training_images()
@@ -349,7 +392,8 @@ def find_setting(name: str, *, participants: int | None = None, rounds: int | No
         raise ConfigError(
             f"unknown setting {name!r}",
             field="--setting",
-            hint="for example mnist-iid-client, cifar10-non-iid-record, mnist-iid-client-100-of-1000",
+            hint="for example mnist-iid-client, cifar10-non-iid-record, mnist-iid-client-100-of-1000, "
+            + ", ".join(MODELLED),
         )
     size = known[dataset]
     clients = size // IMAGES_PER_CLIENT if unit == "client" else 100

@@ -7,6 +7,7 @@ from itertools import product
 
 from experiments.reproduce.design import (
     BEYOND,
+    DATASETS,
     EPSILONS,
     FIGURE_3,
     FIGURE_4,
@@ -53,6 +54,8 @@ MEASURED: tuple[str, ...] = (
     "cifar10-non-iid-client-30-of-300",
 )
 """The settings with fixed cohorts whose files are committed: all rivals and variants, tuned by the search."""
+MODELS_MEASURED: tuple[str, ...] = ()
+"""Likewise of the settings with other models (`MODELLED`)."""
 SEARCHED = None
 """In place of the cells: those of a search, which are known once it is played again."""
 
@@ -76,6 +79,8 @@ def expected_cells() -> dict[tuple[str, str], Cells]:
             found[BEYOND, f"{name}-100"] = frozenset(_runs(f"{name}-100"))
     for name in MEASURED:
         found[BEYOND, name], found[TUNING, name] = frozenset(_runs(name)), SEARCHED
+    for name in MODELS_MEASURED:
+        found[DATASETS, name], found[TUNING, name] = frozenset(_runs(name)), SEARCHED
     for size in SCALES:
         found[SCALE, f"mnist-iid-client-{size}"] = frozenset(
             run_cell("none", method, SCALE_EPSILON if METHODS[method].private else None, seed)
@@ -100,11 +105,12 @@ def _attacks() -> Iterator[str]:
 def _runs(name: str) -> Iterator[str]:
     """Before there were cohorts, dropouts were run in rounds of 100 and for records; there CIFAR-10 has one seed."""
     setting = find_setting(name.removesuffix("-100"))
-    for variant, method in product(VARIANTS.values(), (METHODS[one] for one in setting.methods)):
+    variants = [VARIANTS[one] for one in setting.variants]
+    for variant, method in product(variants, (METHODS[one] for one in setting.methods)):
         seeds: tuple[int, ...] = SEEDS
         if not method.suffers(variant):
             continue
-        if variant.dropout and setting.images is None:
+        if variant.dropout and not setting.cohorts:
             if name.endswith("-client"):
                 continue
             seeds = SEEDS[:1] if name.startswith("cifar10") and name.endswith("-record") else SEEDS

@@ -184,7 +184,8 @@ def common_settings(config: Config) -> dict[str, Any]:
         del values[name]
     # What earlier results do not have had its default there.
     later = {
-        name: TrainingConfig.model_fields[name].default for name in ("server_rate", "server_rate_schedule")
+        name: TrainingConfig.model_fields[name].default
+        for name in ("server_rate", "server_rate_schedule", "server_optimizer")
     }
     values["training"] = {
         name: value

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.design import (
-    BEYOND,
     COMPARED,
     EPSILONS,
     METHODS,
@@ -31,7 +30,7 @@ from experiments.reproduce.design import (
 from experiments.reproduce.expected import SEEDS
 from experiments.reproduce.results import merge_results, read_result, result_path, write_result
 
-STAGES = {"tune": (TUNING,), "run": (BEYOND,), "all": (TUNING, BEYOND)}
+STAGES = ("tune", "run", "all")
 TUNED_AT = 3.0
 """The epsilon at which everyone is tuned; the choice serves for the others too."""
 RESERVE = 15.0
@@ -79,12 +78,18 @@ class Outcome:
     trouble: str = ""
 
 
+def experiments_of(setting: Setting, stage: str) -> tuple[str, ...]:
+    """What a stage has to do in a setting, in order."""
+    both = TUNING, setting.experiment
+    return {"tune": both[:1], "run": both[1:], "all": both}[stage]
+
+
 def tasks_of(setting: Setting, experiment: str, methods: Sequence[str] | None = None) -> list[Task]:
     """Everyone under every variant that makes a difference, the longest first."""
     found = [
         Task(setting, experiment, method, variant.name)
         for method in methods or setting.methods
-        for variant in VARIANTS.values()
+        for variant in (VARIANTS[name] for name in setting.variants)
         if METHODS[method].suffers(variant) and not (experiment == TUNING and METHODS[method].tuned_as)
     ]
     longest = ("sampled", "own", "carried", "shares")
@@ -156,14 +161,12 @@ class Session:
         self._again: list[Task] = []
         self._failed: set[str] = set()
 
-    def run(
-        self, settings: Sequence[Setting], stages: Sequence[str], methods: Sequence[str] | None = None
-    ) -> list[str]:
+    def run(self, settings: Sequence[Setting], stage: str, methods: Sequence[str] | None = None) -> list[str]:
         """Everything, in order; returns the names of the tasks that are not finished."""
         waiting = [
             (setting, experiment, tasks_of(setting, experiment, methods))
             for setting in settings
-            for experiment in stages
+            for experiment in experiments_of(setting, stage)
         ]
         for setting, experiment, tasks in waiting:
             self._left[setting.full_name, experiment] = len(tasks)
@@ -278,11 +281,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     methods = options.methods.split(",") if options.methods else None
     session = Session(job, options.processes)
     try:
-        unfinished = session.run(settings, STAGES[options.stage], methods)
+        unfinished = session.run(settings, options.stage, methods)
     finally:
         session.merge()  # also where a process was killed, which ends all of them
     for setting in settings:
-        for experiment in STAGES[options.stage]:
+        for experiment in experiments_of(setting, options.stage):
             result = read_result(result_path(job.out, experiment, setting.full_name))
             cells = result.cells if result else ()
             seconds = sum(cell.seconds for cell in cells)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.checks import Fault, fingerprint
-from experiments.reproduce.design import BEYOND, FIGURE_3, FIGURE_4, SCALE
+from experiments.reproduce.design import BEYOND, DATASETS, FIGURE_3, FIGURE_4, SCALE
 from experiments.reproduce.results import Record, all_leaks, read_results
 
 DATA, PIXELS = b"niss-data", b"niss-pixels"
@@ -29,6 +29,7 @@ DRAWN_FROM = {
     "scale": SCALE,
     "rivals": BEYOND,
     "noise": BEYOND,
+    "datasets": DATASETS,
 }
 """The figures, and the experiment that each one shows."""
 OF_COHORTS = ("rivals", "noise")
@@ -61,11 +62,12 @@ def stamp(png: bytes, data: str) -> bytes:
 def figure_faults(folder: Path, images: Path | None) -> Iterator[Fault]:
     """Figures that are missing, or were drawn from other results, or are not the ones in the documentation."""
     cohorts = any("images_per_client" in one.base for one in read_results(folder, BEYOND).values())
+    unmeasured = {*(() if cohorts else OF_COHORTS), *(() if read_results(folder, DATASETS) else (DATASETS,))}
     for name, dark in product(DRAWN_FROM, (False, True)):
         path = folder / figure_name(name, dark=dark)
         if not path.exists():
             # Figure 4 needs the recovered pictures, which are not kept: it may be there on white alone.
-            if (name in OF_COHORTS and not cohorts) or (dark and name == FIGURE_4):
+            if name in unmeasured or (dark and name == FIGURE_4):
                 continue
             yield Fault("figure", path.name, "is missing; `niss reproduce figures` draws it")
             continue

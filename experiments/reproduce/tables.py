@@ -22,6 +22,7 @@ from experiments.reproduce.design import (
     BEYOND,
     CLIENT_NOISE,
     COMPARED,
+    DATASETS,
     EPSILONS,
     FIGURE_3,
     IMAGES,
@@ -36,6 +37,7 @@ from experiments.reproduce.design import (
     X_VALUES,
     find_panel,
 )
+from experiments.reproduce.modelled import MODELLED
 from experiments.reproduce.results import (
     Attempt,
     Cell,
@@ -177,13 +179,13 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
     return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == CLIENT_NOISE else ", heuristic")
 
 
-_LEAD = "Ahead of DP-FedAvg, points"
-_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view", _LEAD]
+LEAD = "Ahead of DP-FedAvg, points"
+_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view", LEAD]
 
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
-    results = _in_order(read_results(folder, BEYOND))
+    results = in_order(read_results(folder, BEYOND))
     rows = [[result.name, *row] for result in results for row in _setting_rows(result)]
     return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6, 7))
 
@@ -196,17 +198,17 @@ def setting_table(folder: Path, name: str) -> str:
 
 def _setting_rows(result: Result) -> list[list[str]]:
     rows = []
-    local = _local(result)
+    local = local_accuracies(result)
     for variant, method in product(VARIANTS, METHODS):
         cells = select(result, method=method, variant=variant)
         if cells:
-            found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
+            found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
             shown = [percent(one) for one in found]
-            rows.append([variant, method, *shown, _epsilon_of_runs(cells), _leads(method, found, local)])
+            rows.append([variant, method, *shown, epsilon_of_runs(cells), leads(method, found, local)])
     return rows
 
 
-def _local(result: Result) -> list[Spread | None]:
+def local_accuracies(result: Result) -> list[Spread | None]:
     return [final(select(result, method=_RIVAL, epsilon=epsilon)) for epsilon in EPSILONS]
 
 
@@ -225,28 +227,30 @@ def headline_table(folder: Path) -> str:
     for result in (results.get(name, results.get(before)) for name, before in HEADLINE.items()):
         if result is None:
             continue
-        local, setting = _local(result), setting_of(result)
+        local, setting = local_accuracies(result), setting_of(result)
         size = f"{setting.participants:,}" + (f" of {setting.clients:,}" if setting.images else "")
         for method, variant in product((METHODS[name] for name in setting.methods), VARIANTS.values()):
             if method.suffers(variant) and not method.tuned_as:
                 cells = select(result, method=method.name, variant=variant.name)
-                found = [final(_at(cells, epsilon)) for epsilon in EPSILONS]
+                found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
                 shown = [percent(one) for one in found]
-                rows.append([size, method.name, variant.words, *shown, _leads(method.name, found, local)])
+                rows.append([size, method.name, variant.words, *shown, leads(method.name, found, local)])
     columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
-    header = ["Participants", "Method", "What goes wrong", *columns, _LEAD]
+    header = ["Participants", "Method", "What goes wrong", *columns, LEAD]
     return or_missing(header, rows, words=(1, 2, 6))
 
 
-def _leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | None]) -> str:
+def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | None]) -> str:
     """Points at each epsilon; where DP-FedAvg is better it says so."""
     if method == _RIVAL:
         return "–"
     if any(one is None or other is None for one, other in zip(found, local, strict=True)):
         return MISSING
-    leads = [100 * (one.mean - other.mean) for one, other in zip(found, local, strict=True) if one and other]
-    shown = " / ".join(f"{lead:+.1f}".replace("-", "−") for lead in leads)
-    return shown + ("; **behind**" if min(leads) < 0.0 else "")
+    points_ahead = [
+        100 * (one.mean - other.mean) for one, other in zip(found, local, strict=True) if one and other
+    ]
+    shown = " / ".join(f"{lead:+.1f}".replace("-", "−") for lead in points_ahead)
+    return shown + ("; **behind**" if min(points_ahead) < 0.0 else "")
 
 
 def scale_table(folder: Path) -> str:
@@ -267,24 +271,24 @@ def scale_table(folder: Path) -> str:
                         method,
                         percent(final(cells)),
                         f"{variance:.2g}",
-                        _epsilon_of_runs(cells),
+                        epsilon_of_runs(cells),
                     ]
                 )
     header = ["Dataset", "Participants", "Method", "Accuracy", "Noise variance in the sum", "ε, joint view"]
     return or_missing(header, rows, words=(0, 2, 5))
 
 
-def _in_order(results: dict[str, Result]) -> list[Result]:
+def in_order(results: dict[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in (*SETTINGS, *COMPARED) if name in results]
+    known = [name for name in (*SETTINGS, *COMPARED, *MODELLED) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 
-def _at(cells: Sequence[Cell], epsilon: float) -> list[Cell]:
+def at_epsilon(cells: Sequence[Cell], epsilon: float) -> list[Cell]:
     return [cell for cell in cells if cell.labels["epsilon"] in (None, epsilon)]
 
 
-def _epsilon_of_runs(cells: Sequence[Cell]) -> str:
+def epsilon_of_runs(cells: Sequence[Cell]) -> str:
     """The largest epsilon of the joint view over the seeds, for each one promised."""
     method = METHODS[cells[0].labels["method"]]
     if not method.private:
@@ -292,15 +296,16 @@ def _epsilon_of_runs(cells: Sequence[Cell]) -> str:
     if any(cell.epsilon_joint is None for cell in cells):
         return "none is finite"
     promised = sorted({cell.labels["epsilon"] for cell in cells})
-    held = [max(cell.epsilon_joint or 0.0 for cell in _at(cells, epsilon)) for epsilon in promised]
+    held = [max(cell.epsilon_joint or 0.0 for cell in at_epsilon(cells, epsilon)) for epsilon in promised]
     trusted = ", server trusted" if method.trusting else ""
     return " / ".join(f"{epsilon:.2f}" for epsilon in held) + trusted
 
 
-def tuning_table(folder: Path) -> str:
-    """What the grid chose for each method at each epsilon."""
+def tuning_table(folder: Path, *, models: bool = False) -> str:
+    """What the grid chose for each method at each epsilon; `models`: in the settings with other models."""
     rows = []
-    for result in _in_order(read_results(folder, TUNING)):
+    results = read_results(folder, TUNING)
+    for result in in_order({name: results[name] for name in results if (name in MODELLED) == models}):
         labels = [cell.labels for cell in result.cells]
         groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
         for method, variant, epsilon in sorted(groups):
@@ -433,7 +438,7 @@ def sweep_table(folder: Path) -> str:
 def files_table(folder: Path) -> str:
     """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
     records: list[Record[Any]] = [*all_leaks(folder).values()]
-    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE):
+    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE, DATASETS):
         records += read_results(folder, experiment).values()
     rows = sorted(
         [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"] for one in records

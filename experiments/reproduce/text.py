@@ -13,11 +13,12 @@ from pathlib import Path
 from experiments.reproduce import tables
 from experiments.reproduce.checks import Fault
 from experiments.reproduce.claims import BY_ROUND, gap
-from experiments.reproduce.design import BEYOND, FIGURE_3, FIGURE_4, LEVELS
+from experiments.reproduce.design import BEYOND, DATASETS, FIGURE_3, FIGURE_4, LEVELS
 from experiments.reproduce.results import read_leaks, read_result, result_path, select, select_level, spread
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.stamps import DRAWN_FROM
 from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
+from experiments.reproduce.tables_datasets import datasets_table, datasets_words
 from niss.errors import ConfigError
 
 _MARKED = re.compile(r"<!-- result: (?P<key>\S+) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
@@ -32,13 +33,22 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "beyond": tables.beyond_table,
     "tuning": tables.tuning_table,
     "scale": tables.scale_table,
+    "datasets": datasets_table,
+    "datasets-learned": datasets_words,
+    "datasets-tuning": lambda folder: tables.tuning_table(folder, models=True),
     "claims": tables.claims_table,
     "files": tables.files_table,
 }
 TABLES_FILE = "tables.md"
 MARKS = {
     "README.md": {"headline"},
-    "docs/concepts/paper.md": {"figure-3", "readings", "scale", *(f"{name}.image" for name in DRAWN_FROM)},
+    "docs/concepts/paper.md": {
+        "figure-3",
+        "readings",
+        "scale",
+        *(f"{name}.image" for name in DRAWN_FROM if name != DATASETS),
+    },
+    "docs/concepts/datasets.md": {"datasets", "datasets-learned", "datasets-tuning", "datasets.image"},
     "docs/concepts/paper-tables.md": {"gaps", "sweep", "figure-4", "tuning", "beyond", "claims"},
 }
 """Results that a text has to take from the files: without their marks somebody might have typed them."""
@@ -53,6 +63,7 @@ IMAGES = {
     "scale": "Accuracy over the participants of a round, by method",
     "rivals": "Accuracy over epsilon of all rivals in settings with fixed cohorts",
     "noise": "Noise variance in the model over rounds, by method, at epsilon 3",
+    "datasets": "Accuracy over epsilon of all rivals with other models, on text, ratings and photographs",
 }
 """The figures of the text, and what they show for those who cannot see them."""
 

@@ -37,7 +37,8 @@ class Axes:
     @property
     def trials(self) -> int:
         """How many a whole search takes."""
-        return len(self.clip) + len(self.learning_rate) - 1 + len(self.hidden) - 1 + self.nearest
+        sizes = len(self.clip), len(self.learning_rate), len(self.hidden)
+        return min(sum(sizes) - 2 + self.nearest, math.prod(sizes))
 
 
 AXES = {
@@ -57,9 +58,18 @@ AXES = {
 }
 
 
-def axes_for(method: Method, unit: str, grid: Mapping[str, Axes] = AXES) -> Axes:
+def axes_of(setting: Setting, grid: Mapping[str, Axes] = AXES) -> Axes:
+    """Those of its unit, or its own; the search then begins in their middle and tries one neighbour at its end."""
+    if not setting.clips:
+        return grid[setting.unit]
+    start = Choice(
+        setting.clips[len(setting.clips) // 2], setting.rates[len(setting.rates) // 2], setting.width
+    )
+    return Axes(setting.clips, setting.rates, (setting.width,), start, nearest=1)
+
+
+def axes_for(method: Method, unit: str, axes: Axes) -> Axes:
     """Without noise nothing clips whole updates, so trials that differ in the clip would be one run."""
-    axes = grid[unit]
     return axes if method.private or unit == "record" else replace(axes, clip=(axes.start.clip,))
 
 
@@ -108,7 +118,8 @@ def chosen(
     It is taken from the epsilon nearest to the one wanted, among those at which the method was tuned, and from the
     variant without faults where the variant was not tuned itself.
     """
-    untuned, tuning = UNTUNED[setting.unit], METHODS[method].tuning
+    untuned = axes_of(setting).start if setting.clips else UNTUNED[setting.unit]
+    tuning = METHODS[method].tuning
     trials = trials_of(tuned, tuning, variant) or trials_of(tuned, tuning)
     if not trials:
         return untuned, "nothing"

@@ -49,9 +49,9 @@ def test_the_grid_reaches_small_clips_and_equals_go_to_the_least():
 
 
 def test_a_method_without_noise_does_not_try_clips():
-    assert axes_for(METHODS["fedavg"], "client").clip == (AXES["client"].start.clip,)
-    assert axes_for(METHODS["fedavg"], "record") == AXES["record"]
-    assert axes_for(METHODS["dp-fedavg"], "client") == AXES["client"]
+    assert axes_for(METHODS["fedavg"], "client", AXES["client"]).clip == (AXES["client"].start.clip,)
+    assert axes_for(METHODS["fedavg"], "record", AXES["record"]) == AXES["record"]
+    assert axes_for(METHODS["dp-fedavg"], "client", AXES["client"]) == AXES["client"]
 
 
 def test_everyone_is_tuned_under_every_variant_that_matters_to_them():

@@ -206,12 +206,15 @@ def test_the_noise_in_the_model_is_as_predicted_and_below_a_trusted_servers(monk
         assert line["aggregate_variance"] == pytest.approx(line["aggregate_variance_predicted"], rel=CLOSE)
 
 
+MOMENTUM = {"server_optimizer": "momentum", "server_momentum": 0.6}
+
+
+@pytest.mark.parametrize("optimizer", [{}, MOMENTUM], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.private])
-def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name, schedule):
-    watched = Watched(
-        monkeypatch, {"name": name}, training={"server_rate": 0.7, "server_rate_schedule": schedule}
-    )
+def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name, schedule, optimizer):
+    training = {"server_rate": 0.7, "server_rate_schedule": schedule, **optimizer}
+    watched = Watched(monkeypatch, {"name": name}, training=training)
     predicted = [line["model_noise_variance"] for line in watched.result.metrics]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
 
@@ -298,6 +301,25 @@ def _called_dropped(graph, participants, rng):
         ):
             return participants[seats]
     return participants[:0]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("mode", ["tolerate", "repair"])
+@pytest.mark.parametrize("method", [{"lags": 3}, {"lags": 2, "closing": True}, {"carried_neighbours": 2}])
+def test_momentum_lets_carried_noise_fade_as_predicted(monkeypatch, method, mode, schedule):
+    watched = Watched(
+        monkeypatch,
+        method,
+        training={"server_rate": 0.7, "server_rate_schedule": schedule, **MOMENTUM},
+        protocol={"dropout": 0.2, "mode": mode},
+        privacy={"epsilon": 3.0, "clip": 0.5, "dropped": 2},
+    )
+    lines = watched.result.metrics
+    assert sum(line["dropped"] for line in lines) >= 2
+    predicted = [line["model_noise_variance"] for line in lines]
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+    assert not any("carried_variance" in line for line in lines), "no later round takes out just that"
+    assert any(f"the model has {predicted[-1]:.2g}" in one for one in watched.result.statement.caveats)
 
 
 @pytest.mark.parametrize("closing", [False, True])

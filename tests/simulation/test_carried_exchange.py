@@ -48,9 +48,11 @@ def played(out=None, method: dict | None = None, **changes) -> niss.RunResult:
     [{}, {"closing": True}, {"graph": "regular", "neighbours": 2}, {"carried_neighbours": 2}],
     ids=["complete", "closing", "sparse within", "sparse carried"],
 )
-def test_a_run_costs_and_leaves_what_the_simulated_one_does(method: dict) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_a_run_costs_and_leaves_what_the_simulated_one_does(method: dict, optimizer: str) -> None:
     """The same noise, planned with the part of delta that pays for the grid; measured within six deviations."""
-    real, simulated = played(method=method), played(method=method, exchange="simulated")
+    how = {"method": method, "training": TRAINING | {"server_optimizer": optimizer}}
+    real, simulated = played(**how), played(**how, exchange="simulated")
     assert real.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
     assert real.statement.epsilon_joint == pytest.approx(simulated.statement.epsilon_joint, rel=1e-3)
     coordinates = 50 * (WIDTH + 1)
@@ -109,10 +111,12 @@ def test_a_run_that_was_stopped_is_not_played_on_with_other_keys(tmp_path, monke
         niss.resume(tmp_path / "run", model=nn.Linear(WIDTH, 50), clients=rows, test=rows[0])
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 @pytest.mark.parametrize("method", [{}, {"closing": True}], ids=["", "closing"])
-def test_what_dropouts_leave_is_repaired_as_in_the_simulated_run(method: dict) -> None:
+def test_what_dropouts_leave_is_repaired_as_in_the_simulated_run(method: dict, optimizer: str) -> None:
     """The same clients are lost in both: same charges, same noise; repaired within the round and one round later."""
     how = {"protocol": {"mode": "repair", "dropout": 0.15}, "seed": 4, "method": method}
+    how["training"] = TRAINING | {"server_optimizer": optimizer}
     how["privacy"] = {"epsilon": 3.0, "clip": 0.5, "dropped": 2}
     real, simulated = played(**how), played(**how, exchange="simulated")
     assert real.statement.epsilon_joint <= 3.0 * (1 + 1e-9)

@@ -10,7 +10,8 @@ import pytest
 import niss
 from niss.accounting.ledger_file import LedgerFile
 from niss.methods import METHODS
-from niss.simulation import method_run, records
+from niss.simulation import compare_together, make_config, method_run, records
+from niss.simulation.config import with_overrides
 from support.federation import small_config
 
 SAME_BYTES = (
@@ -51,6 +52,41 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, material
     assert not (tmp_path / "cut" / "result.json").exists()
     niss.resume(tmp_path / "cut", **materials)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("method", ["niss", "niss-carried", "central-mf"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi"])
+def test_what_the_server_remembers_is_resumed(tmp_path, monkeypatch, materials, method, optimizer):
+    config = with_overrides(
+        small_config(methods=[{"name": method}], privacy={"epsilon": 8.0, "clip": 1.0}),
+        {"training.server_optimizer": optimizer, "training.server_rate": 0.1},
+    )
+    niss.run(config, out=tmp_path / "whole", **materials)
+    with monkeypatch.context() as patch:
+        _kill_at(patch, "inside checkpoint")
+        with pytest.raises(Killed):
+            niss.run(config, out=tmp_path / "cut", **materials)
+    niss.resume(tmp_path / "cut", **materials)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
+    """Versions before the server had optimisers wrote neither the settings nor the state."""
+    config = make_config(
+        {"rounds": 3, "data": {"clients": 20, "samples_per_client": 5}, "training": {"participants": 4}}
+    )
+    compare_together({"one": config}, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        _kill_at(patch, "after append")
+        with pytest.raises(Killed):
+            compare_together({"one": config}, out=tmp_path / "cut")
+    for path in (tmp_path / "cut").rglob("manifest.json"):
+        manifest = json.loads(path.read_text())
+        for name in ("optimizer", "momentum", "beta2", "epsilon"):
+            manifest["config"]["training"].pop(f"server_{name}", None)
+        path.write_text(json.dumps(manifest))
+    compare_together({"one": config}, out=tmp_path / "cut")
+    assert_same_run(tmp_path / "whole" / "one" / "niss", tmp_path / "cut" / "one" / "niss")
 
 
 def _kill_at(patch, moment):

@@ -76,6 +76,10 @@ class RoundNoise(ABC):
     def round_variance(self, number: int) -> float:
         """Variance of the noise of one round."""
 
+    @abstractmethod
+    def earlier_covariances(self, number: int) -> FloatArray:
+        """Of the noise of one round with that of the round before, the one before that, ..., the first."""
+
     @property
     @abstractmethod
     def model_variance(self) -> FloatArray:
@@ -137,6 +141,12 @@ class BandedRoot(RoundNoise):
         self._known_round(number)
         return float(np.sum(self.inverse[: number + 1] ** 2))
 
+    def earlier_covariances(self, number: int) -> FloatArray:
+        """`sum_i d_i d_{i + lag}` over what both rounds have in common, d the first column of `C^-1`."""
+        self._known_round(number)
+        column = self.inverse[: number + 1]
+        return np.array([column[:-lag] @ column[lag:] for lag in range(1, number + 1)])
+
     @cached_property
     def model_variance(self) -> FloatArray:
         if self.factors:
@@ -184,6 +194,11 @@ class CarriedChain(RoundNoise):
     def round_variance(self, number: int) -> float:
         self._known_round(number)
         return float(self.covariance[number, number])
+
+    def earlier_covariances(self, number: int) -> FloatArray:
+        """Of the round before alone."""
+        self._known_round(number)
+        return self.covariance[number, max(number - 1, 0) : number]
 
     @property
     def model_variance(self) -> FloatArray:

@@ -305,16 +305,15 @@ class Method(ABC):
         """
         return float(np.delete(round_plan.own_variance, sorted(absent)).sum())
 
-    def model_variance_change(
+    def earlier_covariances(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
-        """How much the noise variance of the model changes with this round, the model being the sum over all rounds,
-        each with its factor of the plan.
+    ) -> FloatArray:
+        """Covariances of the noise in the sum with that in the sums of earlier rounds, the latest first, in each
+        coordinate; as many as are not zero. Empty: rounds are independent.
 
-        Independent noise adds up. Arguments are those of `left_over_variance`.
+        Arguments are those of `left_over_variance`.
         """
-        factor = round_plan.plan.factor(round_plan.number)
-        return factor**2 * self.left_over_variance(round_plan, absent, repaired=repaired)
+        return np.zeros(0)
 
     def under_way(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False

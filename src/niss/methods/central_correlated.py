@@ -77,11 +77,10 @@ class CorrelatedServer(CentralDp):
     ) -> float:
         return self._scale2(round_plan) * self.noise(round_plan.plan).round_variance(round_plan.number)
 
-    def model_variance_change(
+    def earlier_covariances(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
-        model = np.append(self.noise(round_plan.plan).model_variance, 0.0)
-        return self._scale2(round_plan) * float(model[round_plan.number] - model[round_plan.number - 1])
+    ) -> FloatArray:
+        return self._scale2(round_plan) * self.noise(round_plan.plan).earlier_covariances(round_plan.number)
 
     def epsilon_holds_for(self, plan: Plan) -> str:
         """Which participations are promised, in words."""
@@ -97,9 +96,9 @@ class CorrelatedServer(CentralDp):
     def caveats(self, plan: Plan) -> tuple[str, ...]:
         mean, final = self.noise(plan).ratio_to_independent
         gain = (
-            f"Noise is correlated over rounds: at the same epsilon the model carries {mean:.2f} of the variance of "
-            f"independent noise on average over the rounds, and {final:.2f} after the last. The variance of a single "
-            "round says little."
+            f"Noise is correlated over rounds: at the same epsilon the sum of all rounds so far carries {mean:.2f} of "
+            f"the variance of independent noise on average over the rounds, and {final:.2f} after the last. The "
+            "variance of a single round says little."
         )
         return (
             (gain,)

@@ -303,16 +303,18 @@ class NissCarried(Niss):
         return (
             super().left_over_variance(round_plan, absent, repaired=repaired)
             + self._carried_on(round_plan, len(absent))
-            + self._taken_out(round_plan, absent, repaired)[0]
+            + math.fsum(whole for _, whole, _ in self._taken_out(round_plan, absent, repaired))
         )
 
-    def model_variance_change(
+    def earlier_covariances(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
-        """The same, but for what is taken out: of the model's variance it takes away twice what both rounds share."""
-        both = self._taken_out(round_plan, absent, repaired)[1]
-        left = self.left_over_variance(round_plan, absent, repaired=repaired) - 2.0 * both
-        return round_plan.plan.factor(round_plan.number) ** 2 * left
+    ) -> FloatArray:
+        """`-(a_s / a_t)` times the variance of what round s added and this one takes out."""
+        taken = self._taken_out(round_plan, absent, repaired)
+        covariances = np.zeros(max((gap.lag for gap, _, _ in taken), default=0))
+        for gap, _, both in taken:
+            covariances[gap.lag - 1] = -both / self._ratio(round_plan, gap)
+        return covariances
 
     def under_way(
         self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
@@ -340,24 +342,24 @@ class NissCarried(Niss):
 
     def _taken_out(
         self, round_plan: RoundPlan, absent: Collection[int], repaired: bool
-    ) -> tuple[float, float]:
-        """Variance of what this round's sum takes out, and of the part that earlier rounds had added."""
-        size, whole, both = round_plan.participants.size, 0.0, 0.0
+    ) -> list[tuple[Gap, float, float]]:
+        """For each gap, the variance of what this round's sum takes out, and of the part that was added before."""
+        size, taken = round_plan.participants.size, []
         for gap in self._gaps(round_plan)[0]:
             square = self._ratio(round_plan, gap) ** 2 * self._share(round_plan, gap.lag)
             if gap.graph is None:
                 receivers = size if repaired else size - len(absent)
-                whole += square * _counted(gap, size) * receivers
-                both += square * (size - len(gap.absent)) * receivers
+                whole, both = _counted(gap, size) * receivers, (size - len(gap.absent)) * receivers
+                taken.append((gap, square * whole, square * both))
                 continue
             graph = gap.graph
             added = ~np.isin(graph.senders, gap.absent)
             counted = added | (not gap.repaired)
             if not repaired:
                 counted &= ~np.isin(graph.receivers, list(absent))
-            whole += square * float(graph.weights[counted].sum())
-            both += square * float(graph.weights[counted & added].sum())
-        return whole, both
+            weights = [float(graph.weights[edges].sum()) for edges in (counted, counted & added)]
+            taken.append((gap, square * weights[0], square * weights[1]))
+        return taken
 
     # What is said about it.
 

@@ -56,11 +56,15 @@ class CarriedExchanged(Exchanged):
         return 1.0
 
     @property
-    def model_variance_change(self) -> float:
-        """What stays, and what is carried on, less what the round before had carried on."""
-        before = self.agreed.before
-        came = 0.0 if before is None else before.added(self.survived)
-        return super().predicted_variance + self.outcome.under_way - came
+    def earlier_covariances(self) -> tuple[float, ...]:
+        """With the round before: half of what both sums together have less than each alone.
+
+        Together they have what stays, and what is carried on, less what the round before had carried on.
+        """
+        if (before := self.agreed.before) is None:
+            return ()
+        stays = super().predicted_variance + self.outcome.under_way
+        return ((stays - before.added(self.survived) - self.predicted_variance) / 2.0,)
 
     @property
     def _left(self) -> float:

@@ -34,7 +34,7 @@ from niss.simulation.sections import (
     Section,
     TrainingConfig,
 )
-from niss.simulation.server_rate import rate_factors
+from niss.simulation.server import rate_factors
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""

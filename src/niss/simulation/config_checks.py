@@ -10,7 +10,7 @@ from niss.simulation.clipping import adaptive_clip
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
-    from niss.simulation.sections import DataConfig, MethodConfig
+    from niss.simulation.sections import DataConfig, MethodConfig, TrainingConfig
 
 
 def check_consistency(config: Config) -> None:
@@ -70,6 +70,7 @@ def _check_training(config: Config) -> None:
             "training.epochs: the record unit takes one local step a round; set it to 1 and raise rounds"
         )
     _check_sampling(config)
+    _check_server(config.training)
     if privacy.mechanism == "classical" and not privacy.allow_invalid:
         largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
         if largest >= 1.0:
@@ -105,6 +106,20 @@ def _check_sampling(config: Config) -> None:
             f"training.separation: {least} cohorts of {training.participants} in a row are more than {clients} "
             f"clients; ask for at most {clients // training.participants}"
         )
+
+
+def _check_server(training: TrainingConfig) -> None:
+    """Settings that the server's optimiser does not have."""
+    chosen, unused = training.server_optimizer, set[str]()
+    if chosen == "sgd":
+        unused = {"server_momentum", "server_beta2", "server_epsilon"}
+    elif chosen == "momentum":
+        unused = {"server_beta2", "server_epsilon"}
+    for name in sorted(unused):
+        if getattr(training, name) is not None:
+            raise ValueError(
+                f"training.{name}: server_optimizer = {chosen!r} has none; leave it out, or choose another optimiser"
+            )
 
 
 def _check_titles(methods: tuple[MethodConfig, ...]) -> None:

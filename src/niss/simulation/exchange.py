@@ -36,6 +36,7 @@ from niss.protocol.messages import (
 )
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
+from niss.simulation.server import SumNoise
 from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]
@@ -89,9 +90,14 @@ class Exchanged:
         return len(self.agreed.participants) / max(len(self.outcome.survivors), 1)
 
     @property
-    def model_variance_change(self) -> float:
-        """Of the noise in the model, which moves by the sum times `scale`."""
-        return self.predicted_variance * self.scale**2
+    def earlier_covariances(self) -> tuple[float, ...]:
+        """Of the noise in the sum with that in sums of earlier rounds, the latest first; (): independent."""
+        return ()
+
+    @property
+    def noise(self) -> SumNoise:
+        """Of the noise in the sum times `scale`, by which the model moves."""
+        return SumNoise(self.predicted_variance * self.scale**2, self.earlier_covariances)
 
     @property
     def public(self) -> dict[str, str]:

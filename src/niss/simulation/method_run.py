@@ -14,7 +14,9 @@ from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 from niss.simulation.records import Checkpoint, RunFolder, recorded
 from niss.simulation.results import Metrics, RunResult, state_guarantee
-from niss.simulation.round import Federation, RoundResult
+from niss.simulation.round import Federation
+from niss.simulation.round_result import RoundResult
+from niss.simulation.server import ServerState
 from niss.simulation.training import Trainer
 
 
@@ -49,6 +51,8 @@ class MethodRun:
             state = folder.load_checkpoint(budget) or state
             self.metrics = folder.rewind_metrics(state.rounds)
         self.rounds_done, self.weights, self.ledger = state.rounds, state.weights, state.ledger
+        before = self.metrics[-1].get("model_noise_variance") if self.metrics else 0.0
+        self.server = ServerState.restored(state.server, before)
         self._open_files = ExitStack()
 
     @property
@@ -86,12 +90,14 @@ class MethodRun:
     def record(self, result: RoundResult, seconds: float) -> None:
         """Take over what a round left behind: in memory, then its lines in the files, then the checkpoint."""
         self.weights, self.rounds_done = result.weights, result.number
-        before = self.metrics[-1].get("model_noise_variance") if self.metrics else 0.0
-        self.metrics.append(result.to_metrics(before))
+        self.server = result.server
+        self.metrics.append(result.to_metrics())
         if self._folder is not None:
             self._folder.append_diagnostics(result.to_diagnostics())
             self._folder.append_round(self.metrics[-1], seconds)
-            self._folder.save_checkpoint(Checkpoint(self.rounds_done, self.weights, self.ledger))
+            self._folder.save_checkpoint(
+                Checkpoint(self.rounds_done, self.weights, self.ledger, self.server.tensors)
+            )
 
     def conclude(self) -> RunResult:
         """Make the statement, and write it down with the final model; result.json comes last."""

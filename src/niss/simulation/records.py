@@ -42,11 +42,13 @@ from niss.files import (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `rounds` whole rounds: weights of the global model, and what each client has spent."""
+    """The state after `rounds` whole rounds: weights of the global model, what each client has spent, and what the
+    server's optimiser remembers, by name (`ServerState.tensors`)."""
 
     rounds: int
     weights: Tensor
     ledger: Ledger
+    server: dict[str, Tensor] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -107,6 +109,7 @@ class RunFolder:
             "joint_squared": torch.from_numpy(ledger.joint_squared),
             "marginal_squared": torch.from_numpy(ledger.marginal_squared),
             "participations": torch.from_numpy(ledger.participations),
+            **checkpoint.server,
         }
         write_atomically(self.path / CHECKPOINT, save(tensors, {"rounds": str(checkpoint.rounds)}))
 
@@ -129,7 +132,8 @@ class RunFolder:
             tensors["participations"].numpy(),
             budget,
         )
-        return Checkpoint(rounds, tensors["weights"], ledger)
+        server = {name: tensor for name, tensor in tensors.items() if name.startswith("server_")}
+        return Checkpoint(rounds, tensors["weights"], ledger, server)
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the final model, by parameter name."""

@@ -164,6 +164,7 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
     """
     plan = federation.plan
     caveats = _caveats(metrics, sharing=plan.kind.shares_noise)
+    caveats += federation.optimizer.caveats(metrics[-1])
     if federation.exchange is not None:
         caveats += (_grid_caveat(metrics),)
     return make_statement(

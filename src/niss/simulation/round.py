@@ -11,7 +11,7 @@ So all methods begin a round, one call trains everybody, and each method finishe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Balance, Ledger, Outlook, Plan, RoundPlan, outlook
+from niss.accounting import Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
-from niss.learning import Evaluation, Job
+from niss.learning import Job
 from niss.mechanism.adaptive import AdaptiveClip, short_fraction
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
@@ -32,7 +32,9 @@ from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchanged, ProtocolExchange
 from niss.simulation.materials import Materials
+from niss.simulation.round_result import RoundResult
 from niss.simulation.sampling import Sampling, absent_seats, aggregation_weights, choose_participants
+from niss.simulation.server import FRESH, Optimizer, ServerState, SumNoise
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads
 
@@ -104,6 +106,11 @@ class Federation:
         return adaptive_clip(self.config, self.config.methods[0])
 
     @property
+    def optimizer(self) -> Optimizer:
+        """How the sums move the model."""
+        return Optimizer.of(self.config.training, self.plan)
+
+    @property
     def repairing(self) -> bool:
         """Whether the shares of clients that drop out are taken out of the sum again."""
         protocol = self.config.protocol
@@ -114,105 +121,18 @@ class Federation:
         return repair(plan, absent) if self.repairing and absent else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundResult:
-    """What a round left behind; `to_metrics` is its line in metrics.jsonl, `to_diagnostics` that in diagnostics.jsonl.
-
-    number              the round, counted from 1
-    weights             of the global model after the round
-    evaluation          of that model; None where this round is not tested
-    participants        clients that were invited and trained
-    zeroed_updates      of them, those whose training diverged and who contributed zero
-    dropped             of them, those whose upload never arrived
-    exact               nothing but the intended noise was left in the sum
-    tau2                mean distortion of received shares
-    noise_variance      measured, per coordinate of the sum of the uploads that arrived
-    predicted_variance  what it should have been
-    model_variance_change  of the noise in the model, predicted
-    under_way           of the noise in the model, what the next round takes out; an end here would leave it there
-    joint_mu            most that the round cost a client against a server that sees everything
-    marginal_mu         most that it cost a client whose upload is looked at alone
-    outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
-    balance             how unequally shares were received, where they were
-    lost                nothing was released: too few uploads arrived, or uniform masks could not all be taken out
-    clip                of the round, where it moves
-    below_clip          noisy fraction of the updates that it left as they were; None: nothing was released
-    attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)
-    grid_delta          what rounding and the sampler add to delta
-    public              the beacon and what it was let out for, from which the graph follows
-    """
-
-    number: int
-    weights: Tensor
-    evaluation: Evaluation | None = None
-    participants: int
-    zeroed_updates: int = 0
-    dropped: int
-    exact: bool
-    tau2: float
-    noise_variance: float
-    predicted_variance: float
-    model_variance_change: float
-    under_way: float = 0.0
-    joint_mu: float
-    marginal_mu: float
-    outsider_mu: float
-    balance: Balance | None = None
-    lost: bool = False
-    clip: float | None = None
-    below_clip: float | None = None
-    attempts: int | None = None
-    grid_delta: float | None = None
-    public: dict[str, str] | None = None
-
-    def to_metrics(self, model_variance: float | None = 0.0) -> dict[str, Any]:
-        """The round as one JSON object; the same in every repetition of a simulated run.
-
-        model_variance  of the noise in the model before the round; None: not known (version 0.1 wrote none)
-        """
-        evaluation = self.evaluation
-        line: dict[str, Any] = {
-            "round": self.number,
-            "accuracy": None if evaluation is None else evaluation.accuracy,
-            "loss": None if evaluation is None else evaluation.loss,
-            "participants": self.participants,
-            "dropped": self.dropped,
-            "tau2": self.tau2,
-            "aggregate_variance": self.noise_variance,
-            "aggregate_variance_predicted": self.predicted_variance,
-            "model_noise_variance": None
-            if model_variance is None
-            else model_variance + self.model_variance_change,
-            "mu_joint": self.joint_mu,
-            "mu_marginal": self.marginal_mu,
-            "mu_outsider": self.outsider_mu,
-            "balance": None if self.balance is None else asdict(self.balance),
-        }
-        if self.under_way:
-            line["carried_variance"] = self.under_way
-        if self.lost:
-            line["lost"] = True
-        if self.clip is not None:
-            line |= {"clip": self.clip, "below_clip": self.below_clip}
-        # A simulated round has its beacon from the seed; only the protocol's has to be recorded.
-        if self.dropped or self.public is not None:
-            line["exact"] = self.exact
-        if self.public is not None:
-            line |= {"attempts": self.attempts, "grid_delta": self.grid_delta, "protocol": self.public}
-        return line
-
-    def to_diagnostics(self) -> dict[str, Any]:
-        """What follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
-        return {"round": self.number, "zeroed_updates": self.zeroed_updates}
-
-
 def begin_round(
-    federation: Federation, weights: Tensor, ledger: Ledger, number: int, clip: float | None = None
+    federation: Federation,
+    weights: Tensor,
+    ledger: Ledger,
+    number: int,
+    clip: float | None = None,
+    server: ServerState = FRESH,
 ) -> OpenRound:
     """The first half of round `number` (from 0): who takes part, with which weight, and the noise that needs.
 
-    `weights` are those of the global model; the clip is the plan's unless another is given. Nothing is charged yet; the
-    ledger only says who can afford a round.
+    `weights` are those of the global model; the clip is the plan's unless another is given; `server` is what the server
+    remembers of earlier rounds. Nothing is charged yet; the ledger only says who can afford a round.
     """
     config, plan, clients = federation.config, federation.plan, federation.materials.clients
     # Noise and clip are in proportion: a round promises the same with any clip.
@@ -270,7 +190,7 @@ def begin_round(
         for client in participants
     ]
     return OpenRound(
-        federation, plan, ledger, number, weights, participants, client_weights, round_plan, jobs
+        federation, plan, ledger, number, weights, participants, client_weights, round_plan, jobs, server
     )
 
 
@@ -285,6 +205,7 @@ class OpenRound:
     client_weights  the public weight p_k of each seat in the sum
     round_plan      the noise of each seat and what it promises; None where the real protocol decides
     jobs            what each seat has to train
+    server          what the server remembers of earlier rounds
     """
 
     federation: Federation
@@ -296,6 +217,7 @@ class OpenRound:
     client_weights: FloatArray
     round_plan: RoundPlan | None
     jobs: list[Job]
+    server: ServerState = FRESH
 
     def finish(self, uploads: Uploads) -> RoundResult:
         """The second half: from the updates of the clients, a row per job, to the new global model.
@@ -325,8 +247,15 @@ class OpenRound:
             result = replace(result, clip=plan.clip, below_clip=below)
 
         # 6. The model moves by the sum, and is tested.
-        step = config.training.server_rate * plan.factor(self.number)
-        weights = self.weights + torch.from_numpy(step * total).to(self.weights.dtype)
+        optimizer, weights = self.federation.optimizer, self.weights
+        if result.lost:
+            result = replace(result, server=self.server)
+        else:
+            moved, state = optimizer.step(self.server, total, self.number, result.noise)
+            weights = weights + torch.from_numpy(moved).to(weights.dtype)
+            # Where a sum moves the model in later rounds too, none of them takes out just what this one carried.
+            under_way = result.under_way if optimizer.at_once else 0.0
+            result = replace(result, server=state, under_way=under_way)
         evaluation = None
         if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
             evaluation = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
@@ -334,9 +263,13 @@ class OpenRound:
 
     @property
     def outlook(self) -> Outlook | None:
-        """Whether a run of such rounds can learn anything; None where the noise of its rounds is not independent."""
+        """Whether a run of such rounds can learn anything; None where the noise of its rounds is not independent, or
+        the server rescales coordinates. Rates and momentum of the server do as much to noise as to updates.
+        """
         plan, rounds = self.round_plan, self.federation.config.rounds
         if plan is None or not plan.plan.private or plan.plan.unit != "client" or plan.plan.kind.whole_run:
+            return None
+        if self.federation.optimizer.adaptive:
             return None
         return outlook(
             parameters=len(self.weights), rounds=rounds, clip=plan.plan.clip, variance=plan.aggregate_variance
@@ -371,10 +304,10 @@ class OpenRound:
         method.add_server_noise(total, plan, noise, federation.history)
 
         predicted = method.left_over_variance(plan, absent, repaired=repaired)
-        change = method.model_variance_change(plan, absent, repaired=repaired)
+        covariances = method.earlier_covariances(plan, absent, repaired=repaired)
         lost = method.loses(plan, absent, repaired=repaired)
         if lost:
-            total, without_noise, predicted, change = np.zeros_like(total), np.zeros_like(total), 0.0, 0.0
+            total, without_noise, predicted = np.zeros_like(total), np.zeros_like(total), 0.0
         # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
         # tell how many were drawn in secret, nor where noise is taken out again in another round.
         scale = 1.0
@@ -389,7 +322,7 @@ class OpenRound:
             tau2=float(plan.tau2.mean()),
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
-            model_variance_change=(rate * scale) ** 2 * change,
+            noise=SumNoise(scale**2 * predicted, tuple(covariances.tolist())),
             under_way=rate**2 * method.under_way(plan, absent, repaired=repaired),
             joint_mu=float(joint_mu.max()),
             marginal_mu=float(plan.marginal_mu.max()),
@@ -401,10 +334,11 @@ class OpenRound:
             closed, closing, missing = close_run(federation, plan, uploads)
             total += closed
             repaired = federation.repaired_edges(closing, missing) is not None
-            change = rate**2 * method.model_variance_change(closing, missing, repaired=repaired)
-            result = replace(
-                result, model_variance_change=result.model_variance_change + change, under_way=0.0
+            extra = SumNoise(
+                method.left_over_variance(closing, missing, repaired=repaired),
+                tuple(method.earlier_covariances(closing, missing, repaired=repaired).tolist()),
             )
+            result = replace(result, noise=result.noise.joined(extra), under_way=0.0)
         return total * scale, result
 
     def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
@@ -431,7 +365,7 @@ class OpenRound:
             tau2=exchanged.tau2,
             noise_variance=float(np.mean((total - without_noise) ** 2)),
             predicted_variance=predicted,
-            model_variance_change=moved**2 * exchanged.model_variance_change,
+            noise=exchanged.noise,
             under_way=moved**2 * exchanged.outcome.under_way,
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
@@ -443,8 +377,7 @@ class OpenRound:
         )
         if closed is not None:
             total = total + closed.outcome.total
-            change = result.model_variance_change + moved**2 * closed.model_variance_change
-            result = replace(result, model_variance_change=change, under_way=0.0)
+            result = replace(result, noise=result.noise.joined(closed.noise), under_way=0.0)
         return total * exchanged.scale, result
 
     def _exchanged(

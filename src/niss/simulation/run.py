@@ -322,7 +322,10 @@ def _play_round(
     The seconds of a method are its part of what all did together and those in which it finished the round.
     """
     began = time.perf_counter()
-    opened = [begin_round(one.federation, one.weights, one.ledger, one.rounds_done, one.clip) for one in turn]
+    opened = [
+        begin_round(one.federation, one.weights, one.ledger, one.rounds_done, one.clip, one.server)
+        for one in turn
+    ]
     if (tell := getattr(progress, "outlook", None)) is not None:
         for one, each in zip(turn, opened, strict=True):
             if one.rounds_done == 0 and (judged := each.outlook) is not None:
@@ -377,5 +380,8 @@ def _settings(manifest: Mapping[str, Any], key: str) -> Any:
     value = manifest.get(key)
     if key != "config" or not isinstance(value, dict):
         return value
-    training = {name: item for name, item in value["training"].items() if name not in ("device", "workers")}
-    return {**value, "training": training}
+    # Earlier versions wrote fewer settings; those that they lacked have their defaults.
+    config = make_config(value)
+    return config.model_copy(
+        update={"training": config.training.model_copy(update={"device": "auto", "workers": None})}
+    )

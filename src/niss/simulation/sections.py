@@ -18,7 +18,7 @@ from niss.mechanism import MECHANISMS
 from niss.mechanism.adaptive import RATE
 from niss.methods import DISTORTIONS, METHODS, SHARES, Distortion, Method
 from niss.simulation.sampling import Sampling
-from niss.simulation.server_rate import ServerRateSchedule
+from niss.simulation.server import OptimizerName, ServerRateSchedule
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -123,6 +123,11 @@ class TrainingConfig(Section):
     momentum       Local momentum.
     weight_decay   Local weight decay.
     server_rate    How far the model moves along the average of the updates.
+    server_optimizer  What the server makes of that average: `sgd` moves along it (FedAvg), `momentum` is FedAvgM,
+                   `adam` FedAdam, `yogi` FedYogi. No cost in privacy.
+    server_momentum  Of `momentum`, and beta1 of `adam` and `yogi`; none: 0.9.
+    server_beta2   How slowly the second moments of `adam` and `yogi` change; none: 0.99.
+    server_epsilon  Added to their square root (tau in the paper), and what they start from; none: 0.001.
     server_rate_schedule  `constant`, or falling to zero after the last round: `linear`, or as a `cosine`.
     weights        `equal`, or `declared`: in proportion to dataset sizes, which must be public.
     size_cap       Largest size that counts with `weights = "declared"`.
@@ -142,6 +147,10 @@ class TrainingConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NotNegative = 0.0
     server_rate: Positive = 1.0
+    server_optimizer: OptimizerName = "sgd"
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    server_beta2: Annotated[float, Field(ge=0, lt=1)] | None = None
+    server_epsilon: Positive | None = None
     server_rate_schedule: ServerRateSchedule = "constant"
     weights: Literal["equal", "declared"] = "equal"
     size_cap: Count | None = None
