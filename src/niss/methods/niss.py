@@ -328,7 +328,7 @@ def too_sparse(size: int, neighbours: float, corruption: Corruption) -> PrivacyE
     """What to say where colluders could cut a client off from the others, so that its shares are worth nothing."""
     if corruption.removed == 0:
         return PrivacyError(
-            f"with {neighbours:g} neighbours each, nothing is proved about how the noise of {size} participants spreads",
+            f"with {neighbours:g} neighbours each, nothing is proved about how noise spreads among {size} participants",
             hint="let each send more shares (neighbours = 4)",
         )
     enough = enough_neighbours(size, corruption)

@@ -2,8 +2,8 @@
 
 The exact joint view of a client takes the inverse of the covariance `Sigma = sigma^2 L + diag(eta_j^2)`, L the weighted
 Laplacian. Of a round of thousands that matrix is not built: what a client has is bounded from below by sparse products.
-By Thomson's principle (`niss.views.collusion`) any unit flow from k to the ground bounds `(Sigma^-1)_kk` from above. Let it leave
-to the ground in proportion to the residuals, `g_j = eta_j^2 / sum eta^2`, and be optimal within the graph:
+By Thomson's principle (`niss.views.collusion`) any unit flow from k to the ground bounds `(Sigma^-1)_kk` from above.
+Let it leave to the ground in proportion to the residuals, `g_j = eta_j^2 / sum eta^2`, and be optimal within the graph:
 
     (Sigma^-1)_kk <= 1 / sum_j eta_j^2 + u' L^+ u / sigma^2,    u = e_k - g.
 
