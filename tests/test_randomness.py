@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError
-from niss.randomness import SimStream
+from niss.randomness import SimStream, normal_blocks
+from niss.randomness.sim import BLOCK, normal_streams
 
 names = st.lists(st.one_of(st.text(max_size=4), st.integers(-(2**70), 2**70)), max_size=3)
 
@@ -87,3 +88,32 @@ def test_anything_else_is_refused_by_name(seed: object) -> None:
 def test_a_name_must_be_text_or_a_whole_number() -> None:
     with pytest.raises(TypeError):
         SimStream(1).child(1.5)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    streams=st.integers(0, 60),
+    count=st.one_of(st.integers(1, 1_000), st.sampled_from([BLOCK // 2, BLOCK // 2 + 1, BLOCK, BLOCK + 3])),
+    kind=st.sampled_from([np.float32, np.float64]),
+)
+def test_many_streams_give_the_numbers_of_each(seed: int, streams: int, count: int, kind: type) -> None:
+    named = [SimStream(seed).child("one", number) for number in range(streams)]
+    found = [
+        (number, place, block.copy()) for number, place, block in normal_streams(iter(named), count, kind)
+    ]
+    wanted = [
+        (number, place, block.copy())
+        for number, one in enumerate(named)
+        for place, block in normal_blocks(one, count, kind)
+    ]
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in wanted]
+    assert all(np.array_equal(one[2], other[2]) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_key_that_ends_in_zeros_seeds_the_same_generator() -> None:
+    """As a number it has a word less, and numpy's seeding leaves that word out."""
+    streams = [SimStream(number) for number in range(4)]
+    streams[2]._key = streams[2]._key[:28] + bytes(4)
+    for number, _, block in normal_streams(streams, 10, np.float32):
+        assert np.array_equal(block, next(normal_blocks(streams[number], 10, np.float32))[1])

@@ -182,3 +182,26 @@ def test_add_gaussian_keeps_the_type_and_adds_in_place() -> None:
     assert place == slice(0, 4)
     np.testing.assert_allclose(vector, 1.0 + 2.0 * noise, rtol=1e-6)
     assert vector.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("coordinates", [1, 7, 760, 9_000, 20_000])
+def test_additive_shares_are_those_of_one_stream_for_each_edge(kind: type, coordinates: int) -> None:
+    """To the last bit, in the order of the edges: what was recorded with a seed can be drawn again."""
+    graph = ShareGraph.regular(12, degree=3, beacon=b"one by one")
+    start = np.random.default_rng(1).standard_normal((12, coordinates)).astype(kind)
+    tau2 = np.linspace(0.0, 1.0, 12)
+    found, wanted = start.copy(), start.copy()
+    stream = SimStream(5).child("noise")
+    add_shares(found, graph, unit_variance=0.3, tau2=tau2, distortion="additive", stream=stream)
+    for sender, receiver, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
+        for place, share in normal_blocks(
+            stream.child("share", int(sender), int(receiver)), coordinates, kind
+        ):
+            share *= np.dtype(kind).type(math.sqrt(weight * 0.3))
+            wanted[sender, place] += share
+            wanted[receiver, place] -= share
+    for client in range(1, 12):
+        deviation = math.sqrt(tau2[client]) * math.sqrt(0.3 * graph.in_weight[client])
+        add_gaussian(wanted[client], deviation, stream.child("residual", client))
+    assert np.array_equal(found, wanted)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from niss.graph import ShareGraph
 from niss.methods import Carrying, mu_of
-from niss.views import WorstCase, effective_variance
+from niss.views import EXACT_LIMIT, WorstCase, effective_variance
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -25,7 +25,7 @@ class Balance:
     """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
 
     `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
-    size; None where there is nothing to compare.
+    size; None where there is nothing to compare, or too much to do it exactly.
     """
 
     least_received: float
@@ -101,6 +101,9 @@ class RoundPlan:
         """What an unbalanced graph costs; None where every client receives as much as it sends."""
         if self.graph.balanced:
             return None
+        received = self.graph.in_weight / self.graph.out_weight
+        if self.graph.size > EXACT_LIMIT:
+            return Balance(float(received.min()), float(received.max()), None)
         regular = ShareGraph.regular(
             self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
         )
@@ -113,7 +116,6 @@ class RoundPlan:
         kept = None
         if trusting is not None and fair.min() > 0.0:
             kept = float(trusting.min() / fair.min())
-        received = self.graph.in_weight / self.graph.out_weight
         return Balance(float(received.min()), float(received.max()), kept)
 
     @property

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
 from niss.randomness import SimStream
-from niss.randomness.sim import normal_blocks
+from niss.randomness.sim import normal_blocks, normal_streams
 
 FloatArray = NDArray[np.float64]
 
@@ -179,6 +179,15 @@ def add_shares(
     tau = np.sqrt(_per_client(tau2, clients, "tau2"))
     kind = distortion_named(distortion)
     dtype = uploads.dtype
+    if kind.additive:
+        _add_undistorted(uploads, edges, unit_variance, stream)
+        residual = tau * np.sqrt(unit_variance * edges.in_weight)
+        noisy = np.flatnonzero(residual).tolist()
+        sources = (stream.child("residual", client) for client in noisy)
+        for number, place, noise in normal_streams(sources, coordinates, dtype):
+            noise *= dtype.type(residual[noisy[number]])
+            uploads[noisy[number], place] += noise
+        return None
     kept = kind.per_coordinate and keep_factors
     scales = np.ones(
         (edges.senders.size, coordinates) if kept else edges.senders.size, dtype=dtype if kept else float
@@ -206,11 +215,20 @@ def add_shares(
             elif kind.one_factor:
                 share *= dtype.type(scales[index])
             uploads[receiver, place] -= share
-    if kind.additive:
-        residual = tau * np.sqrt(unit_variance * edges.in_weight)
-        for client in np.flatnonzero(residual):
-            add_gaussian(uploads[client], float(residual[client]), stream.child("residual", int(client)))
     return scales if kept or kind.one_factor else None
+
+
+def _add_undistorted(
+    uploads: NDArray[np.floating[Any]], edges: Edges, unit_variance: float, stream: SimStream
+) -> None:
+    """Add the share of each edge to the row of its sender, and take it from that of its receiver."""
+    senders, receivers = edges.senders.tolist(), edges.receivers.tolist()
+    deviations = np.sqrt(edges.weights * unit_variance).astype(uploads.dtype)
+    sources = (stream.child("share", *ends) for ends in zip(senders, receivers, strict=True))
+    for number, place, share in normal_streams(sources, uploads.shape[1], uploads.dtype):
+        share *= deviations[number]
+        uploads[senders[number], place] += share
+        uploads[receivers[number], place] -= share
 
 
 def add_gaussian(vector: NDArray[np.floating[Any]], deviation: float, stream: SimStream) -> None:

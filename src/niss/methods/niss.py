@@ -38,6 +38,7 @@ from niss.methods.distortions import why_no_bound
 from niss.methods.look import BLUE, Look
 from niss.randomness import SimStream
 from niss.views import (
+    EXACT_LIMIT,
     Corruption,
     WorstCase,
     calibrate_for,
@@ -197,7 +198,8 @@ class Niss(Method):
         return round_plan.with_scales(None if scales is None else scales.astype(np.float64))
 
     def joint_variance(self, round_plan: RoundPlan) -> FloatArray | None:
-        """Exact without colluders; against them, the worst ratio of any client, or a bound on it, for every client."""
+        """Exact without colluders, up to some thousand clients; else the worst ratio of any client, or a bound on it,
+        for every client."""
         # Against colluders or reveals no worst case is computed for a multiplicative distortion.
         if _is_multiplied(round_plan):
             unknown = round_plan.scales is None or round_plan.plan.corruption.removed
@@ -208,8 +210,8 @@ class Niss(Method):
         )
 
     def worst(self, round_plan: RoundPlan) -> WorstCase | None:
-        assumed = round_plan.plan.corruption
-        if assumed.removed == 0:
+        assumed, size = round_plan.plan.corruption, round_plan.participants.size
+        if assumed.removed == 0 and (round_plan.plan.uniform or size <= EXACT_LIMIT):
             return None
         if round_plan.opponent is not None or distortion_named(round_plan.plan.distortion).multiplies:
             return round_plan.opponent
@@ -324,6 +326,11 @@ def _is_multiplied(round_plan: RoundPlan) -> bool:
 
 def too_sparse(size: int, neighbours: float, corruption: Corruption) -> PrivacyError:
     """What to say where colluders could cut a client off from the others, so that its shares are worth nothing."""
+    if corruption.removed == 0:
+        return PrivacyError(
+            f"with {neighbours:g} neighbours each, nothing is proved about how noise spreads among {size} participants",
+            hint="let each send more shares (neighbours = 4)",
+        )
     enough = enough_neighbours(size, corruption)
     hint = "use graph = 'complete', more participants, or fewer colluders"
     if enough < size - 1:

@@ -6,7 +6,7 @@ Everything that can fail for lack of data or for a wrong model fails here, befor
 from __future__ import annotations
 
 import copy
-import itertools
+import functools
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +47,10 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 """A module, which is copied, or a function that makes one; its initial weights are where training starts."""
 
 
+# Many tensors of a few numbers each take more memory for themselves than for their numbers.
+_TENSORS_OF_A_PART = 4_096
+
+
 class Clients:
     """Who has which examples of the training data.
 
@@ -56,9 +60,13 @@ class Clients:
     """
 
     def __init__(self, rows: Sequence[NDArray[np.int64]], examples: Examples | None) -> None:
-        self._rows = [torch.from_numpy(np.ascontiguousarray(indices)) for indices in rows]
-        self._examples = examples
-        self.sizes: NDArray[np.int64] = np.array([len(indices) for indices in rows], dtype=np.int64)
+        self._set([len(indices) for indices in rows], torch.from_numpy(np.concatenate(rows)), examples)
+
+    def _set(self, sizes: list[int], rows: Tensor | None, examples: Examples | None) -> None:
+        """`rows` of all clients end to end; None: of one client after the other, in the order of the examples."""
+        self._rows, self._examples = rows, examples
+        self.sizes: NDArray[np.int64] = np.array(sizes, dtype=np.int64)
+        self._ends = np.cumsum(self.sizes)
 
     @classmethod
     def from_datasets(cls, datasets: Datasets) -> Clients:
@@ -67,17 +75,22 @@ class Clients:
             raise ConfigError(
                 f"got {len(datasets)} datasets", field="clients", hint="a federation has at least two clients"
             )
-        pairs = [to_examples(pair, f"clients[{number}]") for number, pair in enumerate(datasets)]
-        shapes = {tuple(inputs.shape[1:]) for inputs, _ in pairs}
-        if len(shapes) > 1:
-            raise ConfigError(f"inputs of different shapes: {sorted(shapes)}", field="clients")
-        ends = np.cumsum([0] + [len(labels) for _, labels in pairs])
-        rows = [np.arange(start, end) for start, end in itertools.pairwise(ends)]
-        inputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return cls(rows, (inputs, labels))
+        sizes, shapes = [], set()
+        inputs, labels = _EndToEnd(), _EndToEnd()
+        for number, pair in enumerate(datasets):
+            its_inputs, its_labels = to_examples(pair, f"clients[{number}]")
+            sizes.append(len(its_labels))
+            shapes.add(tuple(its_inputs.shape[1:]))
+            if len(shapes) > 1:
+                raise ConfigError(f"inputs of different shapes: {sorted(shapes)}", field="clients")
+            inputs.append(its_inputs)
+            labels.append(its_labels)
+        clients = object.__new__(cls)
+        clients._set(sizes, None, (inputs.whole(), labels.whole()))
+        return clients
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.sizes)
 
     def hand_over(self) -> Examples:
         """The inputs and labels of all clients, once: whoever trains on them need not share the memory."""
@@ -88,7 +101,43 @@ class Clients:
 
     def samples(self, client: int) -> Tensor:
         """The rows of the training data that this client has, in its own order."""
-        return self._rows[client]
+        end = int(self._ends[client])
+        start = end - int(self.sizes[client])
+        return torch.arange(start, end) if self._rows is None else self._rows[start:end]
+
+
+class _EndToEnd:
+    """Tensors put end to end as by `torch.cat`, in memory for the whole and one part, not for all of them twice."""
+
+    def __init__(self) -> None:
+        self._pending: list[Tensor] = []
+        self._parts: list[Tensor] = []
+
+    def append(self, tensor: Tensor) -> None:
+        self._pending.append(tensor)
+        if len(self._pending) == _TENSORS_OF_A_PART:
+            self._end_part()
+
+    def whole(self) -> Tensor:
+        """All that were appended; once."""
+        self._end_part()
+        if len(self._parts) == 1:
+            return self._parts.pop()
+        kind = functools.reduce(torch.promote_types, {part.dtype for part in self._parts})
+        shape = (sum(map(len, self._parts)), *self._parts[0].shape[1:])
+        whole = torch.empty(shape, dtype=kind, device=self._parts[0].device)
+        start = 0
+        self._parts.reverse()
+        while self._parts:
+            part = self._parts.pop()
+            whole[start : start + len(part)] = part
+            start += len(part)
+        return whole
+
+    def _end_part(self) -> None:
+        if self._pending:
+            self._parts.append(torch.cat(self._pending))
+            self._pending.clear()
 
 
 def to_examples(pair: tuple[Any, Any], field: str) -> Examples:

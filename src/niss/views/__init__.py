@@ -17,8 +17,10 @@ from niss.views.collusion import (
 )
 from niss.views.joint import calibrate_tau2, effective_variance
 from niss.views.masks import calibrate_masks
+from niss.views.spectrum import EXACT_LIMIT
 
 __all__ = [
+    "EXACT_LIMIT",
     "CarriedRound",
     "CarriedRun",
     "Corruption",

@@ -25,7 +25,8 @@ together with the other half. The heaviest edges are taken to be the colluding o
 cut off are covered: they would need members with little honest weight, or a graph with a large lambda. On a graph that
 is too sparse for its colluders there is no R_k, and the client's own noise is all that counts.
 
-The worst case is exact, not a bound, where all sets of colluders can be tried or are all alike (complete graphs).
+The worst case is exact, not a bound, where all sets of colluders can be tried or are all alike (complete graphs), and
+where nobody colludes in a round of moderate size; in larger ones it is the bound of `niss.views.spectrum`.
 """
 
 from __future__ import annotations
@@ -42,20 +43,15 @@ from scipy.sparse.csgraph import connected_components
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.randomness import SimStream
 from niss.views.covariance import per_client
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
+from niss.views.spectrum import EXACT_LIMIT, ConnectedBound, connected_bound, largest_eigenvalue, links
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 # All sets of colluders are tried when there are at most this many.
 EXACT_SETS = 3_000
-# Up to this many clients the eigenvalues of the whole matrix take no longer than an iteration.
-_DENSE = 300
-# Steps of the Lanczos iteration, and the probability with which its start may have been an unlucky one. It is a matter
-# of arithmetic, like rounding, and not charged to anyone.
-_STEPS, _UNLUCKY = 100, 1e-15
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,11 @@ class _Assumed:
         self._graph, self._corruption, self._removed = graph, corruption, removed
         self._links = links(graph)
         can_try_all = removed == 0 or few_sets(graph.size, removed)
-        self._bound = None if can_try_all else spectral_bound(graph, corruption)
+        self._bound: SpectralBound | ConnectedBound | None = None
+        if not can_try_all:
+            self._bound = spectral_bound(graph, corruption)
+        elif removed == 0 and graph.size > EXACT_LIMIT:
+            self._bound = connected_bound(graph)
 
     @property
     def tries_all_sets(self) -> bool:
@@ -219,14 +219,16 @@ class _Assumed:
         return float(variance[0] / target[opponent.client])
 
     def worst(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
+        if isinstance(self._bound, ConnectedBound) and unit != math.inf:
+            return _worst_of(self._bound.variance(unit, residual), residual, target)
         if self._removed == 0:
             return self._exactly((), unit, residual, target)
         if all_alike(self._links, residual, target):
             anyone = tuple(range(self._graph.size - self._removed, self._graph.size))
             return self._exactly(anyone, unit, residual, target)
-        if self._bound is None:
-            return self._of_all_sets(unit, residual, target)
-        return self._bound.worst(unit, residual, target)
+        if isinstance(self._bound, SpectralBound):
+            return self._bound.worst(unit, residual, target)
+        return self._of_all_sets(unit, residual, target)
 
     def _exactly(
         self,
@@ -262,16 +264,17 @@ class _Assumed:
         return min(cases, key=lambda case: case.ratio)
 
 
+def _worst_of(variance: FloatArray, residual: FloatArray, target: FloatArray) -> WorstCase:
+    """The worst-off client of a round in which nobody colludes, by a bound on what each has left."""
+    client = int((variance / target).argmin())
+    alone = bool(variance[client] <= residual[client])
+    return WorstCase(float(variance[client] / target[client]), client, (), False, alone)
+
+
 def few_sets(size: int, removed: int) -> bool:
     """Whether there are so few sets of `removed` clients that all of them can be tried."""
     # With more to choose from than this on both sides there are more sets than that.
     return min(removed, size - removed) <= 12 and math.comb(size, removed) <= EXACT_SETS
-
-
-def links(graph: ShareGraph) -> csr_array:
-    """A: the weights of the graph between any two clients, both directions added."""
-    one_way = csr_array((graph.weights, (graph.senders, graph.receivers)), shape=(graph.size,) * 2)
-    return csr_array(one_way + one_way.T)
 
 
 def all_alike(links: csr_array, residual: FloatArray, target: FloatArray) -> bool:
@@ -449,47 +452,3 @@ def _kept(heaviest: FloatArray, known: int) -> tuple[float, float]:
         return 0.0, 1.0
     squares = float(np.sum(heaviest[: heaviest.size - known] ** 2))
     return kept, min(float(heaviest[0]) / kept, squares / kept**2)
-
-
-def largest_eigenvalue(weights: csr_array) -> float:
-    """An upper bound on lambda: the largest eigenvalue of P A P, with P the projection that takes the mean away.
-
-    Exact for small matrices. Else the Lanczos iteration on the square of P A P, from a random start: its estimate xi of
-    the largest eigenvalue of an n x n matrix without negative ones obeys after k steps (Kuczynski, Wozniakowski 1992)
-
-        P(xi < (1 - e) true value) <= 1.648 sqrt(n) exp(-sqrt(e) (2 k - 1)).
-    """
-    size = weights.shape[0]
-    if size <= _DENSE:
-        dense = weights.toarray()
-        dense -= dense.mean(axis=0)
-        dense -= dense.mean(axis=1)[:, None]
-        return float(np.linalg.eigvalsh(dense)[-1])
-
-    def times(vector: FloatArray) -> FloatArray:
-        product = weights @ (vector - vector.mean())
-        return np.asarray(product - product.mean())
-
-    seed = int.from_bytes(np.ascontiguousarray(weights.indices[:64]).tobytes()[:7], "little")
-    start = SimStream(seed).child("eigenvalue").generator().standard_normal(size)
-    basis = np.zeros((_STEPS, size))
-    basis[0] = start / np.linalg.norm(start)
-    diagonal, beside = np.zeros(_STEPS), np.zeros(_STEPS - 1)
-    steps = _STEPS
-    for step in range(_STEPS):
-        vector = times(times(basis[step]))
-        diagonal[step] = float(basis[step] @ vector)
-        # Twice is enough for an orthogonal basis in floating point.
-        for _ in range(2):
-            vector -= basis[: step + 1].T @ (basis[: step + 1] @ vector)
-        length = float(np.linalg.norm(vector))
-        if step + 1 == _STEPS or length <= 1e-12 * abs(diagonal[0]):
-            steps = step + 1
-            break
-        beside[step] = length
-        basis[step + 1] = vector / length
-    from scipy.linalg import eigvalsh_tridiagonal
-
-    estimate = float(eigvalsh_tridiagonal(diagonal[:steps], beside[: steps - 1])[-1])
-    missed = (math.log(1.648 * math.sqrt(size) / _UNLUCKY) / (2 * _STEPS - 1)) ** 2
-    return math.sqrt(max(estimate, 0.0) / (1.0 - missed))
