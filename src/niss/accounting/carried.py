@@ -30,6 +30,7 @@ from niss.views.carried_floor import (
     within_connectivity,
 )
 from niss.views.collusion import expected_weights
+from niss.views.tails import binomial_tail
 
 FloatArray = NDArray[np.float64]
 
@@ -338,6 +339,4 @@ class CarriedPlan:
         With N of m lost, `E[N; N > d] = m q P(B(m - 1, q) >= d)` and
         `E[N (m - N); N > d] = m (m - 1) q (1 - q) P(B(m - 2, q) >= d)`: beside one client, and beside a pair.
         """
-        from scipy.stats import binom
-
-        return float(binom.sf(self.declared_dropped - 1, max(self.participants - others, 0), dropout))
+        return binomial_tail(self.declared_dropped - 1, max(self.participants - others, 0), dropout)

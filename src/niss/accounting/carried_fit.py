@@ -12,17 +12,16 @@ whole matrix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solveh_banded
-from scipy.optimize import brentq
 
 from niss.accounting.carried import CarriedPlan, UnitFloor
 from niss.errors import PrivacyError
+from niss.views.roots import find_root
 
 FloatArray = NDArray[np.float64]
 
@@ -82,7 +81,7 @@ class ResidualFit:
                 "the shares within a round are too weak for this promise",
                 hint="raise kappa, or assume fewer colluders",
             )
-        residual = math.exp(_root(excess, low, high))
+        residual = math.exp(find_root(excess, low, high, xtol=_PRECISION))
         plan = replace(self.shape, residual=residual, spatial=spatial)
         return plan if plan.pattern == "cyclic" else self._for_any_pattern(plan, budget)
 
@@ -112,7 +111,3 @@ def safely_within(plan: CarriedPlan, budget: float) -> CarriedPlan:
     while (excess := plan.worst.cost / budget) > 1.0:
         plan = replace(plan, residual=plan.residual * max(excess, 1.0 + _PRECISION))
     return plan
-
-
-def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    return float(brentq(excess, low, high, xtol=_PRECISION))

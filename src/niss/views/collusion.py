@@ -45,6 +45,7 @@ from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.views.covariance import per_client
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
+from niss.views.tails import hypergeometric_tails, poisson_quantile
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -122,10 +123,7 @@ def colluding_neighbours(participants: int, neighbours: int, colluders: int, fai
     if failure <= 0.0:
         # A probability too small for a float is not yet none.
         return most
-    from scipy.stats import hypergeom
-
-    counts = np.arange(most)
-    enough = hypergeom.sf(counts, participants - 1, colluders, neighbours) <= failure
+    enough = hypergeometric_tails(participants - 1, colluders, neighbours) <= failure
     return int(np.argmax(enough)) if enough.any() else most
 
 
@@ -417,11 +415,9 @@ def expected_bound(size: int, degree: float, corruption: Corruption) -> Spectral
 
 def expected_weights(size: int, degree: float) -> FloatArray:
     """The edges of the worst-off client of such a graph, in descending order, but for one graph in ten."""
-    from scipy.stats import poisson
-
     near = min(math.ceil(degree), size - 1)
     # Edges both ways between two clients; of the clients that have most of them, one will be the worst off.
-    both = min(near, int(poisson.isf(0.1 / size, near * near / (size - 1))))
+    both = poisson_quantile(0.1 / size, near * near / (size - 1), near)
     heaviest = degree / near * np.concatenate([np.full(both, 2.0), np.ones(2 * (near - both))])
     return heaviest if heaviest.size < size else np.full(size - 1, 2.0 * degree / (size - 1))
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
@@ -39,6 +38,7 @@ from niss.views.covariance import (
     require_dense,
     sampled_variance,
 )
+from niss.views.roots import find_root
 
 FloatArray = NDArray[np.float64]
 
@@ -168,7 +168,7 @@ def least_tau2(
     low = float(np.log(np.max(target[honest]) / np.sum(received)))
     if shortfall(low) >= 0.0:
         return float(np.exp(low))
-    root = float(brentq(shortfall, low, high + 1e-9, xtol=1e-12, rtol=1e-12))
+    root = find_root(shortfall, low, high + 1e-9, xtol=1e-12, rtol=1e-12)
     step = 1e-12 * max(1.0, abs(root))
     while shortfall(root) < 0.0:
         root += step
