@@ -15,11 +15,7 @@ from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
 from niss.errors import ConfigError
 
-# Beyond this a plan takes minutes, which is no longer "at once".
-MOST_PARTICIPANTS = 5_000
-
-
-# A longer carried run takes seconds, and a minute where clients come back in any pattern.
+# A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")

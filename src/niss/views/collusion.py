@@ -42,9 +42,9 @@ from scipy.sparse.csgraph import connected_components
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.randomness import SimStream
-from niss.views.covariance import per_client
+from niss.views.covariance import per_client, variances_among
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
+from niss.views.spectrum import largest_eigenvalue
 from niss.views.tails import hypergeometric_tails, poisson_quantile
 
 FloatArray = NDArray[np.float64]
@@ -52,11 +52,8 @@ IntArray = NDArray[np.int64]
 
 # All sets of colluders are tried when there are at most this many.
 EXACT_SETS = 3_000
-# Up to this many clients the eigenvalues of the whole matrix take no longer than an iteration.
-_DENSE = 300
-# Steps of the Lanczos iteration, and the probability with which its start may have been an unlucky one. It is a matter
-# of arithmetic, like rounding, and not charged to anyone.
-_STEPS, _UNLUCKY = 100, 1e-15
+# Entries of matrices that are inverted together.
+_STACKED_ENTRIES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -232,32 +229,52 @@ class _Assumed:
         unit: float,
         residual: FloatArray,
         target: FloatArray,
-        counted: NDArray[np.bool_] | None = None,
     ) -> WorstCase:
-        """The worst of all honest clients, or of those that `counted` marks, with one set of colluders."""
+        """The worst of all honest clients with one set of colluders."""
         honest = np.setdiff1d(np.arange(self._graph.size), colluders)
         variance = effective_variance(
             self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
         )
         ratios = variance / target[honest]
-        place = int((ratios if counted is None else np.where(counted[honest], ratios, np.inf)).argmin())
+        place = int(ratios.argmin())
         return WorstCase(float(ratios[place]), int(honest[place]), colluders, True)
 
     def _of_all_sets(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
-        size, linked = self._graph.size, self._links.toarray() > 0.0
+        size, weights = self._graph.size, self._links.toarray()
+        linked = weights > 0.0
         limits = np.array(
             [known_neighbours(self._graph, self._corruption, int(near)) for near in linked.sum(axis=1)]
         )
-        cases = []
-        for colluders in itertools.combinations(range(size), self._removed):
-            counted = linked[:, list(colluders)].sum(axis=1) <= limits
-            counted[list(colluders)] = False
-            if counted.any():
-                cases.append(self._exactly(colluders, unit, residual, target, counted))
-        if not cases:
+        sets = np.array(list(itertools.combinations(range(size), self._removed)))
+        honest = np.ones((len(sets), size), dtype=bool)
+        np.put_along_axis(honest, sets, False, axis=1)
+        counted = honest & (limits >= linked[:, sets].sum(axis=2).T)
+        if not counted.any():
             raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
-        return min(cases, key=lambda case: case.ratio)
+        kept = np.nonzero(honest)[1].reshape(len(sets), -1)
+        blocks = np.array_split(np.arange(len(sets)), -(-len(sets) * size**2 // _STACKED_ENTRIES))
+        variances = np.concatenate(
+            [self._against_all(sets[some], kept[some], unit, residual) for some in blocks]
+        )
+        ratios = np.where(np.take_along_axis(counted, kept, axis=1), variances / target[kept], np.inf)
+        place, client = np.unravel_index(int(np.argmin(ratios)), ratios.shape)
+        return WorstCase(
+            float(ratios[place, client]), int(kept[place, client]), tuple(sets[place].tolist()), True
+        )
+
+    def _against_all(self, sets: IntArray, kept: IntArray, unit: float, residual: FloatArray) -> FloatArray:
+        """The effective variances of the clients that each of the sets leaves honest."""
+        if 0.0 < unit < math.inf and residual.min() > 0.0:
+            return variances_among(self._links.toarray(), kept, unit_variance=unit, residual=residual)
+        return np.array(
+            [
+                effective_variance(
+                    self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
+                )
+                for colluders in sets.tolist()
+            ]
+        )
 
 
 def few_sets(size: int, removed: int) -> bool:
@@ -445,47 +462,3 @@ def _kept(heaviest: FloatArray, known: int) -> tuple[float, float]:
         return 0.0, 1.0
     squares = float(np.sum(heaviest[: heaviest.size - known] ** 2))
     return kept, min(float(heaviest[0]) / kept, squares / kept**2)
-
-
-def largest_eigenvalue(weights: csr_array) -> float:
-    """An upper bound on lambda: the largest eigenvalue of P A P, with P the projection that takes the mean away.
-
-    Exact for small matrices. Else the Lanczos iteration on the square of P A P, from a random start: its estimate xi of
-    the largest eigenvalue of an n x n matrix without negative ones obeys after k steps (Kuczynski, Wozniakowski 1992)
-
-        P(xi < (1 - e) true value) <= 1.648 sqrt(n) exp(-sqrt(e) (2 k - 1)).
-    """
-    size = weights.shape[0]
-    if size <= _DENSE:
-        dense = weights.toarray()
-        dense -= dense.mean(axis=0)
-        dense -= dense.mean(axis=1)[:, None]
-        return float(np.linalg.eigvalsh(dense)[-1])
-
-    def times(vector: FloatArray) -> FloatArray:
-        product = weights @ (vector - vector.mean())
-        return np.asarray(product - product.mean())
-
-    seed = int.from_bytes(np.ascontiguousarray(weights.indices[:64]).tobytes()[:7], "little")
-    start = SimStream(seed).child("eigenvalue").generator().standard_normal(size)
-    basis = np.zeros((_STEPS, size))
-    basis[0] = start / np.linalg.norm(start)
-    diagonal, beside = np.zeros(_STEPS), np.zeros(_STEPS - 1)
-    steps = _STEPS
-    for step in range(_STEPS):
-        vector = times(times(basis[step]))
-        diagonal[step] = float(basis[step] @ vector)
-        # Twice is enough for an orthogonal basis in floating point.
-        for _ in range(2):
-            vector -= basis[: step + 1].T @ (basis[: step + 1] @ vector)
-        length = float(np.linalg.norm(vector))
-        if step + 1 == _STEPS or length <= 1e-12 * abs(diagonal[0]):
-            steps = step + 1
-            break
-        beside[step] = length
-        basis[step + 1] = vector / length
-    from scipy.linalg import eigvalsh_tridiagonal
-
-    estimate = float(eigvalsh_tridiagonal(diagonal[:steps], beside[: steps - 1])[-1])
-    missed = (math.log(1.648 * math.sqrt(size) / _UNLUCKY) / (2 * _STEPS - 1)) ** 2
-    return math.sqrt(max(estimate, 0.0) / (1.0 - missed))

@@ -30,9 +30,9 @@ from niss.views.covariance import (
     Knowledge,
     client_mask,
     conditional_variance,
+    conditional_variances,
     hidden_noise,
     hidden_noise_by_coordinate,
-    least_conditional_variance,
     masked_variance,
     per_client,
     require_dense,
@@ -104,7 +104,7 @@ def effective_variance(
             )
             for block in blocks
         )
-        least: FloatArray = np.min([least_conditional_variance(stack) for stack in stacks], axis=0)
+        least: FloatArray = np.min([conditional_variances(stack).min(axis=0) for stack in stacks], axis=0)
         return least
     worst: FloatArray = np.min([variance(column) for column in factors.T], axis=0)
     return worst
