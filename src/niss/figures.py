@@ -16,8 +16,7 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from niss.methods import METHODS
-from niss.methods.base import Method
+from niss.methods import look_of as look_of
 from niss.methods.look import INK, QUIET, RULE, SERIES, Look
 
 # matplotlib types these keys differently from release to release.
@@ -41,16 +40,6 @@ _DARK = dict(
     )
 ) | {INK: "#e8e8ec", "#000000": "#e8e8ec", QUIET: "#a0a0aa", RULE: "#3c3d44", "#ffffff": _GROUND}  # fmt: skip
 _COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
-
-
-def look_of(method: str, *, protected: bool = True) -> Look:
-    """How the method of that registered name is drawn; one that this version does not know has a look too.
-
-    protected  False: it guarantees nothing in this run, whatever noise it adds
-    """
-    known = METHODS.get(method)
-    look = Method.look if known is None else known.look
-    return look if protected and (known is None or known.private) else look.unprotected()
 
 
 def marked(label: str, *, protected: bool) -> str:

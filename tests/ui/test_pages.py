@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from niss.methods import METHODS
+from niss.methods.look import SERIES
 from niss.ui.planning import PlanQuestion
 from ui.command import cli_plan
 from ui.conftest import get, play_round, serving, write_run
@@ -141,6 +143,13 @@ def test_the_live_view_follows_the_run(server: str, runs: Path) -> None:
     after = get(server, "/api/run", {"run": "going"}).json()
     assert after["methods"][0]["rounds_done"] == 4
     assert "cut off" in after["notes"][0]
+
+
+def test_a_method_has_its_own_colour_on_the_live_page(server: str) -> None:
+    look = METHODS["niss"].look
+    (method,) = get(server, "/api/run", {"run": "going"}).json()["methods"]
+    assert method["colour"] == f"series-{SERIES.index(look.colour) + 1}"
+    assert (method["dash"], method["unprotected"]) == ("", False)
 
 
 def test_a_long_run_is_thinned_out(server: str, runs: Path) -> None:

@@ -26,10 +26,11 @@ from niss.views.carried_floor import (
     carried_touching,
     complete_floor,
     mixed_carried,
-    round_sums,
+    round_bands,
     within_connectivity,
 )
 from niss.views.collusion import expected_weights
+from niss.views.tails import binomial_tail
 
 FloatArray = NDArray[np.float64]
 
@@ -72,7 +73,7 @@ class UnitFloor:
     def at(self, residual: float, spatial: float) -> RunFloor:
         one = self.floor
         deviations = self.deviations(residual, spatial)
-        return RunFloor(residual * one.sums, deviations, one.honest, one.factors)
+        return RunFloor(residual * one.bands, deviations, one.honest, one.factors)
 
     def deviations(self, residual: float, spatial: float) -> FloatArray:
         return np.asarray(residual * self.floor.deviations + spatial * self.by_spatial)
@@ -243,11 +244,11 @@ class CarriedPlan:
         spread = fresh / honest
         if not known and not self.revealed:
             spread = spread + (1.0 - second) * touching / m
-        floors = [UnitFloor(RunFloor(np.diag(fresh), spread, sizes, scales), by_spatial)]
+        floors = [UnitFloor(RunFloor(fresh[None], spread, sizes, scales), by_spatial)]
         for theta in _CONCESSIONS if loss else (0.0,):
             deviations = spread - (loss * touching / theta if loss else 0.0)
-            sums = round_sums(fresh, (1.0 - theta) * kept * carried)
-            floors.append(UnitFloor(RunFloor(sums, deviations, sizes, scales), by_spatial))
+            bands = round_bands(fresh, (1.0 - theta) * kept * carried)
+            floors.append(UnitFloor(RunFloor(bands, deviations, sizes, scales), by_spatial))
         return tuple(floors)
 
     @cached_property
@@ -338,6 +339,4 @@ class CarriedPlan:
         With N of m lost, `E[N; N > d] = m q P(B(m - 1, q) >= d)` and
         `E[N (m - N); N > d] = m (m - 1) q (1 - q) P(B(m - 2, q) >= d)`: beside one client, and beside a pair.
         """
-        from scipy.stats import binom
-
-        return float(binom.sf(self.declared_dropped - 1, max(self.participants - others, 0), dropout))
+        return binomial_tail(self.declared_dropped - 1, max(self.participants - others, 0), dropout)

@@ -18,6 +18,7 @@ from niss.errors import ConfigError, PrivacyError
 from niss.views.covariance import per_client
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 PATTERNS = ("cyclic", "any")
 # More labels than this at one round are merged, which can only raise the bound.
@@ -121,10 +122,15 @@ def worst_pattern(
 
 def heaviest(weights: FloatArray, separation: int) -> float:
     """The largest sum of weights (not negative) over places at least `separation` apart."""
-    best = np.zeros(weights.size + 1)
-    for place in range(weights.size):
-        best[place + 1] = max(best[place], best[max(place + 1 - separation, 0)] + weights[place])
-    return float(best[-1])
+    return float(_heaviest_up_to(weights[None], separation)[0, -1])
+
+
+def _heaviest_up_to(weights: FloatArray, separation: int) -> FloatArray:
+    """The same for each row, in column n of its first n places."""
+    best = np.zeros((weights.shape[1] + 1, len(weights)))
+    for place, column in enumerate(weights.T):
+        np.maximum(best[place], best[max(place + 1 - separation, 0)] + column, out=best[place + 1])
+    return best.T
 
 
 def _by_rows(costs: FloatArray, separation: int) -> float:
@@ -132,11 +138,11 @@ def _by_rows(costs: FloatArray, separation: int) -> float:
 
     sum_{s,t in P} K_st <= sum_{t in P} max_{P' containing t} sum_{s in P'} K_st, and both maxima are sums of weights.
     """
-    rounds = len(costs)
-    rows = np.empty(rounds)
-    for place in range(rounds):
-        before = heaviest(costs[place, : max(place - separation + 1, 0)], separation)
-        rows[place] = costs[place, place] + before + heaviest(costs[place, place + separation :], separation)
+    before = np.diagonal(_heaviest_up_to(costs, separation), 1 - separation)
+    after = np.diagonal(_heaviest_up_to(costs[::-1, ::-1], separation), 1 - separation)[::-1]
+    rows = np.diag(costs).copy()
+    rows[rows.size - before.size :] += before
+    rows[: after.size] += after
     return heaviest(rows, separation)
 
 
@@ -153,30 +159,38 @@ def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
     decay = _decay(costs)
     reach = _reach(decay, separation)
     diagonal = np.diag(costs)
-    labels: list[list[tuple[float, float, int, int]]] = []
-    best, ending, exact = 0.0, (-1, -1), True
+    # Of every label, by rounds: cost, z, the round it ends in and the label that it continues; `begin`: of each round.
+    cost, past = np.zeros(2 * rounds), np.zeros(2 * rounds)
+    ends, parent = np.zeros(2 * rounds, dtype=np.int64), np.full(2 * rounds, -1)
+    begin, exact = [0], True
     for place in range(rounds):
-        here = [(float(diagonal[place]), 0.0, -1, -1)] if place < separation else []
-        for before in range(max(place - 2 * separation + 1, 0), place - separation + 1):
-            rate, link = float(decay[before, place]), float(costs[before, place])
-            for index, (cost, past, _, _) in enumerate(labels[before]):
-                # What the participations up to `before` have in common with this one.
-                common = past * rate + link
-                here.append((cost + float(diagonal[place]) + 2.0 * common, common, before, index))
-        kept, merged = _undominated(here, float(reach[place]))
-        exact = exact and not merged
-        labels.append(kept)
-        if place >= rounds - separation:
-            for index, label in enumerate(kept):
-                if label[0] > best:
-                    best, ending = label[0], (place, index)
+        if place < separation:
+            here = (diagonal[place : place + 1], np.zeros(1), np.full(1, -1))
+        else:
+            first = begin[max(place - 2 * separation + 1, 0)]
+            earlier = np.arange(first, begin[place - separation + 1])
+            # What the participations so far have in common with this one.
+            common = past[earlier] * decay[ends[earlier], place] + costs[ends[earlier], place]
+            total = cost[earlier] + diagonal[place] + 2.0 * common
+            kept = _undominated(total, common, float(reach[place]))
+            here = (total[kept], common[kept], earlier[kept])
+            if kept.size > _MOST_LABELS:
+                here, exact = _merged(*here), False
+        start, stop = begin[-1], begin[-1] + here[0].size
+        if stop > cost.size:
+            cost, past, ends, parent = (np.resize(array, 2 * stop) for array in (cost, past, ends, parent))
+        cost[start:stop], past[start:stop], parent[start:stop] = here
+        ends[start:stop] = place
+        begin.append(stop)
+    last = begin[max(rounds - separation, 0)]
+    label = last + int(np.argmax(cost[last : begin[-1]]))
+    best = float(cost[label])
     if not exact:
         return WorstPattern(best, False)
     chosen = []
-    place, index = ending
-    while place >= 0:
-        chosen.append(place)
-        _, _, place, index = labels[place][index]
+    while label >= 0:
+        chosen.append(int(ends[label]))
+        label = int(parent[label])
     return WorstPattern(best, True, tuple(reversed(chosen)))
 
 
@@ -211,16 +225,17 @@ def _reach(decay: FloatArray, separation: int) -> FloatArray:
     return reach
 
 
-def _undominated(
-    labels: list[tuple[float, float, int, int]], reach: float
-) -> tuple[list[tuple[float, float, int, int]], bool]:
-    """Labels that another one does not beat whatever follows; merged upwards where there are too many."""
-    kept: list[tuple[float, float, int, int]] = []
-    for label in sorted(labels, key=lambda one: (-one[0], -one[1])):
-        # Future cost is at most 2 z reach, so a lead in cost may outweigh a larger z.
-        if all(label[0] + 2.0 * max(label[1] - other[1], 0.0) * reach > other[0] for other in kept):
-            kept.append(label)
-    if len(kept) <= _MOST_LABELS:
-        return kept, False
-    pairs = zip(kept[::2], [*kept[1::2], kept[-1]], strict=False)
-    return [(max(a[0], b[0]), max(a[1], b[1]), a[2], a[3]) for a, b in pairs], True
+def _undominated(cost: FloatArray, past: FloatArray, reach: float) -> IntArray:
+    """The labels that no other one beats whatever follows.
+
+    What follows adds between 0 and `2 z reach`, so j beats i where `cost_j >= cost_i` and
+    `cost_j + 2 z_j reach >= cost_i + 2 z_i reach`: by falling cost, the records of the second are left.
+    """
+    order = np.lexsort((-past, -cost))
+    most = np.maximum.accumulate((cost + 2.0 * reach * past)[order])
+    return np.asarray(order[np.concatenate([[True], most[1:] > most[:-1]])])
+
+
+def _merged(cost: FloatArray, past: FloatArray, parent: IntArray) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Half as many labels, each at least as costly as the two that it stands for."""
+    return cost[::2], np.append(past, past[-1:])[1::2], parent[::2]

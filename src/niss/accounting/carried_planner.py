@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize, minimize_scalar
 
 from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
 from niss.accounting.carried_fit import ResidualFit, safely_within
@@ -301,6 +300,9 @@ class _Search:
         best = self._along(kappa, lambda log: math.exp(log) * (np.arange(lags) == 0), bounds)
         if lags == 1:
             return best
+        # Imported here and below because it takes longer than other plans do.
+        from scipy.optimize import minimize
+
         first = math.log(best.carried_to_residual[0])
         found = minimize(
             lambda logs: math.log(self.objective(self.fitted(kappa, tuple(np.exp(logs).tolist())))),
@@ -314,6 +316,7 @@ class _Search:
         self, kappa: float, ratios: Callable[[float], FloatArray], bounds: tuple[float, float]
     ) -> CarriedPlan:
         """The best plan on a line of ratios."""
+        from scipy.optimize import minimize_scalar
 
         def plan(log_ratio: float) -> CarriedPlan:
             return self.fitted(kappa, tuple(ratios(log_ratio).tolist()))

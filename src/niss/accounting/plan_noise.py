@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import brentq
 
 from niss.accounting.plans import Plan
 from niss.errors import ConfigError
@@ -19,6 +18,7 @@ from niss.graph import ShareGraph
 from niss.methods import draw_graph
 from niss.views import WorstCase, calibrate_for, calibrate_masks, worst_case
 from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
+from niss.views.roots import find_root
 from niss.views.search import search_colluders
 
 KAPPA_LIMIT = 100.0
@@ -161,7 +161,7 @@ class NoiseNeeded:
                 return math.log(_complete_variance(self._size, removed, kappa, math.exp(log_residual)))
 
             lowest = -math.log(self._size) - 1.0
-            return lambda kappa: math.exp(float(brentq(shortfall, lowest, 1e-9, args=(kappa,))))
+            return lambda kappa: math.exp(find_root(lambda log: shortfall(log, kappa), lowest, 1e-9))
         _, nominal = calibrate_for(
             graph, draft.corruption, unit_variance=NOMINAL_KAPPA / draft.neighbours, target_variance=1.0
         )
@@ -211,7 +211,7 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
         def shortfall(log_residual: float) -> float:
             return 1.0 - float(np.sum(parts / (kappa * values / sent + math.exp(log_residual))))
 
-        return math.exp(float(brentq(shortfall, -math.log(graph.size) - 1.0, 1e-9)))
+        return math.exp(find_root(shortfall, -math.log(graph.size) - 1.0, 1e-9))
 
     return needed
 

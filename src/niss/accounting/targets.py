@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from niss.errors import ConfigError, all_faults
 from niss.protocol.messages import MODES
 from niss.views import colluding_neighbours
+from niss.views.tails import binomial_quantile
 
 FloatArray = NDArray[np.float64]
 
@@ -33,9 +34,7 @@ def client_sensitivity(weight: ArrayLike, clip: float, relation: str) -> FloatAr
 
 def most_dropped(count: int, dropout: float, delta: float) -> int:
     """The most of `count` clients that drop out, but for one round in a million; beyond it a repair is refused."""
-    from scipy.stats import binom
-
-    return int(binom.isf(min(1e-6, delta), count, dropout)) if dropout else 0
+    return binomial_quantile(min(1e-6, delta), count, dropout) if dropout else 0
 
 
 def split_failure(failure: float, *, drawn: bool) -> tuple[float, float]:

@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from niss.mechanism.correlated import banded_root
 
@@ -44,6 +43,8 @@ def best_noise(factors: FloatArray, separation: int) -> FloatArray:
     the mean of what is returned is never above the truth; it is found by ascent over `R_o = F F'` with unit rows. The
     noise that belongs to U is `X^-1 = S^-1/2 (S^1/2 U S^1/2)^1/2 S^-1/2`.
     """
+    from scipy.optimize import minimize
+
     rounds = factors.size
     sums = np.tril(np.ones((rounds, rounds))) * factors
     values, vectors = np.linalg.eigh(sums.T @ sums / rounds)

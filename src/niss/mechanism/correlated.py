@@ -26,7 +26,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from niss.errors import ConfigError
 
@@ -233,6 +232,7 @@ def carried_chain(
         return CarriedChain(rounds, separation, ratio, participations, factors)
     if separation == 1 or rounds == 1:
         return CarriedChain(rounds, separation, 0.0, participations, factors)
+    from scipy.optimize import minimize_scalar
 
     def noise(log_ratio: float) -> float:
         chain = CarriedChain(rounds, separation, math.exp(log_ratio), participations, factors)

@@ -29,6 +29,7 @@ from niss.methods.central_dp_sampled import CentralDpSampled
 from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
 from niss.methods.dp_fedavg import DpFedAvg
 from niss.methods.fedavg import FedAvg
+from niss.methods.look import Look
 from niss.methods.niss import (
     SHARES,
     Niss,
@@ -64,6 +65,16 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
+def look_of(method: str, *, protected: bool = True) -> Look:
+    """How the method of that registered name is drawn; one that this version does not know has a look too.
+
+    protected  False: it guarantees nothing in this run, whatever noise it adds
+    """
+    known = METHODS.get(method)
+    look = Method.look if known is None else known.look
+    return look if protected and (known is None or known.private) else look.unprotected()
+
+
 __all__ = [
     "DISTORTIONS",
     "METHODS",
@@ -82,6 +93,7 @@ __all__ = [
     "enough_neighbours",
     "enough_uploads",
     "lag_stream",
+    "look_of",
     "marginal_mu",
     "marginal_variance",
     "method_named",

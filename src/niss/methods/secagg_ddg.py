@@ -13,6 +13,7 @@ from niss.mechanism.shares import Edges
 from niss.methods.base import FloatArray, Method, UploadRows
 from niss.methods.look import DASHED, PURPLE, Look
 from niss.randomness import SimStream
+from niss.views.tails import binomial_quantile
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -123,9 +124,7 @@ def enough_uploads(participants: int, dropout: float) -> int | None:
 
     None without dropouts: everyone is waited for.
     """
-    from scipy.stats import binom
-
-    return max(participants - int(binom.isf(1e-6, participants, dropout)), 1) if dropout else None
+    return max(participants - binomial_quantile(1e-6, participants, dropout), 1) if dropout else None
 
 
 def _threshold(round_plan: RoundPlan) -> int:

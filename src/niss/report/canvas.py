@@ -30,8 +30,8 @@ from niss.methods.look import INK as INK
 from niss.methods.look import QUIET as QUIET
 from niss.methods.look import RULE as RULE
 from niss.methods.look import SERIES as SERIES
-from niss.methods.look import Look, distinct
-from niss.report.run_folder import MethodResult, ReportInput
+from niss.report.run_folder import MethodResult
+from niss.report.run_folder import looks as looks
 from niss.report.table import evenly_spaced
 from niss.report.templates import render
 
@@ -53,13 +53,6 @@ _XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _POINTS_PER_INCH = 72.0
-
-
-def looks(report: ReportInput) -> list[Look]:
-    """How each method is drawn, the same in all figures; two variants of one method are told apart."""
-    return distinct(
-        figures.look_of(method.method, protected=not method.is_unprotected) for method in report.methods
-    )
 
 
 def short(label: str, most: int = 26) -> str:

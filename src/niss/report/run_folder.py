@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from niss import files
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, PRIVACY, RESULT, SUMMARY, JsonObject
+from niss.methods.look import Look, distinct
 from niss.redaction import printable
 
 if TYPE_CHECKING:
@@ -153,6 +154,13 @@ class ReportInput:
     is_comparison: bool
     finished: bool
     notes: tuple[str, ...]
+
+
+def looks(report: ReportInput) -> list[Look]:
+    """How each method is drawn, the same in all figures; two variants of one method are told apart."""
+    from niss.methods import look_of
+
+    return distinct(look_of(method.method, protected=not method.is_unprotected) for method in report.methods)
 
 
 def read_report_input(folder: Path) -> ReportInput:

@@ -15,15 +15,11 @@ from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
 from niss.errors import ConfigError
 
-# Beyond this a plan takes minutes, which is no longer "at once".
-MOST_PARTICIPANTS = 5_000
-
-
-# A longer carried run takes seconds, and a minute where clients come back in any pattern.
+# A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
-_WITHIN_A_ROUND = ("neighbours", "participations")
+_WITHIN_A_ROUND = ("neighbours", "participations", "shares")
 _ACROSS_ROUNDS = ("clients", "lags", "pattern")
 
 
@@ -35,6 +31,7 @@ class PlanQuestion(BaseModel):
     collusion       share of the participants that may tell the server all they know
     dropout         share of the participants that may drop out of a round
     mode            what happens then; see `niss.accounting.forecast`
+    shares          noise, or masks that hide all but the sum
     carry           whether shares are carried to later rounds; only then `clients`, `lags` and `pattern` mean
                     anything, and `neighbours` and `participations` nothing (`niss.accounting.forecast_carried`)
     parameters      size of the model, by which is judged whether it can learn anything under this noise
@@ -52,6 +49,7 @@ class PlanQuestion(BaseModel):
     collusion: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
+    shares: str = "gaussian"
     kappa: float | None = None
     relation: str = "zero-out"
     carry: bool = False
@@ -65,9 +63,8 @@ class PlanQuestion(BaseModel):
         if self.carry:
             values = self.model_dump(exclude={"carry", "parameters", *_WITHIN_A_ROUND})
             return {name: value for name, value in values.items() if value is not None}
-        values = self.model_dump(exclude={"carry", "rounds", "parameters", *_WITHIN_A_ROUND, *_ACROSS_ROUNDS})
-        participations = self.participations or self.rounds or 1
-        return {**values, "neighbours": self.neighbours, "participations": participations}
+        values = self.model_dump(exclude={"carry", "rounds", "parameters", *_ACROSS_ROUNDS})
+        return values | {"participations": self.participations or self.rounds or 1}
 
 
 @lru_cache(maxsize=128)
@@ -106,7 +103,7 @@ def _check_belonging(question: PlanQuestion) -> None:
     rounds, participations = question.rounds, question.participations
     foreign = _WITHIN_A_ROUND if question.carry else _ACROSS_ROUNDS
     for name in foreign:
-        if getattr(question, name) is not None:
+        if getattr(question, name) != PlanQuestion.model_fields[name].default:
             raise ConfigError(
                 f"has no meaning {'with' if question.carry else 'without'} carried shares",
                 field=name,

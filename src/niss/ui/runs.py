@@ -17,10 +17,11 @@ from typing import Any
 from niss.claims import rounded_up
 from niss.errors import NissError, RunFolderError
 from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
+from niss.methods.look import SERIES, Look
 from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
-from niss.report.run_folder import MethodResult, ReportInput, read_report_input
+from niss.report.run_folder import MethodResult, ReportInput, looks, read_report_input
 from niss.report.settings import settings_of
 from niss.report.table import evenly_spaced
 
@@ -34,6 +35,8 @@ _MOST_POINTS = 400
 _LATEST_ROUNDS = 10
 # What was spent of a ledger of that size: its chain is verified again only when it has grown.
 _SPENT: dict[Path, tuple[int, str | None]] = {}
+# Of a curve on the page, in its units; looks give dashes in widths of the line.
+_LINE_WIDTH = 2.2
 _LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
@@ -145,7 +148,10 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
         "folder": str(path.resolve()),
         "settings": {name: value for name, value in settings_of(report).items() if value is not None},
         "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
-        "methods": [_method(one, report.rounds) for one in report.methods],
+        "methods": [
+            {**_method(one, report.rounds), **_drawn(look)}
+            for one, look in zip(report.methods, looks(report), strict=True)
+        ],
         "notes": list(report.notes),
     }
 
@@ -157,7 +163,7 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
     left = None if rounds is None or seconds is None or one.finished else seconds * (rounds - one.rounds_done)
     return {
         "label": one.label,
-        "private": one.is_private,
+        "unprotected": one.is_unprotected,
         "rounds_done": one.rounds_done,
         "accuracy": one.accuracy,
         "epsilon_spent": _spent(one),
@@ -168,6 +174,13 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
         "finished": one.finished,
         "curve": evenly_spaced(one.evaluations, _MOST_POINTS),
     }
+
+
+def _drawn(look: Look) -> dict[str, str]:
+    """The colour of the method in every figure, as the page names it, and its dashes in the page's units."""
+    colour = f"series-{SERIES.index(look.colour) + 1}" if look.colour in SERIES else "ink"
+    strokes = look.line[1] if isinstance(look.line, tuple) else ()
+    return {"colour": colour, "dash": " ".join(f"{_LINE_WIDTH * length:g}" for length in strokes)}
 
 
 def _spent(one: MethodResult) -> str | None:

@@ -21,12 +21,13 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import solveh_banded
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import CarriedGraph, ShareGraph
 from niss.views.carried import CarriedRun
-from niss.views.collusion import largest_eigenvalue, links
 from niss.views.covariance import per_client
+from niss.views.spectrum import largest_eigenvalue, links
 
 FloatArray = NDArray[np.float64]
 
@@ -36,12 +37,14 @@ _CONCESSIONS = (*np.geomspace(1e-9, 1e-3, 13).tolist(), *np.geomspace(2e-3, 0.9,
 
 @dataclass(frozen=True)
 class RunFloor:
-    """Noise that a run has at least: `sums` (T x T) for the sums of its rounds, `deviations` for each round.
+    """Noise that a run has at least: for the sums of its rounds, and `deviations` for each round.
+
+    bands  Gamma, of which only what lies within the lags is not 0: `bands[lag, t] = Gamma[t + lag, t]`
 
     All in units of what enters the model: variances of round t times `factors[t]`^2.
     """
 
-    sums: FloatArray
+    bands: FloatArray
     deviations: FloatArray
     honest: FloatArray
     factors: FloatArray
@@ -49,14 +52,14 @@ class RunFloor:
     @cached_property
     def matrix(self) -> FloatArray:
         """K (T x T), without a negative entry: `mu^2 <= Delta' K[P, P] Delta` for participations P."""
-        inverse = np.linalg.inv(self.sums)
+        inverse = solveh_banded(self.bands, np.eye(self.honest.size), lower=True)
         inverse = np.maximum((inverse + inverse.T) / 2.0, 0.0)
         spread = (1.0 - 1.0 / self.honest) / self.deviations
         return np.asarray(self.factors[:, None] * (inverse + np.diag(spread)) * self.factors)
 
 
-def round_sums(residual: ArrayLike, carried: ArrayLike) -> FloatArray:
-    """Gamma = diag(residual) + L(carried): the covariance of the sums of T rounds.
+def round_bands(residual: ArrayLike, carried: ArrayLike) -> FloatArray:
+    """Gamma = diag(residual) + L(carried), the covariance of the sums of T rounds, as the bands of `RunFloor`.
 
     residual  variance of the fresh noise in the sum of each round
     carried   variance carried from each round to the next (T - 1 numbers), or one row for each lag (lags x T, of which
@@ -64,15 +67,14 @@ def round_sums(residual: ArrayLike, carried: ArrayLike) -> FloatArray:
     """
     own = np.asarray(residual, dtype=np.float64)
     lags = carried_by_lag(carried, own.size)
-    gamma = np.diag(own)
-    for lag, row in enumerate(lags, start=1):
-        starts = np.arange(max(own.size - lag, 0))
-        links = row[starts]
-        gamma[starts, starts] += links
-        gamma[starts + lag, starts + lag] += links
-        gamma[starts, starts + lag] -= links
-        gamma[starts + lag, starts] -= links
-    return gamma
+    bands = np.zeros((1 + min(len(lags), own.size - 1), own.size))
+    bands[0] = own
+    for lag in range(1, len(bands)):
+        row = lags[lag - 1, : own.size - lag]
+        bands[0, : row.size] += row
+        bands[0, lag:] += row
+        bands[lag, : row.size] = -row
+    return bands
 
 
 def carried_by_lag(carried: ArrayLike, rounds: int) -> FloatArray:
@@ -110,7 +112,7 @@ def complete_floor(
 
     participants  m of every round, of whom `colluders` collude
     residual      r_t: variance of the fresh noise in the sum of round t, all clients together
-    carried       w_t, as in `round_sums`, all clients together, in the units of the round that adds it
+    carried       w_t, as in `round_bands`, all clients together, in the units of the round that adds it
     spatial       variance of all shares within the round in one upload, sent and received
     factors       a_t, where receivers rescale; None: 1
 
@@ -128,7 +130,7 @@ def complete_floor(
     fresh = share * own * scale**2
     within = per_client(spatial, own.size, "spatial") * scale**2 * honest / max(participants - 1, 1)
     deviations = within + (fresh + carried_touching(kept)) / honest
-    return RunFloor(round_sums(fresh, kept), deviations, np.full(own.size, float(honest)), scale)
+    return RunFloor(round_bands(fresh, kept), deviations, np.full(own.size, float(honest)), scale)
 
 
 def sparse_floors(run: CarriedRun, colluders: Collection[int] = ()) -> tuple[RunFloor, ...]:
@@ -164,7 +166,7 @@ def sparse_floors(run: CarriedRun, colluders: Collection[int] = ()) -> tuple[Run
         raise PrivacyError(
             "a round has clients without residual noise", hint="give every client residual noise"
         )
-    bare = RunFloor(np.diag(honest * least), within + least, honest, factors)
+    bare = RunFloor((honest * least)[None], within + least, honest, factors)
     parts = [
         (number, number + graph.lag, part)
         for number, one in enumerate(rounds)
@@ -176,16 +178,18 @@ def sparse_floors(run: CarriedRun, colluders: Collection[int] = ()) -> tuple[Run
         )
     ]
     floors = []
+    lags = max((later - number for number, later, _ in parts), default=0)
     for theta in _CONCESSIONS:
-        gamma, deviations = bare.sums.copy(), bare.deviations.copy()
+        bands, deviations = np.zeros((1 + lags, factors.size)), bare.deviations.copy()
+        bands[0] = bare.bands[0]
         for number, later, part in parts:
             weight = (1.0 - theta) * part.weight
-            gamma[[number, later], [number, later]] += weight
-            gamma[[number, later], [later, number]] -= weight
+            bands[0, [number, later]] += weight
+            bands[later - number, number] -= weight
             deviations[number] += part.credit[0] - part.loss[0] / theta
             deviations[later] += part.credit[1] - part.loss[1] / theta
         if np.all(deviations > 0.0):
-            floors.append(RunFloor(gamma, deviations, honest, factors))
+            floors.append(RunFloor(bands, deviations, honest, factors))
     return (*floors, bare)
 
 

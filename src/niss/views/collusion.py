@@ -43,15 +43,18 @@ from scipy.sparse.csgraph import connected_components
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.views.covariance import per_client
+from niss.views.covariance import per_client, variances_among
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
 from niss.views.spectrum import EXACT_LIMIT, ConnectedBound, connected_bound, largest_eigenvalue, links
+from niss.views.tails import hypergeometric_tails, poisson_quantile
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 # All sets of colluders are tried when there are at most this many.
 EXACT_SETS = 3_000
+# Entries of matrices that are inverted together.
+_STACKED_ENTRIES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,7 @@ def colluding_neighbours(participants: int, neighbours: int, colluders: int, fai
     if failure <= 0.0:
         # A probability too small for a float is not yet none.
         return most
-    from scipy.stats import hypergeom
-
-    counts = np.arange(most)
-    enough = hypergeom.sf(counts, participants - 1, colluders, neighbours) <= failure
+    enough = hypergeometric_tails(participants - 1, colluders, neighbours) <= failure
     return int(np.argmax(enough)) if enough.any() else most
 
 
@@ -236,32 +236,52 @@ class _Assumed:
         unit: float,
         residual: FloatArray,
         target: FloatArray,
-        counted: NDArray[np.bool_] | None = None,
     ) -> WorstCase:
-        """The worst of all honest clients, or of those that `counted` marks, with one set of colluders."""
+        """The worst of all honest clients with one set of colluders."""
         honest = np.setdiff1d(np.arange(self._graph.size), colluders)
         variance = effective_variance(
             self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
         )
         ratios = variance / target[honest]
-        place = int((ratios if counted is None else np.where(counted[honest], ratios, np.inf)).argmin())
+        place = int(ratios.argmin())
         return WorstCase(float(ratios[place]), int(honest[place]), colluders, True)
 
     def _of_all_sets(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
-        size, linked = self._graph.size, self._links.toarray() > 0.0
+        size, weights = self._graph.size, self._links.toarray()
+        linked = weights > 0.0
         limits = np.array(
             [known_neighbours(self._graph, self._corruption, int(near)) for near in linked.sum(axis=1)]
         )
-        cases = []
-        for colluders in itertools.combinations(range(size), self._removed):
-            counted = linked[:, list(colluders)].sum(axis=1) <= limits
-            counted[list(colluders)] = False
-            if counted.any():
-                cases.append(self._exactly(colluders, unit, residual, target, counted))
-        if not cases:
+        sets = np.array(list(itertools.combinations(range(size), self._removed)))
+        honest = np.ones((len(sets), size), dtype=bool)
+        np.put_along_axis(honest, sets, False, axis=1)
+        counted = honest & (limits >= linked[:, sets].sum(axis=2).T)
+        if not counted.any():
             raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
-        return min(cases, key=lambda case: case.ratio)
+        kept = np.nonzero(honest)[1].reshape(len(sets), -1)
+        blocks = np.array_split(np.arange(len(sets)), -(-len(sets) * size**2 // _STACKED_ENTRIES))
+        variances = np.concatenate(
+            [self._against_all(sets[some], kept[some], unit, residual) for some in blocks]
+        )
+        ratios = np.where(np.take_along_axis(counted, kept, axis=1), variances / target[kept], np.inf)
+        place, client = np.unravel_index(int(np.argmin(ratios)), ratios.shape)
+        return WorstCase(
+            float(ratios[place, client]), int(kept[place, client]), tuple(sets[place].tolist()), True
+        )
+
+    def _against_all(self, sets: IntArray, kept: IntArray, unit: float, residual: FloatArray) -> FloatArray:
+        """The effective variances of the clients that each of the sets leaves honest."""
+        if 0.0 < unit < math.inf and residual.min() > 0.0:
+            return variances_among(self._links.toarray(), kept, unit_variance=unit, residual=residual)
+        return np.array(
+            [
+                effective_variance(
+                    self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
+                )
+                for colluders in sets.tolist()
+            ]
+        )
 
 
 def _worst_of(variance: FloatArray, residual: FloatArray, target: FloatArray) -> WorstCase:
@@ -420,11 +440,9 @@ def expected_bound(size: int, degree: float, corruption: Corruption) -> Spectral
 
 def expected_weights(size: int, degree: float) -> FloatArray:
     """The edges of the worst-off client of such a graph, in descending order, but for one graph in ten."""
-    from scipy.stats import poisson
-
     near = min(math.ceil(degree), size - 1)
     # Edges both ways between two clients; of the clients that have most of them, one will be the worst off.
-    both = min(near, int(poisson.isf(0.1 / size, near * near / (size - 1))))
+    both = poisson_quantile(0.1 / size, near * near / (size - 1), near)
     heaviest = degree / near * np.concatenate([np.full(both, 2.0), np.ones(2 * (near - both))])
     return heaviest if heaviest.size < size else np.full(size - 1, 2.0 * degree / (size - 1))
 

@@ -205,8 +205,8 @@ def conditional_variance(covariance: FloatArray) -> FloatArray:
     return result
 
 
-def least_conditional_variance(covariances: FloatArray) -> FloatArray:
-    """For a stack of matrices (B x n x n): the least conditional variance of each entry over the stack."""
+def conditional_variances(covariances: FloatArray) -> FloatArray:
+    """The same for each of a stack of matrices (B x n x n)."""
     scale = np.sqrt(np.einsum("bii->bi", covariances))
     if not np.any(scale == 0.0):
         correlations = covariances / scale[:, :, None] / scale[:, None, :]
@@ -216,8 +216,26 @@ def least_conditional_variance(covariances: FloatArray) -> FloatArray:
             factors = None
         if factors is not None and np.min(np.einsum("bii->bi", factors)) ** 2 > _WELL_CONDITIONED:
             inverses = np.linalg.inv(factors)
-            return np.asarray(np.min(scale**2 / np.einsum("bij,bij->bj", inverses, inverses), axis=0))
-    return np.asarray(np.min([conditional_variance(one) for one in covariances], axis=0))
+            return np.asarray(scale**2 / np.einsum("bij,bij->bj", inverses, inverses))
+    return np.array([conditional_variance(one) for one in covariances])
+
+
+def variances_among(
+    links: FloatArray, kept: IntArray, *, unit_variance: float, residual: FloatArray
+) -> FloatArray:
+    """Effective variances against many sets of colluders at once.
+
+    links     A: weights between any two clients, both directions added
+    kept      the honest clients with each set, a row for each (B x h)
+    residual  of all clients, above 0
+
+    `Sigma_H = sigma^2 (D_H - A_H) + diag(residual)`, A_H the rows and columns of the honest and D_H its row sums.
+    """
+    within = unit_variance * links[kept[:, :, None], kept[:, None, :]]
+    own = np.arange(kept.shape[1])
+    covariances = -within
+    covariances[:, own, own] += within.sum(axis=2) + residual[kept]
+    return conditional_variances(covariances)
 
 
 def sampled_variance(covariance: csr_array, places: IntArray, *, least_residual: float) -> FloatArray:

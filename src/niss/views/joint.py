@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
@@ -31,14 +30,15 @@ from niss.views.covariance import (
     Knowledge,
     client_mask,
     conditional_variance,
+    conditional_variances,
     hidden_noise,
     hidden_noise_by_coordinate,
-    least_conditional_variance,
     masked_variance,
     per_client,
     require_dense,
     sampled_variance,
 )
+from niss.views.roots import find_root
 
 FloatArray = NDArray[np.float64]
 
@@ -104,7 +104,7 @@ def effective_variance(
             )
             for block in blocks
         )
-        least: FloatArray = np.min([least_conditional_variance(stack) for stack in stacks], axis=0)
+        least: FloatArray = np.min([conditional_variances(stack).min(axis=0) for stack in stacks], axis=0)
         return least
     worst: FloatArray = np.min([variance(column) for column in factors.T], axis=0)
     return worst
@@ -168,7 +168,7 @@ def least_tau2(
     low = float(np.log(np.max(target[honest]) / np.sum(received)))
     if shortfall(low) >= 0.0:
         return float(np.exp(low))
-    root = float(brentq(shortfall, low, high + 1e-9, xtol=1e-12, rtol=1e-12))
+    root = find_root(shortfall, low, high + 1e-9, xtol=1e-12, rtol=1e-12)
     step = 1e-12 * max(1.0, abs(root))
     while shortfall(root) < 0.0:
         root += step

@@ -11,6 +11,9 @@ function add(parent, tag, attributes, text) {
   return made;
 }
 
+// Dashes as given, or those of that number, or of its place.
+const dashOf = (one, number) => (typeof one.dash === "string" ? one.dash : DASHES[(one.dash ?? number) % DASHES.length]);
+
 function logTicks(low, high, most) {
   const ticks = [];
   const first = Math.floor(Math.log10(low) + 1e-9);
@@ -119,8 +122,7 @@ export class Chart {
   line(svg, one, number) {
     if (!one.points.length) return;
     const path = one.points.map(([x, y], place) => `${place ? "L" : "M"}${this.x(x).toFixed(1)} ${this.y(y).toFixed(1)}`);
-    const dash = DASHES[(one.dash ?? number) % DASHES.length];
-    add(svg, "path", { class: `line ${one.colour}`, d: path.join(""), "stroke-dasharray": dash });
+    add(svg, "path", { class: `line ${one.colour}`, d: path.join(""), "stroke-dasharray": dashOf(one, number) });
     if (one.points.length === 1) {
       add(svg, "circle", { class: `dot ${one.colour}`, cx: this.x(one.points[0][0]), cy: this.y(one.points[0][1]), r: 3.5 });
     }
@@ -136,7 +138,7 @@ export class Chart {
       key.setAttribute("width", 28);
       key.setAttribute("height", 10);
       key.setAttribute("aria-hidden", "true");
-      add(key, "path", { class: `line ${one.colour}`, d: "M0 5H28", "stroke-dasharray": DASHES[(one.dash ?? number) % DASHES.length] });
+      add(key, "path", { class: `line ${one.colour}`, d: "M0 5H28", "stroke-dasharray": dashOf(one, number) });
       item.append(key, one.name);
       list.append(item);
     });

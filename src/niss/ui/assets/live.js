@@ -71,12 +71,11 @@ function show(run) {
   document.getElementById("notes").replaceChildren(...run.notes.map((note) => element("li", {}, note)));
   const values = run.methods.flatMap((one) => one.curve.map(([, accuracy]) => accuracy));
   const last = Math.max(1, run.rounds || 0, ...run.methods.map((one) => one.rounds_done));
-  let used = 0;
   chart.show({
     label: `Test accuracy by round. ${run.methods.map((one) => `${one.label} ${percent(one.accuracy)}`).join(", ")}.`,
     x: { label: "Round", low: 0, high: last, format: (tick) => (Number.isInteger(tick) ? String(tick) : "") },
     y: { low: 0, high: Math.min(1, Math.ceil(10 * Math.max(0.1, ...values) + 0.2) / 10), format: (value) => `${Number((100 * value).toFixed(1))} %` },
-    series: run.methods.map((one) => ({ name: one.label, points: one.curve, colour: one.private ? `series-${(used++ % 10) + 1}` : "ink" })),
+    series: run.methods.map((one) => ({ name: one.unprotected ? `${one.label} (unprotected)` : one.label, points: one.curve, colour: one.colour, dash: one.dash })),
     head: (round) => `Round ${round}`,
     idle: values.length ? "Point at the chart to read its values." : "No round has been evaluated yet.",
   });
