@@ -35,7 +35,7 @@ except ImportError:  # a GPU machine may lack it, and nothing here draws secret 
     ciphers.Cipher = ciphers.algorithms = ciphers.modes = None  # type: ignore[attr-defined]
 
 from niss.graph import ShareGraph
-from niss.learning import Cnn, Cohort, FlatLayout, Job, LocalTraining, Mlp, build_model
+from niss.learning import Cnn, Cohort, FlatLayout, ImageSamples, Job, LocalTraining, Mlp, build_model
 from niss.learning.cuda.engine import CudaEngine, Formulation
 from niss.learning.cuda.program import stacked_mlp, stacked_module
 from niss.randomness import SimStream
@@ -67,7 +67,7 @@ class Round:
     """One contestant: a cohort, its jobs, and what is repeated."""
 
     def __init__(self, name: str, kind: str, clients: int, *, tf32: bool) -> None:
-        module = build_model(name, image_shape=SHAPE, classes=10, stream=SimStream(3))
+        module = build_model(name, samples=ImageSamples(SHAPE), classes=10, stream=SimStream(3))
         layout = FlatLayout.of(module)
         assert isinstance(module, Mlp | Cnn)
         inputs, labels = images(clients * SAMPLES)

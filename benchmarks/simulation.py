@@ -104,10 +104,12 @@ def batches(case: Case, client: int) -> list[Array]:
 
 
 def make_module(case: Case) -> Any:
-    from niss.learning import build_model
+    from niss.learning import ImageSamples, build_model
     from niss.randomness import SimStream
 
-    return build_model(case.model, image_shape=(1, SIDE, SIDE), classes=CLASSES, stream=SimStream(1))
+    return build_model(
+        case.model, samples=ImageSamples((1, SIDE, SIDE)), classes=CLASSES, stream=SimStream(1)
+    )
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from niss.learning import (
     ClippedStep,
     Cohort,
     FlatLayout,
+    ImageSamples,
     Job,
     LocalTraining,
     Mlp,
+    ModelSettings,
     build_model,
     clipped_gradient_step,
     train_client,
@@ -38,7 +40,13 @@ def data(count: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float64)
 
 
 def model(name: str, shape: tuple[int, int, int], hidden: tuple[int, ...] | None = None) -> nn.Module:
-    return build_model(name, image_shape=shape, classes=10, hidden=hidden, stream=SimStream(5)).double()
+    return build_model(
+        name,
+        samples=ImageSamples(shape),
+        classes=10,
+        settings=ModelSettings(hidden=hidden),
+        stream=SimStream(5),
+    ).double()
 
 
 def deal(sizes: tuple[int, ...], starts: list[Tensor]) -> list[Job]:

@@ -27,8 +27,10 @@ from niss.learning import (
     ClippedStep,
     Cohort,
     FlatLayout,
+    ImageSamples,
     Job,
     LocalTraining,
+    ModelSettings,
     batch_order,
     build_model,
     clipped_gradient_step,
@@ -111,7 +113,13 @@ RULES = (
 
 def small_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     hidden = (24, 17) if name == "mlp" else None
-    return build_model(name, image_shape=SMALL, classes=10, stream=SimStream(3), hidden=hidden).to(dtype)
+    return build_model(
+        name,
+        samples=ImageSamples(SMALL),
+        classes=10,
+        stream=SimStream(3),
+        settings=ModelSettings(hidden=hidden),
+    ).to(dtype)
 
 
 def test_table_has_the_batches_of_batch_order() -> None:
@@ -169,7 +177,7 @@ def test_kernels_are_as_exact_as_float32_and_repeat_to_the_bit() -> None:
 @needs_cuda
 def test_paper_models_agree_after_one_epoch() -> None:
     for name, count in (("mlp", 200), ("cnn", 60)):
-        module = build_model(name, image_shape=(1, 28, 28), classes=10, stream=SimStream(3))
+        module = build_model(name, samples=ImageSamples((1, 28, 28)), classes=10, stream=SimStream(3))
         layout, inputs, labels, jobs = cohort_data(module, (count,) * 5, (1, 28, 28))
         settings = LocalTraining(epochs=1)
         expected = reference(module, layout, inputs, labels, jobs, settings)

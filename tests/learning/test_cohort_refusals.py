@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from niss.errors import ConfigError
-from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining, build_model, evaluate
+from niss.learning import (
+    ClippedStep,
+    Cohort,
+    FlatLayout,
+    ImageSamples,
+    Job,
+    LocalTraining,
+    ModelSettings,
+    build_model,
+    evaluate,
+)
 from niss.randomness import SimStream
 
 WORK = LocalTraining(epochs=1)
@@ -17,7 +27,13 @@ WORK = LocalTraining(epochs=1)
 
 @pytest.fixture
 def cohort() -> Cohort:
-    module = build_model("mlp", image_shape=(1, 2, 2), classes=3, hidden=(4,), stream=SimStream(5))
+    module = build_model(
+        "mlp",
+        samples=ImageSamples((1, 2, 2)),
+        classes=3,
+        settings=ModelSettings(hidden=(4,)),
+        stream=SimStream(5),
+    )
     labels = torch.tensor([0, 1, 2, 0, 1])
     return Cohort(module, FlatLayout.of(module), torch.ones(5, 1, 2, 2), labels, workers=1)
 
@@ -59,7 +75,13 @@ def test_clipped_settings(cohort, field) -> None:
 
 
 def test_labels_beyond_the_classes_are_refused_as_by_the_reference() -> None:
-    module = build_model("mlp", image_shape=(1, 2, 2), classes=3, hidden=(4,), stream=SimStream(5))
+    module = build_model(
+        "mlp",
+        samples=ImageSamples((1, 2, 2)),
+        classes=3,
+        settings=ModelSettings(hidden=(4,)),
+        stream=SimStream(5),
+    )
     layout = FlatLayout.of(module)
     cohort = Cohort(module, layout, torch.ones(2, 1, 2, 2), torch.tensor([0, 3]), workers=1)
     with pytest.raises(ConfigError, match="label 3 is beyond the 3 classes"):
@@ -67,7 +89,13 @@ def test_labels_beyond_the_classes_are_refused_as_by_the_reference() -> None:
 
 
 def test_workers_and_devices() -> None:
-    module = build_model("mlp", image_shape=(1, 2, 2), classes=3, hidden=(4,), stream=SimStream(5))
+    module = build_model(
+        "mlp",
+        samples=ImageSamples((1, 2, 2)),
+        classes=3,
+        settings=ModelSettings(hidden=(4,)),
+        stream=SimStream(5),
+    )
     common = (module, FlatLayout.of(module), torch.ones(2, 1, 2, 2), torch.tensor([0, 1]))
     with pytest.raises(ConfigError, match="workers: must be a whole number of at least 1"):
         Cohort(*common, workers=0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError, NissError
-from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining, build_model
+from niss.learning import ClippedStep, Cohort, FlatLayout, ImageSamples, Job, LocalTraining, build_model
 from niss.learning.cpu.pool import WorkerError
 from niss.randomness import SimStream
 
@@ -28,7 +28,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks i
 
 
 def federation(name: str = "mlp") -> tuple[nn.Module, FlatLayout, Tensor, Tensor, list[Job]]:
-    module = build_model(name, image_shape=(1, 6, 6), classes=10, stream=SimStream(5))
+    module = build_model(name, samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))
     return (module, *prepared(module))
 
 
@@ -177,9 +177,9 @@ def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import time, torch\n"
-        "from niss.learning import Cohort, FlatLayout, build_model\n"
+        "from niss.learning import Cohort, FlatLayout, ImageSamples, build_model\n"
         "from niss.randomness import SimStream\n"
-        "module = build_model('mlp', image_shape=(1, 6, 6), classes=10, stream=SimStream(5))\n"
+        "module = build_model('mlp', samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))\n"
         "data = torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64)\n"
         "cohort = Cohort(module, FlatLayout.of(module), *data, workers=2)\n"
         "cohort.start()\n"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError
-from niss.learning import FlatLayout, LocalTraining, build_model, train_client
+from niss.learning import FlatLayout, ImageSamples, LocalTraining, ModelSettings, build_model, train_client
 from niss.randomness import SimStream
 
 STREAM = SimStream(3)
@@ -19,7 +19,13 @@ def samples(dtype: torch.dtype = torch.float64, count: int = COUNT) -> tuple[Ten
 
 
 def small_mlp() -> nn.Module:
-    return build_model("mlp", image_shape=(1, 4, 4), classes=CLASSES, stream=STREAM, hidden=(7,)).double()
+    return build_model(
+        "mlp",
+        samples=ImageSamples((1, 4, 4)),
+        classes=CLASSES,
+        stream=STREAM,
+        settings=ModelSettings(hidden=(7,)),
+    ).double()
 
 
 def with_batchnorm() -> nn.Module:

@@ -1,12 +1,27 @@
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
 from niss.errors import ConfigError
-from niss.learning import Cnn, Mlp, build_model
+from niss.learning import (
+    Cnn,
+    FlatLayout,
+    IdSamples,
+    ImageSamples,
+    Mlp,
+    ModelSettings,
+    Samples,
+    TokenSamples,
+    build_model,
+)
+from niss.learning.models import MODEL_NAMES, accepts, recognise
 from niss.randomness import SimStream
+from niss.simulation.sections import ModelConfig
 
 STREAM = SimStream(7)
 
@@ -29,13 +44,21 @@ def parameter_count(module: nn.Module) -> int:
 def test_parameter_counts(
     name: str, image_shape: tuple[int, int, int], classes: int, hidden: tuple[int, ...] | None, count: int
 ) -> None:
-    module = build_model(name, image_shape=image_shape, classes=classes, stream=STREAM, hidden=hidden)
+    module = build_model(
+        name,
+        samples=ImageSamples(image_shape),
+        classes=classes,
+        stream=STREAM,
+        settings=ModelSettings(hidden=hidden),
+    )
     assert parameter_count(module) == count
     assert module(torch.zeros(3, *image_shape)).shape == (3, classes)
 
 
 def test_mlp_is_affine_relu_affine() -> None:
-    module = build_model("mlp", image_shape=(1, 2, 2), classes=3, stream=STREAM, hidden=(5,))
+    module = build_model(
+        "mlp", samples=ImageSamples((1, 2, 2)), classes=3, stream=STREAM, settings=ModelSettings(hidden=(5,))
+    )
     assert isinstance(module, Mlp)
     first_weight, first_bias, last_weight, last_bias = module.parameters()
     images = torch.randn(4, 1, 2, 2, generator=torch.Generator().manual_seed(0))
@@ -44,7 +67,7 @@ def test_mlp_is_affine_relu_affine() -> None:
 
 
 def test_cnn_layers_are_in_the_stated_order() -> None:
-    module = build_model("cnn", image_shape=(1, 7, 9), classes=3, stream=STREAM)
+    module = build_model("cnn", samples=ImageSamples((1, 7, 9)), classes=3, stream=STREAM)
     assert isinstance(module, Cnn)
     kinds = [type(layer).__name__ for layer in module.layers]
     convolution = ["Conv2d", "MaxPool2d", "ReLU"]
@@ -52,10 +75,49 @@ def test_cnn_layers_are_in_the_stated_order() -> None:
     assert module(torch.zeros(2, 1, 7, 9)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("name", "samples", "classes", "settings", "count"),
+    [
+        ("resnet", ImageSamples((3, 32, 32)), 10, {}, 175_258),
+        ("resnet", ImageSamples((3, 32, 32)), 10, {"layers": 1}, 78_042),
+        ("logistic", ImageSamples((1, 28, 28)), 10, {}, 7_850),
+        ("logistic", IdSamples((4, 3)), 5, {}, 8 * 5),
+        ("gru", TokenSamples(80, 80), 80, {}, 67_664),
+        ("lstm", TokenSamples(80, 80), 80, {}, 86_352),
+        ("transformer", TokenSamples(80, 80), 80, {}, 115_536),
+        ("mf", IdSamples((40, 30, 4)), 5, {"factors": 6}, 74 + 70 * 6 + 5),
+    ],
+)
+def test_other_parameter_counts(
+    name: str, samples: Samples, classes: int, settings: dict[str, int], count: int
+) -> None:
+    chosen = ModelSettings(**settings)  # type: ignore[arg-type]
+    module = build_model(name, samples=samples, classes=classes, stream=STREAM, settings=chosen)
+    assert parameter_count(module) == count
+
+
+def test_logistic_regression_on_images_is_recognised_as_an_mlp() -> None:
+    module = build_model("logistic", samples=ImageSamples((1, 4, 4)), classes=3, stream=STREAM)
+    labels = torch.tensor([0, 2])
+    assert recognise(module, FlatLayout.of(module), torch.zeros(2, 1, 4, 4), labels) is Mlp
+
+
+KINDS: dict[str, Samples] = {
+    "mlp": ImageSamples((1, 8, 8)),
+    "cnn": ImageSamples((1, 8, 8)),
+    "resnet": ImageSamples((1, 8, 8)),
+    "logistic": IdSamples((4, 3)),
+    "gru": TokenSamples(5, 7),
+    "lstm": TokenSamples(5, 7),
+    "transformer": TokenSamples(5, 7),
+    "mf": IdSamples((4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_initial_weights_depend_on_the_stream_alone(name: str) -> None:
     def weights(stream: SimStream) -> torch.Tensor:
-        module = build_model(name, image_shape=(1, 8, 8), classes=3, stream=stream)
+        module = build_model(name, samples=KINDS[name], classes=3, stream=stream)
         return nn.utils.parameters_to_vector(module.parameters())
 
     before = torch.random.get_rng_state()
@@ -69,7 +131,7 @@ def test_initial_weights_depend_on_the_stream_alone(name: str) -> None:
 @pytest.mark.parametrize(("typo", "meant"), [("mpl", "mlp"), ("CNN2", "cnn"), ("cnnn", "cnn")])
 def test_unknown_name_names_the_nearest(typo: str, meant: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build_model(typo, image_shape=(1, 8, 8), classes=3, stream=STREAM)
+        build_model(typo, samples=ImageSamples((1, 8, 8)), classes=3, stream=STREAM)
     assert caught.value.field == "model.name"
     assert f"did you mean {meant!r}" in str(caught.value.hint)
 
@@ -77,17 +139,62 @@ def test_unknown_name_names_the_nearest(typo: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"name": "cnn", "hidden": (3,)}, "model.hidden"),
-        ({"hidden": (3, 0)}, "model.hidden"),
+        ({"name": "cnn", "settings": ModelSettings(hidden=(3,))}, "model.hidden"),
+        ({"name": "mlp", "settings": ModelSettings(width=8)}, "model.width"),
+        ({"name": "logistic", "settings": ModelSettings(layers=1)}, "model.layers"),
+        ({"name": "resnet", "settings": ModelSettings(width=12)}, "model.width"),
+        ({"name": "resnet", "settings": ModelSettings(heads=4)}, "model.heads"),
+        (
+            {"name": "transformer", "samples": KINDS["gru"], "settings": ModelSettings(heads=7)},
+            "model.heads",
+        ),
+        ({"name": "mf", "samples": IdSamples((5,))}, "model.name"),
         ({"classes": 1}, "classes"),
         ({"classes": True}, "classes"),
-        ({"image_shape": (28, 28)}, "image_shape"),
-        ({"image_shape": (1, 0, 28)}, "image_shape"),
-        ({"name": "cnn", "image_shape": (1, 3, 28)}, "image_shape"),
+        ({"name": "cnn", "samples": ImageSamples((1, 3, 28))}, "samples.shape"),
+        ({"name": "resnet", "samples": ImageSamples((1, 28, 3))}, "samples.shape"),
     ],
 )
 def test_refusals_name_the_field(changes: dict[str, object], field: str) -> None:
-    arguments: dict[str, object] = {"name": "mlp", "image_shape": (1, 8, 8), "classes": 3, "stream": STREAM}
+    arguments: dict[str, object] = {
+        "name": "mlp",
+        "samples": ImageSamples((1, 8, 8)),
+        "classes": 3,
+        "stream": STREAM,
+    }
     with pytest.raises(ConfigError) as caught:
         build_model(**(arguments | changes))  # type: ignore[arg-type]
     assert caught.value.field == field
+    assert field in ("classes", "model.name") or caught.value.hint
+
+
+@pytest.mark.parametrize("values", [{"hidden": (3, 0)}, {"width": 0}, {"layers": True}, {"factors": 1.5}])
+def test_sizes_are_whole_numbers(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelSettings(**values)  # type: ignore[arg-type]
+    assert caught.value.field == f"model.{next(iter(values))}"
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (1, 0, 28)])
+def test_images_have_three_extents(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ImageSamples(shape)
+    assert caught.value.field == "samples.shape"
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("samples", [ImageSamples((1, 8, 8)), TokenSamples(5, 7), IdSamples((4, 3))])
+def test_a_model_takes_its_samples_and_names_the_models_for_others(name: str, samples: Samples) -> None:
+    if accepts(name, samples):
+        assert next(build_model(name, samples=samples, classes=3, stream=STREAM).parameters()).numel()
+        return
+    with pytest.raises(ConfigError, match=f"'{name}' takes") as caught:
+        build_model(name, samples=samples, classes=3, stream=STREAM)
+    assert caught.value.field == "model.name"
+    named = str(caught.value.hint).removeprefix("choose one of: ").split(";")[0].split(", ")
+    assert named == [other for other in MODEL_NAMES if accepts(other, samples)]
+
+
+def test_the_settings_of_a_run_are_those_of_the_models() -> None:
+    assert get_args(ModelConfig.model_fields["name"].annotation) == MODEL_NAMES
+    assert set(ModelConfig.model_fields) == {"name"} | {field.name for field in fields(ModelSettings)}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.learning import FlatLayout, build_model, clipped_gradient_step
+from niss.learning import FlatLayout, ImageSamples, ModelSettings, build_model, clipped_gradient_step
 from niss.randomness import SimStream
 
 STREAM = SimStream(9)
@@ -23,11 +23,17 @@ def samples(count: int, seed: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def small_mlp() -> nn.Module:
-    return build_model("mlp", image_shape=(1, 4, 4), classes=CLASSES, stream=STREAM, hidden=(5,)).double()
+    return build_model(
+        "mlp",
+        samples=ImageSamples((1, 4, 4)),
+        classes=CLASSES,
+        stream=STREAM,
+        settings=ModelSettings(hidden=(5,)),
+    ).double()
 
 
 def small_cnn() -> nn.Module:
-    return build_model("cnn", image_shape=(1, 4, 4), classes=CLASSES, stream=STREAM).double()
+    return build_model("cnn", samples=ImageSamples((1, 4, 4)), classes=CLASSES, stream=STREAM).double()
 
 
 def group_norm_with_a_frozen_layer() -> nn.Module:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError
-from niss.learning import FlatLayout, build_model, clipped_gradient_step
+from niss.learning import FlatLayout, ImageSamples, ModelSettings, build_model, clipped_gradient_step
 from niss.randomness import SimStream
 
 STREAM = SimStream(9)
@@ -19,7 +19,13 @@ def samples(count: int, seed: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def small_mlp() -> nn.Module:
-    return build_model("mlp", image_shape=(1, 4, 4), classes=CLASSES, stream=STREAM, hidden=(5,)).double()
+    return build_model(
+        "mlp",
+        samples=ImageSamples((1, 4, 4)),
+        classes=CLASSES,
+        stream=STREAM,
+        settings=ModelSettings(hidden=(5,)),
+    ).double()
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True)])

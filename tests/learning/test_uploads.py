@@ -10,7 +10,7 @@ import torch
 
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.learning import ClippedStep, FlatLayout, build_model
+from niss.learning import ClippedStep, FlatLayout, ImageSamples, ModelSettings, build_model
 from niss.learning.clipped import clipped_mlp_step, clipped_mlp_steps
 from niss.mechanism import l2_norm
 from niss.randomness import SimStream
@@ -149,7 +149,11 @@ def test_rows_in_another_precision_are_refused() -> None:
 @pytest.mark.parametrize("counts", [(40, 40, 40), (3, 50, 17)])
 def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ...]) -> None:
     module = build_model(
-        "mlp", image_shape=(1, 8, 8), classes=10, stream=SimStream(3), hidden=(24, 17)
+        "mlp",
+        samples=ImageSamples((1, 8, 8)),
+        classes=10,
+        stream=SimStream(3),
+        settings=ModelSettings(hidden=(24, 17)),
     ).double()
     layout = FlatLayout.of(module)
     source = torch.Generator().manual_seed(4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import niss
-from niss.learning import build_model
+from niss.learning import ImageSamples, ModelSettings, build_model
 from niss.randomness import SimStream
 from niss.simulation import training as training_module
 from support.federation import small_config
@@ -28,7 +28,13 @@ def federation(model: str, sizes: list[int]) -> dict[str, object]:
     ends = np.cumsum([0, *sizes])
     clients = [(images[start:end], labels[start:end]) for start, end in itertools.pairwise(ends)]
     hidden = (6, 5) if model == "mlp" else None
-    module = build_model(model, image_shape=(1, 8, 8), classes=3, stream=SimStream(1), hidden=hidden).double()
+    module = build_model(
+        model,
+        samples=ImageSamples((1, 8, 8)),
+        classes=3,
+        stream=SimStream(1),
+        settings=ModelSettings(hidden=hidden),
+    ).double()
     return {"model": module, "clients": clients, "test": (images[-20:], labels[-20:])}
 
 

@@ -14,7 +14,15 @@ from niss.attacks.experiment import VICTIM as VICTIM
 from niss.attacks.gradients import UpdateFunction, read_picture
 from niss.attacks.observation import FloatArray
 from niss.attacks.pictures import Pictures, other_pictures, score_pictures
-from niss.learning import FlatLayout, LocalTraining, build_model, seeded_torch, train_client
+from niss.learning import (
+    FlatLayout,
+    ImageSamples,
+    LocalTraining,
+    ModelSettings,
+    build_model,
+    seeded_torch,
+    train_client,
+)
 from niss.randomness import SimStream
 
 _CHANNELS, _KERNEL = 12, 5
@@ -123,10 +131,10 @@ def _build(model: str, pictures: Pictures, hidden: tuple[int, ...], stream: SimS
         return build_lenet(pictures.shape, pictures.classes, stream)
     return build_model(
         model,
-        image_shape=pictures.shape,
+        samples=ImageSamples(pictures.shape),
         classes=pictures.classes,
         stream=stream,
-        hidden=hidden if model == "mlp" else None,
+        settings=ModelSettings(hidden=hidden) if model == "mlp" else None,
     )
 
 

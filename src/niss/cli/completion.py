@@ -15,7 +15,7 @@ from pathlib import Path
 from niss.files import MANIFEST, METRICS, SUMMARY
 
 PRESETS = ("demo", "paper")
-MODELS = ("mlp", "cnn")
+MODELS = ("mlp", "cnn", "resnet", "logistic", "gru", "lstm", "transformer", "mf")
 SPLITS = ("iid", "shards", "dirichlet")
 GRAPHS = ("regular", "complete", "random", "coalition")
 DEVICES = ("auto", "cpu", "cuda")

@@ -44,7 +44,7 @@ class Training:
     config         Settings; flags override them.
     preset         Start from settings shipped with niss: demo or paper.
     dataset        See `niss data list`.
-    model          mlp or cnn.
+    model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text; mf for ratings.
     split          iid, shards or dirichlet.
     rounds         Number of rounds.
     seed           Seed of the simulation.
@@ -368,7 +368,7 @@ def _print_promise(folder: Path) -> None:
 class Bench:
     """The round that `niss bench` times.
 
-    model       mlp or cnn.
+    model       As for run; trained on made-up data of its kind.
     clients     Clients in the round.
     samples     Samples of each client.
     epochs      Local epochs.

@@ -19,7 +19,8 @@ from niss.learning.local import (
     threads,
     train_client,
 )
-from niss.learning.models import Cnn, Mlp, build_model, to_tensor
+from niss.learning.models import Cnn, Mlp, ModelSettings, build_model, to_tensor
+from niss.learning.samples import IdSamples, ImageSamples, Samples, TokenSamples
 
 __all__ = [
     "ClippedStep",
@@ -27,9 +28,14 @@ __all__ = [
     "Cohort",
     "Evaluation",
     "FlatLayout",
+    "IdSamples",
+    "ImageSamples",
     "Job",
     "LocalTraining",
     "Mlp",
+    "ModelSettings",
+    "Samples",
+    "TokenSamples",
     "batch_order",
     "build_model",
     "choose_device",

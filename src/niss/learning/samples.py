@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from niss.errors import ConfigError
 from niss.learning.local import require_whole
 
 
@@ -14,6 +15,8 @@ class ImageSamples:
     shape: tuple[int, int, int]
 
     def __post_init__(self) -> None:
+        if len(self.shape) != 3:
+            raise ConfigError(f"must be (channels, height, width), not {self.shape!r}", field="samples.shape")
         for extent in self.shape:
             require_whole(extent, field="samples.shape", at_least=1)
 

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from niss.data import Dataset, load_dataset, partition
 from niss.errors import ConfigError
-from niss.learning import FlatLayout, build_model, seeded_torch, to_tensor
+from niss.learning import (
+    FlatLayout,
+    ImageSamples,
+    ModelSettings,
+    Samples,
+    build_model,
+    seeded_torch,
+    to_tensor,
+)
 from niss.randomness import SimStream
 from niss.simulation.config import Config, with_overrides
 from niss.version import __version__
@@ -182,13 +190,18 @@ def gather_together(
         else:
             module = build_model(
                 config.model.name,
-                image_shape=dataset.image_shape,
+                samples=sample_spec(dataset),
                 classes=dataset.classes,
                 stream=stream.child("model"),
-                hidden=config.model.hidden,
+                settings=ModelSettings(**config.model.model_dump(exclude={"name"})),
             )
         gathered.append(Materials.of(clients[key], test, module, dict(data)))
     return gathered
+
+
+def sample_spec(dataset: Dataset) -> Samples:
+    """What a sample of `dataset` looks like, for the model."""
+    return ImageSamples(dataset.image_shape)
 
 
 def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:

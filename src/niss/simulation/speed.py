@@ -9,17 +9,33 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.learning import Cohort, FlatLayout, Job, LocalTraining, build_model
+from niss.learning import (
+    Cohort,
+    FlatLayout,
+    IdSamples,
+    ImageSamples,
+    Job,
+    LocalTraining,
+    Samples,
+    TokenSamples,
+    build_model,
+)
+from niss.learning.models import accepts
 from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream
 from niss.randomness.secret import demand
 
-IMAGE = (1, 28, 28)
-CLASSES = 10
+# The made-up data, and how many classes it has; a model is timed on the first that it takes.
+_WORKLOADS: tuple[tuple[Samples, int], ...] = (
+    (ImageSamples((1, 28, 28)), 10),
+    (TokenSamples(length=80, vocabulary=80), 80),
+    (IdSamples((1000, 1000)), 5),
+)
 
 
 @dataclass(frozen=True)
@@ -105,12 +121,11 @@ def measure(
     if repeats < 1:
         raise ConfigError(f"must be at least 1, not {repeats}", field="repeats")
     stream = SimStream(1)
-    module = build_model(work.model, image_shape=IMAGE, classes=CLASSES, stream=stream.child("model"))
+    samples, classes = next((one for one in _WORKLOADS if accepts(work.model, one[0])), _WORKLOADS[0])
+    module = build_model(work.model, samples=samples, classes=classes, stream=stream.child("model"))
     layout = FlatLayout.of(module)
     drawn = stream.child("data").generator()
-    count = work.clients * work.samples
-    inputs = torch.from_numpy(drawn.standard_normal((count, *IMAGE), dtype=np.float32))
-    labels = torch.from_numpy(drawn.integers(0, CLASSES, count))
+    inputs, labels = _made_up(samples, classes, work.clients * work.samples, drawn)
     start = layout.flatten(module)
     jobs = [
         Job(start, torch.arange(work.samples) + client * work.samples, stream.child("client", client))
@@ -142,6 +157,22 @@ def measure(
         share_nanoseconds=_share_nanoseconds(layout.size, repeats),
         secret_nanoseconds=_secret_nanoseconds(layout.size, repeats),
     )
+
+
+def _made_up(
+    samples: Samples, classes: int, count: int, drawn: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of `count` samples, without any connection."""
+    inputs: npt.NDArray[np.float32] | npt.NDArray[np.int64]
+    shape: tuple[int, ...] = (count,)
+    if isinstance(samples, ImageSamples):
+        inputs = drawn.standard_normal((count, *samples.shape), dtype=np.float32)
+    elif isinstance(samples, TokenSamples):
+        shape = (count, samples.length)
+        inputs = drawn.integers(0, samples.vocabulary, shape)
+    else:
+        inputs = drawn.integers(0, samples.sizes, (count, len(samples.sizes)))
+    return torch.from_numpy(inputs), torch.from_numpy(drawn.integers(0, classes, shape))
 
 
 def _share_nanoseconds(coordinates: int, repeats: int) -> float:

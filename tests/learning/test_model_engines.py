@@ -1,0 +1,156 @@
+"""Every model by name is trained by every engine as by the reference, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from niss.learning import (
+    ClippedStep,
+    Cohort,
+    FlatLayout,
+    IdSamples,
+    ImageSamples,
+    Job,
+    LocalTraining,
+    ModelSettings,
+    Samples,
+    TokenSamples,
+    build_model,
+    clipped_gradient_step,
+    train_client,
+)
+from niss.learning.cohort import BatchTable, Problem
+from niss.learning.cpu.vmap import VmapGroups
+from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module
+from niss.learning.local import mean_loss
+from niss.learning.models import MODEL_NAMES
+from niss.randomness import SimStream
+
+CLASSES = 5
+PICTURES, TOKENS, ROWS = ImageSamples((2, 6, 5)), TokenSamples(length=7, vocabulary=11), IdSamples((9, 6, 3))
+CASES: dict[str, tuple[str, Samples, ModelSettings]] = {
+    "mlp": ("mlp", PICTURES, ModelSettings(hidden=(6,))),
+    "cnn": ("cnn", PICTURES, ModelSettings()),
+    "resnet": ("resnet", PICTURES, ModelSettings(width=8, layers=1)),
+    "resnet-deep": ("resnet", PICTURES, ModelSettings(width=16, layers=2)),
+    "logistic": ("logistic", PICTURES, ModelSettings()),
+    "logistic-ids": ("logistic", ROWS, ModelSettings()),
+    "gru": ("gru", TOKENS, ModelSettings(width=6, embedding=4)),
+    "gru-deep": ("gru", TOKENS, ModelSettings(width=6, embedding=4, layers=2)),
+    "lstm": ("lstm", TOKENS, ModelSettings(width=6, embedding=4)),
+    "lstm-deep": ("lstm", TOKENS, ModelSettings(width=6, embedding=4, layers=2)),
+    "transformer": ("transformer", TOKENS, ModelSettings(width=8, heads=2)),
+    "mf": ("mf", ROWS, ModelSettings(factors=3)),
+}
+WORK = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def make_inputs(samples: Samples, count: int) -> Tensor:
+    source = torch.Generator().manual_seed(1)
+    if isinstance(samples, ImageSamples):
+        return torch.randn(count, *samples.shape, generator=source, dtype=torch.float64)
+    if isinstance(samples, TokenSamples):
+        return torch.randint(0, samples.vocabulary, (count, samples.length), generator=source)
+    return torch.stack([torch.randint(0, size, (count,), generator=source) for size in samples.sizes], dim=1)
+
+
+def problem(case: str, count: int = 40) -> Problem:
+    name, samples, settings = CASES[case]
+    module = build_model(name, samples=samples, classes=CLASSES, stream=SimStream(1), settings=settings)
+    module = module.double()
+    inputs = make_inputs(samples, count)
+    shape = (count, samples.length) if isinstance(samples, TokenSamples) else (count,)
+    labels = torch.randint(0, CLASSES, shape, generator=torch.Generator().manual_seed(2))
+    return Problem(module, FlatLayout.of(module), inputs, labels)
+
+
+def make_jobs(task: Problem) -> list[Job]:
+    sizes = (8, 7, 6, 5, 5, 4, 3, 2)  # groups are in falling order
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    start = task.layout.flatten(task.module)
+    return [
+        Job(start, torch.arange(end - size, end), SimStream(number))
+        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+
+
+def reference(task: Problem, job: Job) -> Tensor:
+    rows = job.samples
+    return train_client(
+        task.module, task.layout, job.start, task.inputs[rows], task.labels[rows], WORK, stream=job.stream
+    )
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    assert float(expected.abs().max()) > 1e-3, "nothing was learned, so nothing is compared"
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_every_model_is_tried() -> None:
+    assert {name for name, _, _ in CASES.values()} == set(MODEL_NAMES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cohort_equals_the_reference(case: str) -> None:
+    task = problem(case)
+    jobs = make_jobs(task)
+    with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
+        rows = torch.from_numpy(cohort.train(jobs, WORK))
+    for row, job in zip(rows, jobs, strict=True):
+        assert_equal(row, reference(task, job))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_clients_equal_the_reference(case: str) -> None:
+    task = problem(case)
+    jobs = make_jobs(task)
+    grouped = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
+    VmapGroups(task).perform(WORK, jobs, grouped)
+    table = BatchTable(jobs, WORK)
+    resident = DeviceTable(table.steps + 1, len(jobs), table.width, torch.device("cpu"))
+    for _ in table.fill():
+        pass
+    resident.write(table, 0, table.steps)
+    steps = PlainSteps(stacked_module(task.module), task, resident, WORK)
+    steps.load(jobs[0].start)
+    for offset in range(table.steps):
+        steps.enqueue(offset)
+    stacked = steps.read() - jobs[0].start
+    for number, job in enumerate(jobs):
+        expected = reference(task, job)
+        assert_equal(grouped[number], expected)
+        assert_equal(stacked[number], expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_clipped_step_equals_a_loop_over_samples(case: str) -> None:
+    task = problem(case, 9)
+    module, layout = task.module, task.layout
+    start = layout.flatten(module)
+    gradients = []
+    for number in range(9):
+        module.zero_grad()
+        one = slice(number, number + 1)
+        mean_loss(module(task.inputs[one]), task.labels[one]).backward()
+        gradients.append(
+            torch.cat(
+                [(part.grad if part.grad is not None else part * 0).flatten() for part in parts(module)]
+            )
+        )
+    norms = torch.stack(gradients).norm(dim=1)
+    clip = float(norms.median())  # some are clipped, some are not
+    total = sum((gradient * min(1.0, clip / float(gradient.norm())) for gradient in gradients), start * 0)
+    update = clipped_gradient_step(
+        module, layout, start, task.inputs, task.labels, clip=clip, learning_rate=0.5, chunk=4
+    )
+    assert_equal(update, -0.5 / 9 * total)
+    with Cohort(module, layout, task.inputs, task.labels, workers=1) as cohort:
+        rows = cohort.train([Job(start, torch.arange(9), SimStream(1))], ClippedStep(clip, 0.5))
+    assert_equal(torch.from_numpy(rows[0]), update)
+
+
+def parts(module: nn.Module) -> list[Tensor]:
+    """In the order of the flat vector."""
+    return list(module.state_dict(keep_vars=True).values())
