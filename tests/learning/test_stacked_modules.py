@@ -171,14 +171,14 @@ def run_stacked(task: Problem, jobs: list[Job], **options: bool) -> PlainSteps:
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
-@pytest.mark.parametrize("columns", [True, False], ids=["columns", "grouped"])
+@pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
 @pytest.mark.parametrize("name", MODULES)
-def test_stacked_clients_equal_the_reference(name: str, columns: bool) -> None:
+def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
     task = problem(name)
     jobs = make_jobs(task)
     trained = task.layout.trainable_mask()
     jobs[3] = Job(torch.where(trained, 0.8 * jobs[3].start, jobs[3].start), jobs[3].samples, SimStream(3))
-    rows = run_stacked(task, jobs, columns=columns).read()
+    rows = run_stacked(task, jobs, products=products).read()
     for row, job in zip(rows, jobs, strict=True):
         assert_equal(row - job.start, task.update_of(job, WORK))
 
@@ -215,9 +215,9 @@ def test_groups_equal_the_reference(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
-@pytest.mark.parametrize("columns", [True, False], ids=["columns", "grouped"])
+@pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
 @pytest.mark.parametrize("name", MODULES)
-def test_clipped_steps_together_equal_those_alone(name: str, columns: bool) -> None:
+def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> None:
     """In chunks that end within clients; the reference itself is compared with a loop over the samples."""
     task = problem(name)
     module, layout, jobs = task.module, task.layout, make_jobs(task)
@@ -248,7 +248,7 @@ def test_clipped_steps_together_equal_those_alone(name: str, columns: bool) -> N
         [job.samples for job in jobs],
         work,
         chunk=7,
-        columns=columns,
+        products=products,
     )
     for row, job in zip(rows, jobs, strict=True):
         own = gradients[job.samples]

@@ -116,20 +116,20 @@ def clipped_gradient_steps(
     work: ClippedStep,
     *,
     chunk: int = _CHUNK,
-    columns: bool = False,
+    products: bool = False,
 ) -> Tensor:
     """Row k is `clipped_gradient_step` without a stream for the k-th client's `samples`, all from one start.
 
     inputs, labels  the data of all clients, on the device of the module
     samples         of each client, its rows of the data
     chunk           how many samples are differentiated at once, whosever they are
-    columns         how convolutions are computed, as in `stackable_operations`
+    products        how convolutions are computed, as in `stackable_operations`
 
     The clipped gradients of a chunk are added up by a product with [clients, chunk], whose entry is the factor of a
     sample in the row of its client, and always in the same order. Memory is O(chunk * layout.size) beyond the result.
     """
     highest_label = require_samples(inputs, labels)
-    gradients_of = _sample_gradients(module, layout, start, highest_label, columns=columns)
+    gradients_of = _sample_gradients(module, layout, start, highest_label, products=products)
     counts = torch.tensor([len(own) for own in samples])
     rows = torch.cat(list(samples))
     owners = torch.repeat_interleave(torch.arange(len(samples)), counts)
@@ -149,7 +149,7 @@ def clipped_gradient_steps(
 
 
 def _sample_gradients(
-    module: nn.Module, layout: FlatLayout, start: Tensor, highest_label: int, *, columns: bool = False
+    module: nn.Module, layout: FlatLayout, start: Tensor, highest_label: int, *, products: bool = False
 ) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """What gives the gradient of each sample's loss at `start`, by name, [samples, ...] of the trained parameters."""
     if layers := batch_statistics_layers(module):
@@ -160,7 +160,7 @@ def _sample_gradients(
         )
     layout.load(module, start)
     weights = {name: value.detach() for name, value in trainable_parameters(module).items()}
-    forward = as_function(module, columns=columns)
+    forward = as_function(module, products=products)
 
     def sample_loss(trial: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         wanted = label.unsqueeze(0)

@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
-def as_function(module: nn.Module, *, columns: bool = False) -> Forward:
-    """`functional_call` of `module` with stackable operations; `columns` as in `stackable_operations`.
+def as_function(module: nn.Module, *, products: bool = False) -> Forward:
+    """`functional_call` of `module` with stackable operations; `products` as in `stackable_operations`.
 
     Where torch would leave something of a call behind in the module, a copy of it is called.
     """
@@ -40,7 +40,7 @@ def as_function(module: nn.Module, *, columns: bool = False) -> Forward:
     def forward(entries: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if called is not module and called.training != module.training:
             called.train(module.training)
-        with stackable_operations(columns=columns):
+        with stackable_operations(products=products):
             logits: Tensor = functional_call(called, entries, (inputs,))
         return logits
 
@@ -48,21 +48,22 @@ def as_function(module: nn.Module, *, columns: bool = False) -> Forward:
 
 
 @contextmanager
-def stackable_operations(*, columns: bool = False) -> Iterator[None]:
-    """Inside, recurrent layers, embeddings and attention are computed in forms that can be stacked.
+def stackable_operations(*, products: bool = False) -> Iterator[None]:
+    """Inside, recurrent layers and attention are computed in forms that can be stacked.
 
-    With `columns`, so are convolutions: as one product of the weights with the patches of the images.
+    With `products`, as on a GPU, so are convolutions (one product of the weights with the patches of the images) and
+    embeddings (whose slope is a product too).
     """
-    with sdpa_kernel(SDPBackend.MATH), _Replacements(columns):
+    with sdpa_kernel(SDPBackend.MATH), _Replacements(products):
         yield
 
 
 class _Replacements(TorchFunctionMode):
     """Sends calls of torch's functions to their replacements below, where these can do what is asked for."""
 
-    def __init__(self, columns: bool) -> None:
+    def __init__(self, products: bool) -> None:
         super().__init__()
-        self._table = _TABLE | {torch.conv2d: _convolve} if columns else _TABLE
+        self._table = _TABLE | _PRODUCTS if products else _TABLE
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -287,10 +288,10 @@ def _recurrent(cell: _Cell) -> Callable[..., Any]:
 
 
 _TABLE: dict[Any, Callable[..., Any]] = {
-    functional.embedding: _embed,
     functional.dropout: _drop,
     torch.gru: _recurrent(_gru_cell),
     torch.lstm: _recurrent(_lstm_cell),
     torch.rnn_tanh: _recurrent(_rnn_cell(torch.tanh)),
     torch.rnn_relu: _recurrent(_rnn_cell(torch.relu)),
 }
+_PRODUCTS: dict[Any, Callable[..., Any]] = {functional.embedding: _embed, torch.conv2d: _convolve}

@@ -184,7 +184,7 @@ class CudaEngine(Engine):
                     samples,
                     work,
                     chunk=chunk,
-                    columns=True,
+                    products=True,
                 )
             except torch.cuda.OutOfMemoryError:
                 self._programs.clear()

@@ -189,15 +189,15 @@ def stacked_mlp(module: Mlp) -> StackedForward:
     return forward
 
 
-def stacked_module(module: nn.Module, *, columns: bool = True) -> StackedForward:
+def stacked_module(module: nn.Module, *, products: bool = True) -> StackedForward:
     """Any module whose forward pass can be vmapped over its trained entries; the others are there once.
 
-    With `columns`, convolutions are products with the patches of the images, else grouped ones.
+    `products` as in `stackable_operations`; without it convolutions become grouped ones.
     """
     layout = FlatLayout.of(module)
     trained = trained_pieces(layout)
     return vmap(
-        as_function(module, columns=columns),
+        as_function(module, products=products),
         in_dims=({name: 0 if name in trained else None for name in layout.names}, 0),
     )
 
