@@ -1,6 +1,7 @@
 """One local step on clipped per-sample gradients: the step whose sensitivity is known.
 
-`clipped_gradient_step` is the reference, for any module. For an MLP the same step needs no gradient per
+`clipped_gradient_step` is the reference, for any module, `clipped_gradient_steps` the same for many clients at
+once. For an MLP the same step needs no gradient per
 sample: the gradient of sample i in a linear layer is the outer product of delta_i, the slope of its loss in the
 layer's outputs, and (a_i, 1), the layer's inputs, so its norm is known from the two vectors alone ("ghost
 norm": Goodfellow 2015, Li et al. 2022), and the clipped sum is one product of matrices:
@@ -10,13 +11,12 @@ norm": Goodfellow 2015, Li et al. 2022), and the clipped sum is one product of m
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional
 
 from niss.errors import ConfigError
@@ -31,6 +31,7 @@ from niss.learning.local import (
     require_whole,
     trainable_parameters,
 )
+from niss.learning.stackable import as_function
 from niss.randomness import SimStream
 
 _CHUNK = 256
@@ -91,39 +92,88 @@ def clipped_gradient_step(
     ClippedStep(clip, learning_rate)
     require_whole(chunk, field="chunk", at_least=1)
     highest_label = require_samples(images, labels)
-    if layers := batch_statistics_layers(module):
-        raise ConfigError(
-            f"per-sample gradients are undefined with batch statistics: {', '.join(layers)}",
-            field="model",
-            hint="use GroupNorm or LayerNorm in place of BatchNorm",
-        )
-    if len(list(module.modules())) < len(list(module.named_modules(remove_duplicate=False))):
-        # Under vmap, functional_call leaves its tensors behind in a layer with two names (torch 2.13).
-        module = copy.deepcopy(module)
-    layout.load(module, start)
-    weights = {name: value.detach() for name, value in trainable_parameters(module).items()}
-
-    def sample_loss(trial: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(module, trial, (image.unsqueeze(0),))
-        wanted = label.unsqueeze(0)
-        return mean_loss(require_logits(logits, shape=wanted.shape, highest_label=highest_label), wanted)
-
-    sample_gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
+    gradients_of = _sample_gradients(module, layout, start, highest_label)
     total = torch.zeros(layout.size, dtype=torch.float64, device=start.device)
     parts = layout.split(total)
     with borrowed(module, layout, stream):
         for some_images, some_labels in zip(
             torch.split(images, chunk), torch.split(labels, chunk), strict=True
         ):
-            gradients = sample_gradients(weights, some_images, some_labels)
-            for name, clipped_sum in _clipped_sums(gradients, clip).items():
-                parts[name].add_(clipped_sum)
+            gradients, factors = _with_factors(gradients_of(some_images, some_labels), clip)
+            for name, gradient in gradients.items():
+                parts[name].add_(torch.tensordot(factors.to(gradient.dtype), gradient, dims=1))
     return total.mul_(-learning_rate / labels.shape[0]).to(start.dtype)
 
 
 @torch.no_grad()
-def _clipped_sums(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
-    """sum_i g_i * min(1, clip / ||g_i||) by parameter name; the samples are the first dimension."""
+def clipped_gradient_steps(
+    module: nn.Module,
+    layout: FlatLayout,
+    inputs: Tensor,
+    labels: Tensor,
+    start: Tensor,
+    samples: Sequence[Tensor],
+    work: ClippedStep,
+    *,
+    chunk: int = _CHUNK,
+    products: bool = False,
+) -> Tensor:
+    """Row k is `clipped_gradient_step` without a stream for the k-th client's `samples`, all from one start.
+
+    inputs, labels  the data of all clients, on the device of the module
+    samples         of each client, its rows of the data
+    chunk           how many samples are differentiated at once, whosever they are
+    products        how convolutions are computed, as in `stackable_operations`
+
+    The clipped gradients of a chunk are added up by a product with [clients, chunk], whose entry is the factor of a
+    sample in the row of its client, and always in the same order. Memory is O(chunk * layout.size) beyond the result.
+    """
+    highest_label = require_samples(inputs, labels)
+    gradients_of = _sample_gradients(module, layout, start, highest_label, products=products)
+    counts = torch.tensor([len(own) for own in samples])
+    rows = torch.cat(list(samples))
+    owners = torch.repeat_interleave(torch.arange(len(samples)), counts)
+    sums = torch.zeros((len(samples), layout.size), dtype=start.dtype, device=start.device)
+    pieces = dict(zip(layout.names, torch.split(sums, layout.sizes, dim=1), strict=True))
+    with borrowed(module, layout, None):
+        for some, own in zip(torch.split(rows, chunk), torch.split(owners, chunk), strict=True):
+            first, last = int(own[0]), int(own[-1]) + 1
+            gradients, factors = _with_factors(gradients_of(inputs[some], labels[some]), work.clip)
+            shares = torch.zeros((last - first, len(some)), dtype=start.dtype, device=start.device)
+            place = (own - first).to(start.device)[None]
+            shares.scatter_(0, place, factors.to(start.dtype)[None])
+            for name, gradient in gradients.items():
+                pieces[name][first:last].addmm_(shares, gradient.flatten(1))
+    rates = -work.learning_rate / counts.to(torch.float64)
+    return sums.mul_(rates.to(start)[:, None])
+
+
+def _sample_gradients(
+    module: nn.Module, layout: FlatLayout, start: Tensor, highest_label: int, *, products: bool = False
+) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
+    """What gives the gradient of each sample's loss at `start`, by name, [samples, ...] of the trained parameters."""
+    if layers := batch_statistics_layers(module):
+        raise ConfigError(
+            f"per-sample gradients are undefined with batch statistics: {', '.join(layers)}",
+            field="model",
+            hint="use GroupNorm or LayerNorm in place of BatchNorm",
+        )
+    layout.load(module, start)
+    weights = {name: value.detach() for name, value in trainable_parameters(module).items()}
+    forward = as_function(module, products=products)
+
+    def sample_loss(trial: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        wanted = label.unsqueeze(0)
+        logits = forward(trial, image.unsqueeze(0))
+        return mean_loss(require_logits(logits, shape=wanted.shape, highest_label=highest_label), wanted)
+
+    gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
+    return lambda images, labels: gradients(weights, images, labels)
+
+
+@torch.no_grad()
+def _with_factors(gradients: dict[str, Tensor], clip: float) -> tuple[dict[str, Tensor], Tensor]:
+    """The gradients, samples first, and min(1, clip / ||g_i||) for each; both zero where a norm is not finite."""
     parts = [_row_norms(gradient.flatten(1)) for gradient in gradients.values()]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     usable = norms.isfinite()
@@ -133,10 +183,7 @@ def _clipped_sums(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         for gradient in gradients.values():
             gradient[~usable] = 0.0
-    return {
-        name: torch.tensordot(factors.to(gradient.dtype), gradient, dims=1)
-        for name, gradient in gradients.items()
-    }
+    return gradients, factors
 
 
 @torch.no_grad()

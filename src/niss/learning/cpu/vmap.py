@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from niss.learning.clipped import ClippedStep
 from niss.learning.cohort import Job, Problem, Work
 from niss.learning.cpu.steps import GroupLoop, make_schedule, step, velocity_like
 from niss.learning.flat import FlatLayout
-from niss.learning.local import in_mode, mean_loss, require_logits, sample_losses
+from niss.learning.local import in_mode, mean_loss, require_logits, sample_losses, trainable_parameters
+from niss.learning.stackable import as_function
 
 # Layers of few and small products, where one call for many clients saves time. Convolutions are faster one
 # client at a time; Dropout and BatchNorm draw or keep something that stacked clients would share.
@@ -31,7 +32,7 @@ _WORTHWHILE = (
 WORTH_STACKING = 8
 
 _Parameters = dict[str, Tensor]
-_Gradients = Callable[[_Parameters, Tensor, Tensor, Tensor], _Parameters]
+_Gradients = Callable[[_Parameters, _Parameters, Tensor, Tensor, Tensor], _Parameters]
 
 
 def why_not(problem: Problem) -> str | None:
@@ -71,7 +72,7 @@ class VmapGroups(GroupLoop):
         module, layout = self.problem.module, self.problem.layout
         inputs, labels = self.problem.inputs, self.problem.labels
         schedule = make_schedule(jobs, work, layout.dtype)
-        everyone = _stack(layout, [job.start for job in jobs])
+        everyone, common = _stack(layout, [job.start for job in jobs])
         velocities = {name: velocity_like(part, work) for name, part in everyone.items()}
         # Without seed or restored buffers: `why_not` let in no layer that draws or remembers anything.
         with in_mode(module, training=True):
@@ -80,7 +81,7 @@ class VmapGroups(GroupLoop):
                 rows = schedule.rows[number, :working]
                 weights = {name: part[:working] for name, part in everyone.items()}
                 share = schedule.weights[number, :working, :, 0]
-                slopes = gradients(weights, inputs[rows], labels[rows], share)
+                slopes = gradients(weights, common, inputs[rows], labels[rows], share)
                 with torch.no_grad():
                     for name, slope in slopes.items():
                         velocity = velocities[name]
@@ -88,27 +89,34 @@ class VmapGroups(GroupLoop):
                         step(weights[name], velocity, slope, work)
         with torch.no_grad():
             for client, job in enumerate(jobs):
+                out[client] = job.start
                 for name, part in layout.split(out[client]).items():
-                    part.copy_(everyone[name][client])
+                    if name in everyone:
+                        part.copy_(everyone[name][client])
                 out[client].sub_(job.start)
 
 
-def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> _Parameters:
-    """Every parameter of all clients, [clients, ...] by name."""
+def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> tuple[_Parameters, _Parameters]:
+    """Every trained parameter of all clients, [clients, ...] by name; and what is not trained, once for them all."""
     parts = [layout.split(start.detach()) for start in starts]
-    return {name: torch.stack([own[name] for own in parts]) for name in layout.names}
+    trained = [name for name, flag in zip(layout.names, layout.trainable, strict=True) if flag]
+    everyone = {name: torch.stack([own[name] for own in parts]) for name in trained}
+    return everyone, {name: part for name, part in parts[0].items() if name not in everyone}
 
 
 def _stacked_gradients(module: nn.Module, highest_label: int) -> _Gradients:
     """Gradients of each client's loss, sum_i share_i * cross-entropy_i over its batch, with all clients stacked."""
+    forward = as_function(module)
 
-    def batch_loss(weights: _Parameters, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+    def batch_loss(
+        weights: _Parameters, common: _Parameters, images: Tensor, labels: Tensor, share: Tensor
+    ) -> Tensor:
         logits = require_logits(
-            functional_call(module, weights, (images,)), shape=labels.shape, highest_label=highest_label
+            forward(weights | common, images), shape=labels.shape, highest_label=highest_label
         )
         return (sample_losses(logits, labels) * share).sum()
 
-    return vmap(grad(batch_loss))
+    return vmap(grad(batch_loss), in_dims=(0, None, 0, 0, 0))
 
 
 def _same_gradients(problem: Problem) -> bool:
@@ -120,8 +128,8 @@ def _same_gradients(problem: Problem) -> bool:
     start = layout.flatten(module)
     with in_mode(module, training=True), torch.enable_grad():
         gradients = _stacked_gradients(module, int(labels.max()))
-        stacked = gradients(_stack(layout, [start, start]), inputs[rows], labels[rows], share)
-        parameters = dict(module.named_parameters())
+        stacked = gradients(*_stack(layout, [start, start]), inputs[rows], labels[rows], share)
+        parameters = trainable_parameters(module)
         for client, count in enumerate((3, 2)):
             own = rows[client, :count]
             loss = mean_loss(module(inputs[own]), labels[own])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from niss.learning.clipped import ClippedStep, clipped_mlp_steps
+from niss.learning.clipped import ClippedStep, clipped_gradient_steps, clipped_mlp_steps
 from niss.learning.cohort import BatchTable, Engine, Job, Problem, Take, Work, numbers_by_start
 from niss.learning.cuda.program import (
     UNROLLED,
@@ -28,15 +28,10 @@ from niss.learning.cuda.program import (
     Steps,
     stacked_mlp,
     stacked_module,
+    trained_pieces,
 )
-from niss.learning.local import (
-    Evaluation,
-    LocalTraining,
-    batch_statistics_layers,
-    evaluate,
-    in_mode,
-    require_logits,
-)
+from niss.learning.cuda.trial import why_not_stacked
+from niss.learning.local import Evaluation, LocalTraining, evaluate, in_mode, require_logits
 from niss.learning.models import Mlp
 
 if TYPE_CHECKING:  # they need Triton
@@ -47,6 +42,8 @@ if TYPE_CHECKING:  # they need Triton
 LARGEST_BATCH = 64
 _MOST_PROGRAMS = 3
 _EVALUATION_ROWS = 5000
+# Samples whose gradients are computed at once, at most: more gain nothing.
+_MOST_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,14 @@ def choose_formulation(problem: Problem) -> Formulation:
     The kernels are for float32, for models and images that fit into their tiles, and need Triton; whatever is
     missing is said in the line. Raises `ConfigError` where the module's logits do not fit the labels.
     """
-    module, some_inputs = problem.module, problem.inputs[:3]
+    module, some = problem.module, problem.labels[:3]
     with torch.no_grad(), in_mode(module, training=False):
-        shape = problem.labels[:3].shape
-        require_logits(module(some_inputs), shape=shape, highest_label=int(problem.labels.max()))
+        logits = module(problem.inputs[:3])
+        require_logits(logits, shape=some.shape, highest_label=int(problem.labels.max()))
     if problem.built is not None:
         name = problem.built.__name__.upper()
         forward = stacked_mlp(module) if isinstance(module, Mlp) else stacked_module(module)
-        plain = "batched products" if problem.built is Mlp else "grouped convolutions"
+        plain = "batched products"
         if problem.layout.dtype != torch.float32:
             return Formulation(f"{name} as {plain} in a CUDA graph", forward)
         if find_spec("triton") is None:
@@ -83,9 +80,10 @@ def choose_formulation(problem: Problem) -> Formulation:
             return Formulation(f"{name} as {plain} in a CUDA graph (too large for the kernels)", forward)
         line = f"{name} in fused Triton kernels in a CUDA graph (batches above {LARGEST_BATCH}: {plain})"
         return Formulation(line, forward, triton=True)
-    reason = _why_not_stacked(problem, some_inputs)
+    forward = stacked_module(module)
+    reason = why_not_stacked(problem, forward)
     if reason is None:
-        return Formulation(f"{type(module).__name__} vmapped in a CUDA graph", stacked_module(module))
+        return Formulation(f"{type(module).__name__} vmapped in a CUDA graph", forward)
     return Formulation(f"{type(module).__name__} one client after another ({reason})", None)
 
 
@@ -96,36 +94,6 @@ def _kernel_steps(problem: Problem) -> type[MlpSteps] | type[CnnSteps] | None:
 
     steps: type[MlpSteps] | type[CnnSteps] = MlpSteps if problem.built is Mlp else CnnSteps
     return steps if steps.fit(problem) else None
-
-
-def _why_not_stacked(problem: Problem, some_inputs: Tensor) -> str | None:
-    """Why clients of this module cannot share a computation, or None.
-
-    Short batches are filled up, which is exact only where the samples of a batch do not meet; and what
-    the forward pass changes (running statistics) would change for finished clients too.
-    """
-    module, layout = problem.module, problem.layout
-    if layers := batch_statistics_layers(module):
-        return f"{layers[0]} mixes the samples of a batch"
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    vector = layout.flatten(module)
-    try:
-        with in_mode(module, training=True), torch.no_grad():
-            entries = {name: value[None] for name, value in layout.split(vector).items()}
-            stacked = stacked_module(module)(entries, some_inputs[None])[0]
-            separate = torch.cat([module(sample[None]) for sample in some_inputs])
-        changed = any(not torch.equal(buffers[name], now) for name, now in module.named_buffers())
-        if changed or not torch.equal(vector, layout.flatten(module)):
-            return "its forward pass changes its buffers"
-        if not torch.allclose(stacked, separate, rtol=1e-3, atol=1e-5, equal_nan=True):
-            return "the samples of a batch influence each other"
-    except RuntimeError as error:
-        return f"vmap: {str(error).strip().splitlines()[0][:120]}"
-    finally:
-        with torch.no_grad():
-            for name, now in module.named_buffers():
-                now.copy_(buffers[name])
-    return None
 
 
 class CudaEngine(Engine):
@@ -145,6 +113,7 @@ class CudaEngine(Engine):
             problem.labels.to(self.device),
         )
         self._programs: dict[object, GraphedSteps] = {}
+        self._measured: dict[tuple[int, bool], int] = {}
         self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         # Making updates takes several times their memory, and other processes may be on the device.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
@@ -178,41 +147,85 @@ class CudaEngine(Engine):
     def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
         """As `Engine.perform`; the updates may still be on their way when `take` gets them.
 
-        Stacked training takes as many clients at once as the device holds. Of clipped steps, the clients of an
-        MLP that start from the same weights are one computation. Anything else goes client by client.
+        Stacked training takes as many clients at once as the device holds. Of clipped steps, the samples of all
+        clients that start from the same weights are one computation. Anything else goes client by client.
         """
-        if isinstance(work, LocalTraining) and self._formulation.forward is not None:
-            self._train_in_chunks(work, jobs, take)
-            return
-        with self._precision():
-            if isinstance(work, ClippedStep) and self._problem.built is Mlp:
+        if isinstance(work, ClippedStep):
+            with self._precision():
                 for numbers in numbers_by_start(jobs):
                     take(numbers, self._clipped_together(work, [jobs[number] for number in numbers]))
-            else:
+        elif self._formulation.forward is not None:
+            for together in self._stackable(jobs):
+                self._train_in_chunks(work, jobs, together, take)
+        else:
+            with self._precision():
                 for number, job in enumerate(jobs):
                     take(range(number, number + 1), self._problem.update_of(job, work)[None])
 
     def _clipped_together(self, work: ClippedStep, jobs: Sequence[Job]) -> Tensor:
         """The clipped steps of jobs that share their start, as one computation."""
-        problem = self._problem
+        problem, layout = self._problem, self._problem.layout
         start = jobs[0].start.detach().to(self.device)
         samples = [job.samples.to(self.device) for job in jobs]
-        return clipped_mlp_steps(
-            problem.layout, problem.inputs.flatten(1), problem.labels, start, samples, work
-        )
+        if problem.built is Mlp:
+            return clipped_mlp_steps(layout, problem.inputs.flatten(1), problem.labels, start, samples, work)
+        # By the whole memory, not by what is free now: the last bits depend on it.
+        trained = sum(last - first for first, last in trained_pieces(layout).values())
+        total = int(torch.cuda.get_device_properties(self.device).total_memory)
+        chunk = min(_MOST_SAMPLES, max(1, total // 32 // (3 * trained * layout.dtype.itemsize)))
+        while True:
+            try:
+                return clipped_gradient_steps(
+                    problem.module,
+                    layout,
+                    problem.inputs,
+                    problem.labels,
+                    start,
+                    samples,
+                    work,
+                    chunk=chunk,
+                    products=True,
+                )
+            except torch.cuda.OutOfMemoryError:
+                self._programs.clear()
+                torch.cuda.empty_cache()
+                if chunk == 1:
+                    raise
+                chunk = -(-chunk // 2)
 
-    def _train_in_chunks(self, settings: LocalTraining, jobs: Sequence[Job], take: Take) -> None:
-        """Consecutive jobs, as many at once as the device holds; half as many after it ran out of memory.
+    def _stackable(self, jobs: Sequence[Job]) -> list[Sequence[int]]:
+        """The numbers of jobs that may be loaded together: what is not trained is there once for all of them."""
+        layout = self._problem.layout
+        if all(layout.trainable):
+            return [range(len(jobs))]
+        frozen = ~layout.trainable_mask()
+        groups: list[tuple[Tensor, list[int]]] = []
+        for numbers in numbers_by_start(jobs):
+            start = jobs[numbers[0]].start
+            common = start.detach()[frozen.to(start.device)].cpu()
+            own = next((group for known, group in groups if torch.equal(known, common)), None)
+            if own is None:
+                groups.append((common, list(numbers)))
+            else:
+                own.extend(numbers)
+        return [range(len(jobs))] if len(groups) == 1 else [numbers for _, numbers in groups]
+
+    def _train_in_chunks(
+        self, settings: LocalTraining, jobs: Sequence[Job], numbers: Sequence[int], take: Take
+    ) -> None:
+        """The jobs of these numbers, as many at once as the device holds; half as many after it ran out of memory.
 
         Chunks are of like size, so that one captured program serves them all, or two.
         """
-        first, room = 0, self._room(settings)
-        while first < len(jobs):
-            left = len(jobs) - first
+        width = min(settings.batch_size, max((len(jobs[number].samples) for number in numbers), default=1))
+        first, room = 0, self._room(settings, width)
+        while first < len(numbers):
+            left = len(numbers) - first
             size = -(-left // -(-left // room))
             try:
                 with self._precision():
-                    updates = self._train_stacked(jobs[first : first + size], settings)
+                    some = numbers[first : first + size]
+                    updates = self._train_stacked([jobs[number] for number in some], settings)
             except torch.cuda.OutOfMemoryError:
                 self._programs.clear()
                 torch.cuda.empty_cache()
@@ -220,19 +233,41 @@ class CudaEngine(Engine):
                     raise
                 room = size // 2
                 continue
-            take(range(first, first + size), updates)
+            take(some, updates)
             first += size
 
-    def _room(self, settings: LocalTraining) -> int:
-        """How many clients to try at once: weights, velocities, result and its making within half of what is free.
+    def _room(self, settings: LocalTraining, width: int) -> int:
+        """How many clients to try at once: what they take, and the making of the result, in half of what is free.
 
         What captured programs hold counts as free: they make way for the next one.
         """
+        with self._precision():
+            needed = self._bytes_of_a_client(settings, width)
         free, _ = torch.cuda.mem_get_info(self.device)
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         held = sum(program.bytes_held for program in self._programs.values())
-        layout, vectors = self._problem.layout, 5 if settings.momentum else 4
-        return max(1, (free + held) // 2 // (vectors * layout.size * layout.dtype.itemsize))
+        return int(max(1, (free + held) // 2 // needed))
+
+    def _bytes_of_a_client(self, settings: LocalTraining, width: int) -> int:
+        """Weights, velocity, gradient, what the backward pass keeps of a batch, and two rows of the result.
+
+        The kernels keep little of a batch; for other formulations it is measured, on two clients.
+        """
+        layout = self._problem.layout
+        row = layout.size * layout.dtype.itemsize
+        if self._formulation.triton and width <= LARGEST_BATCH:
+            return (5 if settings.momentum else 4) * row
+        key = (width, bool(settings.momentum))
+        if key not in self._measured:
+            assert self._formulation.forward is not None
+            before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            resident = DeviceTable(1, 2, width, self.device)
+            steps = PlainSteps(self._formulation.forward, self._problem, resident, settings)
+            steps.load(layout.flatten(self._problem.module))
+            steps.enqueue(0)
+            self._measured[key] = (torch.cuda.max_memory_allocated(self.device) - before) // 2
+        return self._measured[key] + 2 * row
 
     def _train_stacked(self, jobs: Sequence[Job], settings: LocalTraining) -> Tensor:
         """The updates of these jobs as one computation, [jobs, h]; the device may still be at work on them."""

@@ -7,23 +7,24 @@ and replays them, while the processor already draws the batches of the next epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from niss.learning.cohort import BatchTable, Problem
 from niss.learning.flat import FlatLayout
 from niss.learning.local import LocalTraining, sample_losses
 from niss.learning.models import Mlp
+from niss.learning.stackable import as_function
 
 # Steps in one graph: launching a graph costs about as much as a small kernel.
 UNROLLED = 10
 
-# Weights by name, each [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes], or
-# [clients, batch, positions, classes].
+# Entries by name, trained ones [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes],
+# or [clients, batch, positions, classes].
 StackedForward = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
@@ -71,63 +72,95 @@ class PlainSteps(Steps):
     """The steps in plain torch: for float64, for machines without Triton, and for modules of the user's.
 
     The sum of the clients' losses is differentiated, which gives each client its own gradient; one that diverges
-    does not reach the others.
+    does not reach the others. What is not trained is there once, for all clients: those that are loaded together
+    must agree in it.
     """
 
     def __init__(
         self, forward: StackedForward, problem: Problem, table: DeviceTable, settings: LocalTraining
     ) -> None:
-        layout, inputs = problem.layout, problem.inputs
-        clients = table.sizes.shape[1]
-        self._forward = forward
-        self._inputs, self._labels, self._table, self._settings = inputs, problem.labels, table, settings
-        self._weights = torch.empty((clients, layout.size), dtype=layout.dtype, device=inputs.device)
+        inputs = problem.inputs
+        self._layout, self._settings = problem.layout, settings
+        self._forward, self._inputs, self._labels, self._table = forward, inputs, problem.labels, table
+        self._trained = trained_pieces(problem.layout)
+        clients, size = table.sizes.shape[1], sum(last - first for first, last in self._trained.values())
+        # Weights and velocities of the trained entries, one after another; of all others, those of `_common`.
+        self._weights = torch.empty((clients, size), dtype=problem.layout.dtype, device=inputs.device)
         self._velocity = torch.zeros_like(self._weights) if settings.momentum else None
-        self._views = stacked_views(layout, self._weights)
-        self._velocities = None if self._velocity is None else stacked_views(layout, self._velocity)
-        self._trained = [name for name, flag in zip(layout.names, layout.trainable, strict=True) if flag]
+        self._common = torch.zeros(problem.layout.size, dtype=problem.layout.dtype, device=inputs.device)
+        self._entries = problem.layout.split(self._common)
+        shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+        pieces = torch.split(self._weights, [last - first for first, last in self._trained.values()], dim=1)
+        for name, piece in zip(self._trained, pieces, strict=True):
+            self._entries[name] = piece.view(clients, *shapes[name])
         self._places = torch.arange(table.rows.shape[2], device=inputs.device)
 
     def load(self, starts: Tensor) -> None:
-        self._weights.copy_(starts)
+        starts = starts.view(-1, starts.shape[-1])
+        self._common.copy_(starts[0])
+        self._weights.copy_(
+            torch.cat([starts[:, first:last] for first, last in self._trained.values()], dim=1)
+        )
         if self._velocity is not None:
             self._velocity.zero_()
 
     def read(self) -> Tensor:
-        return self._weights.clone()
+        if self._weights.shape[1] == self._layout.size:
+            return self._weights.clone()
+        everything = self._common.expand(len(self._weights), -1).clone()
+        for name, (first, last) in self._trained.items():
+            everything[:, first:last] = self._entries[name].flatten(1)
+        return everything
 
     def enqueue(self, offset: int) -> None:
         step = self._table.counter + offset
         rows = self._table.rows.index_select(0, step)[0].long()
         sizes = self._table.sizes.index_select(0, step)[0]
         counts = self._places < sizes[:, None]
-        leaves = {name: view.detach() for name, view in self._views.items()}
-        for name in self._trained:
-            leaves[name].requires_grad_()
+        entries = {name: entry.detach() for name, entry in self._entries.items()}
+        leaves = [entries[name].requires_grad_() for name in self._trained]
         with torch.enable_grad():
-            logits = self._forward(leaves, self._inputs[rows])
+            logits = self._forward(entries, self._inputs[rows])
             losses = sample_losses(logits.flatten(0, 1), self._labels[rows].flatten(0, 1)).view_as(counts)
             scale = losses.new_ones(()) / sizes.clamp(min=1)
             loss = (torch.where(counts, losses, 0.0) * scale[:, None]).sum()
-            gradients = torch.autograd.grad(loss, [leaves[name] for name in self._trained], allow_unused=True)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         with torch.no_grad():
-            for name, gradient in zip(self._trained, gradients, strict=True):
-                if gradient is not None:
-                    self._move(name, gradient, sizes > 0)
+            self._move(leaves, gradients, (sizes > 0)[:, None])
 
-    def _move(self, name: str, gradient: Tensor, active: Tensor) -> None:
-        """One step of SGD for the entry `name` of the clients that are `active`, by selection: no shape depends on
-        who that is, as a graph needs it, and a non-finite value of one client stays with it."""
-        weight, settings = self._views[name], self._settings
-        active = active.view(-1, *(1,) * (weight.ndim - 1))
-        direction = gradient
+    def _move(self, leaves: list[Tensor], gradients: Sequence[Tensor | None], active: Tensor) -> None:
+        """One step of SGD of the clients that are `active`, by selection: no shape depends on who that is, as a
+        graph needs it, and a non-finite value of one client stays with it. What the loss does not reach stays."""
+        weights, settings = self._weights, self._settings
+        direction = torch.cat(
+            [
+                (torch.zeros_like(leaf) if gradient is None else gradient).flatten(1)
+                for leaf, gradient in zip(leaves, gradients, strict=True)
+            ],
+            dim=1,
+        )
+        if any(gradient is None for gradient in gradients):
+            reached = [
+                leaf.new_full((1, leaf[0].numel()), gradient is not None, dtype=torch.bool)
+                for leaf, gradient in zip(leaves, gradients, strict=True)
+            ]
+            active = active & torch.cat(reached, dim=1)
         if settings.weight_decay:
-            direction = direction.add(weight, alpha=settings.weight_decay)
-        if self._velocities is not None:
-            velocity = self._velocities[name]
-            direction = direction.add(velocity, alpha=settings.momentum)
-            velocity.copy_(torch.where(active, direction, velocity))
-        weight.copy_(torch.where(active, weight.sub(direction, alpha=settings.learning_rate), weight))
+            direction.add_(weights, alpha=settings.weight_decay)
+        if self._velocity is not None:
+            direction.add_(self._velocity, alpha=settings.momentum)
+            self._velocity.copy_(torch.where(active, direction, self._velocity))
+        weights.copy_(torch.where(active, weights.sub(direction, alpha=settings.learning_rate), weights))
+
+
+def trained_pieces(layout: FlatLayout) -> dict[str, tuple[int, int]]:
+    """The trained entries by name: where each begins and ends in the vector."""
+    pieces, first = {}, 0
+    for name, size, trained in zip(layout.names, layout.sizes, layout.trainable, strict=True):
+        if trained:
+            pieces[name] = (first, first + size)
+        first += size
+    return pieces
 
 
 def stacked_views(layout: FlatLayout, stack: Tensor) -> dict[str, Tensor]:
@@ -156,14 +189,17 @@ def stacked_mlp(module: Mlp) -> StackedForward:
     return forward
 
 
-def stacked_module(module: nn.Module) -> StackedForward:
-    """Any module whose forward pass can be vmapped over its weights; convolutions become grouped ones."""
+def stacked_module(module: nn.Module, *, products: bool = True) -> StackedForward:
+    """Any module whose forward pass can be vmapped over its trained entries; the others are there once.
 
-    def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        logits: Tensor = functional_call(module, weights, (inputs,))
-        return logits
-
-    return vmap(one)
+    `products` as in `stackable_operations`; without it convolutions become grouped ones.
+    """
+    layout = FlatLayout.of(module)
+    trained = trained_pieces(layout)
+    return vmap(
+        as_function(module, products=products),
+        in_dims=({name: 0 if name in trained else None for name in layout.names}, 0),
+    )
 
 
 class GraphedSteps:

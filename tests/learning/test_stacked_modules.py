@@ -1,0 +1,348 @@
+"""Modules of the user's, stacked over clients and over samples: equal to the reference, or looped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining
+from niss.learning.clipped import clipped_gradient_steps
+from niss.learning.cohort import BatchTable, Problem
+from niss.learning.cpu.vmap import VmapGroups, why_not
+from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module
+from niss.learning.cuda.trial import why_not_stacked
+from niss.learning.local import train_client
+from niss.randomness import SimStream
+
+CLASSES, LENGTH, TOKENS = 5, 6, 7
+WORK = LocalTraining(epochs=2, batch_size=3, learning_rate=0.2, momentum=0.5, weight_decay=0.01)
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+SIZES = (8, 7, 6, 5, 5, 4, 3, 2)  # groups are in falling order
+
+
+class Sequences(nn.Module):
+    """An embedding, a recurrent layer of torch's, a linear output."""
+
+    def __init__(self, layer: type[nn.RNNBase], **options: bool | int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, 4)
+        self.layer = layer(4, 3, batch_first=True, **options)
+        self.output = nn.Linear(6 if options.get("bidirectional") else 3, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.layer(self.table(tokens))[0])
+        return logits
+
+
+class Attention(nn.Module):
+    """A layer of torch's transformer, which sees what came before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, 4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(4, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=self.output.weight.dtype)
+        logits: Tensor = self.output(self.layer(self.table(tokens), src_mask=mask, is_causal=True))
+        return logits
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained product of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(24, 12)
+        self.fixed.requires_grad_(False)
+        self.register_buffer("scale", torch.full((), 0.5))
+        self.down = nn.Linear(24, 2, bias=False)
+        self.up = nn.Linear(2, 12, bias=False)
+        self.output = nn.Linear(12, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        flat = images.flatten(1)
+        logits: Tensor = self.output(torch.tanh(self.fixed(flat) + self.scale * self.up(self.down(flat))))
+        return logits
+
+
+class PartlyUnused(nn.Module):
+    """One layer does not reach the loss: it must not even decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(24, CLASSES)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.used(images.flatten(1))
+        return logits
+
+
+class Tied(nn.Module):
+    """One weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 24)
+        self.second = nn.Linear(24, 24)
+        self.second.weight = self.first.weight
+        self.output = nn.Linear(24, CLASSES)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        logits: Tensor = self.output(torch.tanh(self.second(torch.tanh(self.first(batch.flatten(1))))))
+        return logits
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, (1, 2), padding="same", bias=False),
+        nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.Conv2d(4, 6, 1),
+        nn.Flatten(),
+        nn.Linear(24, CLASSES),
+    )
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "gru": lambda: Sequences(nn.GRU, num_layers=2, bidirectional=True),
+    "lstm": lambda: Sequences(nn.LSTM, bidirectional=True),
+    "rnn": lambda: Sequences(nn.RNN, bias=False),
+    "rnn-relu": lambda: Sequences(nn.RNN, nonlinearity="relu"),
+    "attention": Attention,
+    "convolutions": convolutions,
+    "adapted": Adapted,
+    "tied": Tied,
+    "partly-unused": PartlyUnused,
+}
+
+
+def make_problem(module: nn.Module, *, tokens: bool) -> Problem:
+    source = torch.Generator().manual_seed(1)
+    count = sum(SIZES)
+    if tokens:
+        inputs = torch.randint(0, TOKENS, (count, LENGTH), generator=source)
+        labels = torch.randint(0, CLASSES, (count, LENGTH), generator=source)
+    else:
+        inputs = torch.randn(count, 2, 4, 3, generator=source, dtype=torch.float64)
+        labels = torch.randint(0, CLASSES, (count,), generator=source)
+    module = module.double()
+    return Problem(module, FlatLayout.of(module), inputs, labels)
+
+
+def problem(name: str) -> Problem:
+    module = MODULES[name]()
+    return make_problem(module, tokens=any(isinstance(part, nn.Embedding) for part in module.modules()))
+
+
+def make_jobs(task: Problem) -> list[Job]:
+    ends = torch.tensor(SIZES).cumsum(0).tolist()
+    start = task.layout.flatten(task.module)
+    return [
+        Job(start, torch.arange(end - size, end), SimStream(number))
+        for number, (size, end) in enumerate(zip(SIZES, ends, strict=True))
+    ]
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    assert float(expected.abs().max()) > 1e-3, "nothing was learned, so nothing is compared"
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def run_stacked(task: Problem, jobs: list[Job], **options: bool) -> PlainSteps:
+    table = BatchTable(jobs, WORK)
+    resident = DeviceTable(table.steps + 1, len(jobs), table.width, torch.device("cpu"))
+    for _ in table.fill():
+        pass
+    resident.write(table, 0, table.steps)
+    steps = PlainSteps(stacked_module(task.module, **options), task, resident, WORK)
+    steps.load(torch.stack([job.start for job in jobs]))
+    with torch.no_grad():
+        for offset in range(table.steps):
+            steps.enqueue(offset)
+    return steps
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
+@pytest.mark.parametrize("name", MODULES)
+def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
+    task = problem(name)
+    jobs = make_jobs(task)
+    trained = task.layout.trainable_mask()
+    jobs[3] = Job(torch.where(trained, 0.8 * jobs[3].start, jobs[3].start), jobs[3].samples, SimStream(3))
+    rows = run_stacked(task, jobs, products=products).read()
+    for row, job in zip(rows, jobs, strict=True):
+        assert_equal(row - job.start, task.update_of(job, WORK))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_trial_lets_them_pass(name: str) -> None:
+    task = problem(name)
+    assert why_not_stacked(task, stacked_module(task.module)) is None
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_cohort_equals_the_reference(name: str) -> None:
+    task = problem(name)
+    jobs = make_jobs(task)
+    with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
+        for work in (WORK, ClippedStep(0.1, 1.0)):
+            rows = torch.from_numpy(cohort.train(jobs, work))
+            for row, job in zip(rows, jobs, strict=True):
+                assert_equal(row, task.update_of(job, work))
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("name", MODULES)
+def test_groups_equal_the_reference(name: str) -> None:
+    task = problem(name)
+    if name == "partly-unused":
+        assert why_not(task) == "stacking changes its gradients"
+        return
+    jobs = make_jobs(task)
+    rows = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
+    VmapGroups(task).perform(WORK, jobs, rows)
+    for row, job in zip(rows, jobs, strict=True):
+        assert_equal(row, task.update_of(job, WORK))
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
+@pytest.mark.parametrize("name", MODULES)
+def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> None:
+    """In chunks that end within clients; the reference itself is compared with a loop over the samples."""
+    task = problem(name)
+    module, layout, jobs = task.module, task.layout, make_jobs(task)
+    start = jobs[0].start
+    one = LocalTraining(epochs=1, batch_size=1, learning_rate=1.0)
+    gradients = torch.stack(
+        [
+            -train_client(
+                module,
+                layout,
+                start,
+                task.inputs[row : row + 1],
+                task.labels[row : row + 1],
+                one,
+                stream=SimStream(1),
+            )
+            for row in range(len(task.labels))
+        ]
+    )
+    clip = float(gradients.norm(dim=1).median())  # some are clipped, some are not
+    work = ClippedStep(clip, 0.5)
+    rows = clipped_gradient_steps(
+        module,
+        layout,
+        task.inputs,
+        task.labels,
+        start,
+        [job.samples for job in jobs],
+        work,
+        chunk=7,
+        products=products,
+    )
+    for row, job in zip(rows, jobs, strict=True):
+        own = gradients[job.samples]
+        factors = (clip / own.norm(dim=1)).clamp(max=1.0)
+        expected = -0.5 / len(own) * (factors[:, None] * own).sum(0)
+        torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-12)
+        assert_equal(row, task.update_of(job, work))
+
+
+def test_a_sample_without_a_gradient_counts_as_zero_in_its_own_client() -> None:
+    task = problem("convolutions")
+    task.inputs[9] = torch.nan
+    jobs = make_jobs(task)
+    work = ClippedStep(0.1, 1.0)
+    samples = [job.samples for job in jobs]
+    rows = clipped_gradient_steps(
+        task.module, task.layout, task.inputs, task.labels, jobs[0].start, samples, work, chunk=11
+    )
+    assert rows.isfinite().all()
+    for row, job in zip(rows, jobs, strict=True):
+        assert_equal(row, task.update_of(job, work))
+
+
+def test_what_is_frozen_is_there_once() -> None:
+    task = problem("adapted")
+    jobs = make_jobs(task)
+    steps = run_stacked(task, jobs)
+    trained = task.layout.trainable_mask()
+    held = sum(value.numel() for value in vars(steps).values() if isinstance(value, Tensor))
+    data = task.inputs.numel() + task.labels.numel()
+    assert held - data < len(jobs) * (2 * int(trained.sum()) + 10) + task.layout.size
+    updates = steps.read() - jobs[0].start
+    assert not updates[:, ~trained].any()
+    assert updates[:, trained].any()
+
+
+class Mixing(nn.Module):
+    """Subtracts the batch's mean: a padded batch would be another batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, CLASSES)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        flat = batch.flatten(1)
+        logits: Tensor = self.layer(flat - flat.mean(dim=0))
+        return logits
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, CLASSES)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        self.calls += 1
+        logits: Tensor = self.layer(batch.flatten(1))
+        return logits
+
+
+class Forgetful(nn.Module):
+    """Trains on weights that it keeps outside its parameters, so that stacked ones never reach the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, CLASSES)
+        self.kept = [self.layer.weight]
+
+    def forward(self, batch: Tensor) -> Tensor:
+        logits: Tensor = batch.flatten(1) @ self.kept[0].t() + self.layer.bias
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Mixing, "trains differently"),
+        (Counting, "changes its buffers"),
+        (Forgetful, "trains differently"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(24, CLASSES)), "random numbers"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, CLASSES)),
+            "mixes the samples",
+        ),
+    ],
+)
+def test_what_cannot_be_stacked_is_looped_with_a_reason(module: Callable[[], nn.Module], reason: str) -> None:
+    task = make_problem(module(), tokens=False)
+    before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
+    found = why_not_stacked(task, stacked_module(task.module))
+    assert found is not None
+    assert reason in found
+    for name, buffer in task.module.named_buffers():
+        assert torch.equal(buffer, before[name])
