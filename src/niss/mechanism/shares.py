@@ -154,6 +154,7 @@ def add_shares(
     distortion: str | Distortion,
     stream: SimStream,
     keep_factors: bool = False,
+    rows: NDArray[np.int64] | None = None,
 ) -> NDArray[np.floating[Any]] | None:
     """Add a round's simulated shares and their distortion to `uploads` (m x h), in place.
 
@@ -165,15 +166,18 @@ def add_shares(
     unit_variance  sigma^2, the variance of a share of weight 1 in each coordinate
     tau2           the distortion of received shares, one number or one per client
     keep_factors   also keep factors per coordinate, which takes edges x h numbers
+    rows           the row of each client of the graph, -1 where it is not among `uploads`; None: all are, in order
 
     Returns the drawn factors, which the joint view conditions on: one per edge where a share has one factor; one per
-    edge and coordinate if `keep_factors`; None where nothing was multiplied or the factors were not kept.
+    edge and coordinate if `keep_factors`; None where nothing was multiplied or the factors were not kept. All edges
+    have theirs, whoever has a row.
     """
-    if uploads.ndim != 2 or len(uploads) != edges.size:
+    clients = edges.size
+    if uploads.ndim != 2 or (len(uploads) != clients and rows is None):
         raise ConfigError(
-            f"shape {uploads.shape} does not give one row to each of {edges.size} clients", field="uploads"
+            f"shape {uploads.shape} does not give one row to each of {clients} clients", field="uploads"
         )
-    clients, coordinates = uploads.shape
+    rows, coordinates = np.arange(clients) if rows is None else rows, uploads.shape[1]
     if not math.isfinite(unit_variance) or unit_variance < 0.0:
         raise ConfigError(f"must be finite and not negative, not {unit_variance!r}", field="unit_variance")
     tau = np.sqrt(_per_client(tau2, clients, "tau2"))
@@ -183,19 +187,24 @@ def add_shares(
     scales = np.ones(
         (edges.senders.size, coordinates) if kept else edges.senders.size, dtype=dtype if kept else float
     )
-    for index, (sender, receiver, weight) in enumerate(
-        zip(edges.senders, edges.receivers, edges.weights, strict=True)
-    ):
+    # Of an edge between two clients without a row only its factors are of interest.
+    touched = (rows[edges.senders] >= 0) | (rows[edges.receivers] >= 0)
+    for index in np.flatnonzero(touched | kept | kind.one_factor):
+        sender, receiver, weight = edges.senders[index], edges.receivers[index], edges.weights[index]
+        giver, taker = rows[sender], rows[receiver]
         source = stream.child("share", int(sender), int(receiver))
         distorting = source.child("distortion")
         factors = None
         if kind.one_factor and tau[receiver] > 0.0:
             scales[index] = 1.0 + tau[receiver] * distorting.generator().standard_normal()
+        if not (touched[index] or kept):
+            continue
         if kind.per_coordinate and tau[receiver] > 0.0:
             factors = normal_blocks(distorting, coordinates, dtype)
         for place, share in normal_blocks(source, coordinates, dtype):
             share *= dtype.type(math.sqrt(weight * unit_variance))
-            uploads[sender, place] += share
+            if giver >= 0:
+                uploads[giver, place] += share
             if factors is not None:
                 factor = next(factors)[1]
                 factor *= dtype.type(tau[receiver])
@@ -205,11 +214,14 @@ def add_shares(
                 share *= factor
             elif kind.one_factor:
                 share *= dtype.type(scales[index])
-            uploads[receiver, place] -= share
+            if taker >= 0:
+                uploads[taker, place] -= share
     if kind.additive:
         residual = tau * np.sqrt(unit_variance * edges.in_weight)
-        for client in np.flatnonzero(residual):
-            add_gaussian(uploads[client], float(residual[client]), stream.child("residual", int(client)))
+        for client in np.flatnonzero((residual > 0.0) & (rows >= 0)):
+            add_gaussian(
+                uploads[rows[client]], float(residual[client]), stream.child("residual", int(client))
+            )
     return scales if kept or kind.one_factor else None
 
 
@@ -245,6 +257,10 @@ class Clique:
     seats: NDArray[np.int64]
     weight: float
 
+    def variance(self, unit_variance: float) -> float:
+        """Of the normal that stands for the shares of one client, of which the mean over all is taken."""
+        return 2.0 * self.seats.size * self.weight * unit_variance
+
 
 def find_clique(edges: Edges) -> Clique | None:
     """The clique that all edges make up; None where they are something else, or none."""
@@ -262,8 +278,8 @@ def add_clique_shares(
     uploads: NDArray[np.floating[Any]], clique: Clique, *, unit_variance: float, stream: SimStream
 ) -> None:
     """Add simulated shares of a clique to its rows of `uploads`, in place, undistorted. Their sum is zero."""
-    dtype, size = uploads.dtype, clique.seats.size
-    deviation = dtype.type(math.sqrt(2.0 * size * clique.weight * unit_variance))
+    dtype = uploads.dtype
+    deviation = dtype.type(math.sqrt(clique.variance(unit_variance)))
     sources = [
         normal_blocks(stream.child("clique", int(seat)), uploads.shape[1], dtype) for seat in clique.seats
     ]

@@ -1,0 +1,112 @@
+"""Processes that train together as ranks, as a launcher would start them; `main` is what each of them does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+TESTS = Path(__file__).parents[1]
+
+
+def materials(clients: int = 12, dtype: str = "float64") -> dict[str, Any]:
+    """Clients with between 3 and 11 samples each of three classes in five dimensions, and a linear model."""
+    from niss.randomness import SimStream
+
+    def blobs(count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        generator = SimStream(7).child("blobs", name).generator()
+        centres = 3.0 * SimStream(7).child("centres").generator().standard_normal((3, 5))
+        labels = generator.integers(0, 3, count)
+        return (centres[labels] + generator.standard_normal((count, 5))).astype(dtype), labels.astype(np.int64)
+
+    module = nn.Linear(5, 3, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+    datasets = [blobs(3 + number * number % 9, f"client {number}") for number in range(clients)]
+    return {"model": module, "clients": datasets, "test": blobs(201, "test")}
+
+
+def start_ranks(arguments: Sequence[str], count: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
+    """`python ARGUMENTS` as so many ranks on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "OMP_NUM_THREADS": "1",
+        "NISS_RANK_TIMEOUT": "60",
+        **environment,
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120.0) -> list[tuple[int, str, str]]:
+    """Status, stdout and stderr of each, once all have ended; whoever is left after so many seconds is killed."""
+    until, found = time.monotonic() + seconds, []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(until - time.monotonic(), 0.1))
+            found.append((process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+    return found
+
+
+def play(work: Sequence[dict[str, Any]], folder: Path, count: int = 2) -> None:
+    """Do each piece of work (`main`) with that many ranks, which must all succeed."""
+    path = folder / f"work-{time.monotonic_ns()}.json"
+    path.write_text(json.dumps(list(work)))
+    for rank, (status, _, err) in enumerate(ended(start_ranks(["-m", "support.ranks", str(path)], count))):
+        assert status == 0, f"rank {rank}: {err}"
+
+
+def main(path: Path) -> None:
+    """Each piece of work is `{"do": "run" | "compare" | "resume", "config": ..., "out": ...}`, and materials.
+
+    `stop` ends it after so many rounds, as if it had been killed there; `refused` is the error that is expected.
+    """
+    import niss
+    from niss.errors import NissError
+
+    for piece in json.loads(path.read_text()):
+        given = materials(**piece.get("materials", {}))
+        refused = None
+        try:
+            if piece["do"] == "resume":
+                niss.resume(piece["out"], **given)
+            else:
+                make = niss.run if piece["do"] == "run" else niss.compare
+                make(niss.make_config(piece["config"]), out=piece["out"], **given)
+        except NissError as error:
+            refused = error.message
+        if refused != piece.get("refused"):
+            raise SystemExit(f"expected {piece.get('refused')!r}, got {refused!r}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
