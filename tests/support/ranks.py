@@ -1,4 +1,4 @@
-"""Processes that train together as ranks, as a launcher would start them; `main` is what each of them does."""
+"""Processes that train together as ranks, as a launcher would start them; `do` is what each of them does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def materials(clients: int = 12, dtype: str = "float64") -> dict[str, Any]:
         generator = SimStream(7).child("blobs", name).generator()
         centres = 3.0 * SimStream(7).child("centres").generator().standard_normal((3, 5))
         labels = generator.integers(0, 3, count)
-        return (centres[labels] + generator.standard_normal((count, 5))).astype(dtype), labels.astype(np.int64)
+        return (centres[labels] + generator.standard_normal((count, 5))).astype(dtype), labels.astype(
+            np.int64
+        )
 
     module = nn.Linear(5, 3, dtype=getattr(torch, dtype))
     with torch.no_grad():
@@ -49,7 +51,7 @@ def start_ranks(arguments: Sequence[str], count: int = 2, **environment: str) ->
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count),
         "OMP_NUM_THREADS": "1",
-        "NISS_RANK_TIMEOUT": "60",
+        "NISS_RANK_TIMEOUT": "300",
         **environment,
     }
     return [
@@ -64,7 +66,7 @@ def start_ranks(arguments: Sequence[str], count: int = 2, **environment: str) ->
     ]
 
 
-def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120.0) -> list[tuple[int, str, str]]:
+def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 600.0) -> list[tuple[int, str, str]]:
     """Status, stdout and stderr of each, once all have ended; whoever is left after so many seconds is killed."""
     until, found = time.monotonic() + seconds, []
     try:
@@ -77,36 +79,39 @@ def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120.0) ->
     return found
 
 
-def play(work: Sequence[dict[str, Any]], folder: Path, count: int = 2) -> None:
-    """Do each piece of work (`main`) with that many ranks, which must all succeed."""
+def play(work: Sequence[dict[str, Any]], folder: Path, count: int = 2) -> list[list[str]]:
+    """Do each piece of work (`do`) with that many ranks; returns what came of each piece, on each rank."""
     path = folder / f"work-{time.monotonic_ns()}.json"
     path.write_text(json.dumps(list(work)))
-    for rank, (status, _, err) in enumerate(ended(start_ranks(["-m", "support.ranks", str(path)], count))):
+    found = ended(start_ranks(["-m", "support.ranks", str(path)], count))
+    for rank, (status, _, err) in enumerate(found):
         assert status == 0, f"rank {rank}: {err}"
+    return [json.loads(out) for _, out, _ in found]
 
 
-def main(path: Path) -> None:
-    """Each piece of work is `{"do": "run" | "compare" | "resume", "config": ..., "out": ...}`, and materials.
+def do(piece: dict[str, Any]) -> str:
+    """`{"do": "run" | "compare" | "resume", "config": ..., "out": ..., "materials": ..., "stop": ...}`.
 
-    `stop` ends it after so many rounds, as if it had been killed there; `refused` is the error that is expected.
+    `stop` ends it after that round, as an error would. Returns the message of the error that it ended with; or nothing.
     """
     import niss
     from niss.errors import NissError
 
-    for piece in json.loads(path.read_text()):
-        given = materials(**piece.get("materials", {}))
-        refused = None
-        try:
-            if piece["do"] == "resume":
-                niss.resume(piece["out"], **given)
-            else:
-                make = niss.run if piece["do"] == "run" else niss.compare
-                make(niss.make_config(piece["config"]), out=piece["out"], **given)
-        except NissError as error:
-            refused = error.message
-        if refused != piece.get("refused"):
-            raise SystemExit(f"expected {piece.get('refused')!r}, got {refused!r}")
+    def progress(event: Any) -> None:
+        if event.round == piece.get("stop"):
+            raise NissError("stopped")
+
+    given = {**materials(**piece.get("materials", {})), "progress": progress}
+    try:
+        if piece["do"] == "resume":
+            niss.resume(piece["out"], **given)
+        else:
+            make = niss.run if piece["do"] == "run" else niss.compare
+            make(niss.make_config(piece["config"]), out=piece["out"], **given)
+    except NissError as error:
+        return error.message
+    return ""
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.stdout.write(json.dumps([do(piece) for piece in json.loads(Path(sys.argv[1]).read_text())]))
