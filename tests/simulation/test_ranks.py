@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import niss
 from niss.accounting.ledger_file import LedgerFile
-from niss.errors import ConfigError
+from niss.cli.errors import INTERRUPTED
+from niss.errors import ConfigError, NissError, RanksError
 from niss.files import read_json, read_json_lines
+from niss.simulation import RoundEvent
 from niss.simulation.ranks import Place, Ranks, place_in
 from support.federation import small_config
-from support.ranks import do, play
+from support.ranks import do, ended, play, start_ranks
 
 RECORD = {"unit": "record", "epsilon": 20.0, "delta": 1e-3, "clip": 1.0}
 ONE_STEP = {"participants": 6, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
@@ -153,7 +159,7 @@ def test_more_ranks_than_clients_and_unequal_parts(tmp_path: Path) -> None:
     pieces = [
         run_into(Path("few"), "everyone", **few),
         run_into(Path("many"), "everyone, dropouts", **many),
-        {**run_into(Path("single"), "carried", **many), **single},
+        {**run_into(Path("single"), "carried"), **single},
         {**run_into(Path("single"), "niss", **many), **single},
     ]
 
@@ -197,3 +203,56 @@ def test_numbers_that_number_nothing_are_refused(variables: dict[str, str]) -> N
 def test_one_process_is_no_rank() -> None:
     assert place_in({}) is None
     assert place_in({"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+ENDLESS = (
+    "-m", "niss", "run", "--device", "cpu", "--rounds", "4000", "--clients", "20", "--participants", "4",
+    "--epochs", "1", "--method", "fedavg", "--set", "data.samples_per_client=10", "--set", "model.hidden=[]",
+    "--set", "training.workers=1", "--set", "evaluate_every=1000",
+)  # fmt: skip
+
+
+def wait_for_rounds(folder: Path, processes: list[subprocess.Popen[str]], rounds: int = 3) -> None:
+    until = time.monotonic() + 300.0
+    while (
+        not (folder / "metrics.jsonl").exists()
+        or len((folder / "metrics.jsonl").read_text().split("\n")) < rounds
+    ):
+        assert time.monotonic() < until
+        assert all(process.poll() is None for process in processes), ended(processes)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_run_and_its_folder_can_be_resumed(tmp_path: Path, killed: int) -> None:
+    processes = start_ranks([*ENDLESS, "--out", str(tmp_path / "run")])
+    wait_for_rounds(tmp_path / "run", processes)
+    processes[killed].kill()
+    results = ended(processes)
+    assert results[killed][0] == -signal.SIGKILL
+    status, out, err = results[1 - killed]
+    assert status == RanksError.exit_code
+    assert out == ""
+    assert f"error: rank {killed} died or cannot be reached" in err
+    assert f"niss run --resume {tmp_path / 'run'}" in err
+    assert "Traceback" not in err
+    rounds = len(read_json_lines(tmp_path / "run" / "metrics.jsonl")[0])
+
+    def stop(event: RoundEvent) -> None:
+        raise NissError(f"stopped after {event.round}")
+
+    with pytest.raises(NissError, match=f"stopped after {rounds + 1}|stopped after {rounds}"):
+        niss.resume(tmp_path / "run", progress=stop)
+
+
+def test_ctrl_c_ends_all_ranks_and_the_first_says_what_is_kept(tmp_path: Path) -> None:
+    processes = start_ranks([*ENDLESS, "--out", str(tmp_path / "run")])
+    wait_for_rounds(tmp_path / "run", processes)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    (status, out, err), (other, *said) = ended(processes)
+    assert status == INTERRUPTED
+    assert out == ""
+    assert "every whole round is kept" in err
+    assert other in (INTERRUPTED, RanksError.exit_code)
+    assert said == ["", ""]

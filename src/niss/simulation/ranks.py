@@ -23,7 +23,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -83,11 +83,14 @@ class Ranks:
     place  which one this is
     group  of torch.distributed, that sums are made in
     store  what all ranks can write to and read from, as long as the process that holds it lives; None: nothing
+    holds  whether that is this process
     """
 
-    def __init__(self, place: Place | None = None, group: Any = None, store: Any = None) -> None:
+    def __init__(
+        self, place: Place | None = None, group: Any = None, store: Any = None, *, holds: bool = False
+    ) -> None:
         self._place = place or Place(0, 1, 0, 1)
-        self._group, self._store = group, store
+        self._group, self._store, self._holds = group, store, holds
         self._history = 0.0
 
     @property
@@ -231,32 +234,56 @@ class Ranks:
         if isinstance(error, KeyboardInterrupt):
             text = "it was interrupted"
         with contextlib.suppress(Exception):
-            self._store.set(self._key(self._place.rank), text)
+            self._store.set(self._left(self._place.rank), text)
             if not self.first and isinstance(error, NissError):
-                until = time.monotonic() + 1.0
-                while time.monotonic() < until and not self._store.check([self._key(0)]):
-                    time.sleep(0.01)
-                error.told_elsewhere = self._store.check([self._key(0)])
+                error.told_elsewhere = self._wait_for([self._left(0)], 1.0)
+            self._store.set(self._informed(self._place.rank), "")
+            self._linger(range(self.count))
+
+    def forget(self) -> None:
+        """Take back what this rank has said of an earlier run, which all of them ended alike."""
+        if self._store is not None:
+            for key in (self._left(self._place.rank), self._informed(self._place.rank)):
+                self._store.delete_key(key)
+
+    def _linger(self, ranks: Iterable[int]) -> None:
+        """Where this process holds the store, stay until these ranks have read there why they end."""
+        if self._holds:
+            self._wait_for([self._informed(rank) for rank in ranks if rank != self._place.rank], _CHECK_IN)
+
+    def _wait_for(self, keys: list[str], seconds: float) -> bool:
+        """Whether all these keys are in the store before so many seconds have passed."""
+        until = time.monotonic() + seconds
+        while keys and not self._store.check(keys):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
 
     def _checked_in(self) -> dict[int, str]:
         """The ranks that are still there or have said why not, with what they said."""
         if self._store is None:
             return dict.fromkeys(range(self.count), "")
-        mine = self._key(self._place.rank)
+        mine = self._left(self._place.rank)
         if not self._store.check([mine]):
             self._store.set(mine, "-")
         seen: dict[int, str] = {}
         until = time.monotonic() + _CHECK_IN
         while len(seen) < self.count - 1 and time.monotonic() < until:
             for rank in range(self.count):
-                if rank not in seen and self._store.check([self._key(rank)]):
-                    said = self._store.get(self._key(rank)).decode(errors="replace")
+                if rank not in seen and self._store.check([self._left(rank)]):
+                    said = self._store.get(self._left(rank)).decode(errors="replace")
                     seen[rank] = "" if said == "-" else said
             time.sleep(0.01)
+        self._store.set(self._informed(self._place.rank), "")
+        self._linger(seen)
         return seen
 
-    def _key(self, rank: int) -> str:
+    def _left(self, rank: int) -> str:
         return f"left/{rank}"
+
+    def _informed(self, rank: int) -> str:
+        return f"informed/{rank}"
 
 
 ALONE = Ranks()
@@ -303,6 +330,7 @@ def _join(place: Place) -> Ranks:
     """Meet the others, once in the life of a process."""
     global _joined
     if _joined is not None:
+        _joined.forget()
         return _joined
     from torch import distributed
 
@@ -333,7 +361,7 @@ def _join(place: Place) -> Ranks:
     except RuntimeError as error:
         raise RanksError(f"the {place.count} ranks did not meet: {str(error).splitlines()[0]}") from None
     atexit.register(_leave)
-    _joined = Ranks(place, store=store)
+    _joined = Ranks(place, store=store, holds=held_here)
     return _joined
 
 
