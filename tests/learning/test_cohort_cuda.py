@@ -41,7 +41,7 @@ from niss.learning.cohort import BatchTable
 from niss.randomness import SimStream
 from niss.simulation.cuda.noise import add_shares_on_device
 from niss.simulation.cuda.uploads import DeviceUploads
-from niss.simulation.uploads import HostUploads
+from niss.simulation.uploads import HostUploads, Seats
 
 try:
     import pytest
@@ -397,15 +397,15 @@ def test_carried_noise_on_the_device_has_its_law_and_cancels_one_round_later() -
     # Seven deviations of a mean of products of variables whose variances are at most 2.25.
     assert np.abs(rows @ rows.T / coordinates - expected).max() < 7.0 * 2.25 * (2.0 / coordinates) ** 0.5
 
-    again = rounds[0].blank(clients)
+    again = rounds[0].blank(Seats.all(clients))
     again.add_spread(seats, 2.0, [(0.5, gap)], SimStream(2))
     assert np.array_equal(again.rows(), rounds[0].rows())
-    partly = rounds[0].blank(clients)
+    partly = rounds[0].blank(Seats.all(clients))
     partly.add_spread(seats[::2], 2.0, [(0.5, gap)], SimStream(2))
     assert not partly.rows()[1::2].any()
 
     streams = [SimStream(5).child(number) for number in range(3)]
-    first, second = rounds[0].blank(3), rounds[0].blank(3)
+    first, second = rounds[0].blank(Seats.all(3)), rounds[0].blank(Seats.all(3))
     first.add_edge_noise(np.array([0, 0, 2]), np.array([1.0, 2.0, 3.0]), streams)
     second.add_edge_noise(np.array([1, 2, 1]), -np.array([1.0, 2.0, 3.0]), streams)
     assert np.abs(first.total() + second.total()).max() < 1e-4

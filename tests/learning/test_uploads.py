@@ -16,7 +16,7 @@ from niss.mechanism import l2_norm
 from niss.randomness import SimStream
 from niss.simulation.cuda import noise as noise_on_device
 from niss.simulation.cuda.uploads import DeviceUploads
-from niss.simulation.uploads import HostUploads
+from niss.simulation.uploads import HostUploads, Seats
 
 CLIENTS, COORDINATES = 70, 501  # more rows than are clipped at once
 
@@ -89,7 +89,7 @@ def test_carried_noise_has_its_law_and_cancels_one_round_later(
     again = make(np.zeros((5, coordinates), dtype=np.float32))
     again.add_spread(seats, 2.0, [(0.5, gap)], SimStream(2))
     assert np.array_equal(again.rows(), rounds[0].rows())
-    blank = rounds[0].blank(3)
+    blank = rounds[0].blank(Seats.all(3))
     assert blank.shape == (3, coordinates)
     assert not blank.rows().any()
 

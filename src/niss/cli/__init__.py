@@ -22,6 +22,7 @@ from niss.cli.errors import (
     print_error,
     report_crash,
 )
+from niss.cli.launch import only_first_speaks, refuse_together
 from niss.cli.options import Quiet, examples, register
 from niss.cli.terminal import STATE
 from niss.errors import NissError
@@ -60,6 +61,7 @@ app.add_typer(node.app, name="node")
 
 @app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
     quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
     debug: bool = typer.Option(False, "--debug", help="Show the traceback where niss itself crashes."),
@@ -71,15 +73,17 @@ def _root(
         typer.echo(__version__)
         raise typer.Exit
     STATE.debug, STATE.interruption_reported = debug, False
+    refuse_together(context.invoked_subcommand)
 
 
 def main() -> None:
     """Entry point: intended errors become a message with a hint, others a crash with a log, each with its code."""
     try:
-        with optional_packages():
+        with only_first_speaks(), optional_packages():
             app()
     except NissError as error:
-        print_error(error)
+        if not error.told_elsewhere:
+            print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _end_interrupted()

@@ -42,6 +42,9 @@ EXIT_CODES = (
     ExitCode(4, "privacy", "The work would break, overspend or overstate a privacy guarantee."),
     ExitCode(5, "run folder", "A run folder cannot be written, resumed or read."),
     ExitCode(6, "protocol", "This side or the other side did something the protocol forbids."),
+    ExitCode(
+        7, "ranks", "One of several processes of a run died; the others ended, and the run can be resumed."
+    ),
     ExitCode(130, "interrupted", "Ctrl-C; the last line says what was kept and how to go on."),
 )
 """Every code with which `niss` can end; docs/reference/exit-codes.md is this table, and a test compares the two."""

@@ -15,6 +15,7 @@ import typer
 from niss.attacks.experiment import distortion_names, method_names
 from niss.cli import completion
 from niss.cli.errors import MissingPackageError, optional_packages
+from niss.cli.launch import on_all_gpus, rank
 from niss.cli.options import argument, flag_of, from_options, option
 from niss.cli.terminal import (
     RoundProgress,
@@ -56,7 +57,7 @@ class Training:
     epsilon        Privacy target of every client.
     delta          Privacy target of every client.
     clip           L2 bound on a client's update.
-    device         Where clients train: auto, cpu or cuda.
+    device         Where clients train: auto, cpu, cuda, or cuda:all, a process for each GPU.
     settings       Any setting, e.g. privacy.scope=round.
     """
 
@@ -282,6 +283,7 @@ def _execute(work: Literal["run", "compare"], config: Config, output: Output) ->
     from niss import simulation
 
     _check_neighbours(config)
+    on_all_gpus(config.training.device)
     folder = output.out if output.out is not None else free_folder(Path("runs"), config.name)
     with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
         result = getattr(simulation, work)(config, out=folder, overwrite=output.overwrite, progress=progress)
@@ -314,6 +316,8 @@ def _resume(output: Output, *others: Any) -> None:
                     hint="a resumed run goes on with the settings in its folder; start a new one with --out",
                 )
     folder = output.resume or Path()
+    if not rank():
+        on_all_gpus(str(read_json(folder / MANIFEST).get("config", {}).get("training", {}).get("device")))
     with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
         result = resume(folder, progress=progress)
     _present(result, folder, as_json=output.as_json)
@@ -327,7 +331,9 @@ def _kept(folder: Path) -> str:
 
 
 def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> None:
-    """Print the summary as JSON or as a table, write the report and say where it is."""
+    """Print the summary as JSON or as a table, write the report and say where it is; rank 0 does it for all."""
+    if rank():
+        return
     from niss.methods import METHODS
     from niss.report import read_report_input, summary_rows, write_report
 

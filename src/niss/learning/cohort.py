@@ -30,7 +30,7 @@ from niss.learning.local import Evaluation, LocalTraining, require_samples, requ
 from niss.learning.models import Cnn, Mlp, recognise
 from niss.randomness import SimStream
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "cuda:all")
 # What each client of a cohort does.
 Work = LocalTraining | ClippedStep
 Updates = NDArray[np.floating[Any]]
@@ -150,12 +150,13 @@ def choose_engine(
 def choose_device(wanted: str, *, field: str = "device") -> str:
     """`cpu` or `cuda`; `auto` is the GPU where there is one. `field` is what a refusal names.
 
-    Raises `ConfigError` for any other name, and for `cuda` where torch finds no GPU: never a silent fallback.
+    `cuda:all` is `cuda` here: whoever starts a process for each GPU says which of them is its own. Raises `ConfigError`
+    for any other name, and for a GPU where torch finds none: never a silent fallback.
     """
     if wanted not in DEVICES:
         raise ConfigError(f"unknown device {wanted!r}", field=field, hint="use one of: " + ", ".join(DEVICES))
     available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
+    if wanted.startswith("cuda") and not available:
         raise ConfigError(
             "torch finds no CUDA GPU here",
             field=field,
@@ -256,8 +257,11 @@ class Cohort:
 
         On the processor this is `train` with its array as a tensor.
         """
-        if self._engine.device.type == "cpu" or not jobs:
+        device = self._engine.device
+        if device.type == "cpu":
             return torch.from_numpy(self.train(jobs, work, progress=progress))
+        if not jobs:
+            return torch.empty((0, self._layout.size), dtype=self._layout.dtype, device=device)
         self._require_jobs(jobs)
         order: list[int] = []
         parts: list[Tensor] = []

@@ -50,6 +50,29 @@ def add_spread(
             rows[seat, place] += noise
 
 
+def add_part_of_spread(
+    rows: Rows, places: IntArray, variance: float, common: Sequence[Common], streams: Sequence[SimStream]
+) -> NDArray[np.float64]:
+    """What `add_spread` adds to some of its rows, but for the mean: `sqrt(variance) g_k`, each g_k from its own stream,
+    and every common vector, in place; others have the rest of the rows.
+
+    Returns the sum of these `sqrt(variance) g_k`. From a sum over n of the m rows, n / m of what all of them return has
+    to be taken: each may take it from its own part.
+    """
+    dtype, width = rows.dtype, rows.shape[1]
+    deviation, summed = dtype.type(math.sqrt(variance)), np.zeros(width)
+    for place, stream in zip(places, streams, strict=True):
+        for block, normals in normal_blocks(stream, width, dtype):
+            normals *= deviation
+            rows[place, block] += normals
+            summed[block] += normals
+    for scale, source in common if places.size else ():
+        for block, normals in normal_blocks(source, width, dtype):
+            normals *= dtype.type(scale)
+            rows[places, block] += normals
+    return summed
+
+
 def add_edge_noise(
     rows: Rows, seats: IntArray, scales: NDArray[np.float64], streams: Sequence[SimStream]
 ) -> None:

@@ -154,6 +154,7 @@ def add_shares(
     distortion: str | Distortion,
     stream: SimStream,
     keep_factors: bool = False,
+    rows: NDArray[np.int64] | None = None,
 ) -> NDArray[np.floating[Any]] | None:
     """Add a round's simulated shares and their distortion to `uploads` (m x h), in place.
 
@@ -165,46 +166,54 @@ def add_shares(
     unit_variance  sigma^2, the variance of a share of weight 1 in each coordinate
     tau2           the distortion of received shares, one number or one per client
     keep_factors   also keep factors per coordinate, which takes edges x h numbers
+    rows           the row of each client of the graph, -1 where it is not among `uploads`; None: all are, in order
 
     Returns the drawn factors, which the joint view conditions on: one per edge where a share has one factor; one per
-    edge and coordinate if `keep_factors`; None where nothing was multiplied or the factors were not kept.
+    edge and coordinate if `keep_factors`; None where nothing was multiplied or the factors were not kept. All edges
+    have theirs, whoever has a row.
     """
-    if uploads.ndim != 2 or len(uploads) != edges.size:
+    clients = edges.size
+    if uploads.ndim != 2 or (len(uploads) != clients and rows is None):
         raise ConfigError(
-            f"shape {uploads.shape} does not give one row to each of {edges.size} clients", field="uploads"
+            f"shape {uploads.shape} does not give one row to each of {clients} clients", field="uploads"
         )
-    clients, coordinates = uploads.shape
+    rows, coordinates = np.arange(clients) if rows is None else rows, uploads.shape[1]
     if not math.isfinite(unit_variance) or unit_variance < 0.0:
         raise ConfigError(f"must be finite and not negative, not {unit_variance!r}", field="unit_variance")
     tau = np.sqrt(_per_client(tau2, clients, "tau2"))
     kind = distortion_named(distortion)
     dtype = uploads.dtype
     if kind.additive:
-        _add_undistorted(uploads, edges, unit_variance, stream)
+        _add_undistorted(uploads, rows, edges, unit_variance, stream)
         residual = tau * np.sqrt(unit_variance * edges.in_weight)
-        noisy = np.flatnonzero(residual).tolist()
+        noisy = np.flatnonzero((residual > 0.0) & (rows >= 0)).tolist()
         sources = (stream.child("residual", client) for client in noisy)
         for number, place, noise in normal_streams(sources, coordinates, dtype):
             noise *= dtype.type(residual[noisy[number]])
-            uploads[noisy[number], place] += noise
+            uploads[rows[noisy[number]], place] += noise
         return None
     kept = kind.per_coordinate and keep_factors
     scales = np.ones(
         (edges.senders.size, coordinates) if kept else edges.senders.size, dtype=dtype if kept else float
     )
-    for index, (sender, receiver, weight) in enumerate(
-        zip(edges.senders, edges.receivers, edges.weights, strict=True)
-    ):
+    # Of an edge between two clients without a row only its factors are of interest.
+    touched = (rows[edges.senders] >= 0) | (rows[edges.receivers] >= 0)
+    for index in np.flatnonzero(touched | kept | kind.one_factor):
+        sender, receiver, weight = edges.senders[index], edges.receivers[index], edges.weights[index]
+        giver, taker = rows[sender], rows[receiver]
         source = stream.child("share", int(sender), int(receiver))
         distorting = source.child("distortion")
         factors = None
         if kind.one_factor and tau[receiver] > 0.0:
             scales[index] = 1.0 + tau[receiver] * distorting.generator().standard_normal()
+        if not (touched[index] or kept):
+            continue
         if kind.per_coordinate and tau[receiver] > 0.0:
             factors = normal_blocks(distorting, coordinates, dtype)
         for place, share in normal_blocks(source, coordinates, dtype):
             share *= dtype.type(math.sqrt(weight * unit_variance))
-            uploads[sender, place] += share
+            if giver >= 0:
+                uploads[giver, place] += share
             if factors is not None:
                 factor = next(factors)[1]
                 factor *= dtype.type(tau[receiver])
@@ -214,21 +223,31 @@ def add_shares(
                 share *= factor
             elif kind.one_factor:
                 share *= dtype.type(scales[index])
-            uploads[receiver, place] -= share
+            if taker >= 0:
+                uploads[taker, place] -= share
     return scales if kept or kind.one_factor else None
 
 
 def _add_undistorted(
-    uploads: NDArray[np.floating[Any]], edges: Edges, unit_variance: float, stream: SimStream
+    uploads: NDArray[np.floating[Any]],
+    rows: NDArray[np.int64],
+    edges: Edges,
+    unit_variance: float,
+    stream: SimStream,
 ) -> None:
-    """Add the share of each edge to the row of its sender, and take it from that of its receiver."""
-    senders, receivers = edges.senders.tolist(), edges.receivers.tolist()
-    deviations = np.sqrt(edges.weights * unit_variance).astype(uploads.dtype)
-    sources = (stream.child("share", *ends) for ends in zip(senders, receivers, strict=True))
+    """Add the share of each edge to the row of its sender, and take it from that of its receiver, where they have one."""
+    touched = np.flatnonzero((rows[edges.senders] >= 0) | (rows[edges.receivers] >= 0))
+    senders, receivers = edges.senders[touched], edges.receivers[touched]
+    givers, takers = rows[senders].tolist(), rows[receivers].tolist()
+    deviations = np.sqrt(edges.weights[touched] * unit_variance).astype(uploads.dtype)
+    ends = zip(senders.tolist(), receivers.tolist(), strict=True)
+    sources = (stream.child("share", *pair) for pair in ends)
     for number, place, share in normal_streams(sources, uploads.shape[1], uploads.dtype):
         share *= deviations[number]
-        uploads[senders[number], place] += share
-        uploads[receivers[number], place] -= share
+        if givers[number] >= 0:
+            uploads[givers[number], place] += share
+        if takers[number] >= 0:
+            uploads[takers[number], place] -= share
 
 
 def add_gaussian(vector: NDArray[np.floating[Any]], deviation: float, stream: SimStream) -> None:
@@ -263,6 +282,10 @@ class Clique:
     seats: NDArray[np.int64]
     weight: float
 
+    def variance(self, unit_variance: float) -> float:
+        """Of the normal that stands for the shares of one client, of which the mean over all is taken."""
+        return 2.0 * self.seats.size * self.weight * unit_variance
+
 
 def find_clique(edges: Edges) -> Clique | None:
     """The clique that all edges make up; None where they are something else, or none."""
@@ -280,8 +303,8 @@ def add_clique_shares(
     uploads: NDArray[np.floating[Any]], clique: Clique, *, unit_variance: float, stream: SimStream
 ) -> None:
     """Add simulated shares of a clique to its rows of `uploads`, in place, undistorted. Their sum is zero."""
-    dtype, size = uploads.dtype, clique.seats.size
-    deviation = dtype.type(math.sqrt(2.0 * size * clique.weight * unit_variance))
+    dtype = uploads.dtype
+    deviation = dtype.type(math.sqrt(clique.variance(unit_variance)))
     sources = [
         normal_blocks(stream.child("clique", int(seat)), uploads.shape[1], dtype) for seat in clique.seats
     ]

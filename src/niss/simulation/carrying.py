@@ -183,6 +183,8 @@ def close_run(
     stream = federation.stream.child("round", number)
     absent = absent_seats(cohort.size, federation.config.protocol.dropout, stream.child("dropout"))
     edges = federation.repaired_edges(plan, absent)
-    rows = uploads.blank(cohort.size)
+    ranks = federation.trainer.ranks
+    rows = uploads.blank(ranks.seats(cohort.size))
     plan.plan.kind.add_client_noise(rows, plan, stream.child("noise"), edges)
-    return rows.total(np.delete(np.arange(cohort.size), absent)), plan, absent
+    (total,) = ranks.pool(rows.total(np.delete(np.arange(cohort.size), absent)))
+    return total, plan, absent

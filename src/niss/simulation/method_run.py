@@ -12,7 +12,7 @@ from niss.files import PRIVACY, RESULT, write_json
 from niss.simulation.clipping import next_clip
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
-from niss.simulation.records import Checkpoint, RunFolder, recorded
+from niss.simulation.records import Checkpoint, RunFolder, read_by_all, recorded
 from niss.simulation.results import Metrics, RunResult, state_guarantee
 from niss.simulation.round import Federation
 from niss.simulation.round_result import RoundResult
@@ -24,7 +24,7 @@ class MethodRun:
     """The global model, the ledger and the metrics of one method, after `rounds_done` whole rounds.
 
     config   the settings, with this method as the only one
-    folder   where the state is kept, and read back from where the run was begun before; None: nowhere
+    folder   where the state is kept, and read back from where the run was begun before; None: nowhere, or by rank 0
     label    what progress calls it, unless by the method's title
 
     A context manager: while it is open, charges go to the folder's ledger.jsonl.
@@ -47,9 +47,12 @@ class MethodRun:
         budget = plan.budget(config.data.clients) if filtered else None
         state = Checkpoint(0, materials.start, Ledger.empty(config.data.clients, budget))
         self.metrics: Metrics = []
-        if folder is not None:
-            state = folder.load_checkpoint(budget) or state
-            self.metrics = folder.rewind_metrics(state.rounds)
+        with read_by_all(trainer.ranks, folder) as kept:
+            if kept is not None:
+                state = kept.load_checkpoint(budget) or state
+                self.metrics = kept.rewind_metrics(state.rounds)
+                if state.rounds < config.rounds:
+                    state.ledger.history = kept.charged(state.rounds)
         self.rounds_done, self.weights, self.ledger = state.rounds, state.weights, state.ledger
         before = self.metrics[-1].get("model_noise_variance") if self.metrics else 0.0
         self.server = ServerState.restored(state.server, before)

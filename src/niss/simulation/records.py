@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from niss.files import (
     write_atomically,
     write_json,
 )
+from niss.simulation.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,14 @@ class RunFolder:
             write_atomically(self.path / name, b"".join(map(json_line, rows)))
         return lines[METRICS]
 
+    def charged(self, rounds: int) -> list[NDArray[np.int64]]:
+        """The participants of each of that many rounds, from the ledger, which is cut back to them."""
+        if not rounds:
+            return []
+        _rewind_ledger(self.path / LEDGER, rounds)
+        with LedgerFile.open(self.path / LEDGER) as file:
+            return [np.array(sorted(map(int, entry.mus)), dtype=np.int64) for entry in file.entries]
+
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of an earlier round."""
         ledger = checkpoint.ledger
@@ -139,6 +149,28 @@ class RunFolder:
         """Write the final model, by parameter name."""
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         write_atomically(self.path / MODEL, save(contiguous))
+
+
+@contextlib.contextmanager
+def read_by_all(ranks: Ranks, folder: RunFolder | None) -> Iterator[RunFolder | None]:
+    """The folder that a run is resumed from: on ranks other than the first a copy, which need no disk in common."""
+    if not ranks.several:
+        yield folder
+        return
+    names = (CHECKPOINT, METRICS, LEDGER)
+    paths = {} if folder is None else {name: folder.path / name for name in names}
+    contents = {
+        name: ranks.from_first(path.read_bytes() if (path := paths.get(name)) and path.exists() else b"")
+        for name in names
+    }
+    if ranks.first:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="niss-rank-") as place:
+        for name, content in contents.items():
+            if content:
+                write_atomically(Path(place) / name, content)
+        yield RunFolder(Path(place))
 
 
 @dataclass
@@ -190,15 +222,13 @@ def recorded(
     is for a client that takes part in `participations` rounds; `on_grid`: with what the protocol's grid costs.
     """
     spent = (ledger.joint_squared, ledger.marginal_squared, ledger.participations, ledger.budget)
+    history = ledger.history
     if folder is None:
-        yield RecordedLedger(*spent, rounds=rounds)
+        yield RecordedLedger(*spent, history=history, rounds=rounds)
         return
-    history: list[NDArray[np.int64]] = []
     path = folder / LEDGER
     if rounds:
-        _rewind_ledger(path, rounds)
         file = LedgerFile.open(path)
-        history = [np.array(sorted(map(int, entry.mus)), dtype=np.int64) for entry in file.entries]
     else:
         path.unlink(missing_ok=True)
         count = ledger.participations.size

@@ -72,25 +72,17 @@ class Federation:
         # Where no noise is shared there is nothing to exchange.
         if config.exchange == "protocol" and plan.kind.has_protocol:
             size = materials.layout.size + (adaptive_clip(config, method) is not None)
-            grid = (settings.grid_bits, settings.modulus_bits)
+            trainer.ranks.require_one("the parties of the real protocol", field="exchange")
+            shared: dict[str, Any] = {
+                "coordinates": size,
+                "mode": settings.mode,
+                "grid_bits": settings.grid_bits,
+                "modulus_bits": settings.modulus_bits,
+            }
             if plan.kind.carries:
-                exchange = CarriedExchange(
-                    plan,
-                    participants=config.training.participants,
-                    coordinates=size,
-                    mode=settings.mode,
-                    grid_bits=grid[0],
-                    modulus_bits=grid[1],
-                )
+                exchange = CarriedExchange(plan, participants=config.training.participants, **shared)
             else:
-                exchange = ProtocolExchange(
-                    plan,
-                    rounds=config.rounds,
-                    coordinates=size,
-                    mode=settings.mode,
-                    grid_bits=grid[0],
-                    modulus_bits=grid[1],
-                )
+                exchange = ProtocolExchange(plan, rounds=config.rounds, **shared)
         stream = SimStream(config.seed)
         history = NoiseHistory(lambda number: stream.child("round", number).child("noise"))
         return cls(config, plan, materials, trainer, stream, history, exchange)
@@ -237,9 +229,9 @@ class OpenRound:
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
         absent = absent_seats(self.participants.size, config.protocol.dropout, self._stream.child("dropout"))
         if self.round_plan is not None:
-            total, result = self._sum_simulated(self.round_plan, uploads, absent)
+            total, result = self._sum_simulated(self.round_plan, uploads, absent, zeroed)
         else:
-            total, result = self._sum_by_protocol(uploads, absent)
+            total, result = self._sum_by_protocol(uploads, absent, zeroed)
 
         if adaptive is not None:
             total, mean = total[:-1], float(total[-1])
@@ -259,7 +251,7 @@ class OpenRound:
         evaluation = None
         if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
             evaluation = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
-        return replace(result, weights=weights, evaluation=evaluation, zeroed_updates=zeroed)
+        return replace(result, weights=weights, evaluation=evaluation)
 
     @property
     def outlook(self) -> Outlook | None:
@@ -280,7 +272,7 @@ class OpenRound:
         return self.federation.stream.child("round", self.number)
 
     def _sum_simulated(
-        self, plan: RoundPlan, uploads: Uploads, absent: list[int]
+        self, plan: RoundPlan, uploads: Uploads, absent: list[int], zeroed: int
     ) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, with noise drawn from the seed.
 
@@ -288,7 +280,7 @@ class OpenRound:
         clients are never drawn; it is charged as one in which the server was given them.
         """
         federation, method, noise = self.federation, plan.plan.kind, self._stream.child("noise")
-        rate = federation.config.training.server_rate
+        ranks, rate = federation.trainer.ranks, federation.config.training.server_rate
         here = np.delete(np.arange(plan.participants.size), absent)
         without_noise = uploads.total(here)
         edges = federation.repaired_edges(plan, absent)
@@ -301,7 +293,9 @@ class OpenRound:
         self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
         # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
-        method.add_server_noise(total, plan, noise, federation.history)
+        if ranks.first:
+            method.add_server_noise(total, plan, noise, federation.history)
+        total, without_noise, diverged = ranks.pool(total, without_noise, np.array([float(zeroed)]))
 
         predicted = method.left_over_variance(plan, absent, repaired=repaired)
         covariances = method.earlier_covariances(plan, absent, repaired=repaired)
@@ -317,6 +311,7 @@ class OpenRound:
             number=self.number + 1,
             weights=self.weights,  # not moved yet
             participants=plan.participants.size,
+            zeroed_updates=int(diverged[0]),
             dropped=len(absent),
             exact=not (absent and method.shares_noise) or repaired,
             tau2=float(plan.tau2.mean()),
@@ -341,7 +336,9 @@ class OpenRound:
             result = replace(result, noise=result.noise.joined(extra), under_way=0.0)
         return total * scale, result
 
-    def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundResult]:
+    def _sum_by_protocol(
+        self, uploads: Uploads, absent: list[int], zeroed: int
+    ) -> tuple[FloatArray, RoundResult]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
         plan, size = self.plan, self.participants.size
         rows = uploads.rows()
@@ -360,6 +357,7 @@ class OpenRound:
             number=self.number + 1,
             weights=self.weights,  # not moved yet
             participants=size,
+            zeroed_updates=zeroed,
             dropped=len(absent),
             exact=exchanged.outcome.exact,
             tau2=exchanged.tau2,

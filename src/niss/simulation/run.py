@@ -8,6 +8,7 @@ that was not, and a method ends the same alone and beside others.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from niss.simulation.materials import (
     make_manifest,
 )
 from niss.simulation.method_run import MethodRun
+from niss.simulation.ranks import Ranks, joined
 from niss.simulation.records import RunFolder
 from niss.simulation.results import Comparison, RunResult, summarise
 from niss.simulation.round import begin_round
@@ -115,14 +117,15 @@ def run(
             field="methods",
             hint="use compare for several",
         )
-    config = fit_to_datasets(config, clients)
-    materials = gather(config, model, clients, test)
-    with Trainer(config, materials) as trainer:
-        folder = None
-        if out is not None:
-            manifest = make_manifest("run", config, materials, trainer.engine)
-            folder = RunFolder.create(Path(out), manifest, overwrite=overwrite)
-        return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress)[0]
+    with joined(out) as ranks:
+        config = fit_to_datasets(config, clients)
+        materials = gather(config, model, clients, test)
+        with Trainer(config, materials, ranks) as trainer:
+            folder = None
+            if out is not None and ranks.first:
+                manifest = make_manifest("run", config, materials, trainer.engine)
+                folder = RunFolder.create(Path(out), manifest, overwrite=overwrite)
+            return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress)[0]
 
 
 def compare(
@@ -143,14 +146,15 @@ def compare(
     >>> for result in comparison:
     ...     print(result.label, result.accuracy, result.epsilon)
     """
-    config = fit_to_datasets(config, clients)
-    materials = gather(config, model, clients, test)
-    entry = _Entry(config, materials, None if out is None else RunFolder(Path(out)))
-    with Trainer(config, materials) as trainer:
-        if entry.folder is not None:
-            manifest = make_manifest("comparison", config, materials, trainer.engine)
-            RunFolder.create(entry.folder.path, manifest, overwrite=overwrite)
-        return _play_entries([entry], trainer, progress)[0]
+    with joined(out) as ranks:
+        config = fit_to_datasets(config, clients)
+        materials = gather(config, model, clients, test)
+        entry = _Entry(config, materials, _folder(ranks, out))
+        with Trainer(config, materials, ranks) as trainer:
+            if entry.folder is not None:
+                manifest = make_manifest("comparison", config, materials, trainer.engine)
+                RunFolder.create(entry.folder.path, manifest, overwrite=overwrite)
+            return _play_entries([entry], trainer, progress)[0]
 
 
 def resume(
@@ -173,23 +177,39 @@ def resume(
     >>> result = niss.resume("runs/first")
     """
     path = Path(folder)
-    manifest = read_json(path / MANIFEST)
-    if "config" not in manifest or "kind" not in manifest:
+    with joined(path) as ranks:
+        manifest = _begun(path, ranks)
+        config = make_config(manifest["config"])
+        materials = gather(config, model, clients, test)
+        if (
+            manifest.get("data") != materials.data
+            or manifest.get("model_parameters") != materials.layout.size
+        ):
+            raise RunFolderError(
+                f"{path} was begun with other data or another model",
+                hint="resume with the data, the datasets and the model the run was begun with",
+            )
+        run_folder = _folder(ranks, path)
+        with Trainer(config, materials, ranks) as trainer:
+            if manifest["kind"] == "comparison":
+                return _play_entries([_Entry(config, materials, run_folder)], trainer, progress)[0]
+            return play_runs([MethodRun(config, materials, trainer, run_folder)], trainer, progress)[0]
+
+
+def _begun(path: Path, ranks: Ranks) -> dict[str, Any]:
+    """The manifest of a run, which rank 0 reads for all."""
+    found = read_json(path / MANIFEST) if ranks.first else {}
+    if ranks.first and ("config" not in found or "kind" not in found):
         raise RunFolderError(
             f"{path / MANIFEST} is not the manifest of a run", hint="give the folder of an earlier run"
         )
-    config = make_config(manifest["config"])
-    materials = gather(config, model, clients, test)
-    if manifest.get("data") != materials.data or manifest.get("model_parameters") != materials.layout.size:
-        raise RunFolderError(
-            f"{path} was begun with other data or another model",
-            hint="resume with the data, the datasets and the model the run was begun with",
-        )
-    run_folder = RunFolder(path)
-    with Trainer(config, materials) as trainer:
-        if manifest["kind"] == "comparison":
-            return _play_entries([_Entry(config, materials, run_folder)], trainer, progress)[0]
-        return play_runs([MethodRun(config, materials, trainer, run_folder)], trainer, progress)[0]
+    manifest: dict[str, Any] = json.loads(ranks.from_first(json.dumps(found).encode()))
+    return manifest
+
+
+def _folder(ranks: Ranks, path: str | Path | None) -> RunFolder | None:
+    """The folder at that path, which only rank 0 has."""
+    return None if path is None or not ranks.first else RunFolder(Path(path))
 
 
 def compare_seeds(
@@ -227,15 +247,16 @@ def compare_together(
         raise ConfigError("nothing to compare", field="configs")
     for one, other in pairwise(configs.values()):
         _require_one_cohort(one, other)
-    materials = gather_together(list(configs.values()), dataset)
-    entries = [
-        _Entry(config, items, None if out is None else RunFolder(Path(out) / name), name)
-        for (name, config), items in zip(configs.items(), materials, strict=True)
-    ]
-    with Trainer(entries[0].config, materials[0]) as trainer:
-        for entry in entries:
-            entry.begin_or_continue(trainer.engine)
-        return dict(zip(configs, _play_entries(entries, trainer, progress), strict=True))
+    with joined() as ranks:
+        materials = gather_together(list(configs.values()), dataset)
+        entries = [
+            _Entry(config, items, _folder(ranks, None if out is None else Path(out) / name), name)
+            for (name, config), items in zip(configs.items(), materials, strict=True)
+        ]
+        with Trainer(entries[0].config, materials[0], ranks) as trainer:
+            for entry in entries:
+                entry.begin_or_continue(trainer.engine)
+            return dict(zip(configs, _play_entries(entries, trainer, progress), strict=True))
 
 
 @dataclass(frozen=True)
@@ -300,6 +321,7 @@ def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | 
 
     Runs whose clients do the same local work train as one cohort, as many as have room for their updates.
     """
+    progress = progress if trainer.ranks.first else None
     with ExitStack() as stack, threads(runs[0].config.training.threads):
         for one in runs:
             stack.enter_context(one)

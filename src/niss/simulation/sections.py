@@ -132,7 +132,7 @@ class TrainingConfig(Section):
     weights        `equal`, or `declared`: in proportion to dataset sizes, which must be public.
     size_cap       Largest size that counts with `weights = "declared"`.
     engine         `cohort`: all clients of a round together. `plain`: one after another, the reference.
-    device         `auto` takes a GPU where there is one.
+    device         `auto` takes a GPU where there is one. `cuda:all`: a process on each GPU of this machine.
     workers        Worker processes of the cohort engine on CPUs; none: as many as pay off.
     tf32           Faster and coarser products on a GPU.
     threads        Threads of linear algebra.
@@ -155,7 +155,7 @@ class TrainingConfig(Section):
     weights: Literal["equal", "declared"] = "equal"
     size_cap: Count | None = None
     engine: Literal["cohort", "plain"] = "cohort"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "cuda:all"] = "auto"
     workers: Count | None = None
     tf32: bool = False
     threads: Count = 1

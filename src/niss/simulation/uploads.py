@@ -1,5 +1,8 @@
 """The rows of a round, one for each client: first what it learned, then what it uploads.
 
+Where several processes train (`niss.simulation.ranks`), each has the rows of some seats and does with them what one
+process would do: noise is drawn by seat and by edge, and whatever is summed adds up to the sum of all.
+
 A round does the same with them wherever they are: clip each row, hide it in noise, sum the rows. `HostUploads` does
 it on the processor and is the reference; `niss.simulation.cuda.uploads` does it on the device where the clients were
 trained, so that the rows never leave it.
@@ -8,6 +11,8 @@ trained, so that the rows never leave it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -24,7 +29,7 @@ from niss.mechanism import (
     require_finite,
 )
 from niss.mechanism.adaptive import bit_weight, room, was_short
-from niss.mechanism.carried import Common, add_edge_noise, add_spread
+from niss.mechanism.carried import Common, add_edge_noise, add_part_of_spread, add_spread
 from niss.mechanism.shares import Distortion, Edges, SomeEdges, add_clique_shares, find_clique
 from niss.methods import UploadRows
 from niss.randomness import SimStream
@@ -34,6 +39,35 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.floating[Any]]
 Clipping = Literal["none", "l2", "elements"]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Whose rows these are: row i is that of seat `mine[i]`, of `count` seats that a round has."""
+
+    count: int
+    mine: IntArray
+
+    @classmethod
+    def all(cls, count: int) -> Seats:
+        return cls(count, np.arange(count))
+
+    @property
+    def complete(self) -> bool:
+        return self.mine.size == self.count
+
+    @cached_property
+    def rows(self) -> IntArray:
+        """The row of each seat; -1 where another process has it."""
+        found = np.full(self.count, -1, dtype=np.int64)
+        found[self.mine] = np.arange(self.mine.size)
+        return found
+
+    def rows_of(self, seats: IntArray | None) -> IntArray:
+        """The rows that these seats, or all, have here."""
+        found = self.rows if seats is None else self.rows[seats]
+        return found[found >= 0]
 
 
 class Uploads(UploadRows, Protocol):
@@ -44,9 +78,9 @@ class Uploads(UploadRows, Protocol):
         """Turn each update x_k into its clipped contribution `p_k x_k`.
 
         clipping  "l2": ||x_k||_2 <= clip after rounding too; "elements": every |entry| <= clip; "none": neither
-        weights   p_k, one for each row
+        weights   p_k, one for each seat
 
-        A row with NaN or infinite entries becomes zero; returns how many such rows there were.
+        A row with NaN or infinite entries becomes zero; returns how many such rows there were here.
         """
 
     def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[Uploads, int]:
@@ -56,16 +90,19 @@ class Uploads(UploadRows, Protocol):
         """
 
     def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        """The sum of these rows, or of all, in float64."""
+        """The sum of the rows that these seats, or all, have here, in float64.
+
+        Over all processes these add up to the sum of the round; one alone may have parts in it that cancel in there.
+        """
 
     def rows(self) -> Rows:
         """The rows on the processor, to be read only."""
 
-    def blank(self, clients: int) -> Uploads:
-        """That many rows of zeros of the same length, where these are."""
+    def blank(self, seats: Seats) -> Uploads:
+        """Rows of zeros of the same length for these seats, where these are."""
 
 
-def make_uploads(rows: Tensor) -> Uploads:
+def make_uploads(rows: Tensor, seats: Seats) -> Uploads:
     """The updates of a cohort, [clients, h], as uploads that stay where they are.
 
     float64 rows of a device come to the processor: the device's clipping and noise are for float32.
@@ -73,23 +110,38 @@ def make_uploads(rows: Tensor) -> Uploads:
     if rows.is_cuda and rows.dtype.itemsize == 4:
         from niss.simulation.cuda.uploads import DeviceUploads
 
-        return DeviceUploads(rows)
-    return HostUploads(rows.cpu().numpy())
+        return DeviceUploads(rows, seats)
+    return HostUploads(rows.cpu().numpy(), seats)
+
+
+@dataclass(frozen=True)
+class _PartOfSpread:
+    """Normals of these seats, of which the mean over all is to be taken: `drawn` is the sum of those drawn here."""
+
+    seats: IntArray
+    drawn: NDArray[np.float64]
+
+    def of_sum(self, seats: IntArray | None) -> NDArray[np.float64]:
+        """What of the mean belongs to this process, in a sum over these seats."""
+        share = 1.0 if seats is None else float(np.isin(self.seats, seats).mean())
+        return share * self.drawn
 
 
 class HostUploads:
     """Rows [clients, h] in the memory of the processor: the reference; `Uploads` says what the methods do."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, seats: Seats | None = None) -> None:
         self._rows = rows
+        self._seats = Seats.all(len(rows)) if seats is None else seats
+        self._spreads: list[_PartOfSpread] = []
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._rows.shape[0], self._rows.shape[1]
+        return self._seats.count, self._rows.shape[1]
 
     def bound(self, clipping: Clipping, clip: float, weights: NDArray[np.float64]) -> int:
         lost = 0
-        for row, weight in zip(self._rows, weights, strict=True):
+        for row, weight in zip(self._rows, weights[self._seats.mine], strict=True):
             bounded, finite = _bounded(row, clipping, clip)
             np.multiply(bounded, weight, out=row, casting="same_kind")
             lost += not finite
@@ -97,14 +149,14 @@ class HostUploads:
 
     def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[HostUploads, int]:
         rows, limit = self._rows, room(clip)
-        bits = [was_short(l2_norm(row), limit) for row in rows]
+        bits = np.array([was_short(l2_norm(row), limit) for row in rows], dtype=bool)
         lost = self.bound("l2", limit, weights)
-        tails = (bit_weight(clip) * weights * bits).astype(rows.dtype)
-        return HostUploads(np.concatenate([rows, tails[:, None]], axis=1)), lost
+        tails = (bit_weight(clip) * weights[self._seats.mine] * bits).astype(rows.dtype)
+        return HostUploads(np.concatenate([rows, tails[:, None]], axis=1), self._seats), lost
 
     def add_own_noise(self, deviations: NDArray[np.float64], stream: SimStream) -> None:
-        for seat, (row, deviation) in enumerate(zip(self._rows, deviations, strict=True)):
-            add_gaussian(row, float(deviation), stream.child("own", seat))
+        for row, seat in zip(self._rows, self._seats.mine.tolist(), strict=True):
+            add_gaussian(row, float(deviations[seat]), stream.child("own", seat))
 
     def add_shares(
         self,
@@ -118,34 +170,49 @@ class HostUploads:
     ) -> Rows | None:
         # Where everyone shares with everyone, the same law is drawn in one vector for each client.
         if distortion_named(distortion).additive and (clique := find_clique(edges)) is not None:
-            add_clique_shares(self._rows, clique, unit_variance=unit_variance, stream=stream)
+            if self._seats.complete:
+                add_clique_shares(self._rows, clique, unit_variance=unit_variance, stream=stream)
+            else:
+                self._add_part_of_spread(clique.seats, clique.variance(unit_variance), (), stream, "clique")
             # The shares are added; what was received of them is left to be distorted.
             edges = SomeEdges.of(edges, np.zeros(edges.senders.size, dtype=bool))
         return add_shares(
             self._rows, edges, unit_variance=unit_variance, tau2=tau2, distortion=distortion,
-            stream=stream, keep_factors=keep_factors,
+            stream=stream, keep_factors=keep_factors, rows=self._seats.rows,
         )  # fmt: skip
 
     def add_spread(
-        self,
-        seats: NDArray[np.int64],
-        variance: float,
-        common: Sequence[Common],
-        stream: SimStream,
+        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
     ) -> None:
-        add_spread(self._rows, seats, variance, common, stream)
+        if self._seats.complete:
+            add_spread(self._rows, seats, variance, common, stream)
+        else:
+            self._add_part_of_spread(seats, variance, common, stream, "spread")
+
+    def _add_part_of_spread(
+        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream, name: str
+    ) -> None:
+        places = self._seats.rows_of(seats)
+        streams = [stream.child(name, seat) for seat in self._seats.mine[places].tolist()]
+        drawn = add_part_of_spread(self._rows, places, variance, common, streams)
+        self._spreads.append(_PartOfSpread(seats, drawn))
 
     def add_edge_noise(
-        self, seats: NDArray[np.int64], scales: NDArray[np.float64], streams: Sequence[SimStream]
+        self, seats: IntArray, scales: NDArray[np.float64], streams: Sequence[SimStream]
     ) -> None:
-        add_edge_noise(self._rows, seats, scales, streams)
+        places = self._seats.rows[seats]
+        here = np.flatnonzero(places >= 0)
+        add_edge_noise(self._rows, places[here], scales[here], [streams[edge] for edge in here])
 
-    def blank(self, clients: int) -> HostUploads:
-        return HostUploads(np.zeros((clients, self._rows.shape[1]), dtype=self._rows.dtype))
+    def blank(self, seats: Seats) -> HostUploads:
+        return HostUploads(np.zeros((seats.mine.size, self._rows.shape[1]), dtype=self._rows.dtype), seats)
 
-    def total(self, seats: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        rows = self._rows if seats is None or seats.size == len(self._rows) else self._rows[seats]
+    def total(self, seats: IntArray | None = None) -> NDArray[np.float64]:
+        places = self._seats.rows_of(seats)
+        rows = self._rows if places.size == len(self._rows) else self._rows[places]
         summed: NDArray[np.float64] = rows.sum(axis=0, dtype=np.float64)
+        for spread in self._spreads:
+            summed -= spread.of_sum(seats)
         return summed
 
     def rows(self) -> Rows:

@@ -52,7 +52,7 @@ def normals(seed, lane, name, kind):
 
 @triton.jit
 def share_noise(
-    uploads, starts, edges, own_scales, taus, residuals, seed, coordinates,
+    uploads, seats, starts, edges, own_scales, taus, residuals, seed, coordinates,
     COORDINATE: tl.constexpr, ADDITIVE: tl.constexpr,
 ):  # fmt: skip
     """One client's row, four counter blocks of coordinates: every share it gives or takes, made from its counter.
@@ -61,6 +61,7 @@ def share_noise(
     `own_scales[j]`, and with COORDINATE times `1 + taus[j] z'`, z' a fresh normal of that edge and
     coordinate (taus is 0 at a sender). With ADDITIVE the client adds `residuals[client]` times a normal.
     `own_scales[j]` is the share's deviation at its sender, and minus that times its factor at its receiver.
+    `seats[client]` is by which name the client's own noise is made, wherever its row is.
     Both ends make the same normals, from the same counter: what cancels, cancels but for the last bits of the sums.
     """
     block = tl.program_id(0)
@@ -91,7 +92,7 @@ def share_noise(
     if ADDITIVE:
         residual = tl.load(residuals + client)
         if residual != 0.0:
-            z0, z1, z2, z3 = normals(seed, lane, client, 2)
+            z0, z1, z2, z3 = normals(seed, lane, tl.load(seats + client), 2)
             x0 += residual * z0
             x1 += residual * z1
             x2 += residual * z2

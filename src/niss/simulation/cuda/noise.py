@@ -47,6 +47,7 @@ def add_shares_on_device(
     tau2: ArrayLike,
     distortion: str | Distortion,
     stream: SimStream,
+    seats: NDArray[np.int64] | None = None,
     triton: bool | None = None,
 ) -> NDArray[np.float64] | None:
     """Add the shares of all edges and their distortion to `uploads` (m x h, on a CUDA device), in place.
@@ -54,13 +55,15 @@ def add_shares_on_device(
     edges          the share graph, or some of its edges
     unit_variance  sigma^2, the variance of a share of weight 1 in each coordinate
     tau2           the distortion of received shares, one number or one per client
+    seats          the client of each row; None: all clients of the graph, in order
     triton         False asks for plain torch, edge by edge: the same distribution from other numbers
 
     Returns the factors `s_e` where a share has one factor, else None: a factor per coordinate is never kept.
     """
-    if uploads.ndim != 2 or len(uploads) != edges.size or not uploads.is_contiguous():
+    seats = np.arange(edges.size) if seats is None else seats
+    if uploads.ndim != 2 or len(uploads) != seats.size or not uploads.is_contiguous():
         raise ConfigError(
-            f"shape {tuple(uploads.shape)} is not one contiguous row for each of {edges.size} clients",
+            f"shape {tuple(uploads.shape)} is not one contiguous row for each of {seats.size} clients",
             field="uploads",
         )
     if not math.isfinite(unit_variance) or unit_variance < 0.0:
@@ -87,7 +90,8 @@ def add_shares_on_device(
         seed=stream.child("shares").torch_seed(),
     )
     fused = _triton_installed() if triton is None else triton
-    (_add_fused if fused else _add_plain)(uploads, edges, noise)
+    if seats.size:
+        (_add_fused if fused else _add_plain)(uploads, edges, seats, noise)
     return factors if kind.one_factor else None
 
 
@@ -97,39 +101,47 @@ def _triton_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def _add_fused(uploads: Tensor, edges: Edges, noise: _Noise) -> None:
-    """One pass of the kernel over `uploads`: each row's ends of edges together, in the order of the clients.
+def _add_fused(uploads: Tensor, edges: Edges, seats: NDArray[np.int64], noise: _Noise) -> None:
+    """One pass of the kernel over `uploads`: each row's ends of edges together, in the order of the rows.
 
     An edge has two ends: entry e is its sender's, which adds the share, entry count + e its receiver's, which
-    subtracts it times its factor. Sorted by client, the ends of client k are those from `starts[k]` to `starts[k + 1]`.
+    subtracts it times its factor. Sorted by row, the ends of row k are those from `starts[k]` to `starts[k + 1]`.
     """
     from niss.simulation.cuda.kernels import LANES, share_noise
 
-    count = edges.senders.size
-    clients = np.concatenate([edges.senders, edges.receivers])
-    order = np.argsort(clients, kind="stable")
-    starts = np.searchsorted(clients[order], np.arange(edges.size + 1))
+    count, size = edges.senders.size, seats.size
+    row_of = np.full(edges.size, -1)
+    row_of[seats] = np.arange(size)
+    rows = row_of[np.concatenate([edges.senders, edges.receivers])]
+    order = np.argsort(rows, kind="stable")
+    # Ends at clients without a row come first.
+    order = order[np.searchsorted(rows[order], 0) :]
+    starts = np.searchsorted(rows[order], np.arange(size + 1))
     scales = np.concatenate([noise.deviations, -noise.deviations * noise.factors])[order]
     end_taus = np.concatenate([np.zeros(count), noise.taus])[order]
 
-    # One transfer for everything: five small ones would take longer than the noise of a small model.
-    whole = np.concatenate([starts, order % max(count, 1)]).astype(np.int32)
-    real = np.concatenate([scales, end_taus, noise.residuals]).astype(np.float32)
+    # One transfer for everything: six small ones would take longer than the noise of a small model.
+    whole = np.concatenate([starts, seats, order % max(count, 1)]).astype(np.int32)
+    real = np.concatenate([scales, end_taus, noise.residuals[seats]]).astype(np.float32)
     packed = torch.from_numpy(np.concatenate([whole, real.view(np.int32)])).to(uploads.device)
-    begins, names, *floats = torch.split(
-        packed, [edges.size + 1, 2 * count, 2 * count, 2 * count, edges.size]
+    begins, clients, names, *floats = torch.split(
+        packed, [size + 1, size, order.size, order.size, order.size, size]
     )
     own_scales, own_taus, own_residuals = (part.view(torch.float32) for part in floats)
     coordinates = uploads.shape[1]
-    grid = (-(-coordinates // (4 * LANES.value)), edges.size)
+    grid = (-(-coordinates // (4 * LANES.value)), size)
     share_noise[grid](
-        uploads, begins, names, own_scales, own_taus, own_residuals, noise.seed, coordinates,
+        uploads, clients, begins, names, own_scales, own_taus, own_residuals, noise.seed, coordinates,
         COORDINATE=bool(noise.taus.any()), ADDITIVE=bool(noise.residuals.any()), num_warps=4,
     )  # fmt: skip
 
 
-def _add_plain(uploads: Tensor, edges: Edges, noise: _Noise) -> None:
-    """Edge by edge in torch: each share is drawn once, added at its sender and subtracted at its receiver."""
+def _add_plain(uploads: Tensor, edges: Edges, seats: NDArray[np.int64], noise: _Noise) -> None:
+    """Edge by edge in torch: each share is drawn once, added at its sender and subtracted at its receiver.
+
+    One generator draws for all clients, also for those without a row.
+    """
+    rows = dict(zip(seats.tolist(), uploads, strict=True))
     source = torch.Generator(uploads.device).manual_seed(noise.seed)
 
     def normal() -> Tensor:
@@ -137,9 +149,13 @@ def _add_plain(uploads: Tensor, edges: Edges, noise: _Noise) -> None:
 
     for index in range(edges.senders.size):
         share = normal().mul_(float(noise.deviations[index]))
-        uploads[int(edges.senders[index])].add_(share)
+        if (row := rows.get(int(edges.senders[index]))) is not None:
+            row.add_(share)
         if noise.taus[index]:
             share.mul_(normal().mul_(float(noise.taus[index])).add_(1.0))
-        uploads[int(edges.receivers[index])].sub_(share, alpha=float(noise.factors[index]))
-    for client in np.flatnonzero(noise.residuals):
-        uploads[int(client)].add_(normal(), alpha=float(noise.residuals[client]))
+        if (row := rows.get(int(edges.receivers[index]))) is not None:
+            row.sub_(share, alpha=float(noise.factors[index]))
+    for client in np.flatnonzero(noise.residuals).tolist():
+        residual = normal()
+        if (row := rows.get(client)) is not None:
+            row.add_(residual, alpha=float(noise.residuals[client]))

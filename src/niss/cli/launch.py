@@ -1,0 +1,158 @@
+"""niss as one of several processes that train together: who speaks, and the processes of `--device cuda:all`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+from niss.cli.errors import INTERRUPTED
+from niss.errors import ConfigError, RanksError
+
+ALL_GPUS = "cuda:all"
+TOGETHER = ("run", "compare")
+"""The commands that several processes can do together."""
+_GRACE = 15.0
+"""Seconds for the other processes to end by themselves once one has failed, and again once they were told to."""
+
+
+def rank() -> int | None:
+    """The number of this process among those started together, by torchrun for instance; None: it is the only one."""
+    if "RANK" not in os.environ:
+        return None
+    from niss.simulation.ranks import place_in
+
+    place = place_in(os.environ)
+    return None if place is None else place.rank
+
+
+@contextlib.contextmanager
+def only_first_speaks() -> Iterator[None]:
+    """Let nothing be printed but by rank 0."""
+    if not rank():
+        yield
+        return
+    with Path(os.devnull).open("w") as end, contextlib.redirect_stdout(end), contextlib.redirect_stderr(end):
+        yield
+
+
+def refuse_together(command: str | None) -> None:
+    """Refuse a command that every rank would do for itself."""
+    if command not in TOGETHER and rank() is not None:
+        raise ConfigError(
+            f"niss {command} is done by one process",
+            field="WORLD_SIZE",
+            hint=f"start it without torchrun; several processes can do: niss {', niss '.join(TOGETHER)}",
+        )
+
+
+def on_all_gpus(device: str) -> None:
+    """With `cuda:all` on a machine with several GPUs, run this command once for each of them, and end with their code.
+
+    Does nothing where another device is asked for, where there is one GPU, or in one of those processes.
+    """
+    if device != ALL_GPUS or rank() is not None:
+        return
+    from torch import cuda
+
+    from niss.learning import choose_device
+
+    choose_device(device, field="training.device")
+    if (count := cuda.device_count()) > 1:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = given.split(",") if given else list(map(str, range(count)))
+        own = [{"CUDA_VISIBLE_DEVICES": name} for name in names[:count]]
+        raise typer.Exit(launch([sys.executable, "-m", "niss", *sys.argv[1:]], own))
+
+
+def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
+    """Run a command as ranks of this machine, one with each of these variables; returns the code to end with.
+
+    What ranks tell each other goes through this process, which outlives them. Once one fails the others are given time
+    to say so and then ended, so that none waits for what never comes. They are no part of the terminal's process group:
+    Ctrl-C reaches them through here, once.
+    """
+    from torch import distributed
+
+    count = len(environments)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        for number, own in enumerate(environments):
+            place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            processes.append(
+                subprocess.Popen(list(command), env={**common, **own, **place}, start_new_session=True)
+            )
+        try:
+            _watch(processes)
+        except KeyboardInterrupt:
+            _signal(processes, signal.SIGINT)
+            _wait(processes, _GRACE)
+            return _ended_by_user()
+    finally:
+        _signal(processes, signal.SIGTERM)
+        _wait(processes, _GRACE)
+        _signal(processes, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, before)
+    return _code([process.wait() for process in processes])
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _ended_by_user() -> int:
+    from niss.cli.terminal import STATE
+
+    STATE.interruption_reported = True  # by rank 0
+    return INTERRUPTED
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until all have ended, or one has failed and the others had time to end as well."""
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):
+            _wait(processes, _GRACE)
+            return
+        time.sleep(0.05)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+
+
+def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def _code(codes: Sequence[int]) -> int:
+    """That of the first rank that ended by itself with one; raises `RanksError` where all that failed were killed."""
+    if not any(codes):
+        return 0
+    if said := [code for code in codes if code > 0]:
+        return said[0]
+    killed = {number: -code for number, code in enumerate(codes) if code < 0}
+    words = ", ".join(f"rank {number} by signal {by}" for number, by in killed.items())
+    raise RanksError(
+        f"ranks were killed: {words}", hint="every whole round is kept. Go on with: niss run --resume FOLDER"
+    )

@@ -1,0 +1,117 @@
+"""Processes that train together as ranks, as a launcher would start them; `do` is what each of them does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+TESTS = Path(__file__).parents[1]
+
+
+def materials(clients: int = 12, dtype: str = "float64") -> dict[str, Any]:
+    """Clients with between 3 and 11 samples each of three classes in five dimensions, and a linear model."""
+    from niss.randomness import SimStream
+
+    def blobs(count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        generator = SimStream(7).child("blobs", name).generator()
+        centres = 3.0 * SimStream(7).child("centres").generator().standard_normal((3, 5))
+        labels = generator.integers(0, 3, count)
+        return (centres[labels] + generator.standard_normal((count, 5))).astype(dtype), labels.astype(
+            np.int64
+        )
+
+    module = nn.Linear(5, 3, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+    datasets = [blobs(3 + number * number % 9, f"client {number}") for number in range(clients)]
+    return {"model": module, "clients": datasets, "test": blobs(201, "test")}
+
+
+def start_ranks(arguments: Sequence[str], count: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
+    """`python ARGUMENTS` as so many ranks on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "OMP_NUM_THREADS": "1",
+        "NISS_RANK_TIMEOUT": "300",
+        **environment,
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 600.0) -> list[tuple[int, str, str]]:
+    """Status, stdout and stderr of each, once all have ended; whoever is left after so many seconds is killed."""
+    until, found = time.monotonic() + seconds, []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(until - time.monotonic(), 0.1))
+            found.append((process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+    return found
+
+
+def play(work: Sequence[dict[str, Any]], folder: Path, count: int = 2) -> list[list[str]]:
+    """Do each piece of work (`do`) with that many ranks; returns what came of each piece, on each rank."""
+    path = folder / f"work-{time.monotonic_ns()}.json"
+    path.write_text(json.dumps(list(work)))
+    found = ended(start_ranks(["-m", "support.ranks", str(path)], count))
+    for rank, (status, _, err) in enumerate(found):
+        assert status == 0, f"rank {rank}: {err}"
+    return [json.loads(out) for _, out, _ in found]
+
+
+def do(piece: dict[str, Any]) -> str:
+    """`{"do": "run" | "compare" | "resume", "config": ..., "out": ..., "materials": ..., "stop": ...}`.
+
+    `stop` ends it after that round, as an error would. Returns the message of the error that it ended with; or nothing.
+    """
+    import niss
+    from niss.errors import NissError
+
+    def progress(event: Any) -> None:
+        if event.round == piece.get("stop"):
+            raise NissError("stopped")
+
+    given = {**materials(**piece.get("materials", {})), "progress": progress}
+    try:
+        if piece["do"] == "resume":
+            niss.resume(piece["out"], **given)
+        else:
+            make = niss.run if piece["do"] == "run" else niss.compare
+            make(niss.make_config(piece["config"]), out=piece["out"], **given)
+    except NissError as error:
+        return error.message
+    return ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps([do(piece) for piece in json.loads(Path(sys.argv[1]).read_text())]))
