@@ -235,7 +235,7 @@ def _add_undistorted(
     unit_variance: float,
     stream: SimStream,
 ) -> None:
-    """Add the share of each edge to the row of its sender, and take it from that of its receiver, where they have one."""
+    """Add each share to the row of its sender and take it from that of its receiver, where they have one."""
     touched = np.flatnonzero((rows[edges.senders] >= 0) | (rows[edges.receivers] >= 0))
     senders, receivers = edges.senders[touched], edges.receivers[touched]
     givers, takers = rows[senders].tolist(), rows[receivers].tolist()
