@@ -43,7 +43,7 @@ class Training:
 
     config         Settings; flags override them.
     preset         Start from settings shipped with niss: demo or paper.
-    dataset        See `niss data list`.
+    dataset        See `niss data list`; or leaf:PATH or tff:PATH.
     model          mlp or cnn.
     split          iid, shards, dirichlet or natural.
     rounds         Number of rounds.
