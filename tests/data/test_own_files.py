@@ -58,7 +58,8 @@ def test_leafs_pictures_are_read_by_writer(femnist):
     assert np.array_equal(dataset.train_images[:2].reshape(2, -1), np.rint(255 * np.array(pixels)))
     assert len(dataset.test_labels) == 3
     assert dataset.mean[0] == pytest.approx(0.5, abs=0.02)
-    assert sorted(dataset.checksums) == ["all_data_0.json", "all_data_1.json"]
+    names = ["data/test/all_data_0.json", "data/train/all_data_0.json", "data/train/all_data_1.json"]
+    assert sorted(dataset.checksums) == names
     assert read_leaf(femnist / "data").clients == 3
 
 

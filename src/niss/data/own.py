@@ -143,8 +143,9 @@ def _read(kind: str, path: Path, clients: int | None) -> Dataset:
         arrays = _arrays(reader, chosen, hold_out=hold_out)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(f"{path} holds no examples as they are known here: {error}", hint=_KNOWN) from error
-    digest = Digest("sha256", "")
-    hashes = {file.name: digest.of_file(file) for file in source.files if file.stat().st_size <= _MOST_HASHED}
+    digest, folder = Digest("sha256", ""), path if path.is_dir() else path.parent
+    small = [file for file in source.files if file.stat().st_size <= _MOST_HASHED]
+    hashes = {file.relative_to(folder).as_posix(): digest.of_file(file) for file in small}
     return Dataset(f"{kind}:{path.name}", *arrays[:4], owners=arrays.owners, checksums=hashes, **details)
 
 
