@@ -33,6 +33,9 @@ class LeafClients:
         """The examples of a user in this part: what stands in `x` with what stands in `y`."""
         return self._users[part].get(client, [])
 
+    def close(self) -> None:
+        """Nothing is open: the files were read whole."""
+
 
 def open_leaf(path: Path) -> LeafClients:
     """The users below a folder with LEAF's `train` and `test`, or in the JSON files of a folder, or in one file."""

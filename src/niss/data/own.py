@@ -6,6 +6,7 @@ what is in the files. Which part of a client's samples is for the test is as in 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ class _Clients(Protocol):
     def clients(self, part: Part) -> list[str]: ...
 
     def examples(self, part: Part, client: str) -> Sequence[Any]: ...
+
+    def close(self) -> None: ...
 
 
 class _Samples(NamedTuple):
@@ -131,22 +134,30 @@ def _place(name: str) -> tuple[str, Path]:
 @lru_cache(maxsize=1)
 def _read(kind: str, path: Path, clients: int | None) -> Dataset:
     source: _Clients = open_leaf(path) if kind == "leaf" else open_tff(path)
-    names = source.clients("train")
-    if not names:
-        raise DataError(f"{path} has no clients to train on", hint="check the path")
-    try:
-        reader = _reader_of(source.examples("train", names[0])[0])
-        # Without a part for the test, a client has to spare a sample for it.
-        hold_out = not source.clients("test")
-        chosen = _choose(source, reader, names, clients, fewest=2 if hold_out else 1)
-        details = reader.learn([train for train, _ in chosen])
-        arrays = _arrays(reader, chosen, hold_out=hold_out)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise DataError(f"{path} holds no examples as they are known here: {error}", hint=_KNOWN) from error
+    with contextlib.closing(source):
+        try:
+            arrays, details = _everything(source, clients)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise DataError(
+                f"{path} holds no examples as they are known here: {error}", hint=_KNOWN
+            ) from error
     digest, folder = Digest("sha256", ""), path if path.is_dir() else path.parent
     small = [file for file in source.files if file.stat().st_size <= _MOST_HASHED]
     hashes = {file.relative_to(folder).as_posix(): digest.of_file(file) for file in small}
     return Dataset(f"{kind}:{path.name}", *arrays[:4], owners=arrays.owners, checksums=hashes, **details)
+
+
+def _everything(source: _Clients, clients: int | None) -> tuple[Arrays, dict[str, Any]]:
+    """The samples of the clients, and what a `Dataset` has to know beyond them."""
+    names = source.clients("train")
+    if not names:
+        raise ValueError("there are no clients to train on")
+    reader = _reader_of(source.examples("train", names[0])[0])
+    # Without a part for the test, a client has to spare a sample for it.
+    hold_out = not source.clients("test")
+    chosen = _choose(source, reader, names, clients, fewest=2 if hold_out else 1)
+    details = reader.learn([train for train, _ in chosen])
+    return _arrays(reader, chosen, hold_out=hold_out), details
 
 
 def _choose(

@@ -59,6 +59,10 @@ class SqliteClients:
             rows = self._connection.execute(query, (client, self._splits[part])).fetchall()
         return [parse_example(bytes(row[0]), name=str(self._path)) for row in rows]
 
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
@@ -107,6 +111,11 @@ class Hdf5Clients:
             {name: _feature(column[place]) for name, column in columns.items()}
             for place in range(counts.pop())
         ]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for group in filter(None, self._groups.values()):
+            group.file.close()
 
 
 def _feature(value: Any) -> list[bytes] | npt.NDArray[np.float32] | npt.NDArray[np.int64]:
