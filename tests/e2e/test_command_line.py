@@ -150,7 +150,16 @@ def test_wrong_input_is_refused_with_a_code_and_a_hint(tmp_path, arguments, code
 def test_data_list_and_fetch_of_the_embedded_dataset(tmp_path):
     listed = niss("data", "list", "--json", cwd=tmp_path)
     names = {entry["name"]: entry for entry in json.loads(listed.stdout)}
-    assert set(names) == {"mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"}
+    assert set(names) >= {
+        "mnist-mini",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "shakespeare",
+        "insteval",
+    }
+    assert (names["insteval"]["kind"], names["insteval"]["clients"]) == ("ids", 2972)
     assert names["mnist-mini"]["available"]
     fetched = niss("data", "get", "mnist-mini", cwd=tmp_path)
     assert Path(fetched.stdout.strip()).exists()

@@ -115,6 +115,10 @@ def test_samples_of_nobody_and_too_few_clients_are_refused(written):
         )
     with pytest.raises(ConfigError, match="6 clients, not 7"):
         gather_together([config_of(split="natural", clients=7, dataset="mine")], written)
+    text = np.zeros((4, 3), dtype=np.int64)
+    texts = Dataset("x", text, text, text, text, classes=2, vocabulary=("a", "b"))
+    with pytest.raises(ConfigError, match="no label of its own"):
+        gather_together([config_of(split="iid", clients=2)], texts)
     with pytest.raises(ConfigError, match="at least 1"):
         partition_by_owner(OWNERS, clients=0, stream=SimStream(1))
 
@@ -153,7 +157,7 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
     ratings = Dataset(
         "ratings", ids, ids[:, 1] % 5, ids[::4], ids[::4, 1] % 5, classes=5, sizes=(12, 7), owners=students
     )
-    monkeypatch.setattr("niss.simulation.materials.load_dataset", lambda _: ratings)
+    monkeypatch.setattr("niss.simulation.materials.load_dataset", lambda *_, **__: ratings)
     config = with_overrides(
         config_of(split="natural", clients=12, dataset="ratings"),
         {"rounds": 30, "training.participants": 6, "training.learning_rate": 1.0, "training.engine": "plain"},

@@ -44,12 +44,12 @@ class Training:
 
     config         Settings; flags override them.
     preset         Start from settings shipped with niss: demo or paper.
-    dataset        See `niss data list`.
+    dataset        See `niss data list`; or leaf:PATH or tff:PATH.
     model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text; mf for ratings.
-    split          iid, shards, dirichlet or natural.
+    split          iid, shards, dirichlet, or natural where the dataset has clients of its own.
     rounds         Number of rounds.
     seed           Seed of the simulation.
-    clients        Number of clients.
+    clients        Number of clients; of a dataset with clients of its own, all of them.
     participants   Clients that take part in a round.
     epochs         Local epochs.
     batch_size     Local batch size.
@@ -65,15 +65,10 @@ class Training:
     preset: str | None = option(None, choices=completion.PRESETS)
     dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset", usually="mnist-mini")
     model: str | None = option(None, choices=completion.MODELS, key="model.name", usually="mlp")
-    split: str | None = option(
-        None,
-        choices=completion.SPLITS,
-        key="data.split",
-        usually="iid, or the dataset's own",
-    )
+    split: str | None = option(None, choices=completion.SPLITS, key="data.split", usually="iid")
     rounds: int | None = option(None, key="rounds", usually="30")
     seed: int | None = option(None, key="seed", usually="1")
-    clients: int | None = option(None, key="data.clients", usually="1000, or the dataset's own")
+    clients: int | None = option(None, key="data.clients", usually="1000")
     participants: int | None = option(None, key="training.participants", usually="200")
     epochs: int | None = option(None, key="training.epochs", usually="5")
     batch_size: int | None = option(None, key="training.batch_size", usually="10")

@@ -219,7 +219,10 @@ def gather_together(
 
     The first holds the training examples for all. `dataset` stands in for the one the configs name.
     """
-    dataset = load_dataset(configs[0].data.dataset) if dataset is None else dataset
+    if dataset is None:
+        everyone = any("clients" in config.data.left_out for config in configs)
+        wanted = None if everyone else max(config.data.clients for config in configs)
+        dataset = load_dataset(configs[0].data.dataset, clients=wanted)
     train, test = to_tensors(dataset)
     data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
     gathered: list[Materials] = []
@@ -272,6 +275,12 @@ def sample_spec(dataset: Dataset) -> Samples:
 def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDArray[np.int64]]:
     """The rows of each client: those it owns, or those it is dealt."""
     if data.split != "natural":
+        if dataset.train_labels.ndim != 1:
+            raise ConfigError(
+                f"a sample of {dataset.name} has no label of its own to deal it out by",
+                field="data.split",
+                hint="use natural",
+            )
         # The settings of the section are the arguments of `partition`, name by name.
         return partition(dataset.train_labels, stream=stream, **data.model_dump(exclude={"dataset"}))
     if dataset.owners is None:
