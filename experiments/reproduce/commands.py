@@ -18,7 +18,7 @@ import typer
 from experiments.reproduce import design
 from experiments.reproduce.modelled import MODELLED
 from experiments.reproduce.sensitivity import READINGS, find_reading
-from niss.cli.completion import DEVICES
+from niss.cli.completion import ONE_DEVICE
 from niss.cli.options import from_options, option, register
 from niss.cli.simulate import parse_settings
 from niss.cli.terminal import PartProgress, RoundProgress, kept_on_interrupt, print_json, say
@@ -51,7 +51,7 @@ class Experiment:
 
     seeds: int = option(3, min=1)
     first_seed: int = option(1, min=0)
-    device: str = option("auto", choices=DEVICES)
+    device: str = option("auto", choices=ONE_DEVICE)
     out: Path = RESULTS
     work: Path = RUNS
     stop_after: float | None = None

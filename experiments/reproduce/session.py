@@ -1,9 +1,9 @@
 """All rivals in all settings on one machine: `python -m experiments.reproduce.session --out OUT --work WORK`.
 
 Processes side by side take one task after the other: the search of a contestant, or its runs at all epsilons with all
-seeds. A setting is run once all of its searches are over. When the time is over, what is whole is kept in OUT; the same
-command goes on from there, and from the rounds in WORK where that is still there. Nothing here needs a terminal
-library, so that it runs where only the simulator does.
+seeds. Where there are several GPUs, the processes take them in turn. A setting is run once all of its searches are
+over. When the time is over, what is whole is kept in OUT; the same command goes on from there, and from the rounds in
+WORK where that is still there. Nothing here needs a terminal library, so that it runs where only the simulator does.
 """
 
 from __future__ import annotations
@@ -150,6 +150,22 @@ def _work(task: Task, job: Job) -> bool:
     return True
 
 
+def _gpus(device: str) -> list[str]:
+    """The GPUs that the processes take in turn, where there are several; else none is taken."""
+    if device == "cpu":
+        return []
+    from niss.learning.cohort import visible_gpus
+
+    found = visible_gpus()
+    return found if len(found) > 1 else []
+
+
+def take_gpu(names: Sequence[str], numbers: Any) -> None:
+    """In a process that begins: see one of these GPUs alone, the next in turn; `numbers` is a queue of numbers."""
+    if names:
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[numbers.get() % len(names)]
+
+
 class Session:
     """Hands tasks to processes, tells what became of them, and merges their results."""
 
@@ -171,7 +187,13 @@ class Session:
         for setting, experiment, tasks in waiting:
             self._left[setting.full_name, experiment] = len(tasks)
         # Each process starts afresh: CUDA does not survive a fork.
-        with ProcessPoolExecutor(self._processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        names, numbers = _gpus(self._job.device), context.Queue()
+        for number in range(self._processes):
+            numbers.put(number)
+        with ProcessPoolExecutor(
+            self._processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers)
+        ) as pool:
             while waiting or self._open or self._again:
                 ready = next((number for number, one in enumerate(waiting) if self._ready(*one[:2])), None)
                 free = len(self._open) < self._processes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,3 +170,63 @@ def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ..
         row.copy_(clipped_mlp_step(layout, inputs, labels, start, own, ClippedStep(0.8, 0.1)))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
     assert expected.norm(dim=1).min() > 0.0
+
+
+NOISES: dict[str, Callable[[Any], object]] = {
+    "own": lambda uploads: uploads.add_own_noise(np.linspace(0.5, 1.5, 7), SimStream(4)),
+    "spread": lambda uploads: uploads.add_spread(
+        np.array([0, 1, 3, 4, 6]), 2.0, [(0.5, SimStream(5)), (-0.3, SimStream(6))], SimStream(4)
+    ),
+    "edges": lambda uploads: uploads.add_edge_noise(
+        np.array([2, 5, 2]), np.array([1.0, 2.0, -1.0]), [SimStream(seed) for seed in (7, 8, 9)]
+    ),
+    **{
+        f"{graph} {distortion}": lambda uploads, graph=graph, distortion=distortion: uploads.add_shares(
+            share_graph(graph), unit_variance=3.0, tau2=0.2, distortion=distortion, stream=SimStream(4)
+        )
+        for graph in ("regular", "complete")
+        for distortion in ("additive", "scalar", "coordinate")
+    },
+}
+
+
+def share_graph(kind: str) -> ShareGraph:
+    return ShareGraph.complete(7) if kind == "complete" else ShareGraph.regular(7, degree=2, beacon=b"beacon")
+
+
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("noise", NOISES)
+def test_parts_of_the_rows_add_up_to_all_of_them(noise: str, device: bool) -> None:
+    """Three processes, one without a row: the same noise, the same factors, the same sum over any seats."""
+    rows = np.random.default_rng(3).standard_normal((7, 1001)).astype(np.float32)
+
+    def make(seats: Seats) -> Any:
+        mine = rows[seats.mine].copy()
+        return DeviceUploads(torch.from_numpy(mine), seats) if device else HostUploads(mine, seats)
+
+    whole = make(Seats.all(7))
+    parts = [make(Seats(7, np.array(seats, dtype=np.int64))) for seats in ([0, 2, 5], [1, 3, 4, 6], [])]
+    expected, found = NOISES[noise](whole), [NOISES[noise](part) for part in parts]
+    for factors in found:
+        np.testing.assert_array_equal(factors, expected)
+    for seats in (None, np.array([0, 1, 4, 5])):
+        total = sum(part.total(seats) for part in parts)
+        np.testing.assert_allclose(total, whole.total(seats), rtol=1e-5, atol=2e-5)
+    assert np.abs(whole.rows() - rows).max() > 0.5
+
+
+def test_each_row_has_the_ends_of_its_own_edges() -> None:
+    """What the kernel is given for some of the rows is what it is given for them among all."""
+    graph = share_graph("regular")
+    count = graph.senders.size
+    drawn = noise_on_device._Noise(*np.random.default_rng(1).random((3, count)), np.zeros(7), 5)
+
+    def ends(seats: list[int]) -> list[list[tuple[float, ...]]]:
+        made = noise_on_device._Ends.of(graph, np.array(seats, dtype=np.int64), drawn)
+        entries = list(zip(made.names.tolist(), made.scales.tolist(), made.taus.tolist(), strict=True))
+        return [entries[start:end] for start, end in pairwise(made.starts.tolist())]
+
+    whole = ends(list(range(7)))
+    assert sum(map(len, whole)) == 2 * count
+    assert ends([1, 4, 6]) == [whole[1], whole[4], whole[6]]
+    assert ends([]) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -57,3 +59,20 @@ def test_nothing_that_draws_or_talks_is_needed():
     )
     load = "import experiments.reproduce.session, experiments.reproduce.beyond, niss.simulation\n"
     subprocess.run([sys.executable, "-c", blocked + load], check=True, cwd=ROOT)
+
+
+def test_processes_take_the_gpus_in_turn(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert session._gpus("cpu") == []
+    names, numbers, taken = session._gpus("auto"), Queue(), []
+    for number in range(3):
+        numbers.put(number)
+    for _ in range(3):
+        session.take_gpu(names, numbers)
+        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert taken == ["4", "6", "4"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert session._gpus("cuda") == []

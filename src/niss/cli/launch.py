@@ -60,15 +60,11 @@ def on_all_gpus(device: str) -> None:
     """
     if device != ALL_GPUS or rank() is not None:
         return
-    from torch import cuda
-
-    from niss.learning import choose_device
+    from niss.learning.cohort import choose_device, visible_gpus
 
     choose_device(device, field="training.device")
-    if (count := cuda.device_count()) > 1:
-        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        names = given.split(",") if given else list(map(str, range(count)))
-        own = [{"CUDA_VISIBLE_DEVICES": name} for name in names[:count]]
+    own = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus()]
+    if len(own) > 1:
         raise typer.Exit(launch([sys.executable, "-m", "niss", *sys.argv[1:]], own))
 
 
@@ -79,10 +75,10 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
     to say so and then ended, so that none waits for what never comes. They are no part of the terminal's process group:
     Ctrl-C reaches them through here, once.
     """
-    from torch import distributed
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     count = len(environments)
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",

@@ -391,7 +391,7 @@ class Bench:
     samples: int = 600
     epochs: int = 5
     batch_size: int = 10
-    device: str = option("auto", choices=completion.DEVICES)
+    device: str = option("auto", choices=completion.ONE_DEVICE)
     tf32: bool = False
     repeats: int = 3
     quick: bool = False

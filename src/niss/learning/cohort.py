@@ -165,6 +165,13 @@ def choose_device(wanted: str, *, field: str = "device") -> str:
     return "cuda" if available and wanted != "cpu" else "cpu"
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that torch sees, as `CUDA_VISIBLE_DEVICES` names them: a process given one of them sees it alone."""
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return (given.split(",") if given else list(map(str, range(count))))[:count]
+
+
 def available_cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -345,10 +345,10 @@ def _join(place: Place) -> Ranks:
         restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         held_here = place.rank == 0 and not held
-        server = distributed.TCPStore(
+        server = distributed.TCPStore(  # type: ignore[attr-defined]
             host, port, place.count, held_here, timeout=wait, wait_for_workers=False
         )
-        store = distributed.PrefixStore(f"niss/{restart}", server)
+        store = distributed.PrefixStore(f"niss/{restart}", server)  # type: ignore[attr-defined]
         distributed.init_process_group(
             "gloo", store=store, rank=place.rank, world_size=place.count, timeout=wait
         )

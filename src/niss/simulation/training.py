@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -61,9 +61,9 @@ class Trainer(AbstractContextManager["Trainer"]):
             facts = require_same(
                 ranks,
                 own_room=self._room,
-                settings=_digest(config.model_dump_json().encode()),
-                data=_digest(json.dumps(materials.data).encode()),
-                weights=_digest(materials.start.numpy()),
+                settings=zlib.crc32(config.model_dump_json().encode()),
+                data=zlib.crc32(json.dumps(materials.data).encode()),
+                weights=zlib.crc32(materials.start.numpy().tobytes()),
                 device=device.partition(":")[0],
                 version=__version__,
             )
@@ -116,8 +116,8 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._test = (inputs, labels, inputs[part], labels[part])
         found = np.zeros(2)
         if count := len(self._test[3]):
-            part = self._cohort.evaluate(weights, *self._test[2:])
-            found = count * np.array([part.accuracy, part.loss])
+            seen = self._cohort.evaluate(weights, *self._test[2:])
+            found = count * np.array([seen.accuracy, seen.loss])
         (summed,) = self.ranks.pool(found)
         right, loss = summed.tolist()
         return Evaluation(round(right) / len(labels), loss / len(labels), len(labels))
@@ -174,15 +174,11 @@ def _device(wanted: str, ranks: Ranks) -> str:
     return f"cuda:{number}"
 
 
-def _digest(content: Any) -> int:
-    return zlib.crc32(content)
-
-
 def _digest_of(jobs: Sequence[Job]) -> int:
     """Of who trains from which weights, on how much data and with which random numbers."""
     digest = zlib.crc32(np.array([[len(job.samples), job.stream.torch_seed()] for job in jobs]).tobytes())
     for start in {id(job.start): job.start for job in jobs}.values():
-        digest = zlib.crc32(start.numpy(), digest)
+        digest = zlib.crc32(start.numpy().tobytes(), digest)
     return digest
 
 

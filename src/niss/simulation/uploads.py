@@ -202,7 +202,7 @@ class HostUploads:
     ) -> None:
         places = self._seats.rows[seats]
         here = np.flatnonzero(places >= 0)
-        add_edge_noise(self._rows, places[here], scales[here], [streams[edge] for edge in here])
+        add_edge_noise(self._rows, places[here], scales[here], [streams[edge] for edge in here.tolist()])
 
     def blank(self, seats: Seats) -> HostUploads:
         return HostUploads(np.zeros((seats.mine.size, self._rows.shape[1]), dtype=self._rows.dtype), seats)

@@ -101,31 +101,49 @@ def _triton_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def _add_fused(uploads: Tensor, edges: Edges, seats: NDArray[np.int64], noise: _Noise) -> None:
-    """One pass of the kernel over `uploads`: each row's ends of edges together, in the order of the rows.
+@dataclass(frozen=True)
+class _Ends:
+    """Each row's ends of edges together, in the order of the rows: those of row k are `starts[k]` to `starts[k + 1]`.
 
-    An edge has two ends: entry e is its sender's, which adds the share, entry count + e its receiver's, which
-    subtracts it times its factor. Sorted by row, the ends of row k are those from `starts[k]` to `starts[k + 1]`.
+    names   the edge of each end
+    scales  what its share enters the row with: its deviation at its sender, minus that times its factor at its receiver
+    taus    of the factors in each coordinate, at a receiver; 0 at a sender
     """
+
+    starts: NDArray[np.int64]
+    names: NDArray[np.int64]
+    scales: _FloatArray
+    taus: _FloatArray
+
+    @classmethod
+    def of(cls, edges: Edges, seats: NDArray[np.int64], noise: _Noise) -> _Ends:
+        """Of the rows of these seats. Entry e of what is sorted is the sender's end of edge e, entry count + e the
+        receiver's; ends at clients without a row are left out."""
+        count = edges.senders.size
+        row_of = np.full(edges.size, -1)
+        row_of[seats] = np.arange(seats.size)
+        rows = row_of[np.concatenate([edges.senders, edges.receivers])]
+        order = np.argsort(rows, kind="stable")
+        order = order[np.searchsorted(rows[order], 0) :]
+        return cls(
+            np.searchsorted(rows[order], np.arange(seats.size + 1)),
+            order % max(count, 1),
+            np.concatenate([noise.deviations, -noise.deviations * noise.factors])[order],
+            np.concatenate([np.zeros(count), noise.taus])[order],
+        )
+
+
+def _add_fused(uploads: Tensor, edges: Edges, seats: NDArray[np.int64], noise: _Noise) -> None:
+    """One pass of the kernel over `uploads`."""
     from niss.simulation.cuda.kernels import LANES, share_noise
 
-    count, size = edges.senders.size, seats.size
-    row_of = np.full(edges.size, -1)
-    row_of[seats] = np.arange(size)
-    rows = row_of[np.concatenate([edges.senders, edges.receivers])]
-    order = np.argsort(rows, kind="stable")
-    # Ends at clients without a row come first.
-    order = order[np.searchsorted(rows[order], 0) :]
-    starts = np.searchsorted(rows[order], np.arange(size + 1))
-    scales = np.concatenate([noise.deviations, -noise.deviations * noise.factors])[order]
-    end_taus = np.concatenate([np.zeros(count), noise.taus])[order]
-
+    ends, size = _Ends.of(edges, seats, noise), seats.size
     # One transfer for everything: six small ones would take longer than the noise of a small model.
-    whole = np.concatenate([starts, seats, order % max(count, 1)]).astype(np.int32)
-    real = np.concatenate([scales, end_taus, noise.residuals[seats]]).astype(np.float32)
+    whole = np.concatenate([ends.starts, seats, ends.names]).astype(np.int32)
+    real = np.concatenate([ends.scales, ends.taus, noise.residuals[seats]]).astype(np.float32)
     packed = torch.from_numpy(np.concatenate([whole, real.view(np.int32)])).to(uploads.device)
     begins, clients, names, *floats = torch.split(
-        packed, [size + 1, size, order.size, order.size, order.size, size]
+        packed, [size + 1, size, ends.names.size, ends.names.size, ends.names.size, size]
     )
     own_scales, own_taus, own_residuals = (part.view(torch.float32) for part in floats)
     coordinates = uploads.shape[1]
