@@ -1,9 +1,10 @@
 """How many neighbour requests a second a tracker answers, and how soon.
 
 A real `niss tracker` process, pinned to one core where the machine has two, or several on one store (`--trackers`),
-each on a core of its own as far as there are any, with all clients registered and seated in rounds of up to 10,000. Each
-request comes from another client, is signed by it, and is answered with its neighbours and their signed keys. Requests are sent at fixed times whether or not earlier ones were answered; a latency counts from
-the moment a request was due, so a tracker that falls behind cannot hide it. The requests are signed beforehand.
+each on a core of its own as far as there are any, with all clients registered and seated in rounds of up to 10,000.
+Each request comes from another client, is signed by it, and is answered with its neighbours and their signed keys.
+Requests are sent at fixed times whether or not earlier ones were answered; a latency counts from the moment a request
+was due, so a tracker that falls behind cannot hide it. The requests are signed beforehand.
 
 Where other work takes the cores, the rate says little: CPU time a request, of the trackers and of the load, says what
 the machine could do. `--beside SRC` measures the package of another source folder in turns with this one.
