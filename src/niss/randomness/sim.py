@@ -165,7 +165,7 @@ def _seeded(streams: Sequence[SimStream]) -> NDArray[np.uint64]:
         return value ^ (value >> np.uint32(16))
 
     def mixed(one: Words, other: Words) -> Words:
-        value = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
+        value: Words = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
         return value ^ (value >> np.uint32(16))
 
     entropy = list(keys.T.astype(np.uint32))

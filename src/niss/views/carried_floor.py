@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import CarriedGraph, ShareGraph
 from niss.views.carried import CarriedRun
-from niss.views.collusion import largest_eigenvalue, links
 from niss.views.covariance import per_client
+from niss.views.spectrum import largest_eigenvalue, links
 
 FloatArray = NDArray[np.float64]
 

@@ -21,9 +21,10 @@ from scipy.sparse.linalg import LinearOperator, cg
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
-from niss.views.collusion import Corruption, WorstCase, known_neighbours, links
+from niss.views.collusion import Corruption, WorstCase, known_neighbours
 from niss.views.covariance import per_client
 from niss.views.joint import effective_variance, target_per_client
+from niss.views.spectrum import links
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
