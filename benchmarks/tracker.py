@@ -1,9 +1,13 @@
-"""How many neighbour requests a second one tracker process answers on one core, and how soon.
+"""How many neighbour requests a second a tracker answers, and how soon.
 
-A real `niss tracker` process, pinned to one core where the machine has two, with all clients registered and seated in
-rounds of up to 10,000. Each request comes from another client, is signed by it, and is answered with its neighbours
-and their signed keys. Requests are sent at fixed times whether or not earlier ones were answered; a latency counts from
-the moment a request was due, so a tracker that falls behind cannot hide it. The requests are signed beforehand.
+A real `niss tracker` process, pinned to one core where the machine has two, or several on one store (`--trackers`),
+each on a core of its own as far as there are any, with all clients registered and seated in rounds of up to 10,000.
+Each request comes from another client, is signed by it, and is answered with its neighbours and their signed keys.
+Requests are sent at fixed times whether or not earlier ones were answered; a latency counts from the moment a request
+was due, so a tracker that falls behind cannot hide it. The requests are signed beforehand.
+
+Where other work takes the cores, the rate says little: CPU time a request, of the trackers and of the load, says what
+the machine could do. `--beside SRC` measures the package of another source folder in turns with this one.
 
 The store is filled directly, the rounds are opened through the tracker's client. A request does not touch the store
 once its round was asked for; what the store costs shows in `opening a round`.
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import os
 import platform
@@ -25,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +55,8 @@ class Result:
     """One store, one rate."""
 
     store: str
+    source: str
+    trackers: int
     clients: int
     wanted_rate: float
     seconds: float
@@ -61,6 +68,7 @@ class Result:
     p99_ms: float
     max_ms: float
     cpu_ms_per_request: float
+    load_cpu_ms_per_request: float
     answer_bytes: float
     open_round_ms: float
     tracker_megabytes: float
@@ -121,22 +129,22 @@ def prepare(kind: str, url: str, clients: Sequence[tuple[Identity, Any]]) -> Non
 
 
 @contextmanager
-def tracker_process(folder: Path, url: str, server: Identity) -> Iterator[tuple[int, str]]:
-    """The tracker on the last core there is; its process number and its address."""
-    key = folder / "tracker.key"
-    create_keyfile(key, Identity.generate(os.urandom))
+def tracker_process(
+    key: Path, url: str, server: Identity, source: Path, core: int
+) -> Iterator[tuple[int, str]]:
+    """A tracker of the package in `source`, on that core; its process number and its address."""
     flags = ["--server-key", server.public.hex(), "--store", url, "--identity", str(key), "--port", "0"]
     flags += ["--address-rate", "0", "--identity-rate", "0", "--log-level", "warning"]
-    process = subprocess.Popen([sys.executable, "-m", "niss", "tracker", *flags], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "niss", "tracker", *flags],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(source)},
+    )
     try:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(process.pid, {cores[-1]})
-        if len(cores) > 1:
-            os.sched_setaffinity(0, set(cores[:-1]))
+        os.sched_setaffinity(process.pid, {core})
         yield process.pid, told["url"]
-        os.sched_setaffinity(0, set(cores))
     finally:
         process.terminate()
         process.wait()
@@ -192,15 +200,17 @@ def signed_requests(
     return requests
 
 
-async def load(url: str, requests: Sequence[bytes], rate: float) -> tuple[list[float], int, int, float]:
+async def load(
+    urls: Sequence[str], requests: Sequence[bytes], rate: float
+) -> tuple[list[float], int, int, float]:
     """Latencies of all that succeeded, how many failed, bytes received, seconds it took."""
-    parts = urlsplit(url)
     waiting: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue()
     latencies: list[float] = []
     failed = received = 0
 
-    async def worker() -> None:
+    async def worker(url: str) -> None:
         nonlocal failed, received
+        parts = urlsplit(url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
         while (entry := await waiting.get()) is not None:
             due, request = entry
@@ -215,7 +225,7 @@ async def load(url: str, requests: Sequence[bytes], rate: float) -> tuple[list[f
                 failed += 1
         writer.close()
 
-    workers = [asyncio.create_task(worker()) for _ in range(CONNECTIONS)]
+    workers = [asyncio.create_task(worker(urls[place % len(urls)])) for place in range(CONNECTIONS)]
     began = time.perf_counter() + 0.1
     for number, request in enumerate(requests):
         due = began + number / rate
@@ -242,19 +252,34 @@ def megabytes(pid: int) -> float:
 def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> list[Result]:
     server, clients = Identity.generate(os.urandom), options.made
     prepare(kind, url, clients)
+    key, cores = folder / "tracker.key", sorted(os.sched_getaffinity(0))
+    tracker = create_keyfile(key, Identity.generate(os.urandom)).identity.public
     results = []
-    with tracker_process(folder, url, server) as (pid, address):
-        paths, opening = open_rounds(address, server, clients)
-        tracker = TrackerClient(address, server).describe().tracker
-        asyncio.run(load(address, signed_requests(address, tracker, clients, paths, 500), 250))  # Warm up.
-        for rate in options.rate:
+    sources = [path.resolve() for path in (Path(__file__).parents[1] / "src", *options.beside)]
+    with ExitStack() as stack:
+        groups = []
+        for source in sources:
+            started = [
+                stack.enter_context(tracker_process(key, url, server, source, cores[-1 - place % len(cores)]))
+                for place in range(options.trackers)
+            ]
+            groups.append(([pid for pid, _ in started], [address for _, address in started]))
+        if len(cores) > options.trackers:
+            os.sched_setaffinity(0, set(cores[: -options.trackers]))
+            stack.callback(os.sched_setaffinity, 0, set(cores))
+        paths, opening = open_rounds(groups[0][1][0], server, clients)
+        for _, urls in groups:  # Warm up; each tracker reads the round into its memory.
+            asyncio.run(load(urls, signed_requests(urls[0], tracker, clients, paths, 1_000), 250))
+        for rate, _, (source, (pids, urls)) in itertools.product(
+            options.rate, range(options.repeats), list(zip(sources, groups, strict=True))
+        ):
             count = int(rate * options.seconds)
-            requests = signed_requests(address, tracker, clients, paths, count)
+            requests = signed_requests(urls[0], tracker, clients, paths, count)
             gc.collect()
             gc.freeze()  # A collection of the load's own objects would be measured as latency.
-            before = cpu_seconds(pid)
-            latencies, failed, received, seconds = asyncio.run(load(address, requests, rate))
-            used = cpu_seconds(pid) - before
+            before, own = sum(map(cpu_seconds, pids)), time.process_time()
+            latencies, failed, received, seconds = asyncio.run(load(urls, requests, rate))
+            used, own = sum(map(cpu_seconds, pids)) - before, time.process_time() - own
             ranked = sorted(latencies) or [float("nan")]
             at = [
                 1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))]
@@ -263,6 +288,8 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> l
             results.append(
                 Result(
                     kind,
+                    str(source),
+                    options.trackers,
                     len(clients),
                     rate,
                     seconds,
@@ -271,9 +298,10 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> l
                     len(latencies) / seconds,
                     *at,
                     1000 * used / max(1, count),
+                    1000 * own / max(1, count),
                     received / max(1, len(latencies)),
                     1000 * opening,
-                    megabytes(pid),
+                    sum(map(megabytes, pids)),
                     os.getloadavg()[0],
                 )
             )
@@ -283,10 +311,12 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> l
 
 def show(result: Result) -> None:
     print(
-        f"{result.store:7}{result.clients:9,} clients  wanted {result.wanted_rate:6.0f}/s  "
+        f"{result.store:7}{result.trackers} of {result.source}{result.clients:9,} clients  "
+        f"wanted {result.wanted_rate:6.0f}/s  "
         f"reached {result.rate:6.0f}/s  failed {result.failed}  "
         f"p50 {result.p50_ms:.1f}  p95 {result.p95_ms:.1f}  p99 {result.p99_ms:.1f}  max {result.max_ms:.1f} ms  "
-        f"cpu {result.cpu_ms_per_request:.2f} ms  opening a round {result.open_round_ms:.0f} ms  "
+        f"cpu {result.cpu_ms_per_request:.3f} ms and {result.load_cpu_ms_per_request:.3f} ms of the load  "
+        f"opening a round {result.open_round_ms:.0f} ms  "
         f"{result.tracker_megabytes:.0f} MB  (load of the machine {result.load_average:.1f})",
         flush=True,
     )
@@ -301,6 +331,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--store", choices=("sqlite", "redis"), nargs="+", default=["sqlite", "redis"])
     parser.add_argument("--quick", action="store_true", help="2,000 clients, 3 seconds")
+    parser.add_argument("--trackers", type=int, default=1, help="processes on one store")
+    parser.add_argument(
+        "--beside", type=Path, nargs="*", default=[], metavar="SRC", help="other source folders"
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each rate, sources in turns")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.quick:

@@ -117,3 +117,11 @@ def test_a_key_that_ends_in_zeros_seeds_the_same_generator() -> None:
     streams[2]._key = streams[2]._key[:28] + bytes(4)
     for number, _, block in normal_streams(streams, 10, np.float32):
         assert np.array_equal(block, next(normal_blocks(streams[number], 10, np.float32))[1])
+
+
+def test_more_streams_than_are_seeded_at_once() -> None:
+    streams = [SimStream(9).child(number) for number in range(2_100)]
+    found = [(number, block.copy()) for number, _, block in normal_streams(streams, 3, np.float32)]
+    assert [number for number, _ in found] == list(range(2_100))
+    for number in (0, 1_023, 1_024, 2_047, 2_048, 2_099):
+        assert np.array_equal(found[number][1], next(normal_blocks(streams[number], 3, np.float32))[1])

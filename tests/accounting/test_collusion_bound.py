@@ -17,8 +17,8 @@ from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
 from niss.views import Corruption, expected_bound, worst_case
-from niss.views.collusion import colluding_neighbours, links, spectral_bound
-from niss.views.spectrum import largest_eigenvalue
+from niss.views.collusion import colluding_neighbours, spectral_bound
+from niss.views.spectrum import largest_eigenvalue, links
 
 FloatArray = NDArray[np.float64]
 

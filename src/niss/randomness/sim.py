@@ -35,6 +35,8 @@ from numpy.typing import DTypeLike, NDArray
 from niss.errors import ConfigError
 
 BLOCK = 16384
+# Streams that are seeded together: enough for the hashing of one to cost less than its generator's first number.
+_SEEDED = 1024
 Floats = NDArray[np.floating[Any]]
 Words = NDArray[np.uint32]
 
@@ -121,25 +123,29 @@ def normal_streams(
     streams: Iterable[SimStream], count: int, dtype: DTypeLike
 ) -> Iterator[tuple[int, slice, Floats]]:
     """`normal_blocks` of one stream after the other, each with the number of its stream."""
-    kind, numbered = np.dtype(dtype), enumerate(streams)
-    together = BLOCK // max(count, 1)
+    kind, together = np.dtype(dtype), BLOCK // max(count, 1)
     if kind != np.float32 or together < 2:
-        for number, stream in numbered:
+        for number, stream in enumerate(streams):
             for place, block in normal_blocks(stream, count, kind):
                 yield number, place, block
         return
     words = np.empty((together, (count + 1) // 2), dtype=np.uint64)
     rows = np.empty((together, 2 * words.shape[1]), dtype=np.float32)
-    source = np.random.SFC64(0)
+    source, place = np.random.SFC64(0), slice(0, count)
     state: Any = source.state
-    while some := list(islice(numbered, together)):
-        for row, seeded in zip(words, _seeded([stream for _, stream in some]), strict=False):
-            state["state"]["state"] = seeded
-            source.state = state
-            row[:] = source.random_raw(row.size)
-        _to_normals(words[: len(some)].view(np.uint32), rows[: len(some)])
-        for (number, _), row in zip(some, rows, strict=False):
-            yield number, slice(0, count), row[:count]
+    waiting, number = iter(streams), 0
+    while some := list(islice(waiting, _SEEDED)):
+        seeds = _seeded(some)
+        for first in range(0, len(some), together):
+            group = seeds[first : first + together]
+            for row, seed in zip(words, group, strict=False):
+                state["state"]["state"] = seed
+                source.state = state
+                row[:] = source.random_raw(row.size)
+            _to_normals(words[: len(group)].view(np.uint32), rows[: len(group)])
+            for row in rows[: len(group)]:
+                yield number, place, row[:count]
+                number += 1
 
 
 def _seeded(streams: Sequence[SimStream]) -> NDArray[np.uint64]:
@@ -159,7 +165,7 @@ def _seeded(streams: Sequence[SimStream]) -> NDArray[np.uint64]:
         return value ^ (value >> np.uint32(16))
 
     def mixed(one: Words, other: Words) -> Words:
-        value = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
+        value: Words = np.uint32(0xCA01F9DD) * one - np.uint32(0x4973F715) * other
         return value ^ (value >> np.uint32(16))
 
     entropy = list(keys.T.astype(np.uint32))

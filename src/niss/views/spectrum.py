@@ -77,7 +77,8 @@ class _Group:
         spread, above = np.maximum(square - mean**2, 0.0), np.maximum(mean - self.gap, 1e-12 * self.gap)
         lowest = spread / (spread + above**2)
         resistance = mass * (lowest / self.gap + (1.0 - lowest) / (mean + spread / above))
-        return np.maximum(1.0 / (1.0 / together + resistance / unit), residual)
+        least: FloatArray = np.maximum(1.0 / (1.0 / together + resistance / unit), residual)
+        return least
 
 
 @dataclass(frozen=True)
