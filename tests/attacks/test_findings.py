@@ -164,3 +164,15 @@ def test_an_audit_needs_no_torch() -> None:
 def test_names_of_the_room() -> None:
     assert dir(niss.attacks) == sorted(niss.attacks.__all__)
     assert all(hasattr(niss.attacks, name) for name in niss.attacks.__all__)
+
+
+def test_a_method_without_a_guarantee_is_marked_in_the_chart_of_its_losses() -> None:
+    experiment = DlgExperiment(
+        plan="paper", methods=("dp-fedavg", "niss"), clients=3, iterations=3, restarts=1
+    )
+    findings = experiment.start()
+    experiment.run(findings, no_progress)
+    figure = experiment.draw(findings)
+    assert figure is not None
+    (chart,) = charts(figure)
+    assert [text.get_text() for text in chart.get_legend().get_texts()] == ["dp-fedavg", "niss (unprotected)"]

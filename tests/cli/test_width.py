@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from niss.cli.terminal import print_aligned, print_sentence, print_table, results, width_asked
+from niss.accounting import outlook
+from niss.cli.terminal import (
+    RoundProgress,
+    print_aligned,
+    print_sentence,
+    print_table,
+    results,
+    width_asked,
+)
 
 HEADER = (
     "Method",
@@ -84,3 +92,13 @@ def test_the_plan_fits_80_columns(monkeypatch: Any, capsys: Any) -> None:
     )
     plan_command(participants=20, clients=100, rounds=30, carry=True)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_what_is_said_of_a_run_before_it_starts_fits_too(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    judged = outlook(parameters=200_000, rounds=30, clip=0.5, variance=0.01)
+    assert judged.verdict != "good"
+    RoundProgress().outlook("dp-fedavg", judged)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 60

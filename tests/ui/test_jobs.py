@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import re
 import sys
 import time
@@ -88,6 +89,18 @@ def test_a_job_is_started_cancelled_and_forgotten_with_nothing_left_behind(jobs:
     until(lambda: not jobs.busy())
     assert (worker / "interrupted.txt").is_file()
     assert job.to_json() == {"run": "mine", "running": False, "code": 130, "cancelled": True, "message": None}
+
+
+def test_a_job_of_a_server_in_the_background_of_a_script_can_be_cancelled(jobs: Jobs, worker: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        jobs.start("mine", [])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until((worker / "arguments.txt").is_file)
+    jobs.cancel("mine")
+    until(lambda: not jobs.busy())
+    assert (worker / "interrupted.txt").is_file()
 
 
 def test_a_job_that_fails_says_why(jobs: Jobs) -> None:

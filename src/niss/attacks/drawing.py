@@ -7,6 +7,7 @@ stand here because two attacks each draw them: `draw_strips` and `draw_steps`.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,13 @@ def draw_label(axes: Axes, name: str, row: Row | None, *, places: tuple[float, f
 
 def draw_losses(axes: Axes, findings: Findings, name: str) -> None:
     """The loss of each case over the iterations; `name` is that of the loss."""
+    promised = {row["case"]: row["epsilon_joint"] for row in findings.rows}
     for number, (case, losses) in enumerate(findings.curves["losses"].items()):
         steps = np.arange(1, len(losses) + 1)
         if case in METHODS:
-            axes.plot(steps, losses, markevery=0.12, label=case, **method_line(case))
+            protected = isfinite(promised[case])
+            named = figures.marked(case, protected=protected)
+            axes.plot(steps, losses, markevery=0.12, label=named, **method_line(case, protected))
         else:
             line(axes, steps, losses, number, case)
     label_axes(axes, "Iteration", name, log="xy")

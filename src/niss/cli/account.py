@@ -118,8 +118,7 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
     header = ledger.header
     results().print(
         f"[bold]{escape(label)}[/bold]: {len(ledger.entries)} charges, chain verified, head {ledger.head[:12]}; "
-        f"unit {escape(header.unit)}, {escape(header.relation)}, delta {header.delta:g}",
-        soft_wrap=True,
+        f"unit {escape(header.unit)}, {escape(header.relation)}, delta {header.delta:g}"
     )
     if client is None:
         rows = [

@@ -200,7 +200,7 @@ def _print_plan(planned: PlanForecast) -> None:
         (
             "",
             f"{planned.aggregate_variance_ratio_ideal:.3g} x",
-            "would do with ideal secure aggregation and distributed noise",
+            "would be enough with ideal secure aggregation and distributed noise",
         ),
     ]
     if planned.dropout_part:

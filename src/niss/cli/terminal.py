@@ -156,16 +156,21 @@ def print_sentence(text: str, *, indent: int = 0) -> None:
 
     indent  of all lines but the first
     """
+    results().print(filled(text, indent=indent), soft_wrap=True, markup=False)
+
+
+def filled(text: str, *, indent: int = 0) -> str:
+    """The text with its lines broken between words at the width that was asked for."""
     width = width_asked()
-    if width is not None:
-        text = textwrap.fill(
-            text,
-            max(width, 20),
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    results().print(text, soft_wrap=True, markup=False)
+    if width is None:
+        return text
+    return textwrap.fill(
+        text,
+        max(width, 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_aligned(rows: Sequence[tuple[str, str, str]]) -> None:
@@ -262,7 +267,7 @@ class RoundProgress(LiveBars):
     def outlook(self, label: str, judged: Outlook) -> None:
         """Say before the first round of a method that its noise leaves little to learn."""
         if judged.verdict != "good":
-            self._console.print(f"{label}: {judged.words}", soft_wrap=True, markup=False)
+            self._console.print(filled(f"{label}: {judged.words}"), soft_wrap=True, markup=False)
 
     def training(self, event: TrainingEvent) -> None:
         """Move the bars within a round, as clients are done."""

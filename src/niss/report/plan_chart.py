@@ -11,9 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niss.methods.look import DOTTED, Look
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
+CURVES = {"noise": "niss-carried", "noise_central": "central-dp", "noise_banded": "central-mf"}
 
 
 def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
@@ -46,26 +51,34 @@ def _draw_rounds(plan: Mapping[str, Any]) -> Figure:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from niss.report.canvas import INK, SERIES, STYLE, WIDTH, rule
+    from niss.methods import look_of
+    from niss.report.canvas import INK, STYLE, WIDTH, rule
 
     final = plan["noise_central"][-1]
-    curves = (
-        ("noise_central", "trusted server, fresh noise", SERIES[1], "--", 1.8),
-        ("noise", "carried shares, nobody trusted", SERIES[0], "-", 2.4),
-        ("noise_banded", "trusted server, BandMF", SERIES[2], (0, (7, 2, 1.5, 2)), 1.8),
-        ("noise_best", "trusted server, best correlated noise", INK, ":", 1.8),
-    )
+    names = {
+        "noise_central": "trusted server, fresh noise",
+        "noise": "carried shares, nobody trusted",
+        "noise_banded": "trusted server, BandMF",
+        "noise_best": "trusted server, best correlated noise",
+    }
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
         axes = figure.add_subplot()
-        for key, name, colour, style, width in curves:
+        for key, name in names.items():
             if plan[key] is None:
                 continue
+            look = look_of(CURVES[key]) if key in CURVES else Look(INK, "o", DOTTED)
             values = [value / final for value in plan[key]]
             rounds = range(1, len(values) + 1)
-            marker = "o" if len(values) == 1 else None
+            marker = look.marker if len(values) == 1 else None
             axes.plot(
-                rounds, values, color=colour, linestyle=style, linewidth=width, marker=marker, label=name
+                rounds,
+                values,
+                color=look.colour,
+                linestyle=look.line,
+                linewidth=2.0,
+                marker=marker,
+                label=name,
             )
         axes.set_xlabel("Round")
         axes.set_ylabel("Noise variance in the model\n(trusted server, fresh noise, at the end = 1)")

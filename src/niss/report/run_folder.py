@@ -40,6 +40,7 @@ class RoundMetrics:
     tau2                distortion of the shares in this round
     dropped             how many participants never uploaded
     protocol            what was public of a round of the real protocol, in hex: beacon, participants, terms, graph
+    unguaranteed        the round gave somebody no guarantee at all in the joint view
     """
 
     round: int
@@ -50,6 +51,7 @@ class RoundMetrics:
     tau2: float | None
     dropped: int | None
     protocol: Mapping[str, str] | None
+    unguaranteed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +90,10 @@ class MethodResult:
 
     @property
     def is_unprotected(self) -> bool:
-        """Whether it is known to guarantee nothing: no noise at all, or a finished run without an epsilon."""
-        return not self.is_private or (self.finished and self.epsilon_joint is None)
+        """Whether it is known to guarantee nothing: no noise at all, a finished run without an epsilon, or a round."""
+        if self.finished:
+            return not self.is_private or self.epsilon_joint is None
+        return not self.is_private or any(point.unguaranteed for point in self.curve)
 
     @property
     def trusts_the_server(self) -> bool:
@@ -357,6 +361,7 @@ def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics,
             round=int(number),
             dropped=None if dropped is None else int(dropped),
             protocol=_texts(line.get("protocol")),
+            unguaranteed=line.get("mu_joint", 0.0) is None,
             **{key: number_at(line, key, path) for key in _NUMBERS_OF_A_ROUND},
         )
     if not by_round:

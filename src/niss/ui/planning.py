@@ -14,6 +14,9 @@ from niss.accounting import forecast, forecast_carried, judge_plan
 from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
 from niss.errors import ConfigError
+from niss.methods import look_of
+from niss.report.plan_chart import CURVES
+from niss.ui.looks import drawn
 
 # A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
@@ -93,6 +96,7 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         "printed": {
             name: printed_claim(getattr(planned, name)) for name in _EPSILONS if hasattr(planned, name)
         },
+        "looks": {key: drawn(look_of(method)) for key, method in CURVES.items()},
         "command": command(question),
         "python": python_lines(question),
     }

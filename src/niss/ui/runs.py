@@ -17,13 +17,13 @@ from typing import Any
 from niss.claims import rounded_up
 from niss.errors import NissError, RunFolderError
 from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
-from niss.methods.look import SERIES, Look
 from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
 from niss.report.run_folder import MethodResult, ReportInput, looks, read_report_input
 from niss.report.settings import settings_of
 from niss.report.table import evenly_spaced
+from niss.ui.looks import drawn
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.
 _DEPTH = 3
@@ -35,8 +35,6 @@ _MOST_POINTS = 400
 _LATEST_ROUNDS = 10
 # What was spent of a ledger of that size: its chain is verified again only when it has grown.
 _SPENT: dict[Path, tuple[int, str | None]] = {}
-# Of a curve on the page, in its units; looks give dashes in widths of the line.
-_LINE_WIDTH = 2.2
 _LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
@@ -149,7 +147,7 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
         "settings": {name: value for name, value in settings_of(report).items() if value is not None},
         "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
         "methods": [
-            {**_method(one, report.rounds), **_drawn(look)}
+            {**_method(one, report.rounds), **drawn(look)}
             for one, look in zip(report.methods, looks(report), strict=True)
         ],
         "notes": list(report.notes),
@@ -174,13 +172,6 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
         "finished": one.finished,
         "curve": evenly_spaced(one.evaluations, _MOST_POINTS),
     }
-
-
-def _drawn(look: Look) -> dict[str, str]:
-    """The colour of the method in every figure, as the page names it, and its dashes in the page's units."""
-    colour = f"series-{SERIES.index(look.colour) + 1}" if look.colour in SERIES else "ink"
-    strokes = look.line[1] if isinstance(look.line, tuple) else ()
-    return {"colour": colour, "dash": " ".join(f"{_LINE_WIDTH * length:g}" for length in strokes)}
 
 
 def _spent(one: MethodResult) -> str | None:

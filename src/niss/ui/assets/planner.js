@@ -85,13 +85,13 @@ function busy(on) {
   }, 1000);
 }
 
-function show({ plan, printed, command, python, run_command: run }) {
+function show({ plan, printed, looks, command, python, run_command: run }) {
   byId("answer").hidden = false;
   byId("answer").classList.remove("stale");
   if (plan.kappa !== null) controls.kappa.suggest(plan.kappa);
   const kind = "noise_central" in plan ? "carry" : "round";
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== kind;
-  (kind === "carry" ? showCarried : showRound)(plan, printed);
+  (kind === "carry" ? showCarried : showRound)(plan, printed, looks);
   showOutlook(plan.outlook);
   byId("runnable").hidden = run === null;
   byId("not-runnable").hidden = run !== null;
@@ -117,14 +117,14 @@ function showRound(plan, printed) {
     `${digits(plan.aggregate_variance_ratio_to_local)} × that of DP-FedAvg, ${masks ? "with uniform masks" : `at κ ${digits(plan.kappa)} and τ² ${digits(plan.tau2)}`}.`;
 }
 
-function showCarried(plan, printed) {
+function showCarried(plan, printed, looks) {
   const best = plan.model_variance_ratio_to_best;
   for (const key of ["model_variance_ratio_to_central_mean", "model_variance_ratio_to_central_final", "model_variance_ratio_to_best"]) {
     put(key, plan[key] === null ? "–" : `${digits(plan[key])} ×`, plan[key]);
   }
   byId("best-words").textContent = best === null ? "the best correlated noise is not computed for so many rounds" : "the best correlated noise that a trusted server could use";
   numbers(plan, carriedRows(plan, printed));
-  drawRounds(plan);
+  drawRounds(plan, looks);
   byId("status").textContent =
     `${digits(plan.model_variance_ratio_to_central_mean)} × the noise of a trusted server with fresh noise on average, ` +
     `${digits(plan.model_variance_ratio_to_central_final)} × in the final model, at κ ${digits(plan.kappa)} and ${digits(plan.carried_to_residual)} times as much carried as left.`;
@@ -266,16 +266,16 @@ function drawCurve(plan) {
   );
 }
 
-function drawRounds(plan) {
+function drawRounds(plan, looks) {
   const final = plan.noise_central[plan.noise_central.length - 1];
   const curves = [
-    ["noise", "carried shares, nobody trusted", "series-1", 0],
-    ["noise_central", "trusted server, fresh noise", "series-2", 1],
-    ["noise_banded", "trusted server, BandMF", "series-3", 3],
-    ["noise_best", "trusted server, best correlated noise", "ink", 2],
+    ["noise", "carried shares, nobody trusted"],
+    ["noise_central", "trusted server, fresh noise"],
+    ["noise_banded", "trusted server, BandMF"],
+    ["noise_best", "trusted server, best correlated noise"],
   ];
-  const series = curves.filter(([key]) => plan[key] !== null).map(([key, name, colour, dash]) => ({
-    name, colour, dash, points: plan[key].map((value, place) => [place + 1, value / final]),
+  const series = curves.filter(([key]) => plan[key] !== null).map(([key, name]) => ({
+    name, ...(looks[key] ?? { colour: "ink", dash: 2 }), points: plan[key].map((value, place) => [place + 1, value / final]),
   }));
   const high = Math.max(...series.flatMap((one) => one.points.map((point) => point[1])));
   overRounds.show({
