@@ -79,6 +79,7 @@ class Setup:
     # How to train, for a problem whose inputs and labels are left out.
     formulation: PlainLoop
     input_shape: tuple[int, ...]
+    label_shape: tuple[int, ...]
     labels_offset: int
     # How many groups of updates there is room for.
     slots: int
@@ -123,9 +124,9 @@ class Pool:
         self._results.resize(slots * rows * layout.size * layout.dtype.itemsize)
         self._updates = self._results.tensor(layout.dtype, (slots, rows, layout.size))
         without_data = replace(problem, inputs=problem.inputs[:0].clone(), labels=problem.labels[:0].clone())
-        shape = tuple(problem.inputs.shape)
+        shapes = tuple(problem.inputs.shape), tuple(problem.labels.shape)
         packed = io.BytesIO()
-        torch.save(Setup(replace(formulation, problem=without_data), shape, offset, slots), packed)
+        torch.save(Setup(replace(formulation, problem=without_data), *shapes, offset, slots), packed)
         for _ in range(workers):
             self._start_worker(packed.getvalue())
 
@@ -284,9 +285,9 @@ def _serve(connection: _Link, data: SharedMemory, starts: SharedMemory, results:
     """Load what the parent sends first, then perform its tasks; errors travel back instead of ending the worker."""
     try:
         setup: Setup = torch.load(io.BytesIO(connection.recv()), weights_only=False)
-        problem, shape = setup.formulation.problem, setup.input_shape
-        inputs = data.tensor(problem.inputs.dtype, shape)
-        labels = data.tensor(problem.labels.dtype, shape[:1], offset=setup.labels_offset)
+        problem = setup.formulation.problem
+        inputs = data.tensor(problem.inputs.dtype, setup.input_shape)
+        labels = data.tensor(problem.labels.dtype, setup.label_shape, offset=setup.labels_offset)
         formulation = replace(setup.formulation, problem=replace(problem, inputs=inputs, labels=labels))
     except (EOFError, ConnectionError):
         raise
