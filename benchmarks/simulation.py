@@ -5,8 +5,9 @@ updates are averaged. Every contestant does it through its public API, with the 
 steps; each has a process of its own (and may have more), is warmed up (compiled, started) before it is timed, and takes
 turns with the others. Whether all did the same work shows in the length of the mean update.
 
-The data are synthetic: ten blurred prototypes with noise, in the shape of MNIST. Contestants that are not installed
-are named and skipped.
+The data are synthetic: ten blurred prototypes with noise in the shape of MNIST or CIFAR-10, random tokens or random
+categories. Contestants that are not installed, or not written for a model or device, are named and skipped. With
+`--device cuda` only torch and what niss needs have to be there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -35,6 +36,9 @@ from typing import Any
 import numpy as np
 
 BATCH, LEARNING_RATE, CLASSES, SIDE = 10, 0.01, 10, 28
+LENGTH, VOCABULARY = 80, 90
+CATEGORIES = (2972, 1128, 14)
+"""Students, teachers and departments, as many as in the data set InstEval."""
 NEEDED = {
     "jax": ("jax",),
     "jax-vmap": ("jax",),
@@ -55,6 +59,8 @@ CORES = len(os.sched_getaffinity(0))
 Array = np.ndarray[Any, Any]
 Result = tuple[float, float]
 """Seconds of one round, and the length of the mean update."""
+ENGINE: list[str] = []
+"""How niss trains in this process: what it stacks, or why it does not."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Case:
     clients: int
     samples: int
     epochs: int
+    device: str = "cpu"
 
     @property
     def steps(self) -> int:
@@ -72,28 +79,55 @@ class Case:
 
     @property
     def title(self) -> str:
-        return f"{self.model}: {self.clients} clients x {self.samples} samples x {self.epochs} epochs"
+        return f"{self.model}: {self.clients} clients x {self.samples} samples x {self.epochs} epochs, {self.device}"
 
 
 CASES = {
     "mlp": (Case("mlp", 30, 600, 5), Case("mlp", 10, 100, 1)),
     "cnn": (Case("cnn", 6, 200, 2), Case("cnn", 2, 30, 1)),
+    "resnet": (Case("resnet", 16, 40, 1), Case("resnet", 2, 10, 1)),
+    "gru": (Case("gru", 30, 40, 1), Case("gru", 2, 10, 1)),
+    "torch-gru": (Case("torch-gru", 30, 40, 1), Case("torch-gru", 2, 10, 1)),
+    "transformer": (Case("transformer", 30, 40, 1), Case("transformer", 2, 10, 1)),
+    "lora": (Case("lora", 30, 40, 1), Case("lora", 2, 10, 1)),
+    "logistic": (Case("logistic", 100, 60, 5), Case("logistic", 10, 30, 1)),
+    "mf": (Case("mf", 100, 25, 5), Case("mf", 10, 25, 1)),
 }
 """For each model the measured case and the smoke test. The CNN's full round takes minutes one after another: fewer
 clients and samples, the same steps."""
+SEQUENCES = ("gru", "torch-gru", "transformer", "lora")
 PAPER_CNN = Case("cnn", 30, 600, 5)
 
 
 @cache
 def make_data(case: Case) -> tuple[Array, Array]:
-    """[clients, samples, 1, 28, 28] float32 and [clients, samples] int64, the same in every process."""
+    """Images, tokens or categories, [clients, samples, ...], and their labels; the same in every process.
+
+    Tokens have one label each, the next token of a walk in which one in three is a jump.
+    """
     draw = np.random.default_rng(7)
-    prototypes = draw.random((CLASSES, 1, SIDE, SIDE), dtype=np.float32)
+    shape = (case.clients, case.samples)
+    if case.model == "mf":
+        columns = [draw.integers(0, size, shape) for size in CATEGORIES]
+        return np.stack(columns, axis=-1), draw.integers(0, 5, shape)
+    if case.model in SEQUENCES:
+        jumps = draw.integers(0, VOCABULARY, (*shape, LENGTH + 1)) * (
+            draw.random((*shape, LENGTH + 1)) < 1 / 3
+        )
+        walk = (jumps + 7).cumsum(axis=-1) % VOCABULARY
+        return walk[..., :-1].copy(), walk[..., 1:].copy()
+    channels, side = picture(case)
+    prototypes = draw.random((CLASSES, channels, side, side), dtype=np.float32)
     for axis in (2, 3):
         prototypes = (prototypes + np.roll(prototypes, 1, axis) + np.roll(prototypes, 2, axis)) / 3
-    labels = draw.integers(0, CLASSES, (case.clients, case.samples))
-    noise = draw.standard_normal((case.clients, case.samples, 1, SIDE, SIDE), dtype=np.float32)
+    labels = draw.integers(0, CLASSES, shape)
+    noise = draw.standard_normal((*shape, channels, side, side), dtype=np.float32)
     return prototypes[labels] + np.float32(0.3) * noise, labels
+
+
+def picture(case: Case) -> tuple[int, int]:
+    """Channels and side of the images."""
+    return (3, 32) if case.model == "resnet" else (1, SIDE)
 
 
 def batches(case: Case, client: int) -> list[Array]:
@@ -104,12 +138,33 @@ def batches(case: Case, client: int) -> list[Array]:
 
 
 def make_module(case: Case) -> Any:
-    from niss.learning import ImageSamples, build_model
+    """The model, on the CPU: one of the package's, or one as users write them (`lora`, `torch-gru`)."""
+    from own_modules import TorchGru, adapted
+
+    from niss.learning import IdSamples, ImageSamples, TokenSamples, build_model, seeded_torch
     from niss.randomness import SimStream
 
+    if case.model == "mf":
+        return build_model("mf", samples=IdSamples(CATEGORIES), classes=5, stream=SimStream(1))
+    if case.model in SEQUENCES:
+        samples = TokenSamples(LENGTH, VOCABULARY)
+        with seeded_torch(SimStream(1)):
+            if case.model == "torch-gru":
+                return TorchGru(VOCABULARY, embedding=16, width=128)
+            name = "transformer" if case.model == "lora" else case.model
+            module = build_model(name, samples=samples, classes=VOCABULARY, stream=SimStream(1))
+            return adapted(module) if case.model == "lora" else module
+    channels, side = picture(case)
     return build_model(
-        case.model, samples=ImageSamples((1, SIDE, SIDE)), classes=CLASSES, stream=SimStream(1)
+        case.model, samples=ImageSamples((channels, side, side)), classes=CLASSES, stream=SimStream(1)
     )
+
+
+def loss_of(logits: Any, labels: Any) -> Any:
+    """The mean cross-entropy over all labels, of samples or of positions."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 @contextmanager
@@ -137,34 +192,52 @@ def niss(case: Case) -> Callable[[], Result]:
     own = torch.arange(len(labels)).view(case.clients, case.samples)
     jobs = [Job(start, own[client], SimStream(client)) for client in range(case.clients)]
     settings = LocalTraining(case.epochs, BATCH, LEARNING_RATE)
-    cohort = Cohort(module, layout, images, labels)
+    cohort = Cohort(module, layout, images, labels, device=case.device)
+    ENGINE.append(cohort.engine)
     cohort.start()
 
     def play() -> Result:
         seconds: list[float] = []
         with timed(seconds):
-            mean = cohort.train(jobs, settings).mean(axis=0)
+            if case.device == "cpu":
+                mean = cohort.train(jobs, settings).mean(axis=0)
+            else:
+                mean = cohort.train_in_place(jobs, settings).mean(dim=0).cpu().numpy()
         return seconds[0], float(np.linalg.norm(mean))
 
     return play
 
 
-def train_plainly(case: Case, client: int) -> Array:
-    """PyTorch as in a tutorial: one client, its update as a vector."""
+@cache
+def resident(case: Case) -> tuple[Any, Any]:
+    """The data of all clients as tensors, on the device."""
     import torch
-    from torch import nn
+
+    images, labels = (torch.from_numpy(part).to(case.device) for part in make_data(case))
+    return images, labels
+
+
+def train_plainly(case: Case, client: int) -> Any:
+    """PyTorch as in a tutorial: one client, its update as a vector, on the device."""
+    import torch
     from torch.nn.utils import parameters_to_vector
 
-    module = make_module(case)
+    module = make_module(case).to(case.device)
     start = parameters_to_vector(module.parameters()).detach().clone()
-    images, labels = (torch.from_numpy(part[client]) for part in make_data(case))
-    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
-    loss_of = nn.CrossEntropyLoss()
+    images, labels = (part[client] for part in resident(case))
+    optimizer = torch.optim.SGD(
+        [part for part in module.parameters() if part.requires_grad], lr=LEARNING_RATE
+    )
     for batch in batches(case, client):
         optimizer.zero_grad()
         loss_of(module(images[batch]), labels[batch]).backward()
         optimizer.step()
-    update: Array = (parameters_to_vector(module.parameters()).detach() - start).numpy()
+    return parameters_to_vector(module.parameters()).detach() - start
+
+
+def train_elsewhere(case: Case, client: int) -> Array:
+    """The same as an array, which goes between processes at less cost."""
+    update: Array = train_plainly(case, client).numpy()
     return update
 
 
@@ -174,22 +247,30 @@ def plain(case: Case) -> Callable[[], Result]:
     def play() -> Result:
         seconds: list[float] = []
         with timed(seconds):
-            total = sum(train_plainly(case, client) for client in range(case.clients))
+            total = sum(train_plainly(case, client) for client in range(case.clients)).cpu().numpy()
         return seconds[0], float(np.linalg.norm(total)) / case.clients
 
     return play
 
 
+def one_thread(case: Case) -> None:
+    """What a process of the pool does first."""
+    import torch
+
+    torch.set_num_threads(1)
+    make_data(case)
+
+
 def two_processes(case: Case) -> Callable[[], Result]:
     """The baseline in as many processes as there are cores."""
     pool = ProcessPoolExecutor(
-        CORES, mp_context=get_context("spawn"), initializer=make_data, initargs=(case,)
+        CORES, mp_context=get_context("spawn"), initializer=one_thread, initargs=(case,)
     )
 
     def play() -> Result:
         seconds: list[float] = []
         with timed(seconds):
-            total = sum(pool.map(train_plainly, [case] * case.clients, range(case.clients)))
+            total = sum(pool.map(train_elsewhere, [case] * case.clients, range(case.clients)))
         return seconds[0], float(np.linalg.norm(total)) / case.clients
 
     return play
@@ -333,10 +414,12 @@ def flower(case: Case) -> Callable[[], Result]:
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
         client = int(context.node_config["partition-id"])
         images, labels = (torch.from_numpy(part[client]) for part in make_data(case))
-        optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+        optimizer = torch.optim.SGD(
+            [part for part in module.parameters() if part.requires_grad], lr=LEARNING_RATE
+        )
         for batch in batches(case, client):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(images[batch]), labels[batch]).backward()
+            loss_of(module(images[batch]), labels[batch]).backward()
             optimizer.step()
         content = RecordDict(
             {
@@ -396,7 +479,7 @@ def pfl(case: Case) -> Callable[[], Result]:
 
         def loss(self, images: Any, labels: Any, eval: bool = False) -> Any:
             self.eval() if eval else self.train()
-            return nn.functional.cross_entropy(self(images), labels)
+            return loss_of(self(images), labels)
 
         def metrics(self, *_: Any, **__: Any) -> dict[str, Any]:
             return {}
@@ -468,6 +551,7 @@ class Seat:
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
         self.update_norm = float("nan")
+        self.engine: list[str] = []
         self.log = Path(tempfile.gettempdir()) / f"niss-benchmark-{os.getpid()}-{name}-{case.model}.log"
         threads = {} if "jax" in name else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # Imported, not run as a script: Ray's processes must find the functions of this file by name.
@@ -509,7 +593,7 @@ class Seat:
         if not answer:
             self.failure = self.last_words()
             return
-        seconds, self.update_norm = json.loads(answer)
+        seconds, self.update_norm, *self.engine = json.loads(answer)
         if not self.update_norm > 0.0:
             self.failure = f"returned no update: {self.last_words()}"
             return
@@ -551,7 +635,7 @@ def serve(name: str, case: Case) -> None:
     with redirect_stdout(sys.stderr):
         play = CONTESTANTS[name](case)
         for _ in sys.stdin:
-            print(json.dumps(play()), file=answers, flush=True)
+            print(json.dumps([*play(), *ENGINE]), file=answers, flush=True)
     os._exit(0)
 
 
@@ -579,8 +663,12 @@ def _proportional_bytes(process: int) -> int:
     return 0
 
 
-def missing(name: str) -> str:
+def missing(name: str, case: Case) -> str:
     """Why a contestant cannot take part; empty where it can."""
+    if "jax" in name and case.model not in ("mlp", "cnn"):
+        return "written for mlp and cnn alone"
+    if case.device != "cpu" and name not in ("niss", "plain"):
+        return "runs on the CPU here"
     for package in NEEDED.get(name, ()):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed ({HOW_TO_GET[package]})"
@@ -601,7 +689,7 @@ def busy_core(wanted: bool) -> Iterator[None]:
 
 def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> dict[str, Any]:
     """All contestants on one case, in turns."""
-    skipped = {name: reason for name in names if (reason := missing(name))}
+    skipped = {name: reason for name in names if (reason := missing(name, case))}
     seats = [Seat(name, case) for name in names if name not in skipped]
     memory = 0
     try:
@@ -639,6 +727,7 @@ def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> dict[s
         "contestants": results,
         "skipped": skipped,
         "niss_memory_bytes": memory or None,
+        "niss_engine": next((seat.engine[0] for seat in seats if seat.engine), None),
     }
 
 
@@ -681,7 +770,7 @@ def machine() -> dict[str, Any]:
 
 
 def show(measured: dict[str, Any]) -> None:
-    case = Case(**{name: measured["case"][name] for name in ("model", "clients", "samples", "epochs")})
+    case = Case(**{field.name: measured["case"][field.name] for field in fields(Case)})
     print(f"\n{case.title}, {case.steps} steps" + (", one core kept busy" if measured["busy_core"] else ""))
     print(f"{'':16}{'s/round':>10}{'ms/step':>10}{'x plain':>10}{'CPU s':>10}{'|update|':>10}")
     for name, row in sorted(measured["contestants"].items(), key=lambda item: item[1]["seconds"]):
@@ -693,13 +782,18 @@ def show(measured: dict[str, Any]) -> None:
         )
     for name, reason in measured["skipped"].items():
         print(f"{name:16}  skipped: {reason}")
+    if measured["niss_engine"]:
+        print(f"niss: {measured['niss_engine']}")
     if measured["niss_memory_bytes"]:
         print(f"memory of niss, all its processes: {measured['niss_memory_bytes'] / 2**20:.0f} MiB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", default="mlp,cnn", help="mlp, cnn or both, with a comma")
+    parser.add_argument(
+        "--models", default=",".join(CASES), help="some of the default, with commas: %(default)s"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument(
         "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=", ".join(CONTESTANTS)
     )
@@ -718,8 +812,9 @@ def main() -> None:
     report: dict[str, Any] = {"machine": machine(), "models": {}}
     for model in given.models.split(","):
         if model not in CASES:
-            parser.error(f"--models: no model is called {model!r}; use {' or '.join(CASES)}")
+            parser.error(f"--models: no model is called {model!r}; use some of {', '.join(CASES)}")
         case = PAPER_CNN if model == "cnn" and given.full_cnn else CASES[model][given.quick]
+        case = replace(case, device=given.device)
         repeats = 1 if given.quick else given.repeats
         report["models"][model] = measure(case, given.only or list(CONTESTANTS), repeats, busy=given.busy)
         show(report["models"][model])
