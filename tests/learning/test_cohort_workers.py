@@ -283,16 +283,3 @@ def test_cnn_in_workers() -> None:
         cohort.start()
         updates = cohort.train(jobs, LocalTraining(epochs=1))
     assert np.array_equal(updates, alone.train(jobs, LocalTraining(epochs=1)))
-
-
-def test_labels_for_every_position_in_workers() -> None:
-    samples = TokenSamples(length=4, vocabulary=6)
-    module = build_model("gru", samples=samples, classes=6, stream=SimStream(5))
-    layout = FlatLayout.of(module)
-    tokens, labels = torch.randint(0, 6, (2, 12, 4), generator=torch.Generator().manual_seed(1))
-    jobs = [Job(layout.flatten(module), own, SimStream(n)) for n, own in enumerate(torch.arange(12).split(6))]
-    alone = Cohort(module, layout, tokens, labels, workers=1)
-    with Cohort(module, layout, tokens, labels, workers=2) as cohort:
-        cohort.start()
-        updates = cohort.train(jobs, LocalTraining(epochs=1))
-    assert np.array_equal(updates, alone.train(jobs, LocalTraining(epochs=1)))
