@@ -106,6 +106,7 @@ def setting_config(
             "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
             "device": device,
+            **dict(setting.server),
             **method.training,
         },
         "privacy": {"unit": setting.unit, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
@@ -172,7 +173,7 @@ def setting_base(setting: Setting) -> Mapping[str, Any]:
     """What all cells of a setting have in common, for its result file."""
     cohorts = {} if setting.images is None else {"sampling": "cyclic", "images_per_client": setting.images}
     if setting.model != "mlp":
-        cohorts |= {"sampling": "cyclic", "model": setting.model}
+        cohorts |= {"sampling": "cyclic", "model": setting.model, **dict(setting.server)}
     return {
         "dataset": setting.dataset,
         "split": setting.split,

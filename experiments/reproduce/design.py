@@ -204,6 +204,7 @@ class Setting:
     images  of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
     model   the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
             tuned over
+    server  what the server does, as in `training`; nothing: it moves along the mean update
     """
 
     dataset: str
@@ -219,6 +220,7 @@ class Setting:
     width: int = 0
     clips: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
+    server: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:

@@ -38,6 +38,7 @@ TINY = Setting(
     width=4,
     clips=(0.3, 1.0, 3.0),
     rates=(0.1, 0.3),
+    server=(("server_optimizer", "momentum"), ("server_rate", 0.5)),
 )
 COMPARED = ("fedavg", "dp-fedavg", "central-dp", "niss-planned", "niss-carried")
 
@@ -91,6 +92,7 @@ def test_everyone_is_tuned_alike_and_runs_without_faults(measured: Path) -> None
         ("settings", lambda runs: replace(runs, base={**runs.base, "majority": 0.123456789})),
         ("settings", lambda runs: replace(runs, base={**runs.base, "participants": 11})),
         ("settings", lambda runs: replace(runs, base={**runs.base, "model": "mlp"})),
+        ("settings", lambda runs: replace(runs, base={**runs.base, "server_rate": 0.1})),
         ("accuracy", lambda runs: _first(runs, accuracy=0.5)),
         (
             "accuracy",
