@@ -201,7 +201,7 @@ PARTICIPANTS = {"client": 1000, "record": 30}
 class Setting:
     """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`.
 
-    images  of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
+    images  samples of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
     model   the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
             tuned over
     server  what the server does, as in `training`; nothing: it moves along the mean update

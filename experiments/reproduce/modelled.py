@@ -38,30 +38,31 @@ _ROLES = Setting(
     participants=100,
     clients=600,
     rounds=60,
-    epochs=1,
-    batch_size=20,
+    epochs=2,
+    batch_size=10,
+    images=40,
     model="gru",
     width=64,
     clips=(0.1, 0.3, 1.0, 3.0),
     rates=(0.5, 1.0, 2.0),
 )
-"""Roles of plays; the next character."""
+"""Roles of plays, of each at most forty pieces of eighty characters; the next character."""
 _PHOTOGRAPHS = Setting(
     "cifar10",
     "iid",
     "client",
-    participants=500,
-    clients=5000,
-    rounds=60,
-    epochs=2,
-    batch_size=5,
-    images=10,
+    participants=100,
+    clients=1000,
+    rounds=30,
+    epochs=1,
+    batch_size=10,
+    images=40,
     model="resnet",
     width=8,
     clips=(0.1, 0.3, 1.0, 3.0),
     rates=(0.03, 0.1, 0.3),
 )
-"""Photographs, ten to a client; a network of three residual blocks."""
+"""Photographs, forty to a client; a network of three residual blocks."""
 MODELLED = {
     setting.name: setting
     for setting in (_ROLES, _STUDENTS, replace(_STUDENTS, model="mf", width=2), _PHOTOGRAPHS)

@@ -78,7 +78,6 @@ def test_participations_are_counted_from_the_clients_of_the_dataset():
         ({"dataset": "mnist", "split": "natural"}, "data.split"),
         ({"dataset": "shakespeare", "split": "iid"}, "data.split"),
         ({"dataset": "shakespeare", "clients": 628}, "data.clients"),
-        ({"dataset": "insteval", "samples_per_client": 3}, "data.samples_per_client"),
     ],
 )
 def test_what_the_dataset_cannot_do_is_refused_before_it_is_loaded(data, field):
@@ -106,6 +105,22 @@ def test_fewer_clients_are_drawn_by_the_seed_and_keep_their_samples_whole(writte
         assert materials.clients.sizes.tolist() == [SIZES[number] for number in numbers]
         chosen.add(tuple(numbers))
     assert len(chosen) > 1
+
+
+def test_who_has_more_samples_than_allowed_keeps_some_drawn_by_the_seed(written):
+    kept = set()
+    for seed in range(6):
+        config = with_overrides(
+            config_of(split="natural", clients=6, dataset="mine", samples_per_client=2), {"seed": seed}
+        )
+        (materials,) = gather_together([config], written)
+        assert materials.clients.sizes.tolist() == [min(size, 2) for size in SIZES]
+        for client in range(6):
+            rows = materials.clients.samples(client).numpy()
+            assert (np.diff(rows) > 0).all()
+            assert (OWNERS[rows] == client).all()
+        kept.add(tuple(materials.clients.samples(int(np.argmax(SIZES))).tolist()))
+    assert len(kept) > 1
 
 
 def test_samples_of_nobody_and_too_few_clients_are_refused(written):

@@ -77,12 +77,15 @@ def partition(
     return _shards(labels, pool, sizes, shards_per_client, stream.child("shards"))
 
 
-def partition_by_owner(owners: npt.NDArray[np.int64], *, clients: int, stream: SimStream) -> list[Indices]:
+def partition_by_owner(
+    owners: npt.NDArray[np.int64], *, clients: int, stream: SimStream, most: int | None = None
+) -> list[Indices]:
     """The samples of each client where they come from clients: the natural partition.
 
     owners    for each sample the number of its client, from 0 without a gap
     clients   how many of them; fewer than there are are drawn uniformly, and stay in their order
-    stream    the source of that draw
+    stream    the source of all draws
+    most      most samples of a client; who has more keeps so many, drawn at random, in their order. None: all
 
     Raises `ConfigError` where there are fewer clients than asked for.
     """
@@ -95,7 +98,11 @@ def partition_by_owner(owners: npt.NDArray[np.int64], *, clients: int, stream: S
         )
     chosen = np.sort(random_order(there, stream.child("owners"))[:clients])
     by_owner = _cut(np.argsort(owners, kind="stable").astype(np.int64), np.bincount(owners).tolist())
-    return [by_owner[owner] for owner in chosen]
+    if most is None:
+        return [by_owner[owner] for owner in chosen]
+    _positive(most, "samples_per_client")
+    orders = (random_order(len(by_owner[owner]), stream.child("kept", int(owner)))[:most] for owner in chosen)
+    return [by_owner[owner][np.sort(order)] for owner, order in zip(chosen, orders, strict=True)]
 
 
 def _shards(

@@ -36,10 +36,6 @@ def _check_data(data: DataConfig) -> None:
     """Whether the samples of the dataset can be dealt out like that."""
     spec = find_spec(data.dataset)
     if data.split == "natural":
-        if data.samples_per_client is not None:
-            raise ValueError(
-                "data.samples_per_client: with split = 'natural' clients have the samples they have; leave it out"
-            )
         if spec is not None and spec.clients is None:
             raise ValueError(
                 f"data.split: the samples of {spec.name} belong to nobody; use iid, shards or dirichlet"

@@ -289,7 +289,9 @@ def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDA
             field="data.split",
             hint="use iid, shards or dirichlet",
         )
-    return partition_by_owner(dataset.owners, clients=data.clients, stream=stream)
+    return partition_by_owner(
+        dataset.owners, clients=data.clients, stream=stream, most=data.samples_per_client
+    )
 
 
 def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:

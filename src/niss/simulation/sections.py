@@ -58,7 +58,8 @@ class DataConfig(Section):
                         clients, else `iid`.
     clients             Number of clients. Left out: those of the dataset, or 1000 where it has none. Fewer than those
                         of a `natural` split are drawn at random.
-    samples_per_client  Samples of each client; none: all samples are dealt out. Not with `dirichlet` or `natural`.
+    samples_per_client  Samples of each client, with `natural` the most that one has; none: all samples are dealt out.
+                        Not with `dirichlet`.
     shards_per_client   Shards of each client with `split = "shards"`.
     alpha               Concentration of `split = "dirichlet"`: small gives a class to few clients.
     """
