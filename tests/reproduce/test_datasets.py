@@ -213,7 +213,7 @@ def test_guessing_is_judged_on_every_label_of_the_test() -> None:
 
 
 @pytest.mark.parametrize("name", ["shakespeare-gru", "insteval-logistic", "insteval-mf", "cifar10-resnet"])
-def test_the_settings_are_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_are_whole(name: str) -> None:
     setting = find_setting(name)
     assert setting.full_name == setting.name == name
     assert setting.methods == RIVALS
@@ -223,9 +223,6 @@ def test_the_settings_are_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(tasks_of(setting, TUNING)) == len(RIVALS)
     assert find_setting(name, rounds=2).rounds == 2
     assert axes_of(setting).trials == 7
-    # Whatever models and data there are here: the rest of the settings goes together.
-    monkeypatch.setitem(beyond.MODELS, setting.model, lambda _: {"name": "mlp"})
-    monkeypatch.setitem(design.SPLITS, "natural", "iid")
     for method in setting.methods:
         config = setting_config(setting, METHODS[method], axes_of(setting).start, epsilon=3.0)
         assert config.training.participants == setting.participants
