@@ -78,8 +78,8 @@ def test_cnn_layers_are_in_the_stated_order() -> None:
 @pytest.mark.parametrize(
     ("name", "samples", "classes", "settings", "count"),
     [
-        ("resnet", ImageSamples((3, 32, 32)), 10, {}, 175_258),
-        ("resnet", ImageSamples((3, 32, 32)), 10, {"layers": 1}, 78_042),
+        ("resnet", ImageSamples((3, 32, 32)), 10, {}, 177_178),
+        ("resnet", ImageSamples((3, 32, 32)), 10, {"layers": 1}, 79_962),
         ("logistic", ImageSamples((1, 28, 28)), 10, {}, 7_850),
         ("logistic", IdSamples((4, 3)), 5, {}, 8 * 5),
         ("gru", TokenSamples(80, 80), 80, {}, 67_664),
@@ -142,7 +142,7 @@ def test_unknown_name_names_the_nearest(typo: str, meant: str) -> None:
         ({"name": "cnn", "settings": ModelSettings(hidden=(3,))}, "model.hidden"),
         ({"name": "mlp", "settings": ModelSettings(width=8)}, "model.width"),
         ({"name": "logistic", "settings": ModelSettings(layers=1)}, "model.layers"),
-        ({"name": "resnet", "settings": ModelSettings(width=12)}, "model.width"),
+        ({"name": "resnet", "settings": ModelSettings(width=10)}, "model.width"),
         ({"name": "resnet", "settings": ModelSettings(heads=4)}, "model.heads"),
         (
             {"name": "transformer", "samples": KINDS["gru"], "settings": ModelSettings(heads=7)},
@@ -152,7 +152,7 @@ def test_unknown_name_names_the_nearest(typo: str, meant: str) -> None:
         ({"classes": 1}, "classes"),
         ({"classes": True}, "classes"),
         ({"name": "cnn", "samples": ImageSamples((1, 3, 28))}, "samples.shape"),
-        ({"name": "resnet", "samples": ImageSamples((1, 28, 3))}, "samples.shape"),
+        ({"name": "resnet", "samples": ImageSamples((1, 28, 4))}, "samples.shape"),
     ],
 )
 def test_refusals_name_the_field(changes: dict[str, object], field: str) -> None:

@@ -75,7 +75,7 @@ class ModelConfig(Section):
                `logistic`.
     hidden     Layer widths of `mlp`; none: 200 and 200. An empty list is logistic regression.
     width      Units of `gru` and `lstm` (none: 128), width of `transformer` (64), channels in the first stage of
-               `resnet`, a multiple of 8 (16).
+               `resnet`, a multiple of 4 (16).
     layers     Layers of `gru` and `lstm` (none: 1) and of `transformer` (2); blocks in each of the three stages
                of `resnet` (2).
     heads      Attention heads of `transformer`, a divisor of its width; none: 4.

@@ -76,10 +76,10 @@ class CannotLoad(Exception):
 class Setup:
     """What a worker is told once; the data themselves lie in shared memory, inputs first, then labels."""
 
-    # How to train, for a problem whose inputs and labels are left out.
+    # How to train, for a problem whose inputs and labels have no rows.
     formulation: PlainLoop
-    input_shape: tuple[int, ...]
-    label_shape: tuple[int, ...]
+    # How many rows both have in shared memory.
+    samples: int
     labels_offset: int
     # How many groups of updates there is room for.
     slots: int
@@ -124,9 +124,9 @@ class Pool:
         self._results.resize(slots * rows * layout.size * layout.dtype.itemsize)
         self._updates = self._results.tensor(layout.dtype, (slots, rows, layout.size))
         without_data = replace(problem, inputs=problem.inputs[:0].clone(), labels=problem.labels[:0].clone())
-        shapes = tuple(problem.inputs.shape), tuple(problem.labels.shape)
         packed = io.BytesIO()
-        torch.save(Setup(replace(formulation, problem=without_data), *shapes, offset, slots), packed)
+        alone = replace(formulation, problem=without_data)
+        torch.save(Setup(alone, len(problem.labels), offset, slots), packed)
         for _ in range(workers):
             self._start_worker(packed.getvalue())
 
@@ -286,8 +286,10 @@ def _serve(connection: _Link, data: SharedMemory, starts: SharedMemory, results:
     try:
         setup: Setup = torch.load(io.BytesIO(connection.recv()), weights_only=False)
         problem = setup.formulation.problem
-        inputs = data.tensor(problem.inputs.dtype, setup.input_shape)
-        labels = data.tensor(problem.labels.dtype, setup.label_shape, offset=setup.labels_offset)
+        inputs, labels = (
+            data.tensor(empty.dtype, (setup.samples, *empty.shape[1:]), offset=offset)
+            for empty, offset in ((problem.inputs, 0), (problem.labels, setup.labels_offset))
+        )
         formulation = replace(setup.formulation, problem=replace(problem, inputs=inputs, labels=labels))
     except (EOFError, ConnectionError):
         raise

@@ -12,7 +12,7 @@ class ModelSettings:
     """Sizes that may be chosen; None leaves the default, and a model refuses those it has no use for.
 
     hidden     mlp: widths of the hidden layers (200 and 200); () is logistic regression
-    width      resnet: channels of the first stage, a multiple of 8 (16); gru, lstm: units (128); transformer (64)
+    width      resnet: channels of the first stage, a multiple of 4 (16); gru, lstm: units (128); transformer (64)
     layers     resnet: blocks in each of the three stages (2); gru, lstm (1) and transformer (2): layers
     heads      transformer: attention heads, a divisor of the width (4)
     embedding  gru, lstm: numbers that stand for a token (16)
