@@ -203,7 +203,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 10)),
         "Conv2d",
     ),
-    "frozen": (frozen, "some parameters are frozen"),
+    "frozen": (frozen, "vmap groups"),
     "hooked": (hooked, ""),
 }
 

@@ -27,10 +27,12 @@ from niss.learning import (
     ClippedStep,
     Cohort,
     FlatLayout,
+    IdSamples,
     ImageSamples,
     Job,
     LocalTraining,
     ModelSettings,
+    TokenSamples,
     batch_order,
     build_model,
     clipped_gradient_step,
@@ -254,6 +256,66 @@ def test_other_modules_are_vmapped_or_looped_and_say_so() -> None:
             assert words in cohort.engine, cohort.engine
             found = torch.from_numpy(cohort.train(jobs, settings))
         assert relative(found, expected).max() < 1e-10, cohort.engine
+
+
+class TorchGru(nn.Module):
+    """An embedding, torch's own GRU and a linear output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 4)
+        self.layer = nn.GRU(4, 6, num_layers=2, batch_first=True)
+        self.output = nn.Linear(6, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.layer(self.table(tokens))[0])
+        return logits
+
+
+def transformer_with_frozen_layers() -> nn.Module:
+    samples = TokenSamples(length=7, vocabulary=11)
+    settings = ModelSettings(width=8, heads=2)
+    module = build_model("transformer", samples=samples, classes=11, stream=SimStream(3), settings=settings)
+    module.get_submodule("layers").requires_grad_(False)
+    return module
+
+
+@needs_cuda
+def test_models_of_every_kind_equal_the_reference_in_float64_and_repeat_to_the_bit() -> None:
+    tokens, rows = TokenSamples(length=7, vocabulary=11), IdSamples((9, 6, 3))
+    narrow = ModelSettings(width=6, embedding=4)
+    modules: dict[str, nn.Module] = {
+        "resnet": build_model("resnet", samples=ImageSamples(SMALL), classes=10, stream=SimStream(3)),
+        "gru": build_model("gru", samples=tokens, classes=11, stream=SimStream(3), settings=narrow),
+        "lstm": build_model("lstm", samples=tokens, classes=11, stream=SimStream(3), settings=narrow),
+        "transformer": build_model("transformer", samples=tokens, classes=11, stream=SimStream(3)),
+        "frozen layers": transformer_with_frozen_layers(),
+        "torch GRU": TorchGru(),
+        "mf": build_model("mf", samples=rows, classes=5, stream=SimStream(3)),
+    }
+    for name, module in modules.items():
+        module.double()
+        layout, pictures, classes, jobs = cohort_data(module, UNEVEN, SMALL)
+        source = torch.Generator().manual_seed(4)
+        if name == "resnet":
+            inputs, labels = pictures, classes
+        elif name == "mf":
+            columns = [torch.randint(0, size, (len(classes),), generator=source) for size in rows.sizes]
+            inputs, labels = torch.stack(columns, dim=1), classes % 5
+        else:
+            walk = torch.randint(0, 11, (len(classes), 8), generator=source)
+            inputs, labels = walk[:, :-1].contiguous(), walk[:, 1:].contiguous()
+        with (
+            Cohort(module, layout, inputs, labels, device="cuda") as cohort,
+            Cohort(module, layout, inputs, labels, plain=True) as plain,
+        ):
+            assert "vmapped in a CUDA graph" in cohort.engine, (name, cohort.engine)
+            for work in (RULES[1], ClippedStep(clip=0.1, learning_rate=0.5)):
+                found, again, expected = (
+                    torch.from_numpy(trainer.train(jobs, work)) for trainer in (cohort, cohort, plain)
+                )
+                assert relative(found, expected).max() < 1e-10, name
+                assert torch.equal(found, again), name
 
 
 @needs_cuda

@@ -61,22 +61,6 @@ def started() -> Iterator[tuple[Cohort, list[Job]]]:
         yield cohort, jobs
 
 
-def test_workers_train_on_labels_for_every_position() -> None:
-    samples = TokenSamples(length=5, vocabulary=7)
-    module = build_model("transformer", samples=samples, classes=7, stream=SimStream(5))
-    layout = FlatLayout.of(module)
-    tokens = torch.randint(0, 7, (40, 6), generator=torch.Generator().manual_seed(3))
-    start = layout.flatten(module)
-    jobs = [Job(start, own, SimStream(n)) for n, own in enumerate(torch.arange(40).split(10))]
-    rows = []
-    for workers in (1, 2):
-        with Cohort(module, layout, tokens[:, :-1], tokens[:, 1:], workers=workers) as cohort:
-            cohort.start()
-            rows.append(cohort.train(jobs, WORK))
-    assert np.array_equal(*rows)
-    assert rows[0].any()
-
-
 def worker_ids(cohort: Cohort) -> list[int]:
     assert cohort._engine._pool is not None
     return [process.pid for process in cohort._engine._pool._processes]

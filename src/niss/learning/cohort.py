@@ -127,11 +127,11 @@ def choose_engine(
 
     - `plain`: the reference loop itself, in this process, on the CPU, whatever the device and the module;
     - cpu: `Mlp` as built in groups of clients, `Cnn` as built client by client, both with a backward pass by
-      hand; small modules of products in groups by vmap; anything else in the reference loop. On all cores,
-      or `workers` of them, unless the module cannot be sent to other processes;
+      hand; small modules without convolutions in groups by vmap; anything else in the reference loop. On all
+      cores, or `workers` of them, unless the module cannot be sent to other processes;
     - cuda: `Mlp` and `Cnn` as built in fused Triton kernels, in plain torch without Triton or in float64; other
-      modules by vmap where their samples and clients do not influence each other; else the reference loop.
-      `tf32` allows TF32 in its products.
+      modules by vmap where two clients on trial equal the reference, and a step of one does not fill the device;
+      else the reference loop. `tf32` allows TF32 in its products.
     """
     if plain or choose_device(device.partition(":")[0]) == "cpu":
         from niss.learning.cpu.engine import CpuEngine, choose_formulation

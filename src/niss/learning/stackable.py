@@ -89,7 +89,7 @@ class _Rows(torch.autograd.Function):
         ctx.rows = weight.shape[0]
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         (numbers,) = ctx.saved_tensors
         places = torch.arange(ctx.rows, device=numbers.device)
         indicator = (places[:, None] == numbers.reshape(1, -1)).to(slope.dtype)
@@ -166,7 +166,7 @@ class _Patches(torch.autograd.Function):
         ctx.extent = (images.shape[2], images.shape[3])
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None, None]:
         return _Images.apply(slopes, ctx.extent, ctx.stride), None, None  # type: ignore[no-untyped-call]
 
     @staticmethod
@@ -175,7 +175,7 @@ class _Patches(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         folded = images.movedim(where[0], 0).flatten(0, 1)
         patches: Tensor = _Patches.apply(folded, size, stride)  # type: ignore[no-untyped-call]
-        return patches.unflatten(0, (info.batch_size, -1)), 0
+        return patches.view(info.batch_size, -1, *patches.shape[1:]), 0
 
 
 class _Images(torch.autograd.Function):
@@ -202,7 +202,7 @@ class _Images(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         folded = patches.movedim(where[0], 0).flatten(0, 1)
         images: Tensor = _Images.apply(folded, extent, stride)  # type: ignore[no-untyped-call]
-        return images.unflatten(0, (info.batch_size, -1)), 0
+        return images.view(info.batch_size, -1, *images.shape[1:]), 0
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps, clipped_mlp_steps
 from niss.learning.cohort import BatchTable, Engine, Job, Problem, Take, Work, numbers_by_start
@@ -28,7 +28,6 @@ from niss.learning.cuda.program import (
     Steps,
     stacked_mlp,
     stacked_module,
-    trained_pieces,
 )
 from niss.learning.cuda.trial import why_not_stacked
 from niss.learning.local import Evaluation, LocalTraining, evaluate, in_mode, require_logits
@@ -41,6 +40,12 @@ if TYPE_CHECKING:  # they need Triton
 # What the kernels take: they hold a batch in one tile. Larger ones are no longer bound by weight traffic.
 LARGEST_BATCH = 64
 _MOST_PROGRAMS = 3
+# Clients from which a recurrent layer step by step is faster than torch's own, one after another: one or two clients of
+# a GRU lose, four gain 1.6 times.
+_WORTH_UNROLLING = 3
+# What a step may keep of a client's batch: 0.4 GiB gain 3 times and 0.5 GiB 2 times, at 1.4 GiB one client fills the
+# device and stacking loses.
+_LARGEST_STEP = 768 * 2**20
 _EVALUATION_ROWS = 5000
 # Samples whose gradients are computed at once, at most: more gain nothing.
 _MOST_SAMPLES = 4096
@@ -50,12 +55,14 @@ _MOST_SAMPLES = 4096
 class Formulation:
     """How the step of a module is computed: `forward` for all clients stacked, or None for one after another.
 
-    With `triton`, batches of at most `LARGEST_BATCH` go through the fused kernels instead; `line` says it in words.
+    With `triton`, batches of at most `LARGEST_BATCH` go through the fused kernels instead. Fewer clients than
+    `at_least` are trained one after another. `line` says it in words.
     """
 
     line: str
     forward: StackedForward | None
     triton: bool = False
+    at_least: int = 1
 
 
 def choose_formulation(problem: Problem) -> Formulation:
@@ -83,7 +90,14 @@ def choose_formulation(problem: Problem) -> Formulation:
     forward = stacked_module(module)
     reason = why_not_stacked(problem, forward)
     if reason is None:
-        return Formulation(f"{type(module).__name__} vmapped in a CUDA graph", forward)
+        recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        at_least = _WORTH_UNROLLING if recurrent else 1
+        fewer = f"fewer than {at_least} clients, " if recurrent else ""
+        line = (
+            f"{type(module).__name__} vmapped in a CUDA graph ({fewer}batches that keep over "
+            f"{_LARGEST_STEP >> 20} MiB a client: one after another)"
+        )
+        return Formulation(line, forward, at_least=at_least)
     return Formulation(f"{type(module).__name__} one client after another ({reason})", None)
 
 
@@ -113,7 +127,7 @@ class CudaEngine(Engine):
             problem.labels.to(self.device),
         )
         self._programs: dict[object, GraphedSteps] = {}
-        self._measured: dict[tuple[int, bool], int] = {}
+        self._measured: dict[int, int] = {}
         self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         # Making updates takes several times their memory, and other processes may be on the device.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
@@ -154,13 +168,22 @@ class CudaEngine(Engine):
             with self._precision():
                 for numbers in numbers_by_start(jobs):
                     take(numbers, self._clipped_together(work, [jobs[number] for number in numbers]))
-        elif self._formulation.forward is not None:
+        elif self._worth_stacking(work, jobs):
             for together in self._stackable(jobs):
                 self._train_in_chunks(work, jobs, together, take)
         else:
             with self._precision():
                 for number, job in enumerate(jobs):
                     take(range(number, number + 1), self._problem.update_of(job, work)[None])
+
+    def _worth_stacking(self, settings: LocalTraining, jobs: Sequence[Job]) -> bool:
+        """Whether the clients can be stacked, are enough, and do not fill the device one by one."""
+        formulation = self._formulation
+        if formulation.forward is None or len(jobs) < formulation.at_least:
+            return False
+        return (
+            self._problem.built is not None or self._kept(settings, _width(settings, jobs)) <= _LARGEST_STEP
+        )
 
     def _clipped_together(self, work: ClippedStep, jobs: Sequence[Job]) -> Tensor:
         """The clipped steps of jobs that share their start, as one computation."""
@@ -170,9 +193,9 @@ class CudaEngine(Engine):
         if problem.built is Mlp:
             return clipped_mlp_steps(layout, problem.inputs.flatten(1), problem.labels, start, samples, work)
         # By the whole memory, not by what is free now: the last bits depend on it.
-        trained = sum(last - first for first, last in trained_pieces(layout).values())
+        trained = int(layout.trainable_mask().sum())
         total = int(torch.cuda.get_device_properties(self.device).total_memory)
-        chunk = min(_MOST_SAMPLES, max(1, total // 32 // (3 * trained * layout.dtype.itemsize)))
+        chunk = min(_MOST_SAMPLES, max(1, total // 8 // (3 * trained * layout.dtype.itemsize)))
         while True:
             try:
                 return clipped_gradient_steps(
@@ -217,8 +240,7 @@ class CudaEngine(Engine):
 
         Chunks are of like size, so that one captured program serves them all, or two.
         """
-        width = min(settings.batch_size, max((len(jobs[number].samples) for number in numbers), default=1))
-        first, room = 0, self._room(settings, width)
+        first, room = 0, self._room(settings, _width(settings, [jobs[number] for number in numbers]))
         while first < len(numbers):
             left = len(numbers) - first
             size = -(-left // -(-left // room))
@@ -241,33 +263,47 @@ class CudaEngine(Engine):
 
         What captured programs hold counts as free: they make way for the next one.
         """
-        with self._precision():
-            needed = self._bytes_of_a_client(settings, width)
+        needed = self._bytes_of_a_client(settings, width)
         free, _ = torch.cuda.mem_get_info(self.device)
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         held = sum(program.bytes_held for program in self._programs.values())
         return int(max(1, (free + held) // 2 // needed))
 
     def _bytes_of_a_client(self, settings: LocalTraining, width: int) -> int:
-        """Weights, velocity, gradient, what the backward pass keeps of a batch, and two rows of the result.
-
-        The kernels keep little of a batch; for other formulations it is measured, on two clients.
-        """
+        """Weights, velocity, gradient, step, what the backward pass keeps of a batch, and two rows of the result."""
         layout = self._problem.layout
-        row = layout.size * layout.dtype.itemsize
+        row, trained = (
+            count * layout.dtype.itemsize for count in (layout.size, int(layout.trainable_mask().sum()))
+        )
         if self._formulation.triton and width <= LARGEST_BATCH:
-            return (5 if settings.momentum else 4) * row
-        key = (width, bool(settings.momentum))
-        if key not in self._measured:
+            return (5 if settings.momentum else 4) * row  # the kernels keep little of a batch
+        return (5 if settings.momentum else 4) * trained + 2 * row + self._kept(settings, width)
+
+    def _kept(self, settings: LocalTraining, width: int) -> int:
+        """Bytes that a step of one client takes beyond its weights, velocity, gradient and new weights.
+
+        It is measured once, on two clients. More than the device has where these do not fit.
+        """
+        if width not in self._measured:
             assert self._formulation.forward is not None
             before = torch.cuda.memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             resident = DeviceTable(1, 2, width, self.device)
-            steps = PlainSteps(self._formulation.forward, self._problem, resident, settings)
-            steps.load(layout.flatten(self._problem.module))
-            steps.enqueue(0)
-            self._measured[key] = (torch.cuda.max_memory_allocated(self.device) - before) // 2
-        return self._measured[key] + 2 * row
+            steps = PlainSteps(
+                self._formulation.forward, self._problem, resident, replace(settings, momentum=0.0)
+            )
+            try:
+                with self._precision():
+                    steps.load(self._problem.layout.flatten(self._problem.module))
+                    steps.enqueue(0)
+                peak = torch.cuda.max_memory_allocated(self.device) - before
+            except torch.cuda.OutOfMemoryError:
+                peak = 2 * int(torch.cuda.get_device_properties(self.device).total_memory)
+            vectors = (
+                4 * int(self._problem.layout.trainable_mask().sum()) * self._problem.layout.dtype.itemsize
+            )
+            self._measured[width] = max(0, peak // 2 - vectors)
+        return self._measured[width]
 
     def _train_stacked(self, jobs: Sequence[Job], settings: LocalTraining) -> Tensor:
         """The updates of these jobs as one computation, [jobs, h]; the device may still be at work on them."""
@@ -323,6 +359,11 @@ class CudaEngine(Engine):
             yield
         finally:
             products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def _width(settings: LocalTraining, jobs: Sequence[Job]) -> int:
+    """Samples of the largest batch."""
+    return min(settings.batch_size, max((len(job.samples) for job in jobs), default=1))
 
 
 def _stacked_starts(jobs: Sequence[Job], device: torch.device) -> Tensor:

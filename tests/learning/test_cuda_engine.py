@@ -1,0 +1,176 @@
+"""What the CUDA engine decides, with a processor in place of the device: who is stacked with whom, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from niss.learning import ClippedStep, FlatLayout, Job, LocalTraining
+from niss.learning.cohort import BatchTable, Problem, Work
+from niss.learning.cuda import engine as engine_module
+from niss.learning.cuda.engine import CudaEngine
+from niss.learning.cuda.program import DeviceTable, Steps
+from niss.randomness import SimStream
+
+WORK = LocalTraining(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
+MEMORY = 2**34
+
+
+class Eager:
+    """`GraphedSteps` without a graph; remembers how many clients it was made for."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, steps: Steps, table: DeviceTable, _unrolled: int, held: int) -> None:
+        self._steps, self._table, self.bytes_held = steps, table, held
+        self.capacity = table.capacity
+        self.made.append(table.sizes.shape[1])
+
+    def run(self, table: BatchTable, starts: Tensor) -> None:
+        self._table.restart()
+        self._steps.load(starts)
+        for ready in table.fill():
+            self._table.write(table, 0, ready)
+        with torch.no_grad():
+            for step in range(table.steps):
+                self._steps.enqueue(step)
+
+    def read(self) -> Tensor:
+        return self._steps.read()
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "GraphedSteps", Eager)
+    monkeypatch.setattr(Eager, "made", [])
+    for name, value in {
+        "get_device_properties": SimpleNamespace(total_memory=MEMORY),
+        "mem_get_info": (MEMORY, MEMORY),
+        "memory_reserved": 0,
+        "memory_allocated": 0,
+        "max_memory_allocated": 2**20,
+        "reset_peak_memory_stats": None,
+        "get_device_name": "a processor",
+        "empty_cache": None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and a trained one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed = nn.Linear(6, 8)
+        self.fixed.requires_grad_(False)
+        self.output = nn.Linear(8, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.output(torch.tanh(self.fixed(inputs)))
+        return logits
+
+
+class Unrolled(nn.Module):
+    """torch's GRU over the inputs as a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(1, 4, batch_first=True)
+        self.output = nn.Linear(4, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.layer(inputs[..., None])[0][:, -1])
+        return logits
+
+
+def make_problem(module: nn.Module) -> Problem:
+    source = torch.Generator().manual_seed(1)
+    inputs = torch.randn(60, 6, generator=source, dtype=torch.float64)
+    labels = torch.randint(0, 5, (60,), generator=source)
+    module = module.double()
+    return Problem(module, FlatLayout.of(module), inputs, labels)
+
+
+def make_jobs(starts: Sequence[Tensor], sizes: Sequence[int] = (9, 4, 12, 7, 3, 10)) -> list[Job]:
+    rows = torch.arange(60).split([*sizes, 60 - sum(sizes)])
+    return [Job(starts[n % len(starts)], rows[n], SimStream(n)) for n in range(len(sizes))]
+
+
+def assert_equal(engine: CudaEngine, problem: Problem, jobs: list[Job], work: Work) -> None:
+    rows = torch.full((len(jobs), problem.layout.size), torch.nan, dtype=torch.float64)
+
+    def take(numbers: Sequence[int], updates: Tensor) -> None:
+        rows[list(numbers)] = updates
+
+    engine.perform(work, jobs, take)
+    for row, job in zip(rows, jobs, strict=True):
+        torch.testing.assert_close(row, problem.update_of(job, work), rtol=1e-10, atol=1e-12)
+
+
+def test_clients_that_agree_in_what_is_frozen_are_stacked_and_others_are_not() -> None:
+    problem = make_problem(Adapted())
+    engine = CudaEngine(problem, device="cpu")
+    start = problem.layout.flatten(problem.module)
+    trained = problem.layout.trainable_mask()
+    other = torch.where(trained, 0.7 * start, start)
+    assert_equal(engine, problem, make_jobs([start, other]), WORK)
+    assert Eager.made == [6]
+    third = torch.where(trained, start, 0.7 * start)
+    assert_equal(engine, problem, make_jobs([start, other, third]), WORK)
+    assert sorted(Eager.made[1:]) == [2, 4]
+    for clip in (0.1, 10.0):
+        assert_equal(engine, problem, make_jobs([start, other, third]), ClippedStep(clip, 0.5))
+
+
+def test_few_clients_of_a_recurrent_layer_are_trained_one_after_another() -> None:
+    problem = make_problem(Unrolled())
+    engine = CudaEngine(problem, device="cpu")
+    assert "fewer than 3 clients" in engine.name
+    start = problem.layout.flatten(problem.module)
+    assert_equal(engine, problem, make_jobs([start], (9, 4)), WORK)
+    assert not Eager.made
+    assert_equal(engine, problem, make_jobs([start]), WORK)
+    assert Eager.made == [6]
+    assert_equal(engine, problem, [], WORK)
+
+
+def test_clients_that_fill_the_device_alone_are_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(Adapted())
+    engine = CudaEngine(problem, device="cpu")
+    jobs = make_jobs([problem.layout.flatten(problem.module)])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2**31)
+    assert_equal(engine, problem, jobs, WORK)
+    assert not Eager.made
+
+
+def test_chunks_hold_what_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(Adapted())
+    engine = CudaEngine(problem, device="cpu")
+    needed = engine._bytes_of_a_client(WORK, 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2 * 2 * needed, MEMORY))
+    assert_equal(engine, problem, make_jobs([problem.layout.flatten(problem.module)]), WORK)
+    assert Eager.made == [2]
+
+
+def test_clipped_steps_go_on_in_smaller_chunks_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(Adapted())
+    engine = CudaEngine(problem, device="cpu")
+    chunks: list[int] = []
+    together = engine_module.clipped_gradient_steps
+
+    def scarce(*parts: object, chunk: int, **options: object) -> Tensor:
+        chunks.append(chunk)
+        if chunk > 20:
+            raise torch.cuda.OutOfMemoryError("none left")
+        return together(*parts, chunk=chunk, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module, "clipped_gradient_steps", scarce)
+    jobs = make_jobs([problem.layout.flatten(problem.module)])
+    assert_equal(engine, problem, jobs, ClippedStep(0.1, 0.5))
+    assert chunks[0] == 4096
+    assert chunks[-1] == 16
