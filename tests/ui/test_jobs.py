@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
