@@ -2,16 +2,20 @@
 
 The command is a process of its own, imports included; `--version` beside it is what any command costs. The page's
 answer is the function behind `/api/plan`, asked for another number of participants each time, so that no earlier answer
-helps.
+helps. Counted is the time of the processor, which other work on the machine hardly changes; `--beside` measures another
+checkout in the same run, repeat by repeat.
+
+    python benchmarks/planner.py --beside ../earlier/src
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +28,16 @@ COMMANDS = {
     "5,000 participants": ["plan", "--participants", "5000", "--collusion", "0.2"],
     "20,000 participants": ["plan", "--participants", "20000", "--collusion", "0.2"],
     "1,000,000 participants": ["plan", "--participants", "1000000", "--collusion", "0.2"],
+    "1,000,000, dropouts repaired": [
+        *("plan", "--participants", "1000000", "--collusion", "0.2", "--dropout", "0.05", "--mode", "repair")
+    ],
+    "1,000, complete graph": ["plan", "--participants", "1000", "--neighbours", "999", "--collusion", "0.2"],
     "carried, 1,000 of 10,000, 100 rounds": [
         *("plan", "--carry", "--participants", "1000", "--clients", "10000", "--rounds", "100")
     ],
 }
 QUESTIONS: dict[str, dict[str, Any]] = {
+    "14 participants, 5 neighbours": {"participants": 14, "neighbours": 5, "collusion": 0.2},
     "200 participants": {"participants": 200, "collusion": 0.2},
     "2,000 participants": {"participants": 2_000, "collusion": 0.2},
     "2,000 participants, repair": {
@@ -40,40 +49,56 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         **{"participants": 1_000, "clients": 10_000, "rounds": 100, "carry": True, "pattern": "any"}
     },
     "carried, 300 rounds": {"participants": 1_000, "clients": 10_000, "rounds": 300, "carry": True},
+    "carried, 1,000 rounds": {"participants": 1_000, "clients": 10_000, "rounds": 1_000, "carry": True},
+    "carried, 1,000 rounds, any pattern": {
+        **{"participants": 1_000, "clients": 10_000, "rounds": 1_000, "carry": True, "pattern": "any"}
+    },
+    "carried, 1,000 rounds, any pattern, 3 lags": {
+        "participants": 1_000,
+        "clients": 10_000,
+        "rounds": 1_000,
+        "carry": True,
+        "pattern": "any",
+        "lags": 3,
+    },
 }
+ASK = """
+import json, sys, time
+from niss.ui.planning import PlanQuestion, answer
+questions, repeat = json.loads(sys.argv[1])
+answer(PlanQuestion(participants=50, clients=100, rounds=4, carry=True))
+answer(PlanQuestion(participants=50, collusion=0.2, dropout=0.05, mode="repair"))
+for name, question in questions.items():
+    question["participants"] -= repeat
+    if "clients" in question:
+        question["clients"] = 10 * question["participants"]
+    began = time.process_time()
+    answer(PlanQuestion(**question))
+    questions[name] = time.process_time() - began
+print(json.dumps(questions))
+"""
 
 
-def run_command(arguments: list[str], _repeat: int) -> None:
-    """A process of its own."""
-    done = subprocess.run([sys.executable, "-m", "niss", *arguments], capture_output=True, check=False)
+def run(source: Path | None, *arguments: str) -> tuple[str, float]:
+    """What Python prints with those arguments, and the seconds of processor it takes; `source`: of another checkout."""
+    environment = dict(os.environ) if source is None else {**os.environ, "PYTHONPATH": str(source)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, check=False, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
-        raise SystemExit(f"niss {' '.join(arguments)} failed:\n{done.stderr.decode()}")
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr.decode()}")
+    return done.stdout.decode(), after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def answer_question(question: dict[str, Any], repeat: int) -> None:
-    """What the page waits for once the server is running."""
-    from niss.ui.planning import PlanQuestion, answer
-
-    participants = question["participants"] - repeat
-    others = {"clients": 10 * participants} if "clients" in question else {}
-    answer(PlanQuestion(**{**question, "participants": participants, **others}))
+def measure_commands(source: Path | None, _repeat: int) -> dict[str, float]:
+    """The seconds of each command."""
+    return {name: run(source, "-m", "niss", *arguments)[1] for name, arguments in COMMANDS.items()}
 
 
-def measure(
-    contestants: dict[str, Any], work: Callable[[Any, int], None], repeats: int
-) -> list[dict[str, float | str]]:
-    """Median seconds of each, the repeats interleaved, and how many times the first's."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for repeat in range(1, repeats + 1):
-        for name, asked in contestants.items():
-            began = time.perf_counter()
-            work(asked, repeat)
-            seconds[name].append(time.perf_counter() - began)
-    first = median(next(iter(seconds.values())))
-    return [
-        {"name": name, "seconds": median(times), "times_the_first": median(times) / first}
-        for name, times in seconds.items()
-    ]
+def measure_page(source: Path | None, repeat: int) -> dict[str, float]:
+    """The seconds of each answer in a process that has answered before: imports are no part of a slider's answer."""
+    printed, _ = run(source, "-c", ASK, json.dumps([QUESTIONS, repeat]))
+    return dict(json.loads(printed))
 
 
 def main() -> None:
@@ -83,20 +108,32 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the numbers there")
     parser.add_argument("--only", nargs="+", choices=["command", "page"], default=["command", "page"])
+    parser.add_argument("--beside", type=Path, help="src of another checkout, measured in turn")
     parser.add_argument("--quick", action="store_true", help="one repeat, as a smoke test")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     where = machine("scipy")
     print(one_line(where))
     found: dict[str, Any] = {"machine": where}
+    sources = [None] if options.beside is None else [None, options.beside.resolve()]
     for kind in options.only:
-        contestants, work = (COMMANDS, run_command) if kind == "command" else (QUESTIONS, answer_question)
-        # Imports and first calls are no part of a slider's answer.
-        work(next(iter(contestants.values())), 0)
-        found[kind] = measure(contestants, work, 1 if options.quick else options.repeats)
-        print(f"\n{kind:40} seconds  x the first")
-        for row in found[kind]:
-            print(f"  {row['name']:38} {row['seconds']:7.2f} {row['times_the_first']:12.1f}")
+        measured = measure_commands if kind == "command" else measure_page
+        times: list[dict[str, list[float]]] = [{} for _ in sources]
+        for repeat in range(1, 1 + (1 if options.quick else options.repeats)):
+            for source, kept in zip(sources, times, strict=True):
+                for name, seconds in measured(source, repeat).items():
+                    kept.setdefault(name, []).append(seconds)
+        print(f"\n{kind:45} seconds of processor" + ("" if len(sources) == 1 else "   beside  ratio"))
+        found[kind] = []
+        for name in times[0]:
+            here, *other = (median(kept[name]) for kept in times)
+            row = {"name": name, "seconds": here}
+            line = f"  {name:43} {here:20.2f}"
+            if other:
+                row |= {"beside": other[0], "ratio": other[0] / here}
+                line += f" {other[0]:8.2f} {row['ratio']:6.1f}"
+            print(line)
+            found[kind].append(row)
     write_json(options.json, found)
 
 

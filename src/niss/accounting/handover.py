@@ -78,7 +78,7 @@ class Handover:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The hand-over in a file, not yet checked; `PrivacyError` where it is none."""
+        """The hand-over in a file, not yet checked; `PrivacyError` where the file is not one."""
         try:
             if len(data) > _LARGEST:
                 raise ValueError("size")

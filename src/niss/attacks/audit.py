@@ -179,7 +179,7 @@ def _is_claimed(row: Row) -> bool:
 
 
 def _draw_claims(axes: attacks.drawing.Axes, findings: Findings) -> None:
-    """A bar for what is proved, with marks where the claims are; a claim in the grey part is none."""
+    """A bar for what is proved, with marks where the claims are; a mark in the grey part stands for no claim."""
     drawing = attacks.drawing
     rows = findings.rows
     places = list(range(len(rows)))[::-1]

@@ -132,7 +132,7 @@ def lazy_group(load: Callable[[], typer.Typer]) -> type[TyperGroup]:
 
         @commands.setter
         def commands(self, _: object) -> None:
-            """Click sets the commands it was given, which are none."""
+            """Click sets the commands it was given; there are none."""
 
     return LazyGroup
 

@@ -209,7 +209,7 @@ def _list_below(axes: Axes, curves: list[Curve]) -> None:
         Line2D(
             [],
             [],
-            label=f"{short(method.label)}  {format_accuracy(method.evaluations[-1][1])}",
+            label=f"{_name(method)}  {format_accuracy(method.evaluations[-1][1])}",
             **line_options(look),
         )
         for method, look, _ in ranked

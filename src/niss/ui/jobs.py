@@ -24,7 +24,10 @@ from niss.redaction import redact
 
 COMMAND = (sys.executable, "-m", "niss", "--quiet", "run")
 # A server in the background of a script ignores SIGINT, and so would its jobs, which are cancelled by it.
-_HEEDING_INTERRUPTS = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+_HEEDING_INTERRUPTS = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Of what a job wrote to stderr, so much is shown: an error and its hint stand at the end.
 _TAIL_BYTES = 4_000

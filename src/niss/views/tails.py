@@ -45,7 +45,7 @@ def hypergeometric_tails(population: int, marked: int, drawn: int) -> FloatArray
     )
     above = np.cumsum(np.exp(logs)[::-1])[::-1]
     # Below the least possible count the tail is certain.
-    return np.minimum(np.concatenate([np.ones(int(counts[0])), above[1:]]), 1.0)
+    return np.asarray(np.minimum(np.concatenate([np.ones(int(counts[0])), above[1:]]), 1.0))
 
 
 def _log_choose(total: int, chosen: NDArray[np.int64]) -> FloatArray:

@@ -95,11 +95,16 @@ function show({ plan, printed, looks, command, python, run_command: run }) {
   showOutlook(plan.outlook);
   byId("runnable").hidden = run === null;
   byId("not-runnable").hidden = run !== null;
-  byId("run-command").textContent = run ?? "";
+  showCommand("run-command", run ?? "");
   byId("notes").replaceChildren(...plan.notes.map((note) => element("li", {}, note)));
-  byId("command").textContent = command;
+  showCommand("command", command);
   byId("python").textContent = python;
   byId("json").textContent = JSON.stringify(plan, null, 2);
+}
+
+// A line may end between two words of a command, but not within `--flag`.
+function showCommand(id, text) {
+  byId(id).replaceChildren(...text.split(" ").flatMap((word, place) => [place ? " " : "", element("span", { class: "word" }, word)]));
 }
 
 function showRound(plan, printed) {

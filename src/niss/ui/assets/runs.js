@@ -30,7 +30,7 @@ async function refresh() {
     try {
       const { folder, runs } = await ask("/api/runs");
       showFault(null);
-      document.getElementById("folder").textContent = `In the folder ${folder}, the youngest first.`;
+      document.getElementById("folder").textContent = `In the folder ${folder}, newest first.`;
       document.getElementById("empty").hidden = runs.length > 0;
       // Without a change nothing is replaced, so that the keyboard focus stays where it is.
       const now = JSON.stringify(runs.map((run) => ({ ...run, silent_seconds: duration(run.silent_seconds) })));
