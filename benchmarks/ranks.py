@@ -1,8 +1,8 @@
 """Two ranks against one process: seconds of a round, and what each process computed for it.
 
 Every contestant trains the same clients with one worker a process, through `niss.run`; they take turns, and medians of
-the repeats are printed. Seconds on a clock mean something only where nothing else runs. Processor seconds of the busiest
-rank, against those of one process, say how the work divides wherever it is measured; they leave waiting out.
+the repeats are printed. Seconds on a clock mean something only where nothing else runs. Processor seconds of the
+busiest rank, against those of one process, say how the work divides wherever it is measured; they leave waiting out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ METHODS = ("fedavg", "niss")
 
 
 def play(work: Work, method: str) -> dict[str, Any]:
-    """The run itself, in one of its processes: median seconds of rounds after the first, processor seconds of a round."""
+    """The run itself, in one of its processes: median seconds of rounds after the first, processor seconds of one."""
     import niss
     from niss.files import read_json_lines
     from niss.simulation import compare  # noqa: F401 (loads the loop over rounds)

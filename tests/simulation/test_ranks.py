@@ -18,7 +18,7 @@ from niss.cli.errors import INTERRUPTED
 from niss.errors import ConfigError, NissError, RanksError
 from niss.files import read_json, read_json_lines
 from niss.simulation import RoundEvent
-from niss.simulation.ranks import Place, Ranks, place_in
+from niss.simulation.ranks import Place, Ranks, _timeout, place_in
 from support.federation import small_config
 from support.ranks import do, ended, play, start_ranks
 
@@ -31,7 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"methods": [{"name": "dp-fedavg"}]},
     "central-dp": {"methods": [{"name": "central-dp"}]},
     "central-mf": {"methods": [{"name": "central-mf"}]},
-    "sampled": {"methods": [{"name": "central-dp-sampled"}]},
     "secagg-ddg": {"methods": [{"name": "secagg-ddg"}]},
     "niss": {"methods": [{"name": "niss", "neighbours": 3}]},
     "everyone": {"methods": [{"name": "niss", "graph": "complete"}]},
@@ -40,10 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
     "dropouts": {"methods": [{"name": "niss", "neighbours": 3}], "protocol": {"dropout": 0.3}},
     "everyone, dropouts": {"methods": [{"name": "niss", "graph": "complete"}], "protocol": {"dropout": 0.3}},
     "repaired": {
-        "methods": [{"name": "niss", "neighbours": 6}],
-        "training": {**ONE_STEP, "participants": 12},
+        "methods": [{"name": "niss", "neighbours": 4}],
         "protocol": DROPOUT,
-        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropped": 6, "revealed": 5},
+        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropped": 3, "revealed": 3},
     },
     "everyone, repaired": {
         "methods": [{"name": "niss", "graph": "complete"}],
@@ -198,6 +196,13 @@ def test_jobs_are_dealt_by_their_size() -> None:
 def test_numbers_that_number_nothing_are_refused(variables: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="RANK"):
         place_in(variables)
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "inf", "nan"])
+def test_a_wait_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("NISS_RANK_TIMEOUT", seconds)
+    with pytest.raises(ConfigError, match="NISS_RANK_TIMEOUT"):
+        _timeout()
 
 
 def test_one_process_is_no_rank() -> None:

@@ -43,6 +43,10 @@ TIMEOUT = 1800.0
 """Seconds that a rank waits for the others before it gives up; `NISS_RANK_TIMEOUT` sets another number."""
 _CHECK_IN = 3.0
 """Seconds that ranks are given to say that they are still there, once one of them is not."""
+_LINGER = 10.0
+"""Seconds that a process which holds what ranks tell each other stays for them to read it, once it has failed."""
+_ASKING = 0.2
+"""Seconds after which a rank that waits looks whether another has failed."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Ranks:
     ) -> None:
         self._place = place or Place(0, 1, 0, 1)
         self._group, self._store, self._holds = group, store, holds
-        self._history = 0.0
+        self._history, self._runs = 0.0, 0
 
     @property
     def count(self) -> int:
@@ -195,10 +199,14 @@ class Ranks:
     def _wait(self, begin: Any) -> None:
         """Begin something that all ranks do together and wait for it, open to signals; a rank that is gone ends it."""
         try:
-            work, pause = begin(), 1e-4
+            work, pause, asked = begin(), 1e-4, time.monotonic()
             while not work.is_completed():
                 time.sleep(pause)
                 pause = min(1.2 * pause, 5e-3)
+                if self._store is not None and time.monotonic() > asked + _ASKING:
+                    asked = time.monotonic()
+                    if self._store.check([self._key("over")]):
+                        raise self.lost("another rank has failed")
             work.wait()
         except RuntimeError as error:
             raise self.lost(str(error)) from None
@@ -235,21 +243,21 @@ class Ranks:
             text = "it was interrupted"
         with contextlib.suppress(Exception):
             self._store.set(self._left(self._place.rank), text)
+            self._store.set(self._key("over"), "")
             if not self.first and isinstance(error, NissError):
                 error.told_elsewhere = self._wait_for([self._left(0)], 1.0)
             self._store.set(self._informed(self._place.rank), "")
             self._linger(range(self.count))
 
-    def forget(self) -> None:
-        """Take back what this rank has said of an earlier run, which all of them ended alike."""
-        if self._store is not None:
-            for key in (self._left(self._place.rank), self._informed(self._place.rank)):
-                self._store.delete_key(key)
+    def begin(self) -> Ranks:
+        """Another run: what was said of an earlier one, which all may have ended alike, does not count any more."""
+        self._runs += 1
+        return self
 
     def _linger(self, ranks: Iterable[int]) -> None:
         """Where this process holds the store, stay until these ranks have read there why they end."""
         if self._holds:
-            self._wait_for([self._informed(rank) for rank in ranks if rank != self._place.rank], _CHECK_IN)
+            self._wait_for([self._informed(rank) for rank in ranks if rank != self._place.rank], _LINGER)
 
     def _wait_for(self, keys: list[str], seconds: float) -> bool:
         """Whether all these keys are in the store before so many seconds have passed."""
@@ -280,10 +288,13 @@ class Ranks:
         return seen
 
     def _left(self, rank: int) -> str:
-        return f"left/{rank}"
+        return self._key("left", rank)
 
     def _informed(self, rank: int) -> str:
-        return f"informed/{rank}"
+        return self._key("informed", rank)
+
+    def _key(self, *names: str | int) -> str:
+        return "/".join(map(str, (self._runs, *names)))
 
 
 ALONE = Ranks()
@@ -310,7 +321,7 @@ def joined(folder: str | Path | None = None) -> Iterator[Ranks]:
     ranks = None
     try:
         with _terminated_by_exception():
-            ranks = _join(place)
+            ranks = _join(place).begin()
             yield ranks
     except _Terminated:
         if ranks is None:
@@ -330,7 +341,6 @@ def _join(place: Place) -> Ranks:
     """Meet the others, once in the life of a process."""
     global _joined
     if _joined is not None:
-        _joined.forget()
         return _joined
     from torch import distributed
 
