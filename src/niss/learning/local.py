@@ -158,8 +158,13 @@ class Evaluation:
     loss: float
     examples: int
 
+    @classmethod
+    def of(cls, scores: Tensor, *, examples: int) -> Evaluation:
+        """From the two numbers of `score`."""
+        right, loss = scores.tolist()
+        return cls(accuracy=int(right) / examples, loss=loss / examples, examples=examples)
 
-@torch.no_grad()
+
 def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: int = 1000) -> Evaluation:
     """Evaluate `module` in eval() mode, where its parameters are; its own mode is restored.
 
@@ -169,7 +174,18 @@ def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: i
     """
     require_whole(batch_size, field="batch_size", at_least=1)
     highest_label = require_samples(images, labels)
-    # Sums stay where the model is: a device is not waited for after every batch.
+    scores = score(module, images, labels, batch_size=batch_size, highest_label=highest_label)
+    return Evaluation.of(scores, examples=labels.shape[0])
+
+
+@torch.no_grad()
+def score(
+    module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: int, highest_label: int
+) -> Tensor:
+    """How many samples `module` gets right in eval() mode, and the sum of their losses, both float64.
+
+    They stay where the model is: a device is not waited for. `highest_label` is what `require_samples` gave.
+    """
     scores = torch.zeros(2, dtype=torch.float64, device=labels.device)
     with in_mode(module, training=False):
         for some_images, some_labels in zip(
@@ -180,9 +196,7 @@ def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: i
             ).double()
             scores[0] += ((logits.argmax(dim=1) == some_labels) & ~logits.isnan().any(dim=1)).sum()
             scores[1] += functional.cross_entropy(logits, some_labels, reduction="sum")
-    examples = labels.shape[0]
-    right, loss = scores.tolist()
-    return Evaluation(accuracy=int(right) / examples, loss=loss / examples, examples=examples)
+    return scores
 
 
 @contextmanager
