@@ -215,12 +215,80 @@ def test_a_diverged_client_stays_alone() -> None:
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
         poisoned = inputs.clone()
         poisoned[jobs[1].samples] = 1e30
-        with Cohort(module, layout, poisoned, labels, device="cuda") as cohort:
-            found = torch.from_numpy(cohort.train(jobs, RULES[0]))
+        astray = [
+            Job(job.start * (1e30 if k == 1 else 1.0), job.samples, job.stream) for k, job in enumerate(jobs)
+        ]
         expected = reference(module, layout, inputs, labels, jobs, RULES[0])
-        assert not found[1].isfinite().all()
-        others = [0, 2, 3, 4]
-        assert relative(found[others], expected[others]).median() < 1e-5
+        for some_inputs, some_jobs in ((poisoned, jobs), (inputs, astray)):
+            with Cohort(module, layout, some_inputs, labels, device="cuda") as cohort:
+                found = torch.from_numpy(cohort.train(some_jobs, RULES[0]))
+            assert not found[1].isfinite().all()
+            others = [0, 2, 3, 4]
+            assert relative(found[others], expected[others]).median() < 1e-5
+
+
+@needs_cuda
+def test_a_step_is_as_exact_as_float32_whatever_the_scale() -> None:
+    """Inputs from tiny to huge, and slopes of 1e-9 below the output layer: layer by layer, after one step."""
+    settings = LocalTraining(epochs=1, batch_size=40, learning_rate=0.5)
+    for name in ("mlp", "cnn"):
+        module, exact = small_model(name), small_model(name, torch.float64)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+        dim = jobs[0].start.clone()
+        outputs = sum(layout.sizes[-2:])
+        dim[-outputs:] *= 1e-9
+        for scale, start in ((1.0, jobs[0].start), (1e4, jobs[0].start), (1e-6, jobs[0].start), (1.0, dim)):
+            some_jobs = [Job(start, job.samples, job.stream) for job in jobs]
+            exact_jobs = [Job(start.double(), job.samples, job.stream) for job in jobs]
+            images_now = inputs * scale
+            expected = reference(
+                exact, FlatLayout.of(exact), images_now.double(), labels, exact_jobs, settings
+            )
+            plain = reference(module, layout, images_now, labels, some_jobs, settings)
+            with Cohort(module, layout, images_now, labels, device="cuda") as cohort:
+                assert "Triton" in cohort.engine
+                found = torch.from_numpy(cohort.train(some_jobs, settings))
+            entries = zip(
+                *(torch.split(rows, layout.sizes, dim=1) for rows in (found, plain, expected)), strict=True
+            )
+            for entry, (some_found, some_plain, some_expected) in zip(layout.names, entries, strict=True):
+                if bool((some_expected.norm(dim=1) > 0.0).all()):
+                    bound = 4.0 * relative(some_plain, some_expected).median() + 1e-6
+                    assert relative(some_found, some_expected).median() < bound, (name, scale, entry)
+
+
+@needs_cuda
+def test_images_too_uneven_for_a_common_unit_are_left_to_torch() -> None:
+    module = small_model("cnn")
+    layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+    uneven = inputs.clone()
+    uneven[jobs[0].samples[0]] *= 1e-6
+    expected = reference(module, layout, uneven, labels, jobs, RULES[0])
+    with Cohort(module, layout, uneven, labels, device="cuda") as cohort:
+        assert "not one for the kernels" in cohort.engine
+        assert relative(torch.from_numpy(cohort.train(jobs, RULES[0])), expected).median() < 1e-5
+    with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        assert "fused Triton kernels" in cohort.engine
+        layout.load(module, jobs[0].start)
+        exact = evaluate(module, uneven, labels)
+        assert abs(cohort.evaluate(jobs[0].start, uneven, labels).loss - exact.loss) < 1e-6 * exact.loss
+
+
+@needs_cuda
+def test_an_evaluation_that_is_repeated_follows_the_weights() -> None:
+    """Launched, then captured, then replayed; for two test sets in turn."""
+    for name in ("mlp", "cnn"):
+        module = small_model(name)
+        layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
+        sets = ((inputs, labels), (inputs[:7], labels[:7]))
+        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+            for some_inputs, some_labels in sets:
+                for factor in (1.0, 0.5, 2.0, 1.0):
+                    layout.load(module, jobs[0].start * factor)
+                    expected = evaluate(module, some_inputs, some_labels)
+                    found = cohort.evaluate(jobs[0].start * factor, some_inputs, some_labels)
+                    assert found.accuracy == expected.accuracy, (name, factor)
+                    assert abs(found.loss - expected.loss) < 1e-5 * expected.loss, (name, factor)
 
 
 class Mixing(nn.Module):

@@ -25,7 +25,6 @@ from niss.learning import (
     ImageSamples,
     Job,
     LocalTraining,
-    TokenSamples,
     build_model,
 )
 from niss.learning.cpu.pool import WorkerError

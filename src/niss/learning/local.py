@@ -174,8 +174,14 @@ class Evaluation:
     loss: float
     examples: int
 
+    @classmethod
+    def of(cls, scores: Tensor, labels: Tensor) -> Evaluation:
+        """From the two numbers of `score` for these labels."""
+        right, loss = scores.tolist()
+        count = labels.numel()
+        return cls(accuracy=int(right) / count, loss=loss / count, examples=len(labels))
 
-@torch.no_grad()
+
 def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: int = 1000) -> Evaluation:
     """Evaluate `module` in eval() mode, where its parameters are; its own mode is restored.
 
@@ -185,7 +191,18 @@ def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: i
     """
     require_whole(batch_size, field="batch_size", at_least=1)
     highest_label = require_samples(images, labels)
-    # Sums stay where the model is: a device is not waited for after every batch.
+    scores = score(module, images, labels, batch_size=batch_size, highest_label=highest_label)
+    return Evaluation.of(scores, labels)
+
+
+@torch.no_grad()
+def score(
+    module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: int, highest_label: int
+) -> Tensor:
+    """How many labels `module` gets right in eval() mode, and the sum of their losses, both float64.
+
+    They stay where the model is: a device is not waited for. `highest_label` is what `require_samples` gave.
+    """
     scores = torch.zeros(2, dtype=torch.float64, device=labels.device)
     with in_mode(module, training=False):
         for some_images, some_labels in zip(
@@ -198,9 +215,7 @@ def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: i
             scores[1] += functional.cross_entropy(
                 logits.flatten(0, -2), some_labels.flatten(), reduction="sum"
             )
-    count = labels.numel()
-    right, loss = scores.tolist()
-    return Evaluation(accuracy=int(right) / count, loss=loss / count, examples=labels.shape[0])
+    return scores
 
 
 @contextmanager

@@ -1,9 +1,12 @@
-"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step.
+"""The CNN of a whole cohort in fused Triton kernels: twelve launches a step.
 
 Forward: both convolutions with pool and ReLU, the hidden layer, the output layer with its loss and its move.
-Backward: the hidden layer with its move, which also puts the slope back where the maxima of the second pool were;
-the gradients of both convolutions, in parts that are summed in a fixed order, so that runs repeat to the bit; and
-the moves of their weights. The gradient of the second convolution's weight runs beside that of its input.
+Backward: the slope in the hidden layer's inputs, put back where the maxima of the second pool were; the gradients of
+both convolutions, in parts that are summed in a fixed order, so that runs repeat to the bit; and the moves.
+
+The hidden layer is memory: nine tenths of the weights, read forward and backward and then moved. Its move runs on
+a side stream beside the convolutions, which are arithmetic, and the gradient of the second convolution's weight
+beside that of its input.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from niss.learning.cohort import Problem
@@ -20,136 +23,139 @@ from niss.learning.cuda import conv_kernels as kernels
 from niss.learning.cuda.mlp import MOST_CLASSES, Layer, LinearSteps, block
 from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
+from niss.learning.models import Cnn
 
 # Side and area of a convolution's kernel, and the channels of the two layers: the kernels are written for these.
 _KERNEL, _TAPS, _FIRST, _SECOND = 5, 25, 32, 64
 # Programs that share the gradient of the second convolution's weight; their parts are summed in a fixed order.
 _PARTS = 4
+# How many times brighter the brightest image may be than the darkest one that is not black.
+_SPREAD = 1024.0
+# Images of a batch in an evaluation.
+_EVALUATED = 50
+# Extents of tiles, warps and stages of each launch; of the second convolution for halves in pairs, and alone.
+_HIDDEN_FORWARD = {"block_o": 32, "BLOCK_K": 32, "STAGES": 4, "num_warps": 2}
+_HIDDEN_SLOPE = {"BLOCK_O": 32, "STAGES": 3, "num_warps": 2}
+_HIDDEN_MOVE = {"band": 128, "BLOCK_O": 32, "BLOCK_I": 64, "STAGES": 6, "num_warps": 4}
+_OUTPUT = {"BLOCK_K": 128, "num_warps": 4}
+_CONV1_FORWARD = {"BLOCK_P": 64, "num_warps": 4}
+_CONV1_GRADIENT = {"BLOCK_P": 16, "num_warps": 1, "num_stages": 1}
+_CONV2_FORWARD = {
+    True: {"BLOCK_M": 64, "STAGES": 3, "num_warps": 4},
+    False: {"BLOCK_M": 128, "STAGES": 3, "num_warps": 8},
+}
+_CONV2_SLOPE = {
+    True: {"BLOCK_M": 64, "STAGES": 2, "num_warps": 4},
+    False: {"BLOCK_M": 256, "STAGES": 3, "num_warps": 8},
+}
+_CONV2_GRADIENT = {"LINES": 2, "STAGES": 3, "num_warps": 4}
 
 
-class CnnSteps(Steps):
-    """`Steps` of many CNNs: two 5x5 convolutions, each with pool and ReLU, a hidden layer and an output layer.
+def _largest_of_each(tensor: Tensor) -> Tensor:
+    """The largest |value| of every entry of the first dimension, without a copy of `tensor`."""
+    lowest, highest = tensor.flatten(1).aminmax(dim=1)
+    return torch.maximum(-lowest, highest)
 
-    Between `load` and `read` the weights are kept in the order of the kernels: the convolutions as
-    `conv_kernels` says, the hidden layer's columns by position, then channel.
+
+def of_like_brightness(images: Tensor) -> bool:
+    """Whether the images can share a unit: their largest values are finite and at most `_SPREAD` times apart.
+
+    Halves keep what is 2^-38 of a bound for the brightest image of a batch (`put_halves`): with the spread 2^-28 of
+    each image's own.
+    """
+    brightest = _largest_of_each(images)
+    lit = brightest[brightest > 0.0]
+    highest = brightest.max()
+    return bool(highest.isfinite()) and (not len(lit) or bool(highest <= _SPREAD * lit.min()))
+
+
+class _Halves:
+    """A tensor of every client as float16 halves of multiples of units, which the kernels write.
+
+    values  [1 or 2, clients, ...]: the high halves, then, if `pairs`, the low ones
+    units   [clients, units of each]
     """
 
-    def __init__(
-        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
-    ) -> None:
-        """For a `Cnn` as built; `precision` is that of the kernels' `product`.
+    def __init__(self, *shape: int, units: int, pairs: bool, device: torch.device) -> None:
+        self.values = torch.zeros((2 if pairs else 1, *shape), dtype=torch.float16, device=device)
+        self.units = torch.zeros((shape[0], units), device=device)
 
-        With heights and widths halved by each pool: pooled1 [clients, rows, (h/2 + 4) (w/2 + 4), 32] has a border
-        of two zeros, so that the next convolution needs no mask; pooled2 is [clients, rows, h/4 w/4, 64]; which1
-        and which2 say where each maximum was; grid_slope is the bordered slope in the second convolution's
-        outputs; parts1, parts2 and bias_parts2 are the parts of gradients.
-        """
-        self._layout, inputs = problem.layout, problem.inputs
-        self._shared = shared = LinearSteps(table, problem.labels, settings, precision)
-        clients, rows, device = shared.clients, shared.rows, inputs.device
-        _, channels, height, width = inputs.shape
-        self._side: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def arguments(self) -> tuple[Tensor, int, Tensor]:
+        """Values, how far behind the low halves lie, units: what the kernels take."""
+        return self.values, self.values[0].numel(), self.units
+
+
+class Convolutions:
+    """The two convolutions of every client, each with its pool and ReLU, forward.
+
+    inputs  all images, which `shared`'s table of batches points into
+
+    With heights and widths halved by each pool: pooled1 [clients, rows, (h/2 + 4) (w/2 + 4), 32] has a border
+    of two zeros, so that the next convolution needs no mask; pooled2 is [clients, rows, h/4 w/4, 64]; which1
+    and which2 say where each maximum was. The weights are kept in the order of the kernels, as `conv_kernels` says;
+    halves2 are the halves of the second one, and pooled1 has halves too.
+    """
+
+    def __init__(self, inputs: Tensor, shared: LinearSteps) -> None:
+        self._shared, self._device = shared, inputs.device
+        _, self._channels, height, width = inputs.shape
+        self._pairs = shared.precision != "tf32"
         self._data = functional.pad(inputs, (2, 2, 2, 2)).contiguous()
-        self._channels = channels
+        self._brightest = _largest_of_each(inputs)
         self._half, self._quarter = (height // 2, width // 2), (height // 4, width // 4)
-        self._taps = channels * _TAPS
-        # Measured on an H200: positions of a tile and warps, for the two large products.
-        self._tiles = (256, 8) if precision == "tf32" else (128, 4)
+        self._taps = self._channels * _TAPS
         self._patch = block(self._taps + 1, 32)
-        area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
-        bordered = (self._half[0] + 4) * (self._half[1] + 4)
-        hidden, classes = self._layout.shapes[4][0], self._layout.shapes[6][0]
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros((clients, *shape), dtype=dtype, device=device)
-
-        self._conv1 = zeros(self._patch, _FIRST)
-        self._conv2, self._bias2 = zeros(_TAPS, _FIRST, _SECOND), zeros(_SECOND)
+        self._bordered = (self._half[0] + 4) * (self._half[1] + 4)
+        area_1, area_2 = (rows * columns for rows, columns in (self._half, self._quarter))
+        self._conv1 = self._zeros(self._patch, _FIRST)
+        self._conv2, self._bias2 = self._zeros(_TAPS, _FIRST, _SECOND), self._zeros(_SECOND)
         moving = shared.momentum
-        self._conv1_velocity = zeros(self._patch, _FIRST) if moving else self._conv1
-        self._conv2_velocity = zeros(_TAPS, _FIRST, _SECOND) if moving else self._conv2
-        self._bias2_velocity = zeros(_SECOND) if moving else self._bias2
-        self._hidden = Layer.of(clients, hidden, area_2 * _SECOND, momentum=moving, device=device)
-        self._output = Layer.of(clients, classes, hidden, momentum=moving, device=device)
+        self._conv1_velocity = torch.zeros_like(self._conv1) if moving else self._conv1
+        self._conv2_velocity = torch.zeros_like(self._conv2) if moving else self._conv2
+        self._bias2_velocity = torch.zeros_like(self._bias2) if moving else self._bias2
+        self._halves2 = self._halves(_TAPS, _FIRST, _SECOND, units=_TAPS)
+        self._parts2 = self._zeros(_PARTS, _TAPS, _FIRST, _SECOND)
+        rows = shared.rows
         # Borders of two are zero from here on: the kernels write inside them alone.
-        self._pooled1 = zeros(rows, bordered, _FIRST)
-        self._which1 = zeros(rows, area_1, _FIRST, dtype=torch.uint8)
-        self._pooled2 = zeros(rows, area_2, _SECOND)
-        self._which2 = zeros(rows, area_2, _SECOND, dtype=torch.uint8)
-        self._value3, self._slope3 = zeros(rows, hidden), zeros(rows, hidden)
-        self._grid_slope, self._slope1 = zeros(rows, bordered, _SECOND), zeros(rows, area_1, _FIRST)
-        self._parts1 = zeros(4 * rows, self._patch, _FIRST)
-        self._parts2 = zeros(_PARTS, _TAPS, _FIRST, _SECOND)
-        self._bias_parts2 = zeros(area_2, _SECOND)
+        self._pooled1 = self._halves(rows, self._bordered, _FIRST)
+        self._which1 = self._zeros(rows, area_1, _FIRST, dtype=torch.uint8)
+        self._pooled2 = self._zeros(rows, area_2, _SECOND)
+        self._which2 = self._zeros(rows, area_2, _SECOND, dtype=torch.uint8)
 
-    @staticmethod
-    def fit(problem: Problem) -> bool:
-        """Whether the tiles of the kernels hold this `Cnn` as built and its images."""
-        _, channels, height, width = problem.inputs.shape
-        classes = problem.layout.shapes[-1][0]
-        return channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= MOST_CLASSES
+    def pooled(self, images: Tensor, *weights: Tensor) -> Tensor:
+        """Outputs [len(images), positions x channels] for one model's weights and biases of both convolutions,
+        with `images` in place of the first ones of the data."""
+        count = len(images)
+        self._data[:count, :, 2:-2, 2:-2].copy_(images)
+        self._brightest.zero_()
+        self._brightest[:count].copy_(_largest_of_each(images))
+        first, first_bias, second, second_bias = (
+            weight.detach().expand(self._shared.clients, *weight.shape) for weight in weights
+        )
+        self._load_convolutions(first, first_bias, second, second_bias)
+        self._convolutions_forward(0)
+        return self._pooled2.view(len(self._data), -1)[:count]
 
-    def load(self, starts: Tensor) -> None:
-        """From the order of the layout into that of the kernels; row `taps` of a first patch is its bias."""
-        stack = starts.expand(self._shared.clients, -1)
-        first, first_bias, second, second_bias, hidden, hidden_bias, output, output_bias = stacked_views(
-            self._layout, stack
-        ).values()
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros((self._shared.clients, *shape), dtype=dtype, device=self._device)
+
+    def _halves(self, *shape: int, units: int = 1) -> _Halves:
+        return _Halves(self._shared.clients, *shape, units=units, pairs=self._pairs, device=self._device)
+
+    def _load_convolutions(
+        self, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor
+    ) -> None:
+        """From the order of the layout, [clients, ...], into that of the kernels; row `taps` of a first patch is
+        its bias. While no step is written: nobody moves, and the halves of the second weight are made."""
         self._conv1.zero_()
         self._conv1[:, : self._taps].copy_(first.flatten(2).transpose(1, 2))
         self._conv1[:, self._taps].copy_(first_bias)
         self._conv2.copy_(second.flatten(3).permute(0, 3, 2, 1))
         self._bias2.copy_(second_bias)
-        by_position = hidden.reshape(*hidden.shape[:2], _SECOND, -1).transpose(2, 3)
-        self._hidden.weight.view(by_position.shape).copy_(by_position)
-        self._hidden.bias.copy_(hidden_bias)
-        self._output.weight.copy_(output)
-        self._output.bias.copy_(output_bias)
-        self._hidden.rest()
-        self._output.rest()
         if self._shared.momentum:
             for velocity in (self._conv1_velocity, self._conv2_velocity, self._bias2_velocity):
                 velocity.zero_()
-
-    def read(self) -> Tensor:
-        """Back into the order of the layout."""
-        weight = self._hidden.weight
-        by_channel = weight.view(*weight.shape[:2], -1, _SECOND).transpose(2, 3)
-        pieces = (
-            self._conv1[:, : self._taps].transpose(1, 2), self._conv1[:, self._taps],
-            self._conv2.permute(0, 3, 2, 1), self._bias2,
-            by_channel, self._hidden.bias, self._output.weight, self._output.bias,
-        )  # fmt: skip
-        return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
-
-    def enqueue(self, offset: int) -> None:
-        shared = self._shared
-        self._convolutions_forward(offset)
-        shared.forward(self._hidden, self._pooled2, self._value3, block_o=64, block_k=64, num_stages=3)
-        shared.output(self._output, self._value3, self._slope3, offset)
-        height, width = self._quarter
-        shared.backward(
-            self._hidden, self._pooled2, self._slope3, self._slope3, offset,
-            block_o=32, block_i=_SECOND, num_warps=2,
-            unpool=(self._which2, self._grid_slope, self._bias_parts2, width, height),
-        )  # fmt: skip
-        self._convolutions_backward(offset)
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Launch on the side stream what may run at the same time as the launches that follow."""
-        if self._side is None:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream(self._data.device))
-        with torch.cuda.stream(self._side):
-            yield
-
-    def _join(self) -> None:
-        if self._side is not None:
-            torch.cuda.current_stream(self._data.device).wait_stream(self._side)
+        self._move(self._parts2, self._conv2, self._conv2_velocity, 0, halves=self._halves2)
 
     def _first_geometry(self) -> dict[str, int]:
         """The constants of the kernels of the first convolution: its patches, and images with their borders."""
@@ -166,17 +172,141 @@ class CnnSteps(Steps):
         shared, table = self._shared, self._shared.table
         clients, rows = shared.clients, shared.rows
         area_1, area_2 = self._half[0] * self._half[1], self._quarter[0] * self._quarter[1]
-        block_p = 64
-        block_m, warps = self._tiles
+        block_p, block_m = _CONV1_FORWARD["BLOCK_P"], _CONV2_FORWARD[self._pairs]["BLOCK_M"]
         kernels.conv1_forward[(-(-rows * area_1 // block_p), clients)](
-            self._data, table.rows, table.counter, offset, self._conv1, self._pooled1, self._which1,
-            clients, rows, **self._first_geometry(), BLOCK_P=block_p, PRECISION=shared.precision,
+            self._data, self._brightest, table.rows, table.counter, offset, self._conv1,
+            *self._pooled1.arguments(), self._which1, clients, rows, **self._first_geometry(),
+            BLOCK_B=shared.block_b, PAIRS=self._pairs, PRECISION=shared.precision, **_CONV1_FORWARD,
         )  # fmt: skip
         pitch = self._half[1] + 4
         kernels.conv2_forward[(-(-rows * area_2 * 4 // block_m), clients)](
-            self._pooled1, self._conv2, self._bias2, self._pooled2, self._which2, rows,
+            *self._pooled1.arguments(), *self._halves2.arguments(), self._bias2,
+            self._pooled2, self._which2, rows,
             PITCH=pitch, PLANE=pitch * (self._half[0] + 4), OUT_WIDTH=self._quarter[1], OUT_AREA=area_2,
-            BLOCK_M=block_m, STAGES=3, PRECISION=shared.precision, num_warps=warps,
+            PAIRS=self._pairs, **_CONV2_FORWARD[self._pairs],
+        )  # fmt: skip
+
+    def _move(
+        self, parts: Tensor, weight: Tensor, velocity: Tensor, offset: int, halves: _Halves | None = None
+    ) -> None:
+        """Sum the `parts` [clients, count, ...] of a gradient and move `weight` [clients, ...] along it; `halves`
+        follow it where they are given, with a unit for each program."""
+        shared, table = self._shared, self._shared.table
+        size = weight[0].numel()
+        count = parts[0].numel() // size
+        block_e = size // halves.units.shape[1] if halves else max(64, 4096 // block(count, 1))
+        kernels.sum_and_move[(-(-size // block_e), shared.clients)](
+            parts, table.sizes, table.counter, offset, weight, velocity,
+            *(halves.arguments() if halves else (weight, 0, weight)),
+            shared.clients, count, size, *shared.rule,
+            COUNT=block(count, 1), BLOCK_E=block_e, MOMENTUM=shared.momentum,
+            HALVES=halves is not None, PAIRS=self._pairs,
+        )  # fmt: skip
+
+
+class CnnSteps(Convolutions, Steps):
+    """`Steps` of many CNNs: two 5x5 convolutions, each with pool and ReLU, a hidden layer and an output layer.
+
+    Between `load` and `read` the hidden layer's columns are ordered by position, then channel.
+    """
+
+    def __init__(
+        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
+    ) -> None:
+        """For a `Cnn` as built; `precision` is that of the kernels' `product`.
+
+        grid_slope are the halves of the bordered slope in the second convolution's outputs; parts1, parts2 and
+        bias_parts2 are the parts of gradients.
+        """
+        self._layout = problem.layout
+        super().__init__(problem.inputs, LinearSteps(table, problem.labels, settings, precision))
+        clients, rows, device = self._shared.clients, self._shared.rows, self._device
+        self._sides: list[torch.cuda.Stream] = []
+        if device.type == "cuda":
+            self._sides = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+        area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
+        hidden, classes = self._layout.shapes[4][0], self._layout.shapes[6][0]
+        moving = self._shared.momentum
+        self._hidden = Layer.of(clients, hidden, area_2 * _SECOND, momentum=moving, device=device)
+        self._output = Layer.of(clients, classes, hidden, momentum=moving, device=device)
+        self._largest = self._zeros(-(-hidden // _HIDDEN_MOVE["band"]))
+        self._value3, self._slope3 = self._zeros(rows, hidden), self._zeros(rows, hidden)
+        self._grid_slope = self._halves(rows, self._bordered, _SECOND)
+        self._slope1 = self._zeros(rows, area_1, _FIRST)
+        self._parts1 = self._zeros(4 * rows, self._patch, _FIRST)
+        self._bias_parts2 = self._zeros(area_2, _SECOND)
+
+    @staticmethod
+    def fit(problem: Problem) -> bool:
+        """Whether the tiles of the kernels hold this `Cnn` as built, and their halves its images."""
+        _, channels, height, width = problem.inputs.shape
+        classes = problem.layout.shapes[-1][0]
+        fits = channels <= 4 and height % 4 == 0 and width % 4 == 0 and classes <= MOST_CLASSES
+        return fits and of_like_brightness(problem.inputs)
+
+    def load(self, starts: Tensor) -> None:
+        """From the order of the layout into that of the kernels."""
+        stack = starts.expand(self._shared.clients, -1)
+        *convolutions, hidden, hidden_bias, output, output_bias = stacked_views(self._layout, stack).values()
+        self._load_convolutions(*convolutions)
+        by_position = hidden.reshape(*hidden.shape[:2], _SECOND, -1).transpose(2, 3)
+        self._hidden.weight.view(by_position.shape).copy_(by_position)
+        self._largest.copy_(_largest_of_each(hidden)[:, None])
+        self._hidden.bias.copy_(hidden_bias)
+        self._output.weight.copy_(output)
+        self._output.bias.copy_(output_bias)
+        self._hidden.rest()
+        self._output.rest()
+
+    def read(self) -> Tensor:
+        """Back into the order of the layout."""
+        weight = self._hidden.weight
+        by_channel = weight.view(*weight.shape[:2], -1, _SECOND).transpose(2, 3)
+        pieces = (
+            self._conv1[:, : self._taps].transpose(1, 2), self._conv1[:, self._taps],
+            self._conv2.permute(0, 3, 2, 1), self._bias2,
+            by_channel, self._hidden.bias, self._output.weight, self._output.bias,
+        )  # fmt: skip
+        return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
+
+    def enqueue(self, offset: int) -> None:
+        shared, hidden = self._shared, self._hidden
+        self._convolutions_forward(offset)
+        shared.forward(hidden, self._pooled2, self._value3, **_HIDDEN_FORWARD)
+        shared.output(self._output, self._value3, self._slope3, offset, **_OUTPUT)
+        self._hidden_slope()
+        with self._beside(0):
+            shared.move(hidden, self._pooled2, self._slope3, self._largest, offset, **_HIDDEN_MOVE)
+        self._convolutions_backward(offset)
+        self._join()
+
+    @contextmanager
+    def _beside(self, number: int) -> Iterator[None]:
+        """Launch on a side stream, after all launches so far, what may run beside those that follow."""
+        if not self._sides:
+            yield
+            return
+        side = self._sides[number]
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            yield
+
+    def _join(self) -> None:
+        for side in self._sides:
+            torch.cuda.current_stream(self._device).wait_stream(side)
+
+    def _hidden_slope(self) -> None:
+        """From the slope in the hidden layer's outputs to that in the second convolution's."""
+        shared = self._shared
+        _, outs, width = self._hidden.weight.shape
+        programs = self._largest.shape[1]
+        pitch = self._half[1] + 4
+        kernels.pooled_input_gradient[(width // _SECOND, shared.clients)](
+            self._slope3, self._hidden.weight, self._largest, self._which2, *self._grid_slope.arguments(),
+            self._bias_parts2, programs, shared.rows, width, outs,
+            BLOCK_B=shared.block_b, LARGEST=block(programs, 1), POOLED_WIDTH=self._quarter[1],
+            PITCH=pitch, AREA=pitch * (self._half[0] + 4), PAIRS=self._pairs, PRECISION=shared.precision,
+            **_HIDDEN_SLOPE,
         )  # fmt: skip
 
     def _convolutions_backward(self, offset: int) -> None:
@@ -186,35 +316,50 @@ class CnnSteps(Steps):
         area_1 = self._half[0] * self._half[1]
         pitch = self._half[1] + 4
         grid = {"PITCH": pitch, "PLANE": pitch * (self._half[0] + 4), "WIDTH": self._half[1], "AREA": area_1}
-        block_m, warps = self._tiles
+        block_m = _CONV2_SLOPE[self._pairs]["BLOCK_M"]
         # Neither of the two large products fills the device alone.
-        with self._beside():
+        with self._beside(1):
             kernels.conv2_gradient[(_KERNEL, clients, _PARTS)](
-                self._pooled1, self._grid_slope, self._parts2, rows, **grid,
-                PARTS=_PARTS, BLOCK_K=32, STAGES=3, PRECISION=shared.precision, num_warps=4,
+                *self._pooled1.arguments(), *self._grid_slope.arguments(), self._parts2, rows, **grid,
+                PARTS=_PARTS, PAIRS=self._pairs, **_CONV2_GRADIENT,
             )  # fmt: skip
+            self._move(self._bias_parts2, self._bias2, self._bias2_velocity, offset)
         kernels.conv2_input_gradient[(-(-rows * area_1 // block_m), clients)](
-            self._grid_slope, self._conv2, self._slope1, rows, **grid,
-            BLOCK_M=block_m, STAGES=3, PRECISION=shared.precision, num_warps=warps,
+            *self._grid_slope.arguments(), *self._halves2.arguments(), self._slope1, rows, **grid,
+            PAIRS=self._pairs, **_CONV2_SLOPE[self._pairs],
         )  # fmt: skip
+        # The weight moves once both products are done: one reads it, the other makes its gradient.
+        with self._beside(1):
+            self._move(self._parts2, self._conv2, self._conv2_velocity, offset, halves=self._halves2)
         kernels.conv1_gradient[(4 * rows, clients)](
             self._data, table.rows, table.counter, offset, self._slope1, self._which1, self._parts1,
-            clients, rows, **self._first_geometry(), BLOCK_P=32, PRECISION=shared.precision,
-            num_warps=1, num_stages=1,
+            clients, rows, **self._first_geometry(), PRECISION=shared.precision, **_CONV1_GRADIENT,
         )  # fmt: skip
-        self._join()
-        self._move(self._parts2, self._conv2, self._conv2_velocity, offset)
-        self._move(self._bias_parts2, self._bias2, self._bias2_velocity, offset)
         self._move(self._parts1, self._conv1, self._conv1_velocity, offset)
 
-    def _move(self, parts: Tensor, weight: Tensor, velocity: Tensor, offset: int) -> None:
-        """Sum the `parts` [clients, count, ...] of a gradient and move `weight` [clients, ...] along it."""
-        shared, table = self._shared, self._shared.table
-        size = weight[0].numel()
-        count = parts[0].numel() // size
-        block_e = max(64, 4096 // block(count, 1))
-        kernels.sum_and_move[(-(-size // block_e), shared.clients)](
-            parts, table.sizes, table.counter, offset, weight, velocity,
-            shared.clients, count, size, *shared.rule,
-            COUNT=block(count, 1), BLOCK_E=block_e, MOMENTUM=shared.momentum,
-        )  # fmt: skip
+
+class CnnForward(nn.Module):
+    """The logits of a `Cnn` as built, for many images at once: its convolutions by the kernels of the training.
+
+    module  the CNN whose weights are used, as they are at each call
+
+    Images are dealt to as many copies of the convolutions as make batches of `_EVALUATED`.
+    """
+
+    def __init__(self, module: Cnn, images: Tensor, *, precision: str) -> None:
+        """For at most as many images of the kind of `images` as these."""
+        super().__init__()
+        self._module = module
+        clients = -(-len(images) // _EVALUATED)
+        table = DeviceTable(1, clients, _EVALUATED, images.device)
+        places = torch.arange(clients * _EVALUATED, dtype=torch.int32, device=images.device)
+        table.rows.copy_(places.view(1, clients, -1))
+        room = torch.zeros((clients * _EVALUATED, *images.shape[1:]), device=images.device)
+        self._convolutions = Convolutions(room, LinearSteps(table, places, LocalTraining(), precision))
+
+    def forward(self, images: Tensor) -> Tensor:
+        *convolutions, hidden, hidden_bias, output, output_bias = self._module.parameters()
+        pooled = self._convolutions.pooled(images, *convolutions)
+        by_position = hidden.view(len(hidden), _SECOND, -1).transpose(1, 2).flatten(1)
+        values = functional.linear(pooled, by_position, hidden_bias).relu()
+        return functional.linear(values, output, output_bias)

@@ -1,8 +1,8 @@
 """Every client of a round at once on a CUDA device: the stacked step in a CUDA graph, data resident there.
 
 It gives what `train_client` gives, client by client, and differs only in rounding. Float32 is float32: `tf32=False`
-keeps TF32 out of every product (the Triton kernels then compute each float32 product as three TF32 products,
-whose error is that of float32).
+keeps TF32 out of every product (the Triton kernels then split each factor of a float32 product into two parts of 11
+bits, TF32 or float16, and multiply three pairs of them: the error is that of float32).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps, clipped_mlp_steps
 from niss.learning.cohort import BatchTable, Engine, Job, Problem, Take, Work, numbers_by_start
+from niss.learning.cuda.evaluation import DeviceEvaluation
 from niss.learning.cuda.program import (
     UNROLLED,
     DeviceTable,
@@ -30,7 +31,7 @@ from niss.learning.cuda.program import (
     stacked_module,
 )
 from niss.learning.cuda.trial import why_not_stacked
-from niss.learning.local import Evaluation, LocalTraining, evaluate, in_mode, require_logits
+from niss.learning.local import Evaluation, LocalTraining, in_mode, require_logits
 from niss.learning.models import Mlp
 
 if TYPE_CHECKING:  # they need Triton
@@ -46,7 +47,6 @@ _WORTH_UNROLLING = 3
 # What a step may keep of a client's batch: 0.4 GiB gain 3 times and 0.5 GiB 2 times, at 1.4 GiB one client fills the
 # device and stacking loses.
 _LARGEST_STEP = 768 * 2**20
-_EVALUATION_ROWS = 5000
 # Samples whose gradients are computed at once, at most: more gain nothing.
 _MOST_SAMPLES = 4096
 
@@ -84,7 +84,7 @@ def choose_formulation(problem: Problem) -> Formulation:
         if find_spec("triton") is None:
             return Formulation(f"{name} as {plain} in a CUDA graph (Triton is not installed)", forward)
         if _kernel_steps(problem) is None:
-            return Formulation(f"{name} as {plain} in a CUDA graph (too large for the kernels)", forward)
+            return Formulation(f"{name} as {plain} in a CUDA graph (not one for the kernels)", forward)
         line = f"{name} in fused Triton kernels in a CUDA graph (batches above {LARGEST_BATCH}: {plain})"
         return Formulation(line, forward, triton=True)
     forward = stacked_module(module)
@@ -128,7 +128,8 @@ class CudaEngine(Engine):
         )
         self._programs: dict[object, GraphedSteps] = {}
         self._measured: dict[int, int] = {}
-        self._test: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._evaluation: DeviceEvaluation | None = None
+        self._kernel_precision = "tf32" if tf32 else "tf32x3"
         # Making updates takes several times their memory, and other processes may be on the device.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
         with self._precision():
@@ -141,22 +142,20 @@ class CudaEngine(Engine):
             if self._tf32:
                 digits = "TF32"
             elif self._formulation.triton:
-                digits = "float32 (products as 3xTF32)"
+                digits = "float32 (products in three parts)"
         return f"cuda: {torch.cuda.get_device_name(self.device)}, {self._formulation.line}, {digits}"
 
     def close(self) -> None:
         self._programs.clear()
-        self._test = None
+        self._evaluation = None
         torch.cuda.empty_cache()
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
-        # The test set is kept on the device as long as the same tensors come again.
-        if self._test is None or self._test[0] is not inputs or self._test[1] is not labels:
-            self._test = (inputs, labels, inputs.to(self.device), labels.to(self.device))
-        module = self._problem.module
-        self._problem.layout.load(module, weights.detach().to(self.device))
+        if self._evaluation is None or not self._evaluation.is_of(inputs, labels):
+            precision = self._kernel_precision if self._formulation.triton else None
+            self._evaluation = DeviceEvaluation(self._problem, inputs, labels, precision=precision)
         with self._precision():
-            return evaluate(module, *self._test[2:], batch_size=_EVALUATION_ROWS)
+            return self._evaluation(weights)
 
     def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
         """As `Engine.perform`; the updates may still be on their way when `take` gets them.
@@ -337,7 +336,7 @@ class CudaEngine(Engine):
         if formulation.triton and table.width <= LARGEST_BATCH:
             kernels = _kernel_steps(problem)
             assert kernels is not None
-            steps = kernels(problem, resident, settings, precision="tf32" if self._tf32 else "tf32x3")
+            steps = kernels(problem, resident, settings, precision=self._kernel_precision)
         else:
             assert formulation.forward is not None
             steps = PlainSteps(formulation.forward, problem, resident, settings)

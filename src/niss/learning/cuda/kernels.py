@@ -13,7 +13,8 @@ Names in all of them, here and in `conv_kernels`:
 
 Arrays are client-major and contiguous: activations [clients, rows, width], weights [clients, outs, width].
 A step is traffic of weights, so each kernel touches a weight tile once: the backward pass makes the
-gradient for the layer below and moves the weight in the same visit.
+gradient for the layer below and moves the weight in the same visit. Where other work can hide the traffic,
+`linear_move` moves a layer by itself.
 
 `step` counts from `counter[0]`; `sizes[step, client]` is the number of rows that count, 0 for a client
 that has finished and must not move. Selections use `where`, never a product with zero: what a diverged
@@ -37,6 +38,15 @@ def moved(weight, gradient, velocity, mask, active, rate, momentum, decay, MOMEN
         direction = momentum * tl.load(velocity, mask=mask, other=0.0) + direction
         tl.store(velocity, direction, mask=mask & active)
     return tl.where(active, weight - rate * direction, weight)
+
+
+@triton.jit
+def move_bias(gradient, bias, velocity, place, mask, active, rate, momentum, decay, MOMENTUM: tl.constexpr):
+    """Move the entries of a bias at `place` and return them."""
+    tile = tl.load(bias + place, mask=mask, other=0.0)
+    tile = moved(tile, gradient, velocity + place, mask, active, rate, momentum, decay, MOMENTUM)
+    tl.store(bias + place, tile, mask=mask)
+    return tile
 
 
 @triton.jit
@@ -69,9 +79,50 @@ def product(a, b, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def unit_of(bound):
+    """The power of two u with 2^13 <= bound / u < 2^14, at least 2^-110; NaN unless `bound` is finite."""
+    exponent = tl.maximum((bound.to(tl.int32, bitcast=True) >> 23) & 0xFF, 30)
+    unit = ((exponent - 13) << 23).to(tl.float32, bitcast=True)
+    return tl.where(exponent == 255, float("nan"), unit)
+
+
+@triton.jit
+def put_halves(x, unit, high, low_offset, mask, PAIRS: tl.constexpr):
+    """Store x / unit as float16, high at `high` and with PAIRS the rest `low_offset` behind it.
+
+    With |x| <= bound and unit = unit_of(bound) nothing overflows, and high + low differs from x / unit by at most
+    max(2^-22 |x| / unit, 2^-25), the last being 2^-38 bound / unit: float16 has the 11 bits of TF32, and what
+    is too small for it is far below what float32 keeps of a sum in which `bound` occurs.
+    """
+    # A power of two has only its exponent, and a quotient by bits is exact.
+    inverse = (0x7F000000 - unit.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    scaled = x * tl.where(unit == unit, inverse, unit)
+    top = scaled.to(tl.float16)
+    tl.store(high, top, mask=mask)
+    if PAIRS:
+        tl.store(high + low_offset, (scaled - top.to(tl.float32)).to(tl.float16), mask=mask)
+
+
+@triton.jit
+def product_of_halves(a_high, a_low, b_high, b_low, PAIRS: tl.constexpr):
+    """a b of factors in float16 halves, up to low low (see `put_halves`); without PAIRS of the high halves alone.
+
+    As in `product`, the sum of a tile begins at zero.
+    """
+    if PAIRS:
+        part = tl.dot(a_low, b_high)
+        part = tl.dot(a_high, b_low, part)
+        part = tl.dot(a_high, b_high, part)
+    else:
+        part = tl.dot(a_high, b_high)
+    return part
+
+
+@triton.jit
 def linear_forward(
     x, weight, bias, y, rows, width, outs,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y = relu(x weight^T + bias); a program makes BLOCK_O outputs of one client.
 
@@ -84,7 +135,7 @@ def linear_forward(
     weights = weight + client * outs * width + o[:, None] * width + k[None, :]
     inputs = x + client * rows * width + b[None, :] * width + k[:, None]
     total = tl.zeros([BLOCK_O, BLOCK_B], dtype=tl.float32)
-    for start in range(0, width, BLOCK_K):
+    for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
         inside = start + k < width
         w_tile = tl.load(weights + start, mask=(o < outs)[:, None] & inside[None, :], other=0.0)
         x_tile = tl.load(inputs + start, mask=inside[:, None] & (b < rows)[None, :], other=0.0)
@@ -140,13 +191,10 @@ def first_layer(
         )
         tl.store(weight + place + start, w_tile, mask=mask)
         total = product(w_tile, new, total, PRECISION)
-    b_place = client * outs + o
-    b_tile = tl.load(bias + b_place, mask=o < outs, other=0.0)
-    b_tile = moved(
-        b_tile, tl.sum(dy_tile, axis=1), bias_velocity + b_place, o < outs, active,
+    b_tile = move_bias(
+        tl.sum(dy_tile, axis=1), bias, bias_velocity, client * outs + o, o < outs, active,
         rate, momentum, decay, MOMENTUM,
     )  # fmt: skip
-    tl.store(bias + b_place, b_tile, mask=o < outs)
     total += b_tile[:, None]
     total = tl.where(total < 0.0, 0.0, total)
     target = y + (client * rows + b[None, :]) * outs + o[:, None]
@@ -217,18 +265,13 @@ def output_layer(
 @triton.jit(do_not_specialize=["offset"])
 def linear_backward(
     x, dy, sizes, counter, offset, weight, bias, velocity, bias_velocity, dx,
-    which, grid_gradient, bias_parts,
     clients, rows, width, outs, rate, momentum, decay,
     MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    PRECISION: tl.constexpr, UNPOOL: tl.constexpr,
-    POOLED_WIDTH: tl.constexpr, PITCH: tl.constexpr, AREA: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy weight behind the ReLU (and the max-pool) that made x; weight and bias move in the same visit.
+    """dx = dy weight behind the ReLU that made x; weight and bias move in the same visit.
 
-    A program owns BLOCK_I columns of one client's weight, so nobody else reads what it changes. With
-    UNPOOL the columns are the BLOCK_I channels of one pooled position: dx is put where the maximum was
-    (`which`, 4 for a dead ReLU) in `grid_gradient` [clients, rows, AREA, channels], whose border of two
-    stays zero, and its sum over the rows goes to `bias_parts`, for the bias of the convolution below.
+    A program owns BLOCK_I columns of one client's weight, so nobody else reads what it changes.
     """
     client = tl.program_id(1).to(tl.int64)
     active = tl.load(sizes + (tl.load(counter) + offset) * clients + client) > 0
@@ -256,23 +299,51 @@ def linear_backward(
         w_tile = moved(w_tile, gradient, velocity + place, mask, active, rate, momentum, decay, MOMENTUM)
         tl.store(weight + place, w_tile, mask=mask)
         if block == 0:
-            b_place = client * outs + start + o
-            b_tile = tl.load(bias + b_place, mask=inside, other=0.0)
-            b_tile = moved(
-                b_tile, tl.sum(dy_tile, axis=0), bias_velocity + b_place, inside, active,
+            move_bias(
+                tl.sum(dy_tile, axis=0), bias, bias_velocity, client * outs + start + o, inside, active,
                 rate, momentum, decay, MOMENTUM,
             )  # fmt: skip
-            tl.store(bias + b_place, b_tile, mask=inside)
-    if UNPOOL:
-        place_of_max = tl.load(which + x_place, mask=x_mask, other=4)
-        top = 2 * (block // POOLED_WIDTH) + 2
-        left = 2 * (block % POOLED_WIDTH) + 2
-        channel = tl.arange(0, BLOCK_I)
-        for q in tl.static_range(4):
-            spot = (top + q // 2) * PITCH + left + q % 2
-            target = ((client * rows + b[:, None]) * AREA + spot) * BLOCK_I + channel[None, :]
-            tl.store(grid_gradient + target, tl.where(place_of_max == q, below, 0.0), mask=x_mask)
-        part = tl.sum(tl.where(place_of_max < 4, below, 0.0), axis=0)
-        tl.store(bias_parts + client * width + i, part)
-    else:
-        tl.store(dx + x_place, tl.where(x_tile > 0.0, below, 0.0), mask=x_mask)
+    tl.store(dx + x_place, tl.where(x_tile > 0.0, below, 0.0), mask=x_mask)
+
+
+@triton.jit(do_not_specialize=["offset"])
+def linear_move(
+    x, dy, sizes, counter, offset, weight, bias, velocity, bias_velocity, largest,
+    clients, rows, width, outs, rate, momentum, decay,
+    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    BAND: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The move of a layer alone, for one whose dx was made before; a program moves BAND rows of one client.
+
+    The largest |weight| of each band is noted in `largest` [clients, programs].
+    """
+    client = tl.program_id(1).to(tl.int64)
+    active = tl.load(sizes + (tl.load(counter) + offset) * clients + client) > 0
+    b = tl.arange(0, BLOCK_B)
+    real = b < rows
+    most = tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32)
+    first = tl.program_id(0) * BAND
+    for top in range(first, tl.minimum(first + BAND, outs), BLOCK_O):
+        o = top + tl.arange(0, BLOCK_O)
+        dy_tile = tl.load(
+            dy + (client * rows + b[None, :]) * outs + o[:, None],
+            mask=(o < outs)[:, None] & real[None, :], other=0.0,
+        )  # fmt: skip
+        for start in tl.range(0, width, BLOCK_I, num_stages=STAGES):
+            i = start + tl.arange(0, BLOCK_I)
+            mask = (o < outs)[:, None] & (i < width)[None, :]
+            place = client * outs * width + (o[:, None] * width + i[None, :])
+            w_tile = tl.load(weight + place, mask=mask, other=0.0)
+            x_tile = tl.load(
+                x + (client * rows + b[:, None]) * width + i[None, :],
+                mask=real[:, None] & (i < width)[None, :], other=0.0,
+            )  # fmt: skip
+            gradient = product(dy_tile, x_tile, tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32), PRECISION)
+            w_tile = moved(w_tile, gradient, velocity + place, mask, active, rate, momentum, decay, MOMENTUM)
+            tl.store(weight + place, w_tile, mask=mask)
+            most = tl.maximum(most, tl.abs(w_tile))
+        move_bias(
+            tl.sum(dy_tile, axis=1), bias, bias_velocity, client * outs + o, o < outs, active,
+            rate, momentum, decay, MOMENTUM,
+        )  # fmt: skip
+    tl.store(largest + client * tl.num_programs(0) + tl.program_id(0), tl.max(most))

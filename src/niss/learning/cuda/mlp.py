@@ -17,6 +17,11 @@ from niss.learning.cuda import kernels
 from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
 from niss.learning.local import LocalTraining
 
+# Extents of tiles, warps and stages of each launch.
+_FIRST = {"BLOCK_O": 16, "BLOCK_K": 32, "num_warps": 1, "num_stages": 4}
+_FORWARD = {"block_o": 32, "BLOCK_K": 32, "STAGES": 3, "num_warps": 2}
+_OUTPUT = {"BLOCK_K": 32, "num_warps": 4}
+_BACKWARD = {"BLOCK_O": 16, "block_i": 16, "num_warps": 1, "num_stages": 2}
 # What one program of the output layer can hold.
 _LARGEST_LAST_HIDDEN, MOST_CLASSES = 1024, 64
 
@@ -71,14 +76,12 @@ class LinearSteps:
         self.rule = (settings.learning_rate, settings.momentum, settings.weight_decay)
         self.momentum = settings.momentum > 0.0
 
-    def forward(
-        self, layer: Layer, x: Tensor, y: Tensor, *, block_o: int, block_k: int, **options: int
-    ) -> None:
-        """y = relu(x W^T + b); a program makes `block_o` outputs, from `block_k` inputs at a time."""
+    def forward(self, layer: Layer, x: Tensor, y: Tensor, *, block_o: int, **options: int) -> None:
+        """y = relu(x W^T + b); a program makes `block_o` outputs."""
         _, outs, width = layer.weight.shape
         kernels.linear_forward[(-(-outs // block_o), self.clients)](
             x, layer.weight, layer.bias, y, self.rows, width, outs,
-            BLOCK_B=self.block_b, BLOCK_O=block_o, BLOCK_K=block_k, PRECISION=self.precision, **options,
+            BLOCK_B=self.block_b, BLOCK_O=block_o, PRECISION=self.precision, **options,
         )  # fmt: skip
 
     def output(self, layer: Layer, x: Tensor, dx: Tensor, offset: int, **options: int) -> None:
@@ -89,32 +92,37 @@ class LinearSteps:
             x, self.labels, table.rows, table.sizes, table.counter, offset,
             layer.weight, layer.bias, layer.velocity, layer.bias_velocity, dx,
             self.clients, self.rows, width, classes, *self.rule,
-            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BLOCK_C=block(classes), BLOCK_K=64,
+            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BLOCK_C=block(classes),
             PRECISION=self.precision, **options,
         )  # fmt: skip
 
     def backward(
-        self, layer: Layer, x: Tensor, dy: Tensor, dx: Tensor, offset: int,
-        *, block_o: int, block_i: int,
-        unpool: tuple[Tensor, Tensor, Tensor, int, int] | None = None,
-        **options: int,
-    ) -> None:  # fmt: skip
-        """dx from dy behind the ReLU that made x, and the move of the layer.
-
-        With `unpool` (which, grid, parts, pooled width, pooled height) x is a max-pool of a convolution, and dx
-        goes to the places of the maxima instead, as `kernels.linear_backward` describes.
-        """
+        self, layer: Layer, x: Tensor, dy: Tensor, dx: Tensor, offset: int, *, block_i: int, **options: int
+    ) -> None:
+        """dx from dy behind the ReLU that made x, and the move of the layer."""
         _, outs, width = layer.weight.shape
-        table = self.table
-        which, grid, parts, pooled_width, pooled_height = unpool or (dx, dx, dx, 1, 1)
-        pitch = 2 * pooled_width + 4
         kernels.linear_backward[(-(-width // block_i), self.clients)](
-            x, dy, table.sizes, table.counter, offset,
-            layer.weight, layer.bias, layer.velocity, layer.bias_velocity, dx, which, grid, parts,
-            self.clients, self.rows, width, outs, *self.rule,
-            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BLOCK_O=block_o, BLOCK_I=block_i,
-            PRECISION=self.precision, UNPOOL=unpool is not None,
-            POOLED_WIDTH=pooled_width, PITCH=pitch, AREA=pitch * (2 * pooled_height + 4), **options,
+            x, dy, *self._moving(layer, offset), dx, self.clients, self.rows, width, outs, *self.rule,
+            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BLOCK_I=block_i, PRECISION=self.precision,
+            **options,
+        )  # fmt: skip
+
+    def move(
+        self, layer: Layer, x: Tensor, dy: Tensor, largest: Tensor, offset: int, *, band: int, **options: int
+    ) -> None:
+        """The move of the layer alone; a program moves `band` rows, and notes the largest |weight| of them in
+        `largest` [clients, programs]."""
+        _, outs, width = layer.weight.shape
+        kernels.linear_move[(-(-outs // band), self.clients)](
+            x, dy, *self._moving(layer, offset), largest, self.clients, self.rows, width, outs, *self.rule,
+            MOMENTUM=self.momentum, BLOCK_B=self.block_b, BAND=band, PRECISION=self.precision, **options,
+        )  # fmt: skip
+
+    def _moving(self, layer: Layer, offset: int) -> tuple[Tensor | int, ...]:
+        """What a kernel that moves `layer` needs to know: whether a client moves in this step, and what."""
+        table = self.table
+        return (
+            table.sizes, table.counter, offset, layer.weight, layer.bias, layer.velocity, layer.bias_velocity,
         )  # fmt: skip
 
 
@@ -161,12 +169,12 @@ class MlpSteps(Steps):
         layers, values, slopes, shared = self._layers, self._values, self._slopes, self._shared
         self._first(offset)
         for depth in range(1, len(layers) - 1):
-            shared.forward(layers[depth], values[depth - 1], values[depth], block_o=32, block_k=64)
-        shared.output(layers[-1], values[-1], slopes[-1], offset)
+            shared.forward(layers[depth], values[depth - 1], values[depth], **_FORWARD)
+        shared.output(layers[-1], values[-1], slopes[-1], offset, **_OUTPUT)
         for depth in range(len(layers) - 2, 0, -1):
             shared.backward(
                 layers[depth], values[depth - 1], slopes[depth], slopes[depth - 1], offset,
-                block_o=32, block_i=16, num_warps=2,
+                **_BACKWARD,
             )  # fmt: skip
 
     def finish(self) -> None:
@@ -176,11 +184,11 @@ class MlpSteps(Steps):
         """Move the first layer along the step before, where it is owed, then its outputs for this step."""
         layer, shared, table = self._layers[0], self._shared, self._shared.table
         _, outs, width = layer.weight.shape
-        block_o = 32
+        block_o = _FIRST["BLOCK_O"]
         kernels.first_layer[(-(-outs // block_o), shared.clients)](
             self._data, table.rows, table.sizes, table.counter, offset,
             layer.weight, layer.bias, layer.velocity, layer.bias_velocity, self._slopes[0], self._values[0],
             shared.clients, shared.rows, width, outs, *shared.rule,
-            MOMENTUM=shared.momentum, BLOCK_B=shared.block_b, BLOCK_O=block_o, BLOCK_K=32,
-            PRECISION=shared.precision, num_warps=2, num_stages=4,
+            MOMENTUM=shared.momentum, BLOCK_B=shared.block_b, PRECISION=shared.precision,
+            **_FIRST,
         )  # fmt: skip

@@ -39,16 +39,30 @@ class DeviceTable:
         self.rows = torch.zeros((capacity, clients, width), dtype=torch.int32, device=device)
         self.sizes = torch.zeros((capacity, clients), dtype=torch.int32, device=device)
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
+        # Copies from pinned memory wait their turn on the device, while the processor goes on.
+        pinned = device.type == "cuda"
+        self._staged = [
+            torch.zeros(tensor.shape, dtype=torch.int32, pin_memory=pinned)
+            for tensor in (self.rows, self.sizes)
+        ]
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def restart(self) -> None:
         """Back to the first step, with no step written."""
+        if self._copied is not None:
+            self._copied.synchronize()
         self.counter.zero_()
         self.sizes.zero_()
 
     def write(self, table: BatchTable, first: int, last: int) -> None:
         """Steps `first` to `last` (without it) of `table`, which are complete there."""
-        self.rows[first:last].copy_(torch.from_numpy(table.rows[first:last]))
-        self.sizes[first:last].copy_(torch.from_numpy(table.sizes[first:last]))
+        for source, staged, target in zip(
+            (table.rows, table.sizes), self._staged, (self.rows, self.sizes), strict=True
+        ):
+            staged[first:last].copy_(torch.from_numpy(source[first:last]))
+            target[first:last].copy_(staged[first:last], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.rows.device))
 
 
 class Steps(Protocol):
