@@ -24,6 +24,7 @@ from playwright.sync_api import Page, sync_playwright
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "runs" / "demo"
 ROUNDS_SHOWN = 18
+LINES_BEFORE_THE_FIRST_ROUND = {"metrics.jsonl": 0, "timing.jsonl": 0, "ledger.jsonl": 1}
 SEEN_WHEN_FINISHED = ("summary.json", "report.html", "result.json", "privacy.json")
 
 PLAN = "?participants=200&rounds=30&participations=6&collusion=0.1&epsilon=3&parameters=25450"
@@ -36,9 +37,10 @@ def interrupted_demo(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.name in SEEN_WHEN_FINISHED:
             path.unlink()
-        elif path.name in ("metrics.jsonl", "timing.jsonl"):
+        elif path.name in LINES_BEFORE_THE_FIRST_ROUND:
+            kept = LINES_BEFORE_THE_FIRST_ROUND[path.name] + ROUNDS_SHOWN
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            path.write_text("".join(lines[:ROUNDS_SHOWN]), encoding="utf-8")
+            path.write_text("".join(lines[:kept]), encoding="utf-8")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -286,7 +287,7 @@ class _Search:
         """
         if ratios is not None:
             return self.fitted(kappa, ratios)
-        nothing = self.fitted(kappa, (0.0,) * len(self.draft.carried_to_residual))
+        nothing = _carrying_nothing(self, kappa)
         if self.draft.separation == 1:
             return nothing
         best = self.cyclic._carrying(kappa)
@@ -360,6 +361,12 @@ class _Search:
         return self.at(chosen, ratios)
 
 
+@lru_cache(maxsize=2)
+def _carrying_nothing(search: _Search, kappa: float) -> CarriedPlan:
+    """The plan at this kappa that carries no noise on; asked for again when the gain is stated."""
+    return search.fitted(kappa, (0.0,) * len(search.draft.carried_to_residual))
+
+
 def _forecast(plan: CarriedPlan, search: _Search, asked: dict[str, Any]) -> CarriedForecast:
     scales = plan.scales[: plan.horizon]
     unit = (plan.sensitivity / search.mu) ** 2
@@ -391,7 +398,7 @@ def _notes(plan: CarriedPlan, search: _Search) -> list[str]:
     if plan.separation == 1:
         notes.append("Everyone takes part in every round: carrying noise to the next round hides nothing.")
     else:
-        nothing = search.fitted(plan.spatial / (2.0 * search.alone), (0.0,) * len(plan.carried_to_residual))
+        nothing = _carrying_nothing(search, plan.spatial / (2.0 * search.alone))
         left = search.objective(plan) / search.objective(nothing)
         cause = "the run is short"
         if search.dropout:
