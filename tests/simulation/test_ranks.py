@@ -261,3 +261,16 @@ def test_ctrl_c_ends_all_ranks_and_the_first_says_what_is_kept(tmp_path: Path) -
     assert "every whole round is kept" in err
     assert other in (INTERRUPTED, RanksError.exit_code)
     assert said == ["", ""]
+
+
+@pytest.mark.slow
+def test_a_launcher_that_ends_all_ranks_is_told_apart_from_a_rank_that_died(tmp_path: Path) -> None:
+    processes = start_ranks([*ENDLESS, "--out", str(tmp_path / "run")])
+    wait_for_rounds(tmp_path / "run", processes)
+    for process in processes:
+        process.terminate()
+    (status, out, err), (other, *said) = ended(processes)
+    assert (status, other) == (RanksError.exit_code, RanksError.exit_code)
+    assert out == ""
+    assert "error: told to end (SIGTERM)" in err
+    assert said == ["", ""]

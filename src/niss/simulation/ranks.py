@@ -209,12 +209,15 @@ class Ranks:
                         raise self.lost("another rank has failed")
             work.wait()
         except RuntimeError as error:
-            raise self.lost(str(error)) from None
+            raise self.lost(f"the ranks lost each other: {str(error).partition(chr(10))[0]}") from None
 
-    def lost(self, reason: str) -> RanksError:
-        """The error for a rank that is gone: which one, as far as the others can tell."""
+    def lost(self, reason: str, *, missing: int = 1) -> RanksError:
+        """The error for a rank that is gone: which one, as far as the others can tell; else it says the `reason`.
+
+        missing  so many may be gone: the others are waited for, but not for long
+        """
         try:
-            seen = self._checked_in()
+            seen = self._checked_in(missing)
         except Exception:  # the store went with the process that held it
             seen = dict.fromkeys(range(1, self.count), "")
         gone = sorted(set(range(self.count)) - set(seen))
@@ -226,9 +229,7 @@ class Ranks:
         elif gone:
             message = f"of the ranks {', '.join(map(str, gone))} at least one died or cannot be reached"
         else:
-            message = (
-                f"the ranks lost each other: {reason.splitlines()[0] if reason else 'no reason was given'}"
-            )
+            message = reason
         error = RanksError(message)
         # Whoever comes first among those that are left says it.
         error.told_elsewhere = min(seen) != self._place.rank
@@ -268,16 +269,17 @@ class Ranks:
             time.sleep(0.01)
         return True
 
-    def _checked_in(self) -> dict[int, str]:
+    def _checked_in(self, missing: int) -> dict[int, str]:
         """The ranks that are still there or have said why not, with what they said."""
         if self._store is None:
             return dict.fromkeys(range(self.count), "")
         mine = self._left(self._place.rank)
         if not self._store.check([mine]):
             self._store.set(mine, "-")
+            self._store.set(self._key("over"), "")
         seen: dict[int, str] = {}
         until = time.monotonic() + _CHECK_IN
-        while len(seen) < self.count - 1 and time.monotonic() < until:
+        while len(seen) < self.count - missing and time.monotonic() < until:
             for rank in range(self.count):
                 if rank not in seen and self._store.check([self._left(rank)]):
                     said = self._store.get(self._left(rank)).decode(errors="replace")
@@ -326,7 +328,7 @@ def joined(folder: str | Path | None = None) -> Iterator[Ranks]:
     except _Terminated:
         if ranks is None:
             raise RanksError("told to end before all ranks were there", hint=again) from None
-        error = ranks.lost("this rank was told to end (SIGTERM)")
+        error = ranks.lost("told to end (SIGTERM)", missing=0)
         error.hint = again
         raise error from None
     except BaseException as error:

@@ -149,7 +149,7 @@ class HostUploads:
 
     def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[HostUploads, int]:
         rows, limit = self._rows, room(clip)
-        bits = np.array([was_short(l2_norm(row), limit) for row in rows], dtype=bool)
+        bits = np.array([was_short(l2_norm(row), limit) for row in rows], dtype=np.float64)
         lost = self.bound("l2", limit, weights)
         tails = (bit_weight(clip) * weights[self._seats.mine] * bits).astype(rows.dtype)
         return HostUploads(np.concatenate([rows, tails[:, None]], axis=1), self._seats), lost

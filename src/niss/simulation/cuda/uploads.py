@@ -67,7 +67,7 @@ class DeviceUploads:
         limit = room(clip)
         norms = torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64).cpu().tolist()
         lost = self.bound("l2", limit, weights)
-        bits = np.array([was_short(norm, limit) for norm in norms], dtype=bool)
+        bits = np.array([was_short(norm, limit) for norm in norms], dtype=np.float64)
         tails = bit_weight(clip) * weights[self._seats.mine] * bits
         tail = torch.from_numpy(tails.astype(np.float32)).to(self._rows.device)
         return DeviceUploads(torch.cat([self._rows, tail[:, None]], dim=1), self._seats), lost
