@@ -195,11 +195,11 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
         return
     images = TRAINING_IMAGES.get(setting.dataset, 0) - base.get("held_out", 0)
     clients, cohorts = images // 10 if setting.unit == "client" else 100, {}
-    if setting.split == "natural":
-        clients = setting.clients
     if setting.images is not None:
         clients = images // setting.images // setting.participants * setting.participants
         cohorts = {"sampling": "cyclic", "images_per_client": setting.images}
+    if setting.split == "natural":
+        clients = setting.clients
     wanted: dict[str, Any] = {
         "dataset": setting.dataset,
         "split": setting.split,
