@@ -44,7 +44,7 @@ def _title(*parts: str) -> str:
         "non-iid": "non-IID",
         "gru": "GRU",
         "resnet": "ResNet",
-        "mf": "matrix factorisation",
+        "mf": "factorisation",
     }
     return ", ".join(words.get(part, part) for part in parts)
 
