@@ -32,3 +32,9 @@ def test_every_room_exports_what_it_lists():
 def test_accounting_and_import_need_no_torch():
     code = "import sys, niss, niss.accounting, niss.graph; niss.ShareGraph; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_settings_are_read_without_torch():
+    """What is wrong with them is said at once, not after seconds of loading."""
+    code = "import sys, niss; niss.make_config({'rounds': 2}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from niss.accounting import outlook
+from niss.cli.data import list_command
 from niss.cli.terminal import (
     RoundProgress,
     print_aligned,
@@ -102,3 +103,13 @@ def test_what_is_said_of_a_run_before_it_starts_fits_too(monkeypatch: Any, capsy
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3
     assert max(map(len, lines)) <= 60
+
+
+def test_the_list_of_datasets_is_a_table_at_80_columns(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    list_command(as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (ratings,) = (line for line in lines if line.startswith("insteval"))
+    assert "categories" in ratings
+    assert "2,972" in ratings

@@ -180,3 +180,16 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
     )
     result = niss.run(config, model=lambda: Rater((12, 7)))
     assert result.accuracy > 0.6
+
+
+def test_a_model_of_another_kind_is_refused_before_anything_is_downloaded(monkeypatch):
+    def fetched(*_: Any, **__: Any) -> Dataset:
+        raise AssertionError("read the data first")
+
+    monkeypatch.setattr("niss.simulation.materials.load_dataset", fetched)
+    for dataset, name in (("shakespeare", "mlp"), ("insteval", "gru"), ("cifar10", "mf")):
+        config = with_overrides(config_of(dataset=dataset), {"model.name": name})
+        with pytest.raises(ConfigError, match=r"takes .* and the data are"):
+            niss.run(config)
+    with pytest.raises(ConfigError, match="no such setting"):
+        niss.run(with_overrides(config_of(dataset="cifar10"), {"model.factors": 3}))

@@ -43,7 +43,7 @@ _HELP = (
 )
 _CARRYING = ", or noise that is carried from round to round"
 _FITTING = (
-    "All of that takes updates to be as long as the clip; where they are shorter, a clip that follows their norms (the "
+    "All of this assumes updates as long as the clip; where they are shorter, a clip that follows their norms (the "
     "setting `quantile`) helps too"
 )
 

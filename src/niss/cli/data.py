@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 
+_KINDS = {"images": "images", "tokens": "text", "ids": "categories"}
 # Of a dataset's entry in the catalog, what its files are read by and no list shows.
 _INTERNAL = ("mean", "std", "vocabulary", "layout", "file_sets")
 
@@ -46,18 +47,21 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
     rows = [
         (
             info.name,
-            info.kind,
+            _KINDS[info.kind],
             "x".join(str(side) for side in info.shape),
             f"{info.train_size:,}",
             f"{info.test_size:,}",
-            "" if info.clients is None else f"{info.clients:,}",
+            "–" if info.clients is None else f"{info.clients:,}",
             "yes" if info.available else "no",
             info.description,
         )
         for info in datasets
     ]
     header = ("Name", "Kind", "Shape", "Train", "Test", "Clients", "Here", "Description")
-    print_table(header, rows, right=lambda column: header[column] in ("Train", "Test", "Clients"))
+    spare = [header.index(name) for name in ("Shape", "Test", "Train")]
+    print_table(
+        header, rows, right=lambda column: header[column] in ("Train", "Test", "Clients"), spare=spare
+    )
 
 
 @register(app, "get", earlier="fetch")

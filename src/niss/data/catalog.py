@@ -247,7 +247,7 @@ MINI_LAYOUT = EmbeddedLayout(
 MNIST_MINI = replace(
     MNIST,
     name="mnist-mini",
-    description="a stratified cut of MNIST, shipped with niss",
+    description="part of MNIST, shipped with niss",
     train_size=10_000,
     test_size=2_000,
     layout=MINI_LAYOUT,
@@ -277,7 +277,7 @@ FASHION_MNIST = replace(
 
 CIFAR10 = DatasetSpec(
     name="cifar10",
-    description="photographs of animals and vehicles, colour",
+    description="photos of animals and vehicles",
     shape=(3, 32, 32),
     classes=10,
     train_size=50_000,
@@ -303,7 +303,7 @@ CIFAR10 = DatasetSpec(
 CIFAR100 = replace(
     CIFAR10,
     name="cifar100",
-    description="photographs in a hundred fine classes, colour",
+    description="photos in a hundred classes",
     classes=100,
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
@@ -329,7 +329,7 @@ def _source_archive(package: str, sha256: str, folder: str) -> tuple[tuple[Sourc
 
 SHAKESPEARE = DatasetSpec(
     name="shakespeare",
-    description="the next character of Shakespeare's plays, by role",
+    description="next character of plays, by role",
     shape=(80,),
     classes=len(VOCABULARY),
     train_size=40_179,

@@ -19,7 +19,7 @@ from niss.learning.local import (
     threads,
     train_client,
 )
-from niss.learning.models import Cnn, Mlp, ModelSettings, build_model, to_tensor
+from niss.learning.models import Cnn, Mlp, ModelSettings, build_model, check_model, to_tensor
 from niss.learning.samples import IdSamples, ImageSamples, Samples, TokenSamples
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "TokenSamples",
     "batch_order",
     "build_model",
+    "check_model",
     "choose_device",
     "clipped_gradient_step",
     "evaluate",

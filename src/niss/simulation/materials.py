@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from niss.data import Dataset, load_dataset, partition, partition_by_owner
+from niss.data.catalog import DatasetSpec, find_spec
 from niss.data.dataset import Inputs, Labels
 from niss.errors import ConfigError
 from niss.learning import (
@@ -29,6 +30,7 @@ from niss.learning import (
     Samples,
     TokenSamples,
     build_model,
+    check_model,
     seeded_torch,
     to_tensor,
 )
@@ -222,6 +224,11 @@ def gather_together(
     if dataset is None:
         everyone = any("clients" in config.data.left_out for config in configs)
         wanted = None if everyone else max(config.data.clients for config in configs)
+        spec = find_spec(configs[0].data.dataset)
+        if model is None and spec is not None:
+            # Before anything is downloaded or read.
+            for config in configs:
+                check_model(config.model.name, sample_spec(spec), _sizes(config))
         dataset = load_dataset(configs[0].data.dataset, clients=wanted)
     train, test = to_tensors(dataset)
     data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
@@ -241,7 +248,7 @@ def gather_together(
                 samples=sample_spec(dataset),
                 classes=dataset.classes,
                 stream=stream.child("model"),
-                settings=ModelSettings(**config.model.model_dump(exclude={"name"})),
+                settings=_sizes(config),
             )
         gathered.append(Materials.of(clients[key], test, module, dict(data)))
     return gathered
@@ -263,7 +270,11 @@ def to_tensors(dataset: Dataset) -> tuple[Examples, Examples]:
     )
 
 
-def sample_spec(dataset: Dataset) -> Samples:
+def _sizes(config: Config) -> ModelSettings:
+    return ModelSettings(**config.model.model_dump(exclude={"name"}))
+
+
+def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:
     """What a model has to know of a sample of this dataset."""
     if dataset.kind == "images":
         return ImageSamples(dataset.image_shape)

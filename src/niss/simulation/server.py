@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from niss.accounting import Plan
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from niss.simulation.sections import TrainingConfig
 
 FloatArray = NDArray[np.float64]
@@ -111,6 +111,8 @@ class ServerState:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of it; nothing with sgd, whose variance is in the metrics."""
+        import torch  # not with this file: settings are read without it
+
         kept = {}
         if self.momentum is not None:
             kept["server_momentum"] = torch.from_numpy(self.momentum)

@@ -47,6 +47,7 @@ __all__ = [
     "Transformer",
     "accepts",
     "build_model",
+    "check_model",
     "recognise",
     "to_tensor",
 ]
@@ -92,6 +93,34 @@ def accepts(name: str, samples: Samples) -> bool:
     return name in _RECIPES and isinstance(samples, _RECIPES[name].takes)
 
 
+def check_model(name: str, samples: Samples, settings: ModelSettings) -> None:
+    """Raise `ConfigError` for an unknown name, samples that the model cannot take, and settings it has no use for."""
+    recipe = _RECIPES.get(name)
+    if recipe is None:
+        nearest = difflib.get_close_matches(str(name).lower(), MODEL_NAMES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"no model is called {name!r}",
+            field="model.name",
+            hint=f"did you mean {nearest!r}? the models are: {', '.join(MODEL_NAMES)}",
+        )
+    if not accepts(name, samples):
+        kinds = " or ".join(_KINDS[kind] for kind in recipe.takes)
+        fit = [other for other in MODEL_NAMES if accepts(other, samples)]
+        raise ConfigError(
+            f"{name!r} takes {kinds}, and the data are {_KINDS[type(samples)]}",
+            field="model.name",
+            hint=f"choose one of: {', '.join(fit)}; or other data",
+        )
+    for setting in settings.given():
+        if setting not in recipe.settings:
+            users = [other for other, its in _RECIPES.items() if setting in its.settings]
+            raise ConfigError(
+                f"{name!r} has no such setting",
+                field=f"model.{setting}",
+                hint=f"leave it out, or use model.name = {' or '.join(map(repr, users))}",
+            )
+
+
 def build_model(
     name: str,
     *,
@@ -108,33 +137,10 @@ def build_model(
     stream    the source of the initial weights
     settings  sizes of the model; those left out have its defaults
 
-    Raises `ConfigError` for an unknown name, samples that the model cannot take, and settings it has no use for.
+    Raises `ConfigError` as `check_model` does.
     """
-    recipe = _RECIPES.get(name)
-    if recipe is None:
-        nearest = difflib.get_close_matches(str(name).lower(), MODEL_NAMES, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"no model is called {name!r}",
-            field="model.name",
-            hint=f"did you mean {nearest!r}? the models are: {', '.join(MODEL_NAMES)}",
-        )
-    require_whole(classes, field="classes", at_least=2)
-    if not accepts(name, samples):
-        kinds = " or ".join(_KINDS[kind] for kind in recipe.takes)
-        fit = [other for other in MODEL_NAMES if accepts(other, samples)]
-        raise ConfigError(
-            f"{name!r} takes {kinds}, and the data are {_KINDS[type(samples)]}",
-            field="model.name",
-            hint=f"choose one of: {', '.join(fit)}; or other data",
-        )
     settings = ModelSettings() if settings is None else settings
-    for setting in settings.given():
-        if setting not in recipe.settings:
-            users = [other for other, its in _RECIPES.items() if setting in its.settings]
-            raise ConfigError(
-                f"{name!r} has no such setting",
-                field=f"model.{setting}",
-                hint=f"leave it out, or use model.name = {' or '.join(map(repr, users))}",
-            )
+    check_model(name, samples, settings)
+    require_whole(classes, field="classes", at_least=2)
     with seeded_torch(stream):
-        return recipe.build(samples, classes, settings)
+        return _RECIPES[name].build(samples, classes, settings)
