@@ -41,6 +41,48 @@ def chains(draw):
     return matrix, draw(st.integers(1, 5)), np.array(draw(numbers))
 
 
+def plain_decay(costs):
+    """q_t / q_s for s < t, entry by entry, for all of the run."""
+    rounds = len(costs)
+    decay = np.zeros((rounds, rounds))
+    for start in range(1, rounds):
+        product = 1.0
+        for place in range(start + 1, rounds):
+            above = costs[place - 2, place - 1]
+            product *= costs[place - 2, place] / above if above > 0.0 else 0.0
+            decay[start, place] = product
+    return decay
+
+
+def plain_bound(costs, separation):
+    """The bound for more lags, from the heaviest companions of each round before it and after it."""
+    rows = [
+        heaviest(row[: max(place + 1 - separation, 0)], separation)
+        + costs[place, place]
+        + heaviest(row[place + separation :][::-1], separation)
+        for place, row in enumerate(costs)
+    ]
+    return heaviest(np.array(rows), separation)
+
+
+@settings(max_examples=150, deadline=None)
+@given(chains())
+def test_what_is_computed_for_speed_is_what_the_formulas_say(case):
+    matrix, separation, shift = case
+    costs = np.maximum(shift[:, None] * matrix * shift, 0.0)
+    rounds, most = len(costs), 2 * separation - 1
+    found, plain = carried_charges._decay(costs, most), plain_decay(costs)
+    for start, gap in itertools.product(range(rounds), range(1, most + 1)):
+        wanted = plain[start, start + gap] if start + gap < rounds else 0.0
+        assert found[start, gap - 1] == wanted
+    for order in "CF":
+        given_costs = np.asarray(costs, order=order)
+        assert carried_charges._by_rows(given_costs, separation) == pytest.approx(
+            plain_bound(costs, separation), rel=1e-14
+        )
+        assert np.array_equal(given_costs, costs), "what was given stays as it is"
+
+
 @settings(max_examples=150, deadline=None)
 @given(chains())
 def test_the_worst_pattern_is_the_worst_of_all(case):

@@ -109,7 +109,8 @@ def worst_pattern(
     if separation < 1:
         raise ConfigError(f"must be at least 1, not {separation}", field="separation")
     shift = per_client(sensitivity, len(matrix), "sensitivity")
-    costs = shift[:, None] * matrix * shift
+    costs = shift[:, None] * matrix
+    costs *= shift
     rounds = len(costs)
     if pattern == "cyclic" or separation == 1:
         cohort = np.arange(rounds) % separation
@@ -122,15 +123,25 @@ def worst_pattern(
 
 def heaviest(weights: FloatArray, separation: int) -> float:
     """The largest sum of weights (not negative) over places at least `separation` apart."""
-    return float(_heaviest_up_to(weights[None], separation)[0, -1])
+    best = [0.0]
+    for place, weight in enumerate(weights.tolist()):
+        best.append(max(best[-1], best[max(place + 1 - separation, 0)] + weight))
+    return best[-1]
 
 
-def _heaviest_up_to(weights: FloatArray, separation: int) -> FloatArray:
-    """The same for each row, in column n of its first n places."""
-    best = np.zeros((weights.shape[1] + 1, len(weights)))
-    for place, column in enumerate(weights.T):
-        np.maximum(best[place], best[max(place + 1 - separation, 0)] + column, out=best[place + 1])
-    return best.T
+def _heaviest_before(costs: FloatArray, separation: int) -> FloatArray:
+    """The same of each row's places that lie at least `separation` before the row's own, from the first row with any."""
+    rounds = len(costs)
+    columns = np.ascontiguousarray(costs.T)
+    best, found = np.zeros((rounds + 1, rounds)), np.zeros(rounds - separation)
+    for place in range(rounds - separation):
+        # Earlier rows do not reach this place.
+        own = slice(place + separation, None)
+        following = best[place + 1, own]
+        np.add(best[max(place + 1 - separation, 0), own], columns[place, own], out=following)
+        np.maximum(best[place, own], following, out=following)
+        found[place] = best[place + 1, place + separation]
+    return found
 
 
 def _by_rows(costs: FloatArray, separation: int) -> float:
@@ -138,11 +149,10 @@ def _by_rows(costs: FloatArray, separation: int) -> float:
 
     sum_{s,t in P} K_st <= sum_{t in P} max_{P' containing t} sum_{s in P'} K_st, and both maxima are sums of weights.
     """
-    before = np.diagonal(_heaviest_up_to(costs, separation), 1 - separation)
-    after = np.diagonal(_heaviest_up_to(costs[::-1, ::-1], separation), 1 - separation)[::-1]
     rows = np.diag(costs).copy()
-    rows[rows.size - before.size :] += before
-    rows[: after.size] += after
+    if separation < rows.size:
+        rows[separation:] += _heaviest_before(costs, separation)
+        rows[:-separation] += _heaviest_before(costs[::-1, ::-1], separation)[::-1]
     return heaviest(rows, separation)
 
 
@@ -155,8 +165,8 @@ def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
     and no entry of K is negative.
     """
     rounds = len(costs)
-    # q_t / q_s for s < t, from the column of the first round, and from neighbours where that has underflowed.
-    decay = _decay(costs)
+    separation = min(separation, rounds)
+    decay = _decay(costs, min(2 * separation - 1, rounds))
     reach = _reach(decay, separation)
     diagonal = np.diag(costs)
     # Of every label, by rounds: cost, z, the round it ends in and the label that it continues; `begin`: of each round.
@@ -168,12 +178,13 @@ def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
             here = (diagonal[place : place + 1], np.zeros(1), np.full(1, -1))
         else:
             first = begin[max(place - 2 * separation + 1, 0)]
-            earlier = np.arange(first, begin[place - separation + 1])
+            earlier = slice(first, begin[place - separation + 1])
+            last = ends[earlier]
             # What the participations so far have in common with this one.
-            common = past[earlier] * decay[ends[earlier], place] + costs[ends[earlier], place]
+            common = past[earlier] * decay[last, place - 1 - last] + costs[last, place]
             total = cost[earlier] + diagonal[place] + 2.0 * common
-            kept = _undominated(total, common, float(reach[place]))
-            here = (total[kept], common[kept], earlier[kept])
+            kept = _undominated(total, common, reach[place])
+            here = (total[kept], common[kept], first + kept)
             if kept.size > _MOST_LABELS:
                 here, exact = _merged(*here), False
         start, stop = begin[-1], begin[-1] + here[0].size
@@ -182,8 +193,8 @@ def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
         cost[start:stop], past[start:stop], parent[start:stop] = here
         ends[start:stop] = place
         begin.append(stop)
-    last = begin[max(rounds - separation, 0)]
-    label = last + int(np.argmax(cost[last : begin[-1]]))
+    final = begin[max(rounds - separation, 0)]
+    label = final + int(np.argmax(cost[final : begin[-1]]))
     best = float(cost[label])
     if not exact:
         return WorstPattern(best, False)
@@ -194,34 +205,33 @@ def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
     return WorstPattern(best, True, tuple(reversed(chosen)))
 
 
-def _decay(costs: FloatArray) -> FloatArray:
-    """q_t / q_s for s < t: what an earlier round's entry in column s shrinks to in column t, step by step."""
+def _decay(costs: FloatArray, most: int) -> FloatArray:
+    """q_(s+g) / q_s in row s and column g - 1, for gaps g up to `most`: what an entry of column s shrinks to, by steps.
+
+    0 past the last round, and for the first round, which nothing precedes.
+    """
     rounds = len(costs)
-    steps = np.zeros(rounds)
-    for place in range(2, rounds):
-        # The entries of round place - 2 in the two columns, both off the diagonal.
-        above = costs[place - 2, place - 1]
-        steps[place] = costs[place - 2, place] / above if above > 0.0 else 0.0
-    decay = np.zeros((rounds, rounds))
-    for place in range(1, rounds):
-        decay[place, place + 1 :] = np.cumprod(steps[place + 1 :])
-    return decay
+    steps = np.zeros(rounds + most)
+    # The entries of round t - 2 in the columns t - 1 and t, both off the diagonal.
+    above, beside = np.diagonal(costs, 1)[:-1], np.diagonal(costs, 2)
+    np.divide(beside, above, out=steps[2:rounds], where=above > 0.0)
+    decay = np.cumprod(np.lib.stride_tricks.sliding_window_view(steps[1:], most), axis=1)
+    decay[0] = 0.0
+    return np.asarray(decay)
 
 
-def _reach(decay: FloatArray, separation: int) -> FloatArray:
+def _reach(decay: FloatArray, separation: int) -> list[float]:
     """For each round: the most that z of that round can count for, sum of decays over what may follow.
 
     Decays multiply along the way, so with F_t the most from round t on, in units of round t,
     `F_t = max(1 + decay(t, t + b) F_(t+b), decay(t, t + 1) F_(t+1))`.
     """
     rounds = len(decay)
-    reach, most = np.zeros(rounds), np.zeros(rounds + 1)
+    to_next, to_following = decay[:, 0].tolist(), decay[:, separation - 1].tolist()
+    reach, most = [0.0] * rounds, [0.0] * (rounds + separation)
     for place in reversed(range(rounds)):
-        later = place + separation
-        if later < rounds:
-            reach[place] = decay[place, later] * most[later]
-        passed = decay[place, place + 1] * most[place + 1] if place + 1 < rounds else 0.0
-        most[place] = max(1.0 + reach[place], passed)
+        reach[place] = to_following[place] * most[place + separation]
+        most[place] = max(1.0 + reach[place], to_next[place] * most[place + 1])
     return reach
 
 

@@ -52,10 +52,16 @@ class RunFloor:
     @cached_property
     def matrix(self) -> FloatArray:
         """K (T x T), without a negative entry: `mu^2 <= Delta' K[P, P] Delta` for participations P."""
-        inverse = solveh_banded(self.bands, np.eye(self.honest.size), lower=True)
-        inverse = np.maximum((inverse + inverse.T) / 2.0, 0.0)
-        spread = (1.0 - 1.0 / self.honest) / self.deviations
-        return np.asarray(self.factors[:, None] * (inverse + np.diag(spread)) * self.factors)
+        unit = np.eye(self.honest.size, order="F")
+        inverse = solveh_banded(self.bands, unit, lower=True, overwrite_b=True)
+        # In place: a plan for many rounds takes several of these, each of millions of numbers.
+        matrix = np.asarray(inverse + inverse.T)
+        matrix /= 2.0
+        np.maximum(matrix, 0.0, out=matrix)
+        np.einsum("tt->t", matrix)[:] += (1.0 - 1.0 / self.honest) / self.deviations
+        matrix *= self.factors[:, None]
+        matrix *= self.factors
+        return matrix
 
 
 def round_bands(residual: ArrayLike, carried: ArrayLike) -> FloatArray:
