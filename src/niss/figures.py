@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from niss.methods import look_of as look_of
-from niss.methods.look import INK, QUIET, RULE, SERIES, Look
+from niss.methods.look import INK, QUIET, RULE, SERIES, LineStyle, Look
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {
@@ -26,6 +26,10 @@ STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "axes.linewidth": 0.8,
 }
+
+# Of curves that are told apart by their number alone.
+LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
 
 # On dark pages; the colours of the series are those of `report/style.css`.
 _GROUND = "#16171a"
@@ -45,6 +49,11 @@ _COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgeco
 def marked(label: str, *, protected: bool) -> str:
     """The label of a curve, which says where nobody is protected."""
     return label if protected else f"{label} (unprotected)"
+
+
+def numbered(number: int) -> Look:
+    """The look of a curve that belongs to no method."""
+    return Look(SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)], LINES[number % len(LINES)])
 
 
 def line_options(look: Look, *, width: float = 1.6, size: float = 4.5) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from niss.report import write_report
+from niss.report.attack_charts import charts_of
+from report.test_attack_charts import FOUND
 from report.test_attack_page import write_attack
 from report.test_round_graph import write
 from report.test_several import add_attack
@@ -31,6 +33,13 @@ def page(demo: Path, tmp_path: Path) -> str:
     return write_report([demo, run, attack], tmp_path / "page.html").as_uri()
 
 
+@pytest.fixture
+def attacks(tmp_path: Path) -> str:
+    """The report on one attack of every kind."""
+    folders = [write_attack(tmp_path / kind, attack=kind, **found) for kind, found in FOUND.items()]
+    return write_report(folders, tmp_path / "attacks.html").as_uri()
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_page_fits_and_is_accessible(browser: Any, page: str, width: int, scheme: str) -> None:
@@ -39,6 +48,31 @@ def test_the_page_fits_and_is_accessible(browser: Any, page: str, width: int, sc
         tab.check()
         assert (luminance(tab) > 200) == (scheme == "light")
         assert axe_findings(tab) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_attacks_fit_and_are_accessible(browser: Any, attacks: str, width: int, scheme: str) -> None:
+    with open_tab(browser, attacks, width=width, scheme=scheme) as tab:
+        tab.check()
+        assert axe_findings(tab) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_charts_of_attacks_are_read_under_the_pointer(browser: Any, attacks: str, width: int) -> None:
+    with open_tab(browser, attacks, width=width) as tab:
+        charts = tab.page.locator("svg:visible:has(.band)")
+        assert charts.count() == sum(
+            len(charts_of({"attack": kind, **found})) for kind, found in FOUND.items()
+        )
+        for number in range(charts.count()):
+            band = charts.nth(number).locator(".band").last
+            assert not band.locator(".reading").is_visible()
+            band.locator(".catch").hover(force=True)
+            assert band.locator(".reading").is_visible()
+            card, chart = band.locator(".card").bounding_box(), charts.nth(number).bounding_box()
+            assert chart["x"] <= card["x"]
+            assert card["x"] + card["width"] <= chart["x"] + chart["width"]
 
 
 def test_values_appear_under_the_pointer_alone(browser: Any, page: str) -> None:

@@ -130,7 +130,7 @@ def heaviest(weights: FloatArray, separation: int) -> float:
 
 
 def _heaviest_before(costs: FloatArray, separation: int) -> FloatArray:
-    """The same of each row's places that lie at least `separation` before the row's own, from the first row with any."""
+    """The same of the places at least `separation` before a row's own, for each row that has any."""
     rounds = len(costs)
     columns = np.ascontiguousarray(costs.T)
     best, found = np.zeros((rounds + 1, rounds)), np.zeros(rounds - separation)

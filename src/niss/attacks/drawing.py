@@ -30,8 +30,6 @@ from niss.methods.look import QUIET as QUIET
 from niss.methods.look import RULE as RULE
 from niss.methods.look import SERIES as SERIES
 
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 7.4
 
 # How many of the pictures on the way a strip shows.
@@ -91,13 +89,14 @@ def method_line(method: str, protected: bool = True) -> dict[str, Any]:
 
 def line(axes: Axes, x: Any, y: Any, number: int, label: str, *, marks: bool = True) -> None:
     """A curve in the style of its number."""
+    look = figures.numbered(number)
     axes.plot(
         x,
         y,
-        color=SERIES[number % len(SERIES)],
-        linestyle=LINES[number % len(LINES)],
+        color=look.colour,
+        linestyle=look.line,
         linewidth=1.8,
-        marker=MARKERS[number % len(MARKERS)] if marks else None,
+        marker=look.marker if marks else None,
         markersize=5.5,
         # Spaced along the drawn curve, so that a logarithmic axis does not crowd them.
         markevery=0.12 if marks else None,
@@ -107,12 +106,13 @@ def line(axes: Axes, x: Any, y: Any, number: int, label: str, *, marks: bool = T
 
 def points(axes: Axes, x: Any, y: Any, number: int, label: str) -> None:
     """Measurements in the style of their number, without a line."""
+    look = figures.numbered(number)
     axes.plot(
         x,
         y,
         linestyle="none",
-        color=SERIES[number % len(SERIES)],
-        marker=MARKERS[number % len(MARKERS)],
+        color=look.colour,
+        marker=look.marker,
         markersize=6.5,
         label=label,
     )

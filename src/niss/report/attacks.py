@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -20,6 +20,9 @@ from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
 from niss.report.run_folder import ReportInput, read_object
 from niss.report.table import NOT_APPLICABLE, SummaryTable
 from niss.report.templates import render
+
+if TYPE_CHECKING:
+    from niss.report.attack_charts import Drawn
 
 # So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
 # of the page.
@@ -41,6 +44,7 @@ class AttackPicture:
     headline  what it found, in words
     finished  whether it came to its end, or was interrupted
     png       what it recovered, None where there is no picture that can be shown
+    found     what its file holds, for the charts
     """
 
     where: str
@@ -48,6 +52,7 @@ class AttackPicture:
     headline: str
     finished: bool
     png: bytes | None
+    found: JsonObject = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -128,6 +133,7 @@ def _read_picture(path: Path, where: str, notes: list[str]) -> AttackPicture:
         headline=headline if isinstance(headline, str) else "",
         finished=values.get("finished") is True,
         png=png,
+        found=values,
     )
 
 
@@ -156,13 +162,33 @@ def read_attack_report(folder: Path) -> AttackReport:
     )
 
 
-def attack_body(report: AttackReport, *, level: int) -> Markup:
-    """Header and sections as HTML, headings from `level` on."""
+@dataclass(frozen=True, slots=True)
+class ShownAttack:
+    """An attack as it stands in a page: its charts, and its picture where that shows more than they do."""
+
+    picture: AttackPicture
+    charts: list[Drawn]
+    png_base64: str
+
+
+def shown(picture: AttackPicture, prefix: str) -> ShownAttack:
+    """Draw the charts of an attack; `prefix` goes before their ids."""
+    # What draws with matplotlib is loaded only for a page.
+    from niss.report.attack_charts import draw_attack, shows_pictures
+
+    charts = draw_attack(picture.found, prefix)
+    needed = shows_pictures(picture.attack) or not charts
+    return ShownAttack(picture, charts, picture.png_base64 if needed else "")
+
+
+def attack_body(report: AttackReport, *, level: int, prefix: str = "") -> Markup:
+    """Header and sections as HTML, headings from `level` on; `prefix` goes before the ids of its charts."""
     version = f"niss {report.niss_version}" if report.niss_version else None
     return render(
         "attack.html.j2",
         level=level,
         report=report,
+        shown=shown(report.picture, f"{prefix}attack"),
         byline=" · ".join(part for part in ("Attack", report.name, version) if part),
     )
 

@@ -10,6 +10,7 @@ Importing this module, or any module of charts, loads matplotlib.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,6 +65,11 @@ def short(label: str, most: int = 26) -> str:
 def label_width(methods: Iterable[MethodResult], extra: int = 0) -> float:
     """Inches that hold the longest label and `extra` more signs, in whatever sans-serif the reader has."""
     return 0.25 + 0.077 * (extra + max((len(short(method.label)) for method in methods), default=0))
+
+
+def power_of_ten(value: float, _position: int | None = None) -> str:
+    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
@@ -190,13 +196,18 @@ def rows_svg(figure: Figure, rows: Sequence[Sequence[str]]) -> Markup:
 
 
 def bands_svg(
-    figure: Figure, rounds: Mapping[int, Sequence[Reading]], axes: Axes | None = None, most: int = MOST_BANDS
+    figure: Figure,
+    rounds: Mapping[Any, Sequence[Reading]],
+    axes: Axes | None = None,
+    most: int = MOST_BANDS,
+    head: Callable[[Any], str] = "Round {}".format,
 ) -> Markup:
-    """A band over the axes for each of (at most `most`) rounds; pointing at it shows the readings.
+    """A band over the axes for each of (at most `most`) rounds, or other places; pointing at it shows the readings.
 
     figure  as drawn: the bands lie where its axes are
     rounds  the readings of each round, in any order; the card shows the highest first
     axes    the first of the figure, unless others are given
+    head    the heading of a card
 
     The page runs no script, so every reading is in the file from the start and CSS alone changes its visibility.
     """
@@ -205,8 +216,9 @@ def bands_svg(
 
     def place(number: float, value: float) -> tuple[float, float]:
         """Where a point of the chart lies in the drawing, from its upper left corner."""
-        # A value below an axis that was cut lies at its edge.
-        x, y = axes.transData.transform((number, max(value, axes.get_ylim()[0])))
+        # A value beyond an axis that was cut lies at its edge.
+        lowest, highest = axes.get_ylim()
+        x, y = axes.transData.transform((number, min(max(value, lowest), highest)))
         return float(x) * scale, height - float(y) * scale
 
     (first, last), (low, high) = axes.get_xlim(), axes.get_ylim()
@@ -221,5 +233,5 @@ def bands_svg(
         width = max(min(right + 8.0, (x + after) / 2) - start, 1.0)
         highest_first = sorted(rounds[number], key=lambda one: -one.value)
         readings = [(one.text, THEME[one.colour], place(number, one.value)[1]) for one in highest_first]
-        bands.append({"round": number, "x": x, "start": start, "width": width, "readings": readings})
+        bands.append({"head": head(number), "x": x, "start": start, "width": width, "readings": readings})
     return render("bands.svg.j2", bands=bands, left=left, top=top, right=right, bottom=bottom)

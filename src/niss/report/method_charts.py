@@ -31,6 +31,7 @@ from niss.report.canvas import (
     inline_svg,
     label_width,
     looks,
+    power_of_ten,
     rows_svg,
     rule,
     short,
@@ -286,12 +287,7 @@ def _logarithmic(axes: Axes, drawn: list[float]) -> None:
     step = max(1, (last - first) // 7)
     axes.xaxis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1, step)]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_power_of_ten))
-
-
-def _power_of_ten(value: float, _position: int | None = None) -> str:
-    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
-    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    axes.xaxis.set_major_formatter(FuncFormatter(power_of_ten))
 
 
 def _bar(axes: Axes, place: int, method: MethodResult, colour: str, largest: float) -> None:

@@ -31,6 +31,7 @@ from niss.report.attacks import (
     find_attacks,
     holds_only_an_attack,
     read_attack_report,
+    shown,
 )
 from niss.report.finding import caveats, finding
 from niss.report.promise import Promise, promise_of
@@ -145,7 +146,7 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
     prefix  of the ids in its figures, to keep them apart where several reports share a page
     """
     if isinstance(report, AttackReport):
-        return attack_body(report, level=level)
+        return attack_body(report, level=level, prefix=prefix)
     # What draws with matplotlib is loaded only for a page.
     from niss.report.canvas import in_two_widths
     from niss.report.ledger_charts import spending_figures
@@ -154,7 +155,10 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
     notes: list[str] = []
     # These two may add notes, which stand at the head of the page.
     spending_svg = spending_figures(report, notes, prefix=f"{prefix}spending")
-    attacks = find_attacks(report, notes)
+    attacks = [
+        shown(picture, f"{prefix}attack-{number}")
+        for number, picture in enumerate(find_attacks(report, notes), start=1)
+    ]
     promises = [one for one in map(promise_of, report.methods) if one is not None]
     return render(
         "run.html.j2",

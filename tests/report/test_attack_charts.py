@@ -1,0 +1,161 @@
+"""The charts of attacks: drawn from attack.json alone, for every attack that has a figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from niss.attacks import EXPERIMENTS
+from niss.report import write_report
+from niss.report.attack_charts import KINDS, Curves, Rows, charts_of, draw_curves, draw_rows
+from report.test_attack_page import write_attack
+
+CASES = ("fedavg", "niss")
+LOSSES = {
+    "rows": [
+        {"case": "fedavg", "epsilon_joint": None, "psnr": 30.0},
+        {"case": "niss", "epsilon_joint": 3.0, "psnr": 4.0},
+    ],
+    "curves": {
+        "losses": {case: [1.0 / (step + 1) for step in range(300)] for case in CASES},
+        "blind_guess_psnr": 9.0,
+    },
+}
+STEPS = {
+    "rows": [
+        dict.fromkeys(("rounds", "answers"), 10**power)
+        | {"error": 10.0 / 2**power, "predicted_error": 11.0 / 2**power, "psnr": 5.0 + 4 * power}
+        for power in range(5)
+    ],
+    "curves": {"blind_guess_psnr": 9.0, "allowed_rounds": 40},
+}
+# What the file of each attack holds, as far as charts need it.
+FOUND: dict[str, dict[str, Any]] = {
+    "dlg": LOSSES,
+    "invert": LOSSES,
+    "joint": {
+        "rows": LOSSES["rows"],
+        "curves": LOSSES["curves"]
+        | {
+            "sweep": {
+                "tau2": [1e-9, 1e-6, 1e-3],
+                "predicted": [1e-3, 0.1, 10.0],
+                "measured": [2e-3, 0.1, 9.0],
+            },
+            "calibrated_tau2": 1e-4,
+        },
+    },
+    "average": STEPS,
+    "rerun": STEPS,
+    "collude": {
+        "rows": [
+            {
+                "sweep": sweep,
+                "distortion": kind,
+                "rho": rho,
+                "tau2": tau2,
+                "error": 1.0 + rho,
+                "predicted_error": None if tau2 == 0.0 else 1.1 + rho,
+                "psnr": 12.0,
+                "predicted_psnr": 11.0,
+            }
+            for kind in ("additive", "projection")
+            for sweep, rho, tau2 in (
+                ("rho", 0.0, 1e-3),
+                ("rho", 1.0, 1e-3),
+                ("tau2", 1.0, 0.0),
+                ("tau2", 1.0, 1e-2),
+            )
+        ],
+        "curves": {"blind_guess_psnr": 9.0},
+    },
+    "audit": {
+        "rows": [
+            {"case": "niss, τ = 0", "method": "niss", "joint": None, "marginal": 2.04, "proved": 5.6},
+            {"case": "dp-fedavg", "method": "dp-fedavg", "joint": 3.0, "marginal": 3.0, "proved": 0.72},
+        ],
+        "curves": {
+            "rates": {
+                case: {
+                    "false_positive": [0.01, 0.1, 1.0],
+                    "true_positive": [0.0, 0.2, 1.0],
+                    "most": [0.1, 0.3, 1.0],
+                }
+                for case in ("niss, τ = 0", "dp-fedavg")
+            }
+        },
+    },
+    "carried": {
+        "rows": [
+            {"attack": "likelihood ratio", "rule": None, "ratio": 1.0, "measured": 0.72, "claimed": 0.719},
+            {"attack": "ends early", "rule": "off", "ratio": 1.95, "measured": None, "claimed": 0.719},
+            {"attack": "ends early", "rule": "on", "ratio": 1.0, "measured": None, "claimed": 0.719},
+        ],
+        "curves": {},
+    },
+    "fake-dropout": {
+        "rows": [
+            {"story": "graded", "rule": "off", "left": 0.08, "epsilon": 13.43},
+            {"story": "graded", "rule": "on", "left": 1.04, "epsilon": 2.93},
+        ],
+        "curves": {},
+    },
+}
+SAID = {
+    "dlg": "fedavg (unprotected)",
+    "invert": "Mismatch, 1 − cosine",
+    "joint": "calibrated",
+    "average": "the ledger refuses more",
+    "rerun": "Answers to the same round",
+    "collude": "additive: accountant",
+    "audit": "claimed, joint view: no guarantee",
+    "carried": "server, rule off: 1.950",
+    "fake-dropout": "rule off: 0.08, ε 13.43",
+}
+
+
+def test_every_attack_has_its_charts() -> None:
+    assert set(KINDS) == set(EXPERIMENTS) == set(FOUND)
+
+
+@pytest.mark.parametrize("attack", FOUND)
+def test_the_page_shows_charts_with_their_values(tmp_path: Path, attack: str) -> None:
+    folder = write_attack(tmp_path / "a", attack=attack, **FOUND[attack])
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert text.count('class="bands"') == 2 * len(charts_of({"attack": attack, **FOUND[attack]})) > 0
+    assert SAID[attack] in text
+    assert ("data:image/png" in text) == KINDS[attack][1], "what the charts repeat is not shown a second time"
+
+
+def test_an_attack_in_a_run_has_charts_too(demo: Path) -> None:
+    write_attack(demo / "attacks" / "carried", attack="carried", **FOUND["carried"])
+    text = write_report(demo).read_text(encoding="utf-8")
+    assert "server, rule off: 1.950" in text
+    assert "data:image/png" not in text
+
+
+def test_a_method_has_its_look_and_what_is_unknown_none() -> None:
+    (chart,) = charts_of({"attack": "dlg", **FOUND["dlg"]})
+    assert isinstance(chart, Curves)
+    open_, closed = chart.series
+    assert open_.look.hollow
+    assert not closed.look.hollow
+    rates, claims = charts_of({"attack": "audit", **FOUND["audit"]})
+    assert isinstance(rates, Curves)
+    assert isinstance(claims, Rows)
+    assert [len(one.points) for one in rates.series[:2]] == [3, 2], "0 has no place on a logarithmic axis"
+    assert claims.rows[0][1][-1].text == "no guarantee"
+
+
+@pytest.mark.parametrize("attack", FOUND)
+@pytest.mark.parametrize("damage", [None, [], "words", [None], [{}], {"losses": 3}, {"rates": {"x": {}}}])
+def test_a_damaged_file_has_its_picture_and_no_charts(tmp_path: Path, attack: str, damage: Any) -> None:
+    for key in ("rows", "curves"):
+        values = {"attack": attack} | FOUND[attack] | {key: damage}
+        for chart in charts_of(json.loads(json.dumps(values))):
+            draw_curves(chart) if isinstance(chart, Curves) else draw_rows(chart)
+    folder = write_attack(tmp_path / "a", attack=attack, rows=[], curves={})
+    assert "data:image/png" in write_report(folder).read_text(encoding="utf-8")
