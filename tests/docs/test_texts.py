@@ -56,6 +56,15 @@ def test_the_comparison_has_its_numbers_from_the_demo_and_the_benchmarks():
     assert [number for number in numbers if number not in sources] == []
 
 
+def test_the_shakespeare_table_repeats_rows_of_the_page_that_is_made_from_the_results():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.split("<!-- table: shakespeare -->\n", 1)[1].split("<!-- end -->", 1)[0]
+    source = (ROOT / "docs" / "concepts" / "datasets.md").read_text(encoding="utf-8")
+    rows = table.splitlines()[2:]
+    assert len(rows) >= 5
+    assert [row for row in rows if f"\n| Shakespeare, GRU {row}" not in source] == []
+
+
 def test_the_citation_names_this_version_and_the_paper_of_the_readme():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

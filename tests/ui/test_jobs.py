@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from niss.data.catalog import CATALOG, spec_named
 from niss.errors import ConfigError
+from niss.learning.models import accepts
+from niss.simulation.materials import sample_spec
 from niss.ui import jobs as jobs_module
 from niss.ui.jobs import BusyError, Jobs
-from niss.ui.planning import PlanQuestion, answer
+from niss.ui.planning import PlanQuestion, answer, data_arguments
 from ui.conftest import Answer, get, serving, write_run
 
 # Stands for `niss run`: says what it was given, then works until it is interrupted, or fails where it is told to.
@@ -186,9 +189,28 @@ def test_the_page_starts_follows_cancels_and_resumes(server: str, runs: Path, wo
     assert post(server, "/api/jobs/cancel", {"run": "going"}).status == 202
 
 
+def test_the_page_offers_every_dataset_with_a_model_that_fits(server: str, worker: Path) -> None:
+    page = get(server, "/").text
+    offered = re.findall(r'<option value="([a-z0-9-]+)" data-model="([a-z]+)">', page)
+    assert [name for name, _ in offered] == [spec.name for spec in CATALOG]
+    for name, model in offered[1:]:
+        assert data_arguments(name) == ["--dataset", name, "--model", model]
+        assert accepts(model, sample_spec(spec_named(name)))
+    assert post(server, "/api/jobs", {**START, "dataset": "insteval"}).status == 202
+    until((worker / "arguments.txt").is_file)
+    arguments = (worker / "arguments.txt").read_text().split("\n")
+    assert arguments[-6:-2] == ["--dataset", "insteval", "--model", "mf"]
+
+
 @pytest.mark.parametrize(
     "body",
-    [{}, {"question": {"participants": 0}, "name": "a"}, {**START, "shell": "x"}, {**START, "name": "../up"}],
+    [
+        {},
+        {**START, "dataset": "--out"},
+        {"question": {"participants": 0}, "name": "a"},
+        {**START, "shell": "x"},
+        {**START, "name": "../up"},
+    ],
     ids=str,
 )
 def test_what_cannot_be_run_is_refused(server: str, worker: Path, body: Any) -> None:

@@ -37,7 +37,7 @@ from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.tracker.serve import TidyServer
 from niss.ui.guard import CHANGING, Asgi, Guard
 from niss.ui.jobs import BusyError, Jobs
-from niss.ui.planning import PlanQuestion, answer
+from niss.ui.planning import USUAL_DATASET, PlanQuestion, answer, data_arguments
 from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
 
@@ -50,12 +50,13 @@ _UNANSWERED_SECONDS = 3600.0
 
 
 class StartRequest(BaseModel):
-    """A run to be started: the plan it carries out, and the name of its folder."""
+    """A run to be started: the plan it carries out, the name of its folder, and the data it trains on."""
 
     model_config = ConfigDict(extra="forbid")
 
     question: PlanQuestion
     name: str
+    dataset: str = USUAL_DATASET
 
 
 class JobRequest(BaseModel):
@@ -195,7 +196,8 @@ def _serve_jobs(app: FastAPI, folders: RunFolders, jobs: Jobs) -> None:
     @app.post(CHANGING)
     def start(asked: StartRequest) -> Response:
         planned = answer(asked.question)
-        return JSONResponse(jobs.start(asked.name, planned["run_arguments"]).to_json(), 202)
+        arguments = planned["run_arguments"] + data_arguments(asked.dataset)
+        return JSONResponse(jobs.start(asked.name, arguments).to_json(), 202)
 
     @app.post(f"{CHANGING}/cancel")
     def cancel(asked: JobRequest) -> Response:

@@ -13,11 +13,15 @@ from pydantic import BaseModel, ConfigDict
 from niss.accounting import forecast, forecast_carried, judge_plan
 from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
+from niss.data.catalog import MNIST_MINI, spec_named
 from niss.errors import ConfigError
 from niss.methods import look_of
 from niss.report.plan_chart import CURVES
 from niss.ui.looks import drawn
 
+# What a run trains on and with unless told otherwise, and what suits other kinds of data.
+USUAL_DATASET = MNIST_MINI.name
+USUAL_MODELS = {"images": "mlp", "tokens": "gru", "ids": "mf"}
 # A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
@@ -100,6 +104,13 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         "command": command(question),
         "python": python_lines(question),
     }
+
+
+def data_arguments(dataset: str) -> list[str]:
+    """The arguments of `niss run` that train on a dataset of the catalog, with a model that fits it."""
+    if dataset == USUAL_DATASET:
+        return []
+    return ["--dataset", dataset, "--model", USUAL_MODELS[spec_named(dataset).kind]]
 
 
 def _check_belonging(question: PlanQuestion) -> None:

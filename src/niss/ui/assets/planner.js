@@ -9,10 +9,12 @@ const byId = (id) => document.getElementById(id);
 const controls = Object.fromEntries(SETTINGS.map((setting) => [setting.name, new Control(setting, changed)]));
 const curve = new Chart(byId("curve"));
 const overRounds = new Chart(byId("rounds-chart"));
+const dataField = byId("run-data");
 
 let waiting = null;
 let asked = null;
 let ticking = null;
+let runCommand = "";
 
 function settings() {
   const given = {};
@@ -95,11 +97,19 @@ function show({ plan, printed, looks, command, python, run_command: run }) {
   showOutlook(plan.outlook);
   byId("runnable").hidden = run === null;
   byId("not-runnable").hidden = run !== null;
-  showCommand("run-command", run ?? "");
+  runCommand = run ?? "";
+  showRunCommand();
   byId("notes").replaceChildren(...plan.notes.map((note) => element("li", {}, note)));
   showCommand("command", command);
   byId("python").textContent = python;
   byId("json").textContent = JSON.stringify(plan, null, 2);
+}
+
+// The command with the data that was chosen, if it is not what a run has anyway.
+function showRunCommand() {
+  const { value, dataset } = dataField.selectedOptions[0];
+  const data = dataField.selectedIndex ? ` --dataset ${value} --model ${dataset.model}` : "";
+  showCommand("run-command", runCommand && runCommand + data);
 }
 
 // A line may end between two words of a command, but not within `--flag`.
@@ -349,7 +359,7 @@ byId("start").addEventListener("submit", async (event) => {
   fault.hidden = true;
   byId("start-button").disabled = true;
   try {
-    const job = await send("/api/jobs", { question: given, name: nameField.value });
+    const job = await send("/api/jobs", { question: given, name: nameField.value, dataset: dataField.value });
     location.href = `/live?run=${encodeURIComponent(job.run)}`;
   } catch (error) {
     fault.textContent = `${error.message} ${error.hint || ""}`.trim();
@@ -358,6 +368,7 @@ byId("start").addEventListener("submit", async (event) => {
   }
 });
 nameField.addEventListener("input", () => (byId("start-fault").hidden = true));
+dataField.addEventListener("change", showRunCommand);
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 byId("reset").addEventListener("click", () => start(new URLSearchParams()));
 start(new URLSearchParams(location.search));
