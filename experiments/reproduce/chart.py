@@ -23,7 +23,7 @@ from experiments.reproduce.chart_panels import (
     over,
     panels,
 )
-from experiments.reproduce.chart_paper import STYLE, draw_figure_3, draw_figure_4, draw_gaps
+from experiments.reproduce.chart_paper import STYLE, draw_figure_3, draw_figure_4, draw_gaps, keep_shown
 from experiments.reproduce.chart_rivals import draw_datasets, draw_noise, draw_rivals, of_cohorts
 from experiments.reproduce.design import (
     BEYOND,
@@ -259,7 +259,7 @@ def draw_faults(results: dict[str, Result]) -> Figure:
 def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     """Draws what there is results for, into the results folder.
 
-    Figure 4 shows recovered pictures, which only the folder `work` of its runs holds; without them it stays as it is.
+    Figure 4 shows recovered pictures, which are kept beside its results; what a run left in `work` is newer.
     """
     drawers: dict[str, Callable[[dict[str, Result]], Figure]] = {
         FIGURE_3: draw_figure_3,
@@ -278,8 +278,10 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
         figures[RIVALS_FIGURE], figures[NOISE_FIGURE] = draw_rivals(cohorts), draw_noise(cohorts)
     if dropping := with_faults(beyond):
         figures[FAULTS] = draw_faults(dropping)
-    if work is not None and (leaks := leaks_in_order(folder)):
-        figures[FIGURE_4] = draw_figure_4(leaks, work)
+    if leaks := leaks_in_order(folder):
+        if work is not None:
+            keep_shown(leaks, work, folder)
+        figures[FIGURE_4] = draw_figure_4(leaks, folder)
     written = []
     for name, figure in figures.items():
         if figure is not None:

@@ -13,18 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
 from experiments.reproduce.design import LEVELS, PANELS, PAPER_LEVELS, X_VALUES, Level, Panel
 from experiments.reproduce.results import (
+    ORIGINAL,
     Attempt,
     Cell,
     Leaks,
     Result,
     Spread,
+    kept_pictures,
     pictures_path,
     select,
     select_level,
+    write_kept,
 )
 from experiments.reproduce.sensitivity import NBAFL
 from niss.figures import STYLE as COMMON
@@ -186,12 +190,27 @@ _TITLES = {
 _ROW, _TOP, _LOWER = 1.13, 0.95, 2.75
 
 
-def draw_figure_4(leaks: Sequence[Leaks], work: Path) -> Figure | None:
+def keep_shown(leaks: Sequence[Leaks], work: Path, folder: Path) -> None:
+    """Keep the recovered pictures that the figure shows beside their results, as far as they are in `work`."""
+    for one in leaks:
+        kept = kept_pictures(folder, one.name)
+        for level in LEVELS.values():
+            cell = _first_attempt(one, level)
+            path = None if cell is None else pictures_path(work, one.name, cell.id)
+            if cell is not None and path is not None and path.exists():
+                with np.load(path) as found:
+                    kept |= {ORIGINAL: found[ORIGINAL], cell.id: found["frames"][-1]}
+        if kept:
+            write_kept(folder, one.name, kept)
+
+
+def draw_figure_4(leaks: Sequence[Leaks], folder: Path) -> Figure | None:
     """A row for each picture: original, then what the first seed recovered at each level, with its PSNR.
 
-    None where the recovered pictures are not in `work`.
+    None where no recovered pictures are kept in `folder`.
     """
-    shown = [one for one in leaks if any(_pixels(work, one, level) for level in LEVELS.values())]
+    pictures = {one.name: kept_pictures(folder, one.name) for one in leaks}
+    shown = [one for one in leaks if pictures[one.name]]
     if not shown:
         return None
     height = _TOP + _ROW * len(shown) + _LOWER
@@ -209,7 +228,8 @@ def draw_figure_4(leaks: Sequence[Leaks], work: Path) -> Figure | None:
         )
         for row, one in enumerate(shown):
             for column, level in enumerate((None, *LEVELS.values())):
-                _picture(figure.add_subplot(upper[row, column]), work, one, level, titled=row == 0)
+                axes = figure.add_subplot(upper[row, column])
+                _picture(axes, pictures[one.name], one, level, titled=row == 0)
         _brackets(figure, height)
         lower = figure.add_gridspec(
             1,
@@ -238,36 +258,27 @@ def _first_attempt(leaks: Leaks, level: Level) -> Attempt | None:
     return min(found, key=lambda cell: (cell.labels["seed"], cell.labels["sigma_k"] or 0.0), default=None)
 
 
-def _pixels(work: Path, leaks: Leaks, level: Level) -> dict[str, Any] | None:
-    cell = _first_attempt(leaks, level)
-    path = None if cell is None else pictures_path(work, leaks.name, cell.id)
-    if path is None or not path.exists():
-        return None
-    with np.load(path) as kept:
-        return {"original": kept["original"], "recovered": kept["frames"][-1]}
-
-
-def _picture(axes: Axes, work: Path, leaks: Leaks, level: Level | None, *, titled: bool) -> None:
+def _picture(
+    axes: Axes, pictures: dict[str, NDArray[np.uint8]], leaks: Leaks, level: Level | None, *, titled: bool
+) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     for side in axes.spines.values():
         side.set_visible(True)
         side.set_color(RULE)
-    kept = (_pixels(work, leaks, one) for one in ([level] if level else LEVELS.values()))
-    pixels = next((found for found in kept if found is not None), None)
+    cell = None if level is None else _first_attempt(leaks, level)
+    image = pictures.get(ORIGINAL if level is None else "" if cell is None else cell.id)
     if level is None:
         axes.set_ylabel(leaks.base["image"], fontsize=8.5)
     if titled:
         title = "original" if level is None else _TITLES[level.name]
         axes.set_title(title, fontsize=8.5, pad=4, va="bottom")
-    if pixels is None:
+    if image is None:
         return
-    image = pixels["original" if level is None else "recovered"]
     if len(image) == 1:
         axes.imshow(image[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     else:
         axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
-    cell = None if level is None else _first_attempt(leaks, level)
     words = f"grey {leaks.grey:.0f} dB" if cell is None else f"{cell.psnr:.0f} dB"
     axes.set_xlabel(words, fontsize=8.5, labelpad=2, color=QUIET if cell is None else "black")
 

@@ -369,7 +369,7 @@ def readings() -> None:
 
 
 def present(out: Path, work: Path | None = None) -> None:
-    """Write the tables, draw the figures, and say where; Figure 4 needs the pictures that are in `work`."""
+    """Write the tables, draw the figures, and say where; Figure 4 shows what is in `work`, or what was kept."""
     from experiments.reproduce.text import TABLES_FILE, tables_text
 
     typer.echo(str(write_output(out / TABLES_FILE, tables_text(out).encode())))

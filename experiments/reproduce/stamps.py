@@ -66,8 +66,7 @@ def figure_faults(folder: Path, images: Path | None) -> Iterator[Fault]:
     for name, dark in product(DRAWN_FROM, (False, True)):
         path = folder / figure_name(name, dark=dark)
         if not path.exists():
-            # Figure 4 needs the recovered pictures, which are not kept: it may be there on white alone.
-            if name in unmeasured or (dark and name == FIGURE_4):
+            if name in unmeasured:
                 continue
             yield Fault("figure", path.name, "is missing; `niss reproduce figures` draws it")
             continue

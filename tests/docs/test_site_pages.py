@@ -75,11 +75,11 @@ def test_a_picture_with_a_dark_variant_is_shown_in_both(hooks, tmp_path):
 
 
 def test_figures_of_the_documentation_have_dark_variants():
-    """Pictures of pixels do not: recovered images, and photographs of pages."""
+    """Photographs of pages do not."""
     images = ROOT / "docs" / "images"
     drawn = [path for path in images.glob("*.png") if not path.stem.endswith("-dark")]
     bright = {path.stem for path in drawn if not (images / f"{path.stem}-dark.png").exists()}
-    assert {name for name in bright if not name.startswith(("ui-", "report-"))} <= {"reproduce-figure-4"}
+    assert {name for name in bright if not name.startswith(("ui-", "report-"))} == set()
 
 
 def test_each_version_keeps_its_site(tmp_path):

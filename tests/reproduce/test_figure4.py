@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from experiments.reproduce import figure4
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.design import LEVELS, cells_of, find_levels
 from experiments.reproduce.figure4 import level_setting, run_picture
-from experiments.reproduce.results import merge_results, read_leaks, select_level
+from experiments.reproduce.results import kept_pictures, merge_results, read_leaks, select_level
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, find_reading
-from experiments.reproduce.tables import figure_4_table
+from experiments.reproduce.tables import figure_4_table, leaks_in_order
 from niss.errors import ConfigError, RunFolderError
 
 with warnings.catch_warnings():
@@ -25,6 +26,7 @@ with warnings.catch_warnings():
     from niss.cli import reproduce
 
 IMAGE = "mnist-mini:0"
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
 QUICK = {"iterations": 12, "restarts": 1, "device": "cpu"}
 
 
@@ -62,7 +64,10 @@ def test_a_picture_from_scratch(places, monkeypatch):
     figures = write_figures(places["out"], places["work"])
     assert sorted(path.name for path in figures) == ["figure-4-dark.png", "figure-4.png"]
     assert figures[0].stat().st_size < 1_000_000
-    # Without the recovered pictures it stays as it was drawn.
+    # What it shows is kept beside the results, so it can be drawn again without the run.
+    drawn = [path.read_bytes() for path in figures]
+    assert [path.read_bytes() for path in write_figures(places["out"])] == drawn
+    (places["out"] / "figure-4" / "mnist-mini-0.npz").unlink()
     assert write_figures(places["out"]) == []
     assert "| NISS as printed, all uploads | 0.00434 |" in figure_4_table(places["out"])
 
@@ -137,3 +142,18 @@ def test_bad_flags(flag, tmp_path):
     run = CliRunner().invoke(reproduce.app, ["figure-4", f"--image={IMAGE}", flag, f"--out={tmp_path}"])
     assert isinstance(run.exception, ConfigError)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("leaks", leaks_in_order(RESULTS), ids=lambda leaks: leaks.name)
+def test_the_kept_pictures_are_those_of_the_results(leaks):
+    """By their PSNR, as far as pixels of 8 bits tell; one in the figure for every level."""
+    kept = kept_pictures(RESULTS, leaks.name)
+    original = kept.pop("original") / 255.0
+    cells = {cell.id: cell for cell in leaks.cells}
+    assert {cells[name].labels["level"] for name in kept} == set(LEVELS)
+    for name, picture in kept.items():
+        found = -10.0 * np.log10(np.mean((picture / 255.0 - original) ** 2))
+        if cells[name].psnr < 45.0:
+            assert found == pytest.approx(cells[name].psnr, abs=0.2)
+        else:
+            assert found > 55.0
