@@ -419,7 +419,9 @@ def draw_curves(chart: Curves, width: float = WIDTH) -> Figure:
             if one.line and not one.marks:
                 options["marker"] = ""
             # Spaced along the drawn curve, so that markers do not crowd.
-            every = {"markevery": 0.06 if not one.line else 0.12} if len(one.points) > 12 else {}
+            every: dict[str, Any] = (
+                {"markevery": 0.06 if not one.line else 0.12} if len(one.points) > 12 else {}
+            )
             axes.plot(*zip(*one.points, strict=True), **options, **every)
         for axis in chart.log:
             _logarithmic(
