@@ -10,7 +10,8 @@ import pytest
 
 from niss.attacks import EXPERIMENTS
 from niss.report import write_report
-from niss.report.attack_charts import KINDS, Curves, Rows, charts_of, draw_curves, draw_rows
+from niss.report.attack_charts import KINDS, charts_of
+from niss.report.attack_drawing import Curves, Rows, draw_curves, draw_rows
 from report.test_attack_page import write_attack
 
 CASES = ("fedavg", "niss")

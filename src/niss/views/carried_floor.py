@@ -53,7 +53,8 @@ class RunFloor:
     def matrix(self) -> FloatArray:
         """K (T x T), without a negative entry: `mu^2 <= Delta' K[P, P] Delta` for participations P."""
         unit = np.eye(self.honest.size, order="F")
-        inverse = solveh_banded(self.bands, unit, lower=True, overwrite_b=True)
+        bands = np.asarray_chkfinite(self.bands)
+        inverse = solveh_banded(bands, unit, lower=True, overwrite_b=True, check_finite=False)
         # In place: a plan for many rounds takes several of these, each of millions of numbers.
         matrix = np.asarray(inverse + inverse.T)
         matrix /= 2.0
