@@ -182,6 +182,15 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
     assert result.accuracy > 0.6
 
 
+def test_what_does_not_fit_the_clients_of_a_dataset_names_a_way_out():
+    with pytest.raises(ConfigError, match="only 627 clients; lower it$"):
+        make_config({"data": {"dataset": "shakespeare"}, "training": {"participants": 700}})
+    cyclic = {"participants": 50, "sampling": "cyclic"}
+    with pytest.raises(ConfigError, match=r"divides them, or data.clients = 2950$"):
+        make_config({"data": {"dataset": "insteval"}, "training": cyclic})
+    make_config({"data": {"dataset": "insteval", "clients": 2950}, "training": cyclic})
+
+
 def test_a_model_of_another_kind_is_refused_before_anything_is_downloaded(monkeypatch):
     def fetched(*_: Any, **__: Any) -> Dataset:
         raise AssertionError("read the data first")

@@ -64,7 +64,7 @@ def _root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
     quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback where niss itself crashes."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback if niss itself crashes."),
 ) -> None:
     """Options that stand before any command."""
     if version:

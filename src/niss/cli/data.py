@@ -28,7 +28,7 @@ _INTERNAL = ("mean", "std", "vocabulary", "layout", "file_sets")
 
 @register(app, "list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Show every dataset, where it comes from and whether it is on this machine.
+    """Show every dataset, and whether it is on this machine.
 
     Examples:
     niss data list
@@ -91,7 +91,7 @@ class ReportOptions:
     """Which runs the page is about.
 
     folders  The folders of runs, comparisons or attacks, finished or not.
-    out      Where to write the page; default RUN/report.html, of several reports.html beside them.
+    out      Where to write the page; by default RUN/report.html, or reports.html next to several runs.
     """
 
     folders: list[Path] = argument(metavar="RUN...", complete=run_folders)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from niss.accounting.ledger_file import LedgerFile
 
 app = typer.Typer(
-    help="Hand the books of a node on to a new identity.",
+    help="Hand a node's books over to a new identity.",
     epilog=examples(
         "niss node hand-over node-0 --to 3b6a27bc... --out books.json",
         "niss node adopt new-node-0 books.json --from 3b6a27bc...",

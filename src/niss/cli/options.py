@@ -48,7 +48,7 @@ from niss.errors import ConfigError
 
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", callback=be_quiet, help="No progress and no remarks; results and errors."),
+    typer.Option("--quiet", "-q", callback=be_quiet, help="Print only results and errors."),
 ]
 """The `--quiet` of a command, which is also an option of `niss` itself; `terminal.is_quiet` asks for both."""
 

@@ -96,7 +96,7 @@ class VerifyOptions:
 
 @from_options(VerifyOptions)
 def verify_command(options: VerifyOptions) -> None:
-    """Recompute every epsilon and claim from the result files; fail where one does not hold or the text disagrees.
+    """Recompute every epsilon and claim from the result files; fail if one does not hold or the text disagrees.
 
     Examples:
     niss verify results/

@@ -106,7 +106,7 @@ class UiOptions:
     """Where the pages are served, and which runs they show.
 
     port     0 takes a free one.
-    host     The address to listen on; others than loopback let others in.
+    host     The address to listen on; any but loopback lets other machines in.
     runs     Where the runs are.
     no_open  Do not open a browser.
     """

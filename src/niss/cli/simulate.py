@@ -46,10 +46,10 @@ class Training:
     preset         Start from settings shipped with niss: demo or paper.
     dataset        See `niss data list`; or leaf:PATH or tff:PATH.
     model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text; mf for ratings.
-    split          iid, shards, dirichlet, or natural where the dataset has clients of its own.
+    split          iid, shards or dirichlet; natural, their default, for datasets that have clients.
     rounds         Number of rounds.
     seed           Seed of the simulation.
-    clients        Number of clients; of a dataset with clients of its own, all of them.
+    clients        Number of clients; all of them for datasets that have clients.
     participants   Clients that take part in a round.
     epochs         Local epochs.
     batch_size     Local batch size.
@@ -146,6 +146,7 @@ def run_command(training: Training, source: FromPlan, method: Method, output: Ou
 
     Examples:
     niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
+    niss run --dataset shakespeare --model gru --participants 20 --rounds 2 --epochs 1
     niss run CONFIG.toml --set privacy.epsilon=8 --json
     niss run --plan plan.json --out runs/planned      what `niss plan ... --json > plan.json` found
     niss run --resume runs/a
@@ -400,7 +401,7 @@ class Bench:
 
 @from_options(Bench, quiet=True)
 def bench_command(options: Bench) -> None:
-    """Time a round of local training beside the plain PyTorch loop, and the noise.
+    """Time a round of local training against a plain PyTorch loop, and the noise.
 
     Examples:
     niss bench                       a round of the paper with the MLP: 30 clients x 600 samples x 5 epochs

@@ -55,9 +55,11 @@ def _check_training(config: Config) -> None:
     """Numbers of clients, and the units and mechanisms that ask something of training."""
     clients, training, privacy = config.data.clients, config.training, config.privacy
     if training.participants > clients:
+        spec = find_spec(config.data.dataset)
+        everyone = config.data.split == "natural" and spec is not None and clients == spec.clients
         raise ValueError(
             f"training.participants: {training.participants} in a round, but there are only {clients} clients; "
-            "lower it or raise data.clients"
+            + ("lower it" if everyone else "lower it or raise data.clients")
         )
     if isinstance(privacy.epsilon, tuple) and len(privacy.epsilon) != clients:
         raise ValueError(f"privacy.epsilon: {len(privacy.epsilon)} values for {clients} clients")
@@ -83,7 +85,8 @@ def _check_sampling(config: Config) -> None:
         if sampling == "cyclic" and clients % training.participants:
             raise ValueError(
                 f"training.participants: {clients} clients do not make whole cohorts of {training.participants}, which "
-                "take part in turn; choose a number that divides them"
+                "take part in turn; choose a number that divides them, or data.clients = "
+                f"{clients - clients % training.participants}"
             )
         if sampling == "poisson" and training.weights != "equal":
             raise ValueError(
