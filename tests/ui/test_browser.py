@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from niss.mechanism import gdp_epsilon
+from report.test_attack_charts import FOUND
 from report.test_attack_page import write_attack
 from report.test_spending import add_ledger
 from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, open_tab
@@ -269,11 +270,15 @@ def test_the_live_page_shows_folder_settings_and_what_is_spent(browser: Any, ser
 
 
 def test_attacks_are_among_the_runs(browser: Any, server: str, runs: Path) -> None:
-    write_attack(runs / "attack")
+    write_attack(runs / "attack", attack="carried", **FOUND["carried"])
     with open_tab(browser, f"{server}/runs") as tab:
         tab.page.click("#runs >> text=attack >> nth=0")
         tab.page.wait_for_selector("h1")
         assert "/report?run=attack" in tab.page.url
+        band = tab.page.locator(".band:visible").last
+        band.locator(".catch").hover(force=True)
+        assert band.locator(".reading").is_visible()
+        assert "server, rule off: 1.950" in band.locator(".reading").text_content()
         tab.check()
 
 
