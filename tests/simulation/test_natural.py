@@ -183,7 +183,7 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
 
 
 def test_what_does_not_fit_the_clients_of_a_dataset_names_a_way_out():
-    with pytest.raises(ConfigError, match="only 627 clients; lower it$"):
+    with pytest.raises(ConfigError, match=r"only 627 clients; lower it$"):
         make_config({"data": {"dataset": "shakespeare"}, "training": {"participants": 700}})
     cyclic = {"participants": 50, "sampling": "cyclic"}
     with pytest.raises(ConfigError, match=r"divides them, or data.clients = 2950$"):
