@@ -58,10 +58,12 @@ format: .venv/.installed-dev
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing niss and torch into .venv: a few minutes, the first time only"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
+	@echo "installing the tools for tests into .venv: a few minutes, the first time only"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

@@ -69,3 +69,11 @@ def test_the_readme_lists_every_extra():
         re.findall(r"^\| `(\w+)` \|", readme.split("| Extra |", 1)[1].split("\n\n", 1)[0], re.MULTILINE)
     )
     assert listed == set(EXTRAS) - {"dev", "docs"}
+
+
+def test_a_silent_installation_is_announced():
+    """It takes minutes, and `pip --quiet` says nothing meanwhile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    installations = re.findall(r"(?m)^(\t.*)\n\t.*pip install --quiet --constraint.*$", makefile)
+    assert len(installations) == 2
+    assert all(before.startswith("\t@echo") and "minutes" in before for before in installations)
