@@ -18,7 +18,7 @@ demo: .venv/.installed
 	$(BIN)/niss compare --preset demo --out runs/demo --overwrite
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --hypothesis-profile=ci
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
