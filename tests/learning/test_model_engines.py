@@ -21,12 +21,12 @@ from niss.learning import (
     clipped_gradient_step,
     train_client,
 )
-from niss.learning.cohort import BatchTable, Problem
+from niss.learning.cohort import Problem
 from niss.learning.cpu.vmap import VmapGroups
-from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module
 from niss.learning.local import mean_loss
 from niss.learning.models import MODEL_NAMES
 from niss.randomness import SimStream
+from support.stacked import assert_learned_alike, make_jobs, run_stacked
 
 CLASSES = 5
 PICTURES, TOKENS, ROWS = ImageSamples((2, 6, 5)), TokenSamples(length=7, vocabulary=11), IdSamples((9, 6, 3))
@@ -56,6 +56,9 @@ def make_inputs(samples: Samples, count: int) -> Tensor:
     return torch.stack([torch.randint(0, size, (count,), generator=source) for size in samples.sizes], dim=1)
 
 
+SIZES = (8, 7, 6, 5, 5, 4, 3, 2)  # groups are in falling order
+
+
 def problem(case: str, count: int = 40) -> Problem:
     name, samples, settings = CASES[case]
     module = build_model(name, samples=samples, classes=CLASSES, stream=SimStream(1), settings=settings)
@@ -66,26 +69,11 @@ def problem(case: str, count: int = 40) -> Problem:
     return Problem(module, FlatLayout.of(module), inputs, labels)
 
 
-def make_jobs(task: Problem) -> list[Job]:
-    sizes = (8, 7, 6, 5, 5, 4, 3, 2)  # groups are in falling order
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    start = task.layout.flatten(task.module)
-    return [
-        Job(start, torch.arange(end - size, end), SimStream(number))
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    ]
-
-
 def reference(task: Problem, job: Job) -> Tensor:
     rows = job.samples
     return train_client(
         task.module, task.layout, job.start, task.inputs[rows], task.labels[rows], WORK, stream=job.stream
     )
-
-
-def assert_equal(found: Tensor, expected: Tensor) -> None:
-    assert float(expected.abs().max()) > 1e-3, "nothing was learned, so nothing is compared"
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_every_model_is_tried() -> None:
@@ -95,33 +83,24 @@ def test_every_model_is_tried() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_cohort_equals_the_reference(case: str) -> None:
     task = problem(case)
-    jobs = make_jobs(task)
+    jobs = make_jobs(task, SIZES)
     with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         rows = torch.from_numpy(cohort.train(jobs, WORK))
     for row, job in zip(rows, jobs, strict=True):
-        assert_equal(row, reference(task, job))
+        assert_learned_alike(row, reference(task, job))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_clients_equal_the_reference(case: str) -> None:
     task = problem(case)
-    jobs = make_jobs(task)
+    jobs = make_jobs(task, SIZES)
     grouped = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
     VmapGroups(task).perform(WORK, jobs, grouped)
-    table = BatchTable(jobs, WORK)
-    resident = DeviceTable(table.steps + 1, len(jobs), table.width, torch.device("cpu"))
-    for _ in table.fill():
-        pass
-    resident.write(table, 0, table.steps)
-    steps = PlainSteps(stacked_module(task.module), task, resident, WORK)
-    steps.load(jobs[0].start)
-    for offset in range(table.steps):
-        steps.enqueue(offset)
-    stacked = steps.read() - jobs[0].start
+    stacked = run_stacked(task, jobs, WORK).read() - jobs[0].start
     for number, job in enumerate(jobs):
         expected = reference(task, job)
-        assert_equal(grouped[number], expected)
-        assert_equal(stacked[number], expected)
+        assert_learned_alike(grouped[number], expected)
+        assert_learned_alike(stacked[number], expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -145,10 +124,10 @@ def test_a_clipped_step_equals_a_loop_over_samples(case: str) -> None:
     update = clipped_gradient_step(
         module, layout, start, task.inputs, task.labels, clip=clip, learning_rate=0.5, chunk=4
     )
-    assert_equal(update, -0.5 / 9 * total)
+    assert_learned_alike(update, -0.5 / 9 * total)
     with Cohort(module, layout, task.inputs, task.labels, workers=1) as cohort:
         rows = cohort.train([Job(start, torch.arange(9), SimStream(1))], ClippedStep(clip, 0.5))
-    assert_equal(torch.from_numpy(rows[0]), update)
+    assert_learned_alike(torch.from_numpy(rows[0]), update)
 
 
 def parts(module: nn.Module) -> list[Tensor]:

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from niss.errors import ConfigError
-from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining, evaluate, train_client
-from niss.learning.cohort import BatchTable, Problem
+from niss.learning import ClippedStep, Cohort, FlatLayout, LocalTraining, evaluate, train_client
+from niss.learning.cohort import Problem
 from niss.learning.cpu.vmap import VmapGroups
-from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module
 from niss.learning.local import mean_loss, sample_losses
-from niss.randomness import SimStream
+from support.stacked import make_jobs, run_stacked
 
 CLASSES, LENGTH = 5, 4
+SIZES = (8, 7, 6, 5, 5, 4, 3, 2)
 
 
 class Positions(nn.Module):
@@ -41,15 +41,6 @@ def problem(samples: int = 40) -> Problem:
     return Problem(module, FlatLayout.of(module), inputs, labels)
 
 
-def jobs(start: Tensor) -> list[Job]:
-    sizes = (8, 7, 6, 5, 5, 4, 3, 2)  # groups are in falling order
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [
-        Job(start, torch.arange(end - size, end), SimStream(number))
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    ]
-
-
 def test_the_loss_of_a_sequence_is_the_mean_over_its_positions() -> None:
     source = torch.Generator().manual_seed(2)
     logits = torch.randn(3, LENGTH, CLASSES, generator=source, dtype=torch.float64)
@@ -68,8 +59,7 @@ def test_the_loss_of_a_sequence_is_the_mean_over_its_positions() -> None:
 )
 def test_a_cohort_of_sequences_equals_the_reference(work: LocalTraining | ClippedStep) -> None:
     task = problem()
-    start = task.layout.flatten(task.module)
-    each = jobs(start)
+    each = make_jobs(task, SIZES)
     with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         rows = torch.from_numpy(cohort.train(each, work))
     for row, job in zip(rows, each, strict=True):
@@ -80,19 +70,10 @@ def test_stacked_sequences_equal_the_reference() -> None:
     task = problem()
     settings = LocalTraining(epochs=2, batch_size=3, learning_rate=0.3)
     start = task.layout.flatten(task.module)
-    each = jobs(start)
+    each = make_jobs(task, SIZES)
     grouped = torch.empty(len(each), task.layout.size, dtype=torch.float64)
     VmapGroups(task).perform(settings, each, grouped)
-    table = BatchTable(each, settings)
-    resident = DeviceTable(table.steps + 1, len(each), table.width, torch.device("cpu"))
-    for _ in table.fill():
-        pass
-    resident.write(table, 0, table.steps)
-    steps = PlainSteps(stacked_module(task.module), task, resident, settings)
-    steps.load(start)
-    for offset in range(table.steps):
-        steps.enqueue(offset)
-    stacked = steps.read() - start
+    stacked = run_stacked(task, each, settings).read() - start
     for number, job in enumerate(each):
         rows = job.samples
         expected = train_client(

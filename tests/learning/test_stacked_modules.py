@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining
 from niss.learning.clipped import clipped_gradient_steps
-from niss.learning.cohort import BatchTable, Problem
+from niss.learning.cohort import Problem
 from niss.learning.cpu.vmap import VmapGroups, why_not
-from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module
+from niss.learning.cuda.program import stacked_module
 from niss.learning.cuda.trial import why_not_stacked
 from niss.learning.local import train_client
 from niss.randomness import SimStream
+from support.stacked import assert_learned_alike, make_jobs, run_stacked
 
 CLASSES, LENGTH, TOKENS = 5, 6, 7
 WORK = LocalTraining(epochs=2, batch_size=3, learning_rate=0.2, momentum=0.5, weight_decay=0.01)
@@ -142,45 +143,17 @@ def problem(name: str) -> Problem:
     return make_problem(module, tokens=any(isinstance(part, nn.Embedding) for part in module.modules()))
 
 
-def make_jobs(task: Problem) -> list[Job]:
-    ends = torch.tensor(SIZES).cumsum(0).tolist()
-    start = task.layout.flatten(task.module)
-    return [
-        Job(start, torch.arange(end - size, end), SimStream(number))
-        for number, (size, end) in enumerate(zip(SIZES, ends, strict=True))
-    ]
-
-
-def assert_equal(found: Tensor, expected: Tensor) -> None:
-    assert float(expected.abs().max()) > 1e-3, "nothing was learned, so nothing is compared"
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-
-
-def run_stacked(task: Problem, jobs: list[Job], **options: bool) -> PlainSteps:
-    table = BatchTable(jobs, WORK)
-    resident = DeviceTable(table.steps + 1, len(jobs), table.width, torch.device("cpu"))
-    for _ in table.fill():
-        pass
-    resident.write(table, 0, table.steps)
-    steps = PlainSteps(stacked_module(task.module, **options), task, resident, WORK)
-    steps.load(torch.stack([job.start for job in jobs]))
-    with torch.no_grad():
-        for offset in range(table.steps):
-            steps.enqueue(offset)
-    return steps
-
-
 @pytest.mark.filterwarnings("error:There is a performance drop")
 @pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
 @pytest.mark.parametrize("name", MODULES)
 def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
     task = problem(name)
-    jobs = make_jobs(task)
+    jobs = make_jobs(task, SIZES)
     trained = task.layout.trainable_mask()
     jobs[3] = Job(torch.where(trained, 0.8 * jobs[3].start, jobs[3].start), jobs[3].samples, SimStream(3))
-    rows = run_stacked(task, jobs, products=products).read()
+    rows = run_stacked(task, jobs, WORK, products=products).read()
     for row, job in zip(rows, jobs, strict=True):
-        assert_equal(row - job.start, task.update_of(job, WORK))
+        assert_learned_alike(row - job.start, task.update_of(job, WORK))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -192,12 +165,12 @@ def test_the_trial_lets_them_pass(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_a_cohort_equals_the_reference(name: str) -> None:
     task = problem(name)
-    jobs = make_jobs(task)
+    jobs = make_jobs(task, SIZES)
     with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         for work in (WORK, ClippedStep(0.1, 1.0)):
             rows = torch.from_numpy(cohort.train(jobs, work))
             for row, job in zip(rows, jobs, strict=True):
-                assert_equal(row, task.update_of(job, work))
+                assert_learned_alike(row, task.update_of(job, work))
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
@@ -207,11 +180,11 @@ def test_groups_equal_the_reference(name: str) -> None:
     if name == "partly-unused":
         assert why_not(task) == "stacking changes its gradients"
         return
-    jobs = make_jobs(task)
+    jobs = make_jobs(task, SIZES)
     rows = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
     VmapGroups(task).perform(WORK, jobs, rows)
     for row, job in zip(rows, jobs, strict=True):
-        assert_equal(row, task.update_of(job, WORK))
+        assert_learned_alike(row, task.update_of(job, WORK))
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
@@ -220,7 +193,7 @@ def test_groups_equal_the_reference(name: str) -> None:
 def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> None:
     """In chunks that end within clients; the reference itself is compared with a loop over the samples."""
     task = problem(name)
-    module, layout, jobs = task.module, task.layout, make_jobs(task)
+    module, layout, jobs = task.module, task.layout, make_jobs(task, SIZES)
     start = jobs[0].start
     one = LocalTraining(epochs=1, batch_size=1, learning_rate=1.0)
     gradients = torch.stack(
@@ -255,13 +228,13 @@ def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> 
         factors = (clip / own.norm(dim=1)).clamp(max=1.0)
         expected = -0.5 / len(own) * (factors[:, None] * own).sum(0)
         torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-12)
-        assert_equal(row, task.update_of(job, work))
+        assert_learned_alike(row, task.update_of(job, work))
 
 
 def test_a_sample_without_a_gradient_counts_as_zero_in_its_own_client() -> None:
     task = problem("convolutions")
     task.inputs[9] = torch.nan
-    jobs = make_jobs(task)
+    jobs = make_jobs(task, SIZES)
     work = ClippedStep(0.1, 1.0)
     samples = [job.samples for job in jobs]
     rows = clipped_gradient_steps(
@@ -269,13 +242,13 @@ def test_a_sample_without_a_gradient_counts_as_zero_in_its_own_client() -> None:
     )
     assert rows.isfinite().all()
     for row, job in zip(rows, jobs, strict=True):
-        assert_equal(row, task.update_of(job, work))
+        assert_learned_alike(row, task.update_of(job, work))
 
 
 def test_what_is_frozen_is_there_once() -> None:
     task = problem("adapted")
-    jobs = make_jobs(task)
-    steps = run_stacked(task, jobs)
+    jobs = make_jobs(task, SIZES)
+    steps = run_stacked(task, jobs, WORK)
     trained = task.layout.trainable_mask()
     held = sum(value.numel() for value in vars(steps).values() if isinstance(value, Tensor))
     data = task.inputs.numel() + task.labels.numel()
