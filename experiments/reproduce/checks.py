@@ -198,7 +198,7 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     if setting.images is not None:
         clients = images // setting.images // setting.participants * setting.participants
         cohorts = {"sampling": "cyclic", "images_per_client": setting.images}
-    if setting.split == "natural":
+    if setting.model != "mlp":
         clients = setting.clients
     wanted: dict[str, Any] = {
         "dataset": setting.dataset,
