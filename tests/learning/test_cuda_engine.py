@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from niss.learning import ClippedStep, FlatLayout, Job, LocalTraining
 from niss.learning.cohort import BatchTable, Problem, Work
 from niss.learning.cuda import engine as engine_module
 from niss.learning.cuda.engine import CudaEngine
-from niss.learning.cuda.program import DeviceTable, Steps
+from niss.learning.cuda.program import DeviceTable, Lane, PlainSteps, stacked_module
 from niss.randomness import SimStream
 
 WORK = LocalTraining(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
@@ -26,22 +27,25 @@ class Eager:
 
     made: ClassVar[list[int]] = []
 
-    def __init__(self, steps: Steps, table: DeviceTable, _unrolled: int, held: int) -> None:
-        self._steps, self._table, self.bytes_held = steps, table, held
-        self.capacity = table.capacity
-        self.made.append(table.sizes.shape[1])
+    def __init__(self, lanes: Sequence[Lane], _unrolled: int, held: int) -> None:
+        self.lanes, self.bytes_held = lanes, held
+        self.capacity = lanes[0].table.capacity
+        self.made.append(lanes[-1].table.clients.stop)
 
     def run(self, table: BatchTable, starts: Tensor) -> None:
-        self._table.restart()
-        self._steps.load(starts)
+        for lane in self.lanes:
+            lane.table.restart()
+            lane.steps.load(starts if len(starts) == 1 else starts[lane.table.clients])
         for ready in table.fill():
-            self._table.write(table, 0, ready)
+            for lane in self.lanes:
+                lane.table.write(table, 0, ready)
         with torch.no_grad():
-            for step in range(table.steps):
-                self._steps.enqueue(step)
+            for lane in self.lanes:
+                for step in range(table.steps):
+                    lane.steps.enqueue(step)
 
     def read(self) -> Tensor:
-        return self._steps.read()
+        return torch.cat([lane.steps.read() for lane in self.lanes])
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +159,39 @@ def test_chunks_hold_what_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2 * 2 * needed, MEMORY))
     assert_equal(engine, problem, make_jobs([problem.layout.flatten(problem.module)]), WORK)
     assert Eager.made == [2]
+
+
+class InLanes:
+    """Stands for the kernels: plain steps, in lanes."""
+
+    lanes = 4
+
+    @staticmethod
+    def abreast(
+        problem: Problem, tables: Sequence[DeviceTable], settings: LocalTraining, *, precision: str
+    ) -> list[PlainSteps]:
+        assert precision == "tf32x3"
+        return [PlainSteps(stacked_module(problem.module), problem, table, settings) for table in tables]
+
+
+@pytest.mark.parametrize(("sizes", "lanes"), [((9, 4, 12, 7, 3, 10), 4), ((9, 4, 12), 3)])
+def test_clients_are_dealt_to_lanes_and_stay_in_order(
+    sizes: tuple[int, ...], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make_problem(Unrolled())
+    engine = CudaEngine(problem, device="cpu")
+    monkeypatch.setattr(engine_module, "_kernel_steps", lambda _: InLanes)
+    engine._formulation = replace(engine._formulation, triton=True)
+    start = problem.layout.flatten(problem.module)
+    assert_equal(engine, problem, make_jobs([start], sizes), WORK)
+    assert_equal(engine, problem, make_jobs([start, 0.7 * start], sizes), WORK)
+    assert Eager.made == [len(sizes)]
+    (program,) = engine._programs.values()
+    assert isinstance(program, Eager)
+    held = [lane.table.sizes.shape[1] for lane in program.lanes]
+    assert len(held) == lanes
+    assert sum(held) == len(sizes)
+    assert max(held) - min(held) <= 1
 
 
 def test_clipped_steps_go_on_in_smaller_chunks_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,19 @@
-"""The CNN of a whole cohort in fused Triton kernels: twelve launches a step.
+"""The CNN of a whole cohort in fused Triton kernels: eleven launches a step.
 
-Forward: both convolutions with pool and ReLU, the hidden layer, the output layer with its loss and its move.
-Backward: the slope in the hidden layer's inputs, put back where the maxima of the second pool were; the gradients of
-both convolutions, in parts that are summed in a fixed order, so that runs repeat to the bit; and the moves.
+Forward: both convolutions with pool and ReLU, the hidden layer, which moves along the step before, the output layer
+with its loss and its move. Backward: the slope in the hidden layer's inputs, put back where the maxima of the second
+pool were; the gradients of both convolutions, in parts that are summed in a fixed order, so that runs repeat to the
+bit; and their moves.
 
-The hidden layer is memory: nine tenths of the weights, read forward and backward and then moved. Its move runs on
-a side stream beside the convolutions, which are arithmetic, and the gradient of the second convolution's weight
-beside that of its input.
+The hidden layer is memory, nine tenths of the weights: it is read twice and written once a step. The convolutions are
+arithmetic; the gradient of the second one's weight is made on a side stream, beside that of its input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,18 +35,17 @@ _SPREAD = 1024.0
 # Images of a batch in an evaluation.
 _EVALUATED = 50
 # Extents of tiles, warps and stages of each launch; of the second convolution for halves in pairs, and alone.
-_HIDDEN_FORWARD = {"block_o": 32, "BLOCK_K": 32, "STAGES": 4, "num_warps": 2}
+_HIDDEN = {"parts": 2, "BLOCK_O": 32, "BLOCK_K": 64, "STAGES": 2, "num_warps": 2}
 _HIDDEN_SLOPE = {"BLOCK_O": 32, "STAGES": 3, "num_warps": 2}
-_HIDDEN_MOVE = {"band": 128, "BLOCK_O": 32, "BLOCK_I": 64, "STAGES": 6, "num_warps": 4}
 _OUTPUT = {"BLOCK_K": 128, "num_warps": 4}
 _CONV1_FORWARD = {"BLOCK_P": 64, "num_warps": 4}
-_CONV1_GRADIENT = {"BLOCK_P": 16, "num_warps": 1, "num_stages": 1}
+_CONV1_GRADIENT = {"SPAN": 64, "BLOCK_P": 16, "num_warps": 1, "num_stages": 1}
 _CONV2_FORWARD = {
     True: {"BLOCK_M": 64, "STAGES": 3, "num_warps": 4},
     False: {"BLOCK_M": 128, "STAGES": 3, "num_warps": 8},
 }
 _CONV2_SLOPE = {
-    True: {"BLOCK_M": 64, "STAGES": 2, "num_warps": 4},
+    True: {"BLOCK_M": 128, "STAGES": 2, "num_warps": 4},
     False: {"BLOCK_M": 256, "STAGES": 3, "num_warps": 8},
 }
 _CONV2_GRADIENT = {"LINES": 2, "STAGES": 3, "num_warps": 4}
@@ -91,17 +91,21 @@ class Convolutions:
     inputs  all images, which `shared`'s table of batches points into
 
     With heights and widths halved by each pool: pooled1 [clients, rows, (h/2 + 4) (w/2 + 4), 32] has a border
-    of two zeros, so that the next convolution needs no mask; pooled2 is [clients, rows, h/4 w/4, 64]; which1
-    and which2 say where each maximum was. The weights are kept in the order of the kernels, as `conv_kernels` says;
-    halves2 are the halves of the second one, and pooled1 has halves too.
+    of two zeros, so that the next convolution needs no mask; pooled2 is [2, clients, rows, h/4 w/4, 64], of
+    even and odd steps; which1 and which2 say where each maximum was. The weights are kept in the order of the kernels,
+    as `conv_kernels` says; halves2 are the halves of the second one, and pooled1 has halves too.
     """
 
-    def __init__(self, inputs: Tensor, shared: LinearSteps) -> None:
+    def __init__(self, inputs: Tensor, shared: LinearSteps, *, beside: Convolutions | None = None) -> None:
+        """`beside` are those of other clients on the same inputs: what is made of these is shared."""
         self._shared, self._device = shared, inputs.device
         _, self._channels, height, width = inputs.shape
         self._pairs = shared.precision != "tf32"
-        self._data = functional.pad(inputs, (2, 2, 2, 2)).contiguous()
-        self._brightest = _largest_of_each(inputs)
+        if beside is None:
+            self._data = functional.pad(inputs, (2, 2, 2, 2)).contiguous()
+            self._brightest = _largest_of_each(inputs)
+        else:
+            self._data, self._brightest = beside._data, beside._brightest
         self._half, self._quarter = (height // 2, width // 2), (height // 4, width // 4)
         self._taps = self._channels * _TAPS
         self._patch = block(self._taps + 1, 32)
@@ -119,7 +123,7 @@ class Convolutions:
         # Borders of two are zero from here on: the kernels write inside them alone.
         self._pooled1 = self._halves(rows, self._bordered, _FIRST)
         self._which1 = self._zeros(rows, area_1, _FIRST, dtype=torch.uint8)
-        self._pooled2 = self._zeros(rows, area_2, _SECOND)
+        self._pooled2 = torch.zeros((2, shared.clients, rows, area_2 * _SECOND), device=self._device)
         self._which2 = self._zeros(rows, area_2, _SECOND, dtype=torch.uint8)
 
     def pooled(self, images: Tensor, *weights: Tensor) -> Tensor:
@@ -134,7 +138,7 @@ class Convolutions:
         )
         self._load_convolutions(first, first_bias, second, second_bias)
         self._convolutions_forward(0)
-        return self._pooled2.view(len(self._data), -1)[:count]
+        return self._pooled2[0].flatten(0, 1)[:count]
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros((self._shared.clients, *shape), dtype=dtype, device=self._device)
@@ -180,8 +184,8 @@ class Convolutions:
         )  # fmt: skip
         pitch = self._half[1] + 4
         kernels.conv2_forward[(-(-rows * area_2 * 4 // block_m), clients)](
-            *self._pooled1.arguments(), *self._halves2.arguments(), self._bias2,
-            self._pooled2, self._which2, rows,
+            *self._pooled1.arguments(), *self._halves2.arguments(), self._bias2, table.counter, offset,
+            self._pooled2, self._which2, clients, rows,
             PITCH=pitch, PLANE=pitch * (self._half[0] + 4), OUT_WIDTH=self._quarter[1], OUT_AREA=area_2,
             PAIRS=self._pairs, **_CONV2_FORWARD[self._pairs],
         )  # fmt: skip
@@ -207,34 +211,58 @@ class Convolutions:
 class CnnSteps(Convolutions, Steps):
     """`Steps` of many CNNs: two 5x5 convolutions, each with pool and ReLU, a hidden layer and an output layer.
 
+    The move of the hidden layer is made together with the next step's forward pass, so `finish` owes it.
+
     Between `load` and `read` the hidden layer's columns are ordered by position, then channel.
     """
 
+    lanes: ClassVar[int] = 4
+    """They fill each other's gaps: 0.90 of the time of one lane on an H200."""
+
     def __init__(
-        self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
+        self,
+        problem: Problem,
+        table: DeviceTable,
+        settings: LocalTraining,
+        *,
+        precision: str,
+        beside: CnnSteps | None = None,
     ) -> None:
-        """For a `Cnn` as built; `precision` is that of the kernels' `product`.
+        """For a `Cnn` as built; `precision` is that of the kernels' `product`, `beside` another lane.
 
         grid_slope are the halves of the bordered slope in the second convolution's outputs; parts1, parts2 and
         bias_parts2 are the parts of gradients.
         """
         self._layout = problem.layout
-        super().__init__(problem.inputs, LinearSteps(table, problem.labels, settings, precision))
+        shared = LinearSteps(table, problem.labels, settings, precision)
+        super().__init__(problem.inputs, shared, beside=beside)
         clients, rows, device = self._shared.clients, self._shared.rows, self._device
         self._sides: list[torch.cuda.Stream] = []
         if device.type == "cuda":
-            self._sides = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._sides = [torch.cuda.Stream(device)]  # type: ignore[no-untyped-call]
         area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
         hidden, classes = self._layout.shapes[4][0], self._layout.shapes[6][0]
         moving = self._shared.momentum
         self._hidden = Layer.of(clients, hidden, area_2 * _SECOND, momentum=moving, device=device)
         self._output = Layer.of(clients, classes, hidden, momentum=moving, device=device)
-        self._largest = self._zeros(-(-hidden // _HIDDEN_MOVE["band"]))
-        self._value3, self._slope3 = self._zeros(rows, hidden), self._zeros(rows, hidden)
+        self._largest = self._zeros(-(-hidden // _HIDDEN["BLOCK_O"]) * _HIDDEN["parts"])
+        self._value3 = torch.zeros((_HIDDEN["parts"], clients, rows, hidden), device=device)
+        self._slope3 = torch.zeros((1, clients, rows, hidden), device=device)
         self._grid_slope = self._halves(rows, self._bordered, _SECOND)
         self._slope1 = self._zeros(rows, area_1, _FIRST)
-        self._parts1 = self._zeros(4 * rows, self._patch, _FIRST)
+        self._parts1 = self._zeros(rows * -(-area_1 // _CONV1_GRADIENT["SPAN"]), self._patch, _FIRST)
         self._bias_parts2 = self._zeros(area_2, _SECOND)
+
+    @classmethod
+    def abreast(
+        cls, problem: Problem, tables: Sequence[DeviceTable], settings: LocalTraining, *, precision: str
+    ) -> list[CnnSteps]:
+        """The steps of every lane, by its table; the images are there once."""
+        lanes: list[CnnSteps] = []
+        for table in tables:
+            beside = lanes[0] if lanes else None
+            lanes.append(cls(problem, table, settings, precision=precision, beside=beside))
+        return lanes
 
     @staticmethod
     def fit(problem: Problem) -> bool:
@@ -251,7 +279,6 @@ class CnnSteps(Convolutions, Steps):
         self._load_convolutions(*convolutions)
         by_position = hidden.reshape(*hidden.shape[:2], _SECOND, -1).transpose(2, 3)
         self._hidden.weight.view(by_position.shape).copy_(by_position)
-        self._largest.copy_(_largest_of_each(hidden)[:, None])
         self._hidden.bias.copy_(hidden_bias)
         self._output.weight.copy_(output)
         self._output.bias.copy_(output_bias)
@@ -270,15 +297,21 @@ class CnnSteps(Convolutions, Steps):
         return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
 
     def enqueue(self, offset: int) -> None:
-        shared, hidden = self._shared, self._hidden
         self._convolutions_forward(offset)
-        shared.forward(hidden, self._pooled2, self._value3, **_HIDDEN_FORWARD)
-        shared.output(self._output, self._value3, self._slope3, offset, **_OUTPUT)
+        self._hidden_forward(offset)
+        self._shared.output(self._output, self._value3, self._slope3, offset, **_OUTPUT)
         self._hidden_slope()
-        with self._beside(0):
-            shared.move(hidden, self._pooled2, self._slope3, self._largest, offset, **_HIDDEN_MOVE)
         self._convolutions_backward(offset)
         self._join()
+
+    def finish(self) -> None:
+        self._hidden_forward(0)
+
+    def _hidden_forward(self, offset: int) -> None:
+        """Move the hidden layer along the step before, where it is owed, then its outputs for this step."""
+        self._shared.move_and_forward(
+            self._hidden, self._pooled2, self._slope3, self._value3, self._largest, offset, **_HIDDEN
+        )
 
     @contextmanager
     def _beside(self, number: int) -> Iterator[None]:
@@ -318,7 +351,7 @@ class CnnSteps(Convolutions, Steps):
         grid = {"PITCH": pitch, "PLANE": pitch * (self._half[0] + 4), "WIDTH": self._half[1], "AREA": area_1}
         block_m = _CONV2_SLOPE[self._pairs]["BLOCK_M"]
         # Neither of the two large products fills the device alone.
-        with self._beside(1):
+        with self._beside(0):
             kernels.conv2_gradient[(_KERNEL, clients, _PARTS)](
                 *self._pooled1.arguments(), *self._grid_slope.arguments(), self._parts2, rows, **grid,
                 PARTS=_PARTS, PAIRS=self._pairs, **_CONV2_GRADIENT,
@@ -329,9 +362,9 @@ class CnnSteps(Convolutions, Steps):
             PAIRS=self._pairs, **_CONV2_SLOPE[self._pairs],
         )  # fmt: skip
         # The weight moves once both products are done: one reads it, the other makes its gradient.
-        with self._beside(1):
+        with self._beside(0):
             self._move(self._parts2, self._conv2, self._conv2_velocity, offset, halves=self._halves2)
-        kernels.conv1_gradient[(4 * rows, clients)](
+        kernels.conv1_gradient[(self._parts1.shape[1], clients)](
             self._data, table.rows, table.counter, offset, self._slope1, self._which1, self._parts1,
             clients, rows, **self._first_geometry(), PRECISION=shared.precision, **_CONV1_GRADIENT,
         )  # fmt: skip

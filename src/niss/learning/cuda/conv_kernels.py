@@ -99,17 +99,17 @@ def conv1_forward(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset"])
 def conv2_forward(
-    x, x_low, x_units, weight, weight_low, weight_units, bias, pooled, which, rows,
+    x, x_low, x_units, weight, weight_low, weight_units, bias, counter, offset, pooled, which, clients, rows,
     PITCH: tl.constexpr, PLANE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_AREA: tl.constexpr,
     BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """pooled [clients, rows, OUT_AREA, 64] = relu(maxpool(conv(x))); a tile has the four values of a pool in a row.
+    """pooled [step % 2, clients, rows, OUT_AREA, 64] = relu(maxpool(conv(x))); the other half is the last step's.
 
-    x is the bordered output of the first layer, PITCH its width and PLANE its area; x_low and weight_low are how
-    far behind the low halves lie. A sum over 25 shifts of products [BLOCK_M, 32] x [32, 64]; STAGES of them are
-    loaded ahead.
+    A tile has the four values of a pool in a row. x is the bordered output of the first layer, PITCH its width and
+    PLANE its area; x_low and weight_low are how far behind the low halves lie. A sum over 25 shifts of products
+    [BLOCK_M, 32] x [32, 64]; STAGES of them are loaded ahead.
     """
     client = tl.program_id(1).to(tl.int64)
     value = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -138,7 +138,8 @@ def conv2_forward(
     cells = tl.program_id(0) * (BLOCK_M // 4) + tl.arange(0, BLOCK_M // 4)
     target = (client * rows * OUT_AREA + cells)[:, None] * 64 + o[None, :]
     mask = (cells < rows * OUT_AREA)[:, None]
-    tl.store(pooled + target, best, mask=mask)
+    parity = ((tl.load(counter) + offset) % 2).to(tl.int64)
+    tl.store(pooled + parity * clients * rows * (OUT_AREA * 64) + target, best, mask=mask)
     tl.store(which + target, place.to(tl.uint8), mask=mask)
 
 
@@ -273,20 +274,21 @@ def conv1_gradient(
     data, table, counter, offset, dx, which, parts, clients, rows,
     TAPS: tl.constexpr, PATCH: tl.constexpr, PITCH: tl.constexpr, PLANE: tl.constexpr,
     IMAGE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_AREA: tl.constexpr,
-    BLOCK_P: tl.constexpr, PRECISION: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """parts[client, 4 row + q] = the gradient of the first convolution's weight and bias from one image,
-    for the maxima at place q of their pools."""
+    """parts[client, programs of an image x row + program] = the gradient of the first convolution's weight and bias
+    from SPAN pooled positions of one image, each with its patch at the place of its maximum."""
     client = tl.program_id(1).to(tl.int64)
-    image = tl.program_id(0) // 4
-    q = tl.program_id(0) % 4
+    spans: tl.constexpr = (OUT_AREA + SPAN - 1) // SPAN
+    image = tl.program_id(0) // spans
+    first = tl.program_id(0) % spans * SPAN
     step = tl.load(counter) + offset
     row = tl.load(table + (step * clients + client) * rows + image).to(tl.int64)
     k = tl.arange(0, PATCH)
     o = tl.arange(0, 32)
     cell = client * rows + image
     total = tl.zeros([PATCH, 32], dtype=tl.float32)
-    for start in range(0, OUT_AREA, BLOCK_P):
+    for start in range(first, tl.minimum(first + SPAN, OUT_AREA), BLOCK_P):
         position = start + tl.arange(0, BLOCK_P)
         real = position < OUT_AREA
         y = position // OUT_WIDTH
@@ -294,10 +296,14 @@ def conv1_gradient(
         place = (cell * OUT_AREA + position)[:, None] * 32 + o[None, :]
         slope = tl.load(dx + place, mask=real[:, None], other=0.0)
         spot = tl.load(which + place, mask=real[:, None], other=4)
-        patch = first_patches(data, row * IMAGE, 2 * y + q // 2, 2 * x + q % 2, k, real, TAPS, PITCH, PLANE)
-        routed = tl.where(spot == q, slope, 0.0)
-        total = product(tl.trans(patch), routed, total, PRECISION)
-    tl.store(parts + (4 * cell + q) * PATCH * 32 + k[:, None] * 32 + o[None, :], total)
+        for q in tl.static_range(4):
+            patch = first_patches(
+                data, row * IMAGE, 2 * y + q // 2, 2 * x + q % 2, k, real, TAPS, PITCH, PLANE
+            )
+            total = product(tl.trans(patch), tl.where(spot == q, slope, 0.0), total, PRECISION)
+    tl.store(
+        parts + (cell * spans + tl.program_id(0) % spans) * PATCH * 32 + k[:, None] * 32 + o[None, :], total
+    )
 
 
 @triton.jit(do_not_specialize=["offset"])

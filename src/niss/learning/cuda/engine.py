@@ -24,6 +24,7 @@ from niss.learning.cuda.program import (
     UNROLLED,
     DeviceTable,
     GraphedSteps,
+    Lane,
     PlainSteps,
     StackedForward,
     Steps,
@@ -239,7 +240,9 @@ class CudaEngine(Engine):
 
         Chunks are of like size, so that one captured program serves them all, or two.
         """
-        first, room = 0, self._room(settings, _width(settings, [jobs[number] for number in numbers]))
+        width = _width(settings, [jobs[number] for number in numbers])
+        known = _program_key(len(numbers), width, settings) in self._programs
+        first, room = 0, len(numbers) if known else self._room(settings, width)
         while first < len(numbers):
             left = len(numbers) - first
             size = -(-left // -(-left // room))
@@ -314,8 +317,7 @@ class CudaEngine(Engine):
 
     def _program(self, table: BatchTable, clients: int, settings: LocalTraining) -> GraphedSteps:
         """The captured steps for so many clients and batches of the table's width, made where there are none."""
-        rule = (settings.learning_rate, settings.momentum, settings.weight_decay)
-        key = (clients, table.width, rule)
+        key = _program_key(clients, table.width, settings)
         program = self._programs.pop(key, None)
         if program is None or program.capacity < table.steps:
             program = None
@@ -328,22 +330,25 @@ class CudaEngine(Engine):
     def _capture(self, table: BatchTable, clients: int, settings: LocalTraining) -> GraphedSteps:
         """The steps for so many clients in a graph, with room for more steps than `table` has: the next round's
         clients may have more samples."""
-        problem, formulation = self._problem, self._formulation
         before = torch.cuda.memory_allocated(self.device)
         room = max(256, 1 << (table.steps - 1).bit_length()) + UNROLLED + 1
-        resident = DeviceTable(room, clients, table.width, self.device)
-        steps: Steps
-        if formulation.triton and table.width <= LARGEST_BATCH:
-            kernels = _kernel_steps(problem)
-            assert kernels is not None
-            steps = kernels(problem, resident, settings, precision=self._kernel_precision)
+        problem, formulation = self._problem, self._formulation
+        kernels = _kernel_steps(problem) if formulation.triton and table.width <= LARGEST_BATCH else None
+        tables: list[DeviceTable] = []
+        for count in _dealt(clients, kernels.lanes if kernels else 1):
+            first = tables[-1].clients.stop if tables else 0
+            tables.append(DeviceTable(room, count, table.width, self.device, first=first))
+        steps: Sequence[Steps]
+        if kernels is not None:
+            steps = kernels.abreast(problem, tables, settings, precision=self._kernel_precision)
         else:
             assert formulation.forward is not None
-            steps = PlainSteps(formulation.forward, problem, resident, settings)
-        steps.load(problem.layout.flatten(problem.module))
-        unrolled = UNROLLED if formulation.triton else 2
+            steps = [PlainSteps(formulation.forward, problem, tables[0], settings)]
+        for some in steps:
+            some.load(problem.layout.flatten(problem.module))
         held = torch.cuda.memory_allocated(self.device) - before
-        return GraphedSteps(steps, resident, unrolled, held)
+        lanes = [Lane(some, own) for some, own in zip(steps, tables, strict=True)]
+        return GraphedSteps(lanes, UNROLLED if formulation.triton else 2, held)
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
@@ -363,6 +368,17 @@ class CudaEngine(Engine):
 def _width(settings: LocalTraining, jobs: Sequence[Job]) -> int:
     """Samples of the largest batch."""
     return min(settings.batch_size, max((len(job.samples) for job in jobs), default=1))
+
+
+def _program_key(clients: int, width: int, settings: LocalTraining) -> tuple[object, ...]:
+    """What a captured program is good for."""
+    return clients, width, settings.learning_rate, settings.momentum, settings.weight_decay
+
+
+def _dealt(clients: int, lanes: int) -> list[int]:
+    """How many clients each lane gets: as many as the others or one more, and at least one."""
+    lanes = min(clients, lanes)
+    return [clients // lanes + (lane < clients % lanes) for lane in range(lanes)]
 
 
 def _stacked_starts(jobs: Sequence[Job], device: torch.device) -> Tensor:

@@ -11,10 +11,11 @@ Names in all of them, here and in `conv_kernels`:
     BLOCK_*               extents of a tile: B rows of a batch, O outputs, K or I inputs, C classes
     PRECISION             of `product`
 
-Arrays are client-major and contiguous: activations [clients, rows, width], weights [clients, outs, width].
-A step is traffic of weights, so each kernel touches a weight tile once: the backward pass makes the
-gradient for the layer below and moves the weight in the same visit. Where other work can hide the traffic,
-`linear_move` moves a layer by itself.
+Arrays are client-major and contiguous: weights [clients, outs, width], activations and slopes [parts, clients, rows,
+width]. They are the sum of their parts, which different programs made, and activations are stored before their ReLU:
+whoever reads them adds up and cuts off (`activation`). A step is traffic of weights, so each kernel touches a weight
+tile once: `move_and_forward` moves a layer along the step before and computes with it; `linear_backward` makes the
+slope for the layer below and moves the weight in the same visit.
 
 `step` counts from `counter[0]`; `sizes[step, client]` is the number of rows that count, 0 for a client
 that has finished and must not move. Selections use `where`, never a product with zero: what a diverged
@@ -119,15 +120,28 @@ def product_of_halves(a_high, a_low, b_high, b_low, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def linear_forward(
-    x, weight, bias, y, rows, width, outs,
-    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """y = relu(x weight^T + bias); a program makes BLOCK_O outputs of one client.
+def sum_of_parts(place, mask, stride, PARTS: tl.constexpr):
+    """The sum of what lies at `place`, `place + stride` and so on, PARTS of them."""
+    total = tl.load(place, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(place + part * stride, mask=mask, other=0.0)
+    return total
 
-    x is [clients, rows, width], y [clients, rows, outs]. A NaN stays one: it is not below zero.
-    """
+
+@triton.jit
+def activation(place, mask, stride, PARTS: tl.constexpr):
+    """The ReLU of `sum_of_parts`. A NaN stays one: it is not below zero."""
+    total = sum_of_parts(place, mask, stride, PARTS)
+    return tl.where(total < 0.0, 0.0, total)
+
+
+@triton.jit
+def linear_forward(
+    x, weight, bias, y, clients, rows, width, outs,
+    X_PARTS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y = relu(x) weight^T + bias, in one part; a program makes BLOCK_O outputs of one client."""
     client = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     b = tl.arange(0, BLOCK_B)
@@ -138,26 +152,31 @@ def linear_forward(
     for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
         inside = start + k < width
         w_tile = tl.load(weights + start, mask=(o < outs)[:, None] & inside[None, :], other=0.0)
-        x_tile = tl.load(inputs + start, mask=inside[:, None] & (b < rows)[None, :], other=0.0)
+        x_mask = inside[:, None] & (b < rows)[None, :]
+        x_tile = activation(inputs + start, x_mask, clients * rows * width, X_PARTS)
         total = product(w_tile, x_tile, total, PRECISION)
     total += tl.load(bias + client * outs + o, mask=o < outs, other=0.0)[:, None]
-    total = tl.where(total < 0.0, 0.0, total)
     target = y + (client * rows + b[None, :]) * outs + o[:, None]
     tl.store(target, total, mask=(o < outs)[:, None] & (b < rows)[None, :])
 
 
 @triton.jit(do_not_specialize=["offset"])
-def first_layer(
-    data, table, sizes, counter, offset, weight, bias, velocity, bias_velocity, dy, y,
+def move_and_forward(
+    x, table, sizes, counter, offset, weight, bias, velocity, bias_velocity, largest, dy, y,
     clients, rows, width, outs, rate, momentum, decay,
-    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    GATHERED: tl.constexpr, NOTED: tl.constexpr, MOMENTUM: tl.constexpr, DY_PARTS: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Finish the step before (move the layer along `dy`), then y = relu(data[table[step]] weight^T + bias).
+    """Finish the step before (move the layer along `dy`), then y = x weight^T + bias for this step.
 
-    Both need only the weight rows of a program's own outputs: one read and one write a step.
+    Both need only the weight rows of a program's own outputs: one read and one write a step. A program has BLOCK_O
+    outputs and SPAN of the inputs, and makes a part of y. With GATHERED x is all data, of which the table has the
+    rows; else [2, clients, rows, width], even steps first. With NOTED the largest |weight| that each
+    program moved goes to `largest` [clients, programs].
     """
     client = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
     step = tl.load(counter) + offset
     before = tl.maximum(step - 1, 0)
     active = (step > 0) & (tl.load(sizes + before * clients + client) > 0)
@@ -165,24 +184,28 @@ def first_layer(
     b = tl.arange(0, BLOCK_B)
     k = tl.arange(0, BLOCK_K)
     real = b < rows
-    old_row = tl.load(table + (before * clients + client) * rows + b, mask=real, other=0).to(tl.int64)
-    new_row = tl.load(table + (step * clients + client) * rows + b, mask=real, other=0).to(tl.int64)
-    dy_tile = tl.load(
-        dy + (client * rows + b[None, :]) * outs + o[:, None],
-        mask=(o < outs)[:, None] & real[None, :], other=0.0,
-    )  # fmt: skip
-    place = client * outs * width + o[:, None] * width + k[None, :]
+    if GATHERED:
+        old_row = tl.load(table + (before * clients + client) * rows + b, mask=real, other=0).to(tl.int64)
+        new_row = tl.load(table + (step * clients + client) * rows + b, mask=real, other=0).to(tl.int64)
+    else:
+        old_row = ((step + 1) % 2 * clients + client) * rows + b
+        new_row = (step % 2 * clients + client) * rows + b
+    dy_place = dy + (client * rows + b[None, :]) * outs + o[:, None]
+    dy_mask = (o < outs)[:, None] & real[None, :]
+    dy_tile = sum_of_parts(dy_place, dy_mask, clients * rows * outs, DY_PARTS)
+    place = client * outs * width + (o[:, None] * width + k[None, :])
     total = tl.zeros([BLOCK_O, BLOCK_B], dtype=tl.float32)
-    for start in range(0, width, BLOCK_K):
+    most = tl.zeros([BLOCK_O, BLOCK_K], dtype=tl.float32)
+    for start in tl.range(part * SPAN, tl.minimum((part + 1) * SPAN, width), BLOCK_K, num_stages=STAGES):
         inside = start + k < width
         mask = (o < outs)[:, None] & inside[None, :]
         w_tile = tl.load(weight + place + start, mask=mask, other=0.0)
         new = tl.load(
-            data + new_row[None, :] * width + start + k[:, None],
+            x + new_row[None, :] * width + start + k[:, None],
             mask=inside[:, None] & real[None, :], other=0.0,
         )  # fmt: skip
         old = tl.load(
-            data + old_row[:, None] * width + start + k[None, :],
+            x + old_row[:, None] * width + start + k[None, :],
             mask=real[:, None] & inside[None, :], other=0.0,
         )  # fmt: skip
         gradient = product(dy_tile, old, tl.zeros([BLOCK_O, BLOCK_K], dtype=tl.float32), PRECISION)
@@ -191,28 +214,34 @@ def first_layer(
         )
         tl.store(weight + place + start, w_tile, mask=mask)
         total = product(w_tile, new, total, PRECISION)
-    b_tile = move_bias(
-        tl.sum(dy_tile, axis=1), bias, bias_velocity, client * outs + o, o < outs, active,
-        rate, momentum, decay, MOMENTUM,
-    )  # fmt: skip
-    total += b_tile[:, None]
-    total = tl.where(total < 0.0, 0.0, total)
-    target = y + (client * rows + b[None, :]) * outs + o[:, None]
-    tl.store(target, total, mask=(o < outs)[:, None] & real[None, :])
+        if NOTED:
+            most = tl.maximum(most, tl.abs(w_tile))
+    if part == 0:
+        b_tile = move_bias(
+            tl.sum(dy_tile, axis=1), bias, bias_velocity, client * outs + o, o < outs, active,
+            rate, momentum, decay, MOMENTUM,
+        )  # fmt: skip
+        total += b_tile[:, None]
+    target = y + ((part * clients + client) * rows + b[None, :]) * outs + o[:, None]
+    tl.store(target, total, mask=dy_mask)
+    if NOTED:
+        program = (client * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(2) + part
+        tl.store(largest + program, tl.max(most))
 
 
 @triton.jit(do_not_specialize=["offset"])
 def output_layer(
     x, labels, table, sizes, counter, offset, weight, bias, velocity, bias_velocity, dx,
     clients, rows, width, classes, rate, momentum, decay,
-    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    MOMENTUM: tl.constexpr, X_PARTS: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Logits, the gradient of their mean cross-entropy, dx behind the ReLU that made x, and the layer's move.
+    """Logits, the gradient of their mean cross-entropy, dx in one part, and the layer's move.
 
     One program for each client: all its classes fit into a tile. With n = sizes[step, client]
 
-        slope = (softmax(x weight^T + bias) - onehot(label)) / n,   0 in rows from n on;   dx = (slope weight) [x > 0].
+        slope = (softmax(relu(x) weight^T + bias) - onehot(label)) / n,   0 in rows from n on;
+        dx = (slope weight) [x > 0].
     """
     client = tl.program_id(0).to(tl.int64)
     step = tl.load(counter) + offset
@@ -227,10 +256,9 @@ def output_layer(
     logits = tl.zeros([BLOCK_B, BLOCK_C], dtype=tl.float32) + b_tile[None, :]
     for start in range(0, width, BLOCK_K):
         inside = start + k < width
-        x_tile = tl.load(
-            x + (client * rows + b[:, None]) * width + start + k[None, :],
-            mask=(b < rows)[:, None] & inside[None, :], other=0.0,
-        )  # fmt: skip
+        x_place = (client * rows + b[:, None]) * width + start + k[None, :]
+        x_mask = (b < rows)[:, None] & inside[None, :]
+        x_tile = activation(x + x_place, x_mask, clients * rows * width, X_PARTS)
         w_tile = tl.load(
             weight + (client * classes + c[None, :]) * width + start + k[:, None],
             mask=inside[:, None] & (c < classes)[None, :], other=0.0,
@@ -246,7 +274,7 @@ def output_layer(
         inside = start + k < width
         x_mask = (b < rows)[:, None] & inside[None, :]
         x_place = (client * rows + b[:, None]) * width + start + k[None, :]
-        x_tile = tl.load(x + x_place, mask=x_mask, other=0.0)
+        x_tile = activation(x + x_place, x_mask, clients * rows * width, X_PARTS)
         w_mask = (c < classes)[:, None] & inside[None, :]
         w_place = (client * classes + c[:, None]) * width + start + k[None, :]
         w_tile = tl.load(weight + w_place, mask=w_mask, other=0.0)
@@ -266,14 +294,16 @@ def output_layer(
 def linear_backward(
     x, dy, sizes, counter, offset, weight, bias, velocity, bias_velocity, dx,
     clients, rows, width, outs, rate, momentum, decay,
-    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    PRECISION: tl.constexpr,
+    MOMENTUM: tl.constexpr, X_PARTS: tl.constexpr, DY_PARTS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy weight behind the ReLU that made x; weight and bias move in the same visit.
+    """dx = (dy weight) [x > 0]; weight and bias move in the same visit.
 
-    A program owns BLOCK_I columns of one client's weight, so nobody else reads what it changes.
+    A program owns BLOCK_I columns and SPAN rows of one client's weight, so nobody else reads what it changes, and
+    makes a part of dx.
     """
     client = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
     active = tl.load(sizes + (tl.load(counter) + offset) * clients + client) > 0
     block = tl.program_id(0)
     i = block * BLOCK_I + tl.arange(0, BLOCK_I)
@@ -281,17 +311,16 @@ def linear_backward(
     o = tl.arange(0, BLOCK_O)
     x_mask = (b < rows)[:, None] & (i < width)[None, :]
     x_place = (client * rows + b[:, None]) * width + i[None, :]
-    x_tile = tl.load(x + x_place, mask=x_mask, other=0.0)
+    x_tile = activation(x + x_place, x_mask, clients * rows * width, X_PARTS)
     below = tl.zeros([BLOCK_B, BLOCK_I], dtype=tl.float32)
-    for start in range(0, outs, BLOCK_O):
+    for start in range(part * SPAN, tl.minimum((part + 1) * SPAN, outs), BLOCK_O):
         inside = start + o < outs
         mask = inside[:, None] & (i < width)[None, :]
         place = (client * outs + start + o[:, None]) * width + i[None, :]
         w_tile = tl.load(weight + place, mask=mask, other=0.0)
-        dy_tile = tl.load(
-            dy + (client * rows + b[:, None]) * outs + start + o[None, :],
-            mask=(b < rows)[:, None] & inside[None, :], other=0.0,
-        )  # fmt: skip
+        dy_place = dy + (client * rows + b[:, None]) * outs + start + o[None, :]
+        dy_mask = (b < rows)[:, None] & inside[None, :]
+        dy_tile = sum_of_parts(dy_place, dy_mask, clients * rows * outs, DY_PARTS)
         below = product(dy_tile, w_tile, below, PRECISION)
         gradient = product(
             tl.trans(dy_tile), x_tile, tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32), PRECISION
@@ -303,47 +332,5 @@ def linear_backward(
                 tl.sum(dy_tile, axis=0), bias, bias_velocity, client * outs + start + o, inside, active,
                 rate, momentum, decay, MOMENTUM,
             )  # fmt: skip
-    tl.store(dx + x_place, tl.where(x_tile > 0.0, below, 0.0), mask=x_mask)
-
-
-@triton.jit(do_not_specialize=["offset"])
-def linear_move(
-    x, dy, sizes, counter, offset, weight, bias, velocity, bias_velocity, largest,
-    clients, rows, width, outs, rate, momentum, decay,
-    MOMENTUM: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    BAND: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The move of a layer alone, for one whose dx was made before; a program moves BAND rows of one client.
-
-    The largest |weight| of each band is noted in `largest` [clients, programs].
-    """
-    client = tl.program_id(1).to(tl.int64)
-    active = tl.load(sizes + (tl.load(counter) + offset) * clients + client) > 0
-    b = tl.arange(0, BLOCK_B)
-    real = b < rows
-    most = tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32)
-    first = tl.program_id(0) * BAND
-    for top in range(first, tl.minimum(first + BAND, outs), BLOCK_O):
-        o = top + tl.arange(0, BLOCK_O)
-        dy_tile = tl.load(
-            dy + (client * rows + b[None, :]) * outs + o[:, None],
-            mask=(o < outs)[:, None] & real[None, :], other=0.0,
-        )  # fmt: skip
-        for start in tl.range(0, width, BLOCK_I, num_stages=STAGES):
-            i = start + tl.arange(0, BLOCK_I)
-            mask = (o < outs)[:, None] & (i < width)[None, :]
-            place = client * outs * width + (o[:, None] * width + i[None, :])
-            w_tile = tl.load(weight + place, mask=mask, other=0.0)
-            x_tile = tl.load(
-                x + (client * rows + b[:, None]) * width + i[None, :],
-                mask=real[:, None] & (i < width)[None, :], other=0.0,
-            )  # fmt: skip
-            gradient = product(dy_tile, x_tile, tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32), PRECISION)
-            w_tile = moved(w_tile, gradient, velocity + place, mask, active, rate, momentum, decay, MOMENTUM)
-            tl.store(weight + place, w_tile, mask=mask)
-            most = tl.maximum(most, tl.abs(w_tile))
-        move_bias(
-            tl.sum(dy_tile, axis=1), bias, bias_velocity, client * outs + o, o < outs, active,
-            rate, momentum, decay, MOMENTUM,
-        )  # fmt: skip
-    tl.store(largest + client * tl.num_programs(0) + tl.program_id(0), tl.max(most))
+    target = dx + part * clients * rows * width + x_place
+    tl.store(target, tl.where(x_tile > 0.0, below, 0.0), mask=x_mask)

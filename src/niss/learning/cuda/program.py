@@ -2,12 +2,14 @@
 
 All clients are one computation: weights [clients, ...], inputs [clients, batch, ...]. A `Steps` says how one step
 is enqueued (`PlainSteps` here, the Triton kernels in `mlp` and `cnn`); `GraphedSteps` captures some of them once
-and replays them, while the processor already draws the batches of the next epoch.
+and replays them, while the processor already draws the batches of the next epoch. The clients may be dealt to several
+lanes, which do not wait for each other: while one waits for memory, another computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -31,11 +33,15 @@ StackedForward = Callable[[dict[str, Tensor], Tensor], Tensor]
 class DeviceTable:
     """The table as a captured graph reads it: fixed addresses, room for `capacity` steps, a step counter.
 
-    Steps that were never written have size 0: nobody moves in them.
+    Steps that were never written have size 0: nobody moves in them. `first` is the number of its first client in
+    the tables that are written to it.
     """
 
-    def __init__(self, capacity: int, clients: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, capacity: int, clients: int, width: int, device: torch.device, *, first: int = 0
+    ) -> None:
         self.capacity = capacity
+        self.clients = slice(first, first + clients)
         self.rows = torch.zeros((capacity, clients, width), dtype=torch.int32, device=device)
         self.sizes = torch.zeros((capacity, clients), dtype=torch.int32, device=device)
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
@@ -59,7 +65,7 @@ class DeviceTable:
         for source, staged, target in zip(
             (table.rows, table.sizes), self._staged, (self.rows, self.sizes), strict=True
         ):
-            staged[first:last].copy_(torch.from_numpy(source[first:last]))
+            staged[first:last].copy_(torch.from_numpy(source[first:last, self.clients]))
             target[first:last].copy_(staged[first:last], non_blocking=True)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.rows.device))
@@ -216,52 +222,78 @@ def stacked_module(module: nn.Module, *, products: bool = True) -> StackedForwar
     )
 
 
+@dataclass(frozen=True)
+class Lane:
+    """Some clients: the steps that they take, whose tensors must keep their addresses, and their batches."""
+
+    steps: Steps
+    table: DeviceTable
+
+
 class GraphedSteps:
     """Steps captured once and replayed, `unrolled` of them a launch, counted on the device.
 
-    steps       what is captured; its tensors must keep their addresses
-    table       the batches that the graph reads, at the step that its counter says
+    lanes       all clients in order; each lane has a stream of its own
     bytes_held  the device memory that the steps take as long as this lives
 
     A launch that runs over the last step of a table finds steps of size 0, in which nobody moves.
     """
 
-    def __init__(self, steps: Steps, table: DeviceTable, unrolled: int, bytes_held: int) -> None:
-        self._steps, self._table, self._unrolled = steps, table, unrolled
+    def __init__(self, lanes: Sequence[Lane], unrolled: int, bytes_held: int) -> None:
+        self._lanes, self._unrolled = lanes, unrolled
         self.bytes_held = bytes_held
-        side = torch.cuda.Stream(table.sizes.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(table.sizes.device))
-        with torch.cuda.stream(side):
-            # Every size is 0: nobody moves while kernels are compiled and handles are made.
-            steps.enqueue(0)
-            steps.finish()
-        torch.cuda.current_stream(table.sizes.device).wait_stream(side)
+        device = lanes[0].table.sizes.device
+        streams = [torch.cuda.Stream(device) for _ in lanes]  # type: ignore[no-untyped-call]
+        self._beside(streams, self._try_out)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            for offset in range(unrolled):
-                steps.enqueue(offset)
-            table.counter.add_(unrolled)
+            self._beside(streams, self._take_steps)
+
+    def _beside(self, streams: Sequence[torch.cuda.Stream], work: Callable[[Lane], None]) -> None:
+        """Every lane's `work` on its stream, after what is enqueued now and before what comes next."""
+        current = torch.cuda.current_stream(streams[0].device)
+        for stream, lane in zip(streams, self._lanes, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                work(lane)
+        for stream in streams:
+            current.wait_stream(stream)
+
+    def _try_out(self, lane: Lane) -> None:
+        """Every size is 0: nobody moves while kernels are compiled and handles are made."""
+        lane.steps.enqueue(0)
+        lane.steps.finish()
+
+    def _take_steps(self, lane: Lane) -> None:
+        for offset in range(self._unrolled):
+            lane.steps.enqueue(offset)
+        lane.table.counter.add_(self._unrolled)
 
     @property
     def capacity(self) -> int:
-        """How many steps the table has room for."""
-        return self._table.capacity - self._unrolled - 1
+        """How many steps the tables have room for."""
+        return self._lanes[0].table.capacity - self._unrolled - 1
 
     def run(self, table: BatchTable, starts: Tensor) -> None:
-        """All steps of `table` from `starts`; the device trains one epoch while the next is drawn."""
-        self._table.restart()
-        self._steps.load(starts)
+        """All steps of `table` from `starts`, [clients, h] or [1, h]; the device trains one epoch while the next is
+        drawn."""
+        for lane in self._lanes:
+            lane.table.restart()
+            lane.steps.load(starts if len(starts) == 1 else starts[lane.table.clients])
         written = launched = 0
         for ready in table.fill():
-            self._table.write(table, written, ready)
+            for lane in self._lanes:
+                lane.table.write(table, written, ready)
             written = ready
             # A launch must find all its steps; the last one may run over into empty steps.
             until = ready if ready == table.steps else ready - self._unrolled + 1
             while launched < until:
                 self._graph.replay()
                 launched += self._unrolled
-        self._steps.finish()
+        for lane in self._lanes:
+            lane.steps.finish()
 
     def read(self) -> Tensor:
         """The trained weights, [clients, h], a new tensor."""
-        return self._steps.read()
+        weights = [lane.steps.read() for lane in self._lanes]
+        return weights[0] if len(weights) == 1 else torch.cat(weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from niss.learning.cohort import BatchTable, Job, Problem
-from niss.learning.cuda.program import DeviceTable, GraphedSteps, PlainSteps, StackedForward
+from niss.learning.cuda.program import DeviceTable, GraphedSteps, Lane, PlainSteps, StackedForward
 from niss.learning.local import LocalTraining, batch_statistics_layers, in_mode
 from niss.randomness import SimStream
 
@@ -53,7 +53,7 @@ def _compare(problem: Problem, forward: StackedForward) -> str | None:
     starts = torch.stack([start, other])
     if device.type == "cuda":
         steps.load(starts)
-        GraphedSteps(steps, resident, 1, 0).run(table, starts)
+        GraphedSteps([Lane(steps, resident)], 1, 0).run(table, starts)
     else:
         for ready in table.fill():
             resident.write(table, 0, ready)
