@@ -196,9 +196,10 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     images = TRAINING_IMAGES.get(setting.dataset, 0) - base.get("held_out", 0)
     clients, cohorts = images // 10 if setting.unit == "client" else 100, {}
     if setting.images is not None:
-        clients = images // setting.images // setting.participants * setting.participants
+        enough_for = images // setting.images // setting.participants * setting.participants
+        clients = min(setting.clients, enough_for)
         cohorts = {"sampling": "cyclic", "images_per_client": setting.images}
-    if setting.model != "mlp":
+    if setting.split == "natural":
         clients = setting.clients
     wanted: dict[str, Any] = {
         "dataset": setting.dataset,
