@@ -7,8 +7,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Many small steps: one thread per process is fastest, and does not collapse on a busy machine.
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes, and none of them should have to compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all docs docs-version fuzz lint format clean
+.PHONY: demo test pytest test-all docs docs-version fuzz lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,8 +19,13 @@ help:
 demo: .venv/.installed
 	$(BIN)/niss compare --preset demo --out runs/demo --overwrite
 
-test: lint
-	$(BIN)/python -m pytest -n 3 --hypothesis-profile=ci
+# Beside each other: the tests often wait for processes and leave room for the rest.
+test: .venv/.installed-dev
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+# In three processes, each with a stretch of the files, so that few fixtures of a file are made twice.
+pytest: .venv/.installed-dev
+	$(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile=ci
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"

@@ -43,6 +43,9 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # As `make` does: more threads than cores make many small steps crawl.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = read()
+    # Every line of it, but not every round: what is learned in them stands in the stored outputs.
+    (training,) = (cell for cell in notebook.cells if '"rounds": 12,' in cell.source)
+    training.source = training.source.replace('"rounds": 12,', '"rounds": 2,')
     client = nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )

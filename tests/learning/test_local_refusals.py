@@ -5,31 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError
-from niss.learning import FlatLayout, ImageSamples, LocalTraining, ModelSettings, build_model, train_client
-from niss.randomness import SimStream
-
-STREAM = SimStream(3)
-COUNT, CLASSES = 23, 4
-
-
-def samples(dtype: torch.dtype = torch.float64, count: int = COUNT) -> tuple[Tensor, Tensor]:
-    source = torch.Generator().manual_seed(5)
-    images = torch.randn(count, 1, 4, 4, dtype=dtype, generator=source)
-    return images, torch.randint(CLASSES, (count,), generator=source)
-
-
-def small_mlp() -> nn.Module:
-    return build_model(
-        "mlp",
-        samples=ImageSamples((1, 4, 4)),
-        classes=CLASSES,
-        stream=STREAM,
-        settings=ModelSettings(hidden=(7,)),
-    ).double()
-
-
-def with_batchnorm() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)).double()
+from niss.learning import FlatLayout, LocalTraining, train_client
+from support.small_images import CLASSES, STREAM, samples, small_mlp, with_batchnorm
 
 
 @pytest.mark.parametrize(

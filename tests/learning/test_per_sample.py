@@ -9,31 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.learning import FlatLayout, ImageSamples, ModelSettings, build_model, clipped_gradient_step
+from niss.learning import FlatLayout, build_model, clipped_gradient_step
 from niss.randomness import SimStream
-
-STREAM = SimStream(9)
-CLASSES = 3
-
-
-def samples(count: int, seed: int = 5) -> tuple[Tensor, Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, 1, 4, 4, dtype=torch.float64, generator=source)
-    return images, torch.randint(CLASSES, (count,), generator=source)
-
-
-def small_mlp() -> nn.Module:
-    return build_model(
-        "mlp",
-        samples=ImageSamples((1, 4, 4)),
-        classes=CLASSES,
-        stream=STREAM,
-        settings=ModelSettings(hidden=(5,)),
-    ).double()
+from support.small_images import CLASSES, SHAPE, STREAM, samples, small_mlp, with_dropout
 
 
 def small_cnn() -> nn.Module:
-    return build_model("cnn", samples=ImageSamples((1, 4, 4)), classes=CLASSES, stream=STREAM).double()
+    return build_model("cnn", samples=SHAPE, classes=CLASSES, stream=STREAM).double()
 
 
 def group_norm_with_a_frozen_layer() -> nn.Module:
@@ -193,7 +175,7 @@ def test_embedding_inputs() -> None:
 
 def test_dropout_is_off_without_a_stream_and_reproducible_with_one() -> None:
     images, labels = samples(6)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES)).double()
+    module = with_dropout()
     layout = FlatLayout.of(module)
     start = layout.flatten(module)
 

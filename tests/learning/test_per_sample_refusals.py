@@ -2,30 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from niss.errors import ConfigError
-from niss.learning import FlatLayout, ImageSamples, ModelSettings, build_model, clipped_gradient_step
-from niss.randomness import SimStream
-
-STREAM = SimStream(9)
-CLASSES = 3
-
-
-def samples(count: int, seed: int = 5) -> tuple[Tensor, Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    images = torch.randn(count, 1, 4, 4, dtype=torch.float64, generator=source)
-    return images, torch.randint(CLASSES, (count,), generator=source)
-
-
-def small_mlp() -> nn.Module:
-    return build_model(
-        "mlp",
-        samples=ImageSamples((1, 4, 4)),
-        classes=CLASSES,
-        stream=STREAM,
-        settings=ModelSettings(hidden=(5,)),
-    ).double()
+from niss.learning import FlatLayout, clipped_gradient_step
+from support.small_images import CLASSES, samples, small_mlp
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True)])
@@ -47,7 +28,7 @@ def test_batch_statistics_are_refused(layer: nn.Module) -> None:
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"chunk": 0}, "chunk"),
         ({"start": torch.zeros(3, dtype=torch.float64)}, "vector"),
-        ({"labels": torch.tensor([0, 1, 2, 3])}, "labels"),
+        ({"labels": torch.tensor([0, 1, 2, CLASSES])}, "labels"),
         ({"labels": torch.tensor([0, 1])}, "images"),
         ({"module": small_mlp().requires_grad_(False)}, "model"),
     ],

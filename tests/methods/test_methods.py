@@ -73,3 +73,21 @@ def test_one_upload_alone_has_one_formula(relation: str) -> None:
         residual_variance=planned.residual_variance,
     )
     assert planned.marginal_mu == pytest.approx(alone, rel=1e-12)
+
+
+def test_rounds_whose_noise_differs_by_rounding_are_accounted_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A clip that moves leaves multipliers that differ in their last bit, and each of them costs seconds."""
+    asked = []
+    monkeypatch.setattr(
+        "niss.methods.central_dp_sampled.poisson_epsilon", lambda rounds, *_: asked.append(rounds) or 1.0
+    )
+    plan = Plan(method="central-dp-sampled")
+    z = 0.555751267292031
+    noise = [z, np.nextafter(z, 0.0), 2.0 * z, np.nextafter(z, 1.0)]
+    METHODS["central-dp-sampled"].epsilon_of_run(plan, noise)
+    (((one, count), (other, _)),) = asked
+    assert count == 3
+    assert z * (1.0 - 1e-11) < one < min(noise)
+    assert other == 2.0 * one

@@ -21,8 +21,8 @@ SIZE, COORDINATES, COLLUDERS = 7, 16, 1
 
 
 def assessing(size: int, label: str, **policy: Any) -> Federation:
-    """A federation whose clients compute for themselves what a round costs."""
-    federation = Federation(size, label, **policy)
+    """A federation for a round or two, whose clients compute for themselves what a round costs."""
+    federation = Federation(size, label, prekeys=2, **policy)
     for seat in federation.seats:
         seat.assess = Assessor()
         seat.restart()

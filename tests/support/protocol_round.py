@@ -79,9 +79,9 @@ class Seat:
 
 
 class Federation:
-    """`size` clients, a server and a beacon's holder, with seeded entropy."""
+    """`size` clients with so many prekeys each, a server and a beacon's holder, with seeded entropy."""
 
-    def __init__(self, size: int, label: str = "federation", **policy: Any) -> None:
+    def __init__(self, size: int, label: str = "federation", *, prekeys: int = 6, **policy: Any) -> None:
         self.entropy = seeded_entropy(label)
         self.holder = Identity.generate(self.entropy)
         self.chain = BeaconChain(50, holder=self.holder, entropy=self.entropy)
@@ -100,7 +100,7 @@ class Federation:
         self.seats = [Seat(Identity.generate(self.entropy), self.policy) for _ in range(size)]
         self.prekeys: list[list[Prekey]] = []
         for seat in self.seats:
-            self.prekeys.append(list(seat.start().enrol(6, self.entropy)))
+            self.prekeys.append(list(seat.start().enrol(prekeys, self.entropy)))
 
     @property
     def clients(self) -> list[Client]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -39,12 +41,12 @@ def materials(clients: int = 12, dtype: str = "float64") -> dict[str, Any]:
     return {"model": module, "clients": datasets, "test": blobs(201, "test")}
 
 
-def start_ranks(arguments: Sequence[str], count: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
-    """`python ARGUMENTS` as so many ranks on this machine."""
+def environment_of(count: int) -> dict[str, str]:
+    """What so many ranks on this machine have in common."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {
+    return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         "MASTER_ADDR": "127.0.0.1",
@@ -52,8 +54,12 @@ def start_ranks(arguments: Sequence[str], count: int = 2, **environment: str) ->
         "WORLD_SIZE": str(count),
         "OMP_NUM_THREADS": "1",
         "NISS_RANK_TIMEOUT": "300",
-        **environment,
     }
+
+
+def start_ranks(arguments: Sequence[str], count: int = 2) -> list[subprocess.Popen[str]]:
+    """`python ARGUMENTS` as so many ranks on this machine."""
+    common = environment_of(count)
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
@@ -80,13 +86,27 @@ def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 600.0) ->
 
 
 def play(work: Sequence[dict[str, Any]], folder: Path, count: int = 2) -> list[list[str]]:
-    """Do each piece of work (`do`) with that many ranks; returns what came of each piece, on each rank."""
+    """Do each piece of work (`do`) with that many ranks; returns what came of each piece, on each rank.
+
+    The ranks are forks of one process, since importing torch takes longer than all they do.
+    """
     path = folder / f"work-{time.monotonic_ns()}.json"
     path.write_text(json.dumps(list(work)))
-    found = ended(start_ranks(["-m", "support.ranks", str(path)], count))
-    for rank, (status, _, err) in enumerate(found):
-        assert status == 0, f"rank {rank}: {err}"
-    return [json.loads(out) for _, out, _ in found]
+    command = [sys.executable, "-m", "support.ranks", str(path), str(count)]
+    done = subprocess.run(
+        command, env=environment_of(count), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(found_by(rank, path).read_text()) for rank in range(count)]
+
+
+def found_by(rank: int, work: Path) -> Path:
+    return work.with_suffix(f".{rank}.json")
+
+
+def be_rank(rank: int, work: Path) -> None:
+    os.environ["RANK"] = str(rank)
+    found_by(rank, work).write_text(json.dumps([do(piece) for piece in json.loads(work.read_text())]))
 
 
 def do(piece: dict[str, Any]) -> str:
@@ -114,4 +134,20 @@ def do(piece: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps([do(piece) for piece in json.loads(Path(sys.argv[1]).read_text())]))
+    # What training imports at its first step.
+    for name in (
+        "niss.simulation.ranks",
+        "dp_accounting",
+        "torch._dynamo",
+        "torch.fx.experimental.symbolic_shapes",
+    ):
+        importlib.import_module(name)
+    forked = multiprocessing.get_context("fork")
+    ranks = [
+        forked.Process(target=be_rank, args=(rank, Path(sys.argv[1]))) for rank in range(int(sys.argv[2]))
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))

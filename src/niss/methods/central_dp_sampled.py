@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ from niss.methods.look import BROWN, DASH_DOT, Look
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
+
+# Of a noise multiplier that are accounted for.
+_BITS = 40
 
 
 class CentralDpSampled(CentralDp):
@@ -64,7 +68,8 @@ class CentralDpSampled(CentralDp):
         return 1.0 / poisson_multiplier(epsilon, plan.delta, plan.sampling_probability, plan.planned_rounds)
 
     def epsilon_of_run(self, plan: Plan, noise_multipliers: Sequence[float]) -> float:
-        rounds = tuple(sorted(Counter(noise_multipliers).items()))
+        # Rounds of one multiplier are accounted for at once, so those that differ by rounding alone are made one: down.
+        rounds = tuple(sorted(Counter(map(_without_rounding, noise_multipliers)).items()))
         return poisson_epsilon(rounds, plan.sampling_probability, plan.delta) if rounds else 0.0
 
     def calibrated(self, plan: Plan) -> bool:
@@ -88,3 +93,9 @@ class CentralDpSampled(CentralDp):
             "The epsilon is amplified by secret sampling: it does not hold against the server, nor against anyone who "
             "learns who took part.",
         )
+
+
+def _without_rounding(multiplier: float) -> float:
+    """The multiplier without its last bits (2^-40 of it at most), never above it: less noise costs more."""
+    mantissa, exponent = math.frexp(multiplier)
+    return math.ldexp(math.floor(math.ldexp(mantissa, _BITS)), exponent - _BITS)
