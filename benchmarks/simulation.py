@@ -276,14 +276,22 @@ def resident(case: Case) -> tuple[Any, Any]:
     return images, labels
 
 
+@cache
+def workbench(case: Case) -> tuple[Any, dict[str, Any]]:
+    """The module in which clients are trained one after another, on the device, and its start."""
+    module = make_module(case).to(case.device)
+    return module, {name: part.clone() for name, part in module.state_dict().items()}
+
+
 def train_plainly(case: Case, client: int) -> Any:
     """PyTorch as in a tutorial: one client, its update as a vector, on the device."""
     from torch.nn.utils import parameters_to_vector
 
-    module = make_module(case).to(case.device)
-    start = parameters_to_vector(module.parameters()).detach().clone()
+    module, start = workbench(case)
+    module.load_state_dict(start)
+    before = parameters_to_vector(module.parameters()).detach().clone()
     take_steps(module, case, client, *(part[client] for part in resident(case)))
-    return parameters_to_vector(module.parameters()).detach() - start
+    return parameters_to_vector(module.parameters()).detach() - before
 
 
 def take_steps(module: Any, case: Case, client: int, images: Any, labels: Any) -> None:
