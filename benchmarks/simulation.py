@@ -7,12 +7,13 @@ turns with the others. Whether all did the same work shows in the length of the 
 
 The data are synthetic: ten blurred prototypes with noise in the shape of MNIST or CIFAR-10, random tokens or random
 categories. Contestants that are not installed, or not written for a model or device, are named and skipped. With
-`--device cuda` only torch and what niss needs have to be there.
+`--device cuda` only torch and what niss needs have to be there; pfl-research and Flower take part if installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import json
 import logging
@@ -23,14 +24,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -53,8 +56,10 @@ HOW_TO_GET = {
     "ray": "pip install 'flwr[simulation]'",
     "pfl": "pip install pfl",
 }
-TWO_ROUNDS = ("flower", "pfl")
-"""Those that play two rounds and are timed on the second: their CPU time is not comparable."""
+ON_CUDA = ("niss", "plain", "pfl", "flower")
+GPU_SHARE = 0.25
+"""Of the device for each of Flower's clients: four train at a time."""
+MOST_ROUNDS = 1000
 CORES = len(os.sched_getaffinity(0))
 Array = np.ndarray[Any, Any]
 Result = tuple[float, float]
@@ -95,6 +100,14 @@ CASES = {
 }
 """For each model the measured case and the smoke test. The CNN's full round takes minutes one after another: fewer
 clients and samples, the same steps."""
+CUDA_CASES = {
+    "cnn": Case("cnn", 30, 40, 1),
+    "resnet": Case("resnet", 30, 40, 1),
+    "gru": Case("gru", 30, 10, 1),
+    "logistic": Case("logistic", 100, 60, 1),
+    "mf": Case("mf", 100, 25, 1),
+}
+"""What is measured on a GPU instead: there the time of a step hardly depends on the model, but on its launches."""
 SEQUENCES = ("gru", "torch-gru", "transformer", "lora")
 PAPER_CNN = Case("cnn", 30, 600, 5)
 
@@ -130,11 +143,17 @@ def picture(case: Case) -> tuple[int, int]:
     return (3, 32) if case.model == "resnet" else (1, SIDE)
 
 
-def batches(case: Case, client: int) -> list[Array]:
-    """Which samples of a client make each step: a new permutation each epoch, in pieces of ten."""
-    draw = np.random.default_rng(client)
-    orders = [draw.permutation(case.samples) for _ in range(case.epochs)]
-    return [order[start : start + BATCH] for order in orders for start in range(0, case.samples, BATCH)]
+@cache
+def batches(case: Case, client: int) -> tuple[Any, ...]:
+    """Which samples of a client make each step, on the device: a new permutation each epoch, in pieces of ten.
+
+    The order is that of niss, so that all updates are the same. It is drawn in the warm-up, by niss in every round.
+    """
+    from niss.learning import LocalTraining, batch_order
+    from niss.randomness import SimStream
+
+    settings = LocalTraining(case.epochs, BATCH, LEARNING_RATE)
+    return tuple(batch.to(case.device) for batch in batch_order(case.samples, settings, SimStream(client)))
 
 
 def make_module(case: Case) -> Any:
@@ -172,6 +191,46 @@ def timed(into: list[float]) -> Iterator[None]:
     start = time.perf_counter()
     yield
     into.append(time.perf_counter() - start)
+
+
+class Paced:
+    """A library's own loop over rounds, in a thread: it goes on by one round whenever it is asked to play."""
+
+    def __init__(self, loop: Callable[[Callable[[Callable[[], Array]], None]], None]) -> None:
+        """Run `loop(rest)`; it calls `rest` before the first round and after each, with what reads the weights."""
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[float, Array] | BaseException] = SimpleQueue()
+        self._norm: float | None = None
+        Thread(target=self._run, args=(loop,), daemon=True).start()
+
+    def _run(self, loop: Callable[[Callable[[Callable[[], Array]], None]], None]) -> None:
+        try:
+            loop(self._rest)
+            self._done.put(RuntimeError("the loop ended early"))
+        except BaseException as error:
+            self._done.put(error)
+
+    def _rest(self, weights: Callable[[], Array]) -> None:
+        moment = time.perf_counter()
+        self._done.put((moment, weights()))
+        self._go.get()
+
+    def _wait(self) -> tuple[float, Array]:
+        answer = self._done.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def play(self) -> Result:
+        """The seconds of one more round, and the length of the first round's update."""
+        before = self._wait()[1] if self._norm is None else None
+        start = time.perf_counter()
+        self._go.put(None)
+        end, after = self._wait()
+        if before is not None:
+            self._norm = float(np.linalg.norm(after - before))
+        assert self._norm is not None
+        return end - start, self._norm
 
 
 # The contestants: each prepares itself and returns a function that plays one round
@@ -217,14 +276,28 @@ def resident(case: Case) -> tuple[Any, Any]:
     return images, labels
 
 
+@cache
+def workbench(case: Case) -> tuple[Any, dict[str, Any]]:
+    """The module in which clients are trained one after another, on the device, and its start."""
+    module = make_module(case).to(case.device)
+    return module, {name: part.clone() for name, part in module.state_dict().items()}
+
+
 def train_plainly(case: Case, client: int) -> Any:
     """PyTorch as in a tutorial: one client, its update as a vector, on the device."""
-    import torch
     from torch.nn.utils import parameters_to_vector
 
-    module = make_module(case).to(case.device)
-    start = parameters_to_vector(module.parameters()).detach().clone()
-    images, labels = (part[client] for part in resident(case))
+    module, start = workbench(case)
+    module.load_state_dict(start)
+    before = parameters_to_vector(module.parameters()).detach().clone()
+    take_steps(module, case, client, *(part[client] for part in resident(case)))
+    return parameters_to_vector(module.parameters()).detach() - before
+
+
+def take_steps(module: Any, case: Case, client: int, images: Any, labels: Any) -> None:
+    """All steps of one client."""
+    import torch
+
     optimizer = torch.optim.SGD(
         [part for part in module.parameters() if part.requires_grad], lr=LEARNING_RATE
     )
@@ -232,7 +305,6 @@ def train_plainly(case: Case, client: int) -> Any:
         optimizer.zero_grad()
         loss_of(module(images[batch]), labels[batch]).backward()
         optimizer.step()
-    return parameters_to_vector(module.parameters()).detach() - start
 
 
 def train_elsewhere(case: Case, client: int) -> Array:
@@ -347,7 +419,12 @@ def jax_round(case: Case, stacked: bool) -> Callable[[], Result]:
     def play() -> Result:
         seconds: list[float] = []
         with timed(seconds):
-            rows = np.stack([np.stack(batches(case, client)) for client in range(case.clients)])
+            rows = np.stack(
+                [
+                    np.stack([batch.numpy() for batch in batches(case, client)])
+                    for client in range(case.clients)
+                ]
+            )
             mean = jax.block_until_ready(everyone(rows))
         return seconds[0], float(np.sqrt(sum(float((part**2).sum()) for part in mean.values())))
 
@@ -396,7 +473,7 @@ def fedjax(case: Case) -> Callable[[], Result]:
 
 
 def flower(case: Case) -> Callable[[], Result]:
-    """Its simulation runtime on Ray, one core a client; the second of two rounds is timed."""
+    """Its simulation runtime on Ray: a core for each client, and on a GPU a share of it."""
     import torch
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -413,48 +490,61 @@ def flower(case: Case) -> Callable[[], Result]:
         module = make_module(case)
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
         client = int(context.node_config["partition-id"])
-        images, labels = (torch.from_numpy(part[client]) for part in make_data(case))
-        optimizer = torch.optim.SGD(
-            [part for part in module.parameters() if part.requires_grad], lr=LEARNING_RATE
-        )
-        for batch in batches(case, client):
-            optimizer.zero_grad()
-            loss_of(module(images[batch]), labels[batch]).backward()
-            optimizer.step()
+        own = (torch.from_numpy(part[client]).to(case.device) for part in make_data(case))
+        take_steps(module.to(case.device), case, client, *own)
         content = RecordDict(
             {
-                "arrays": ArrayRecord(module.state_dict()),
+                "arrays": ArrayRecord(module.cpu().state_dict()),
                 "metrics": MetricRecord({"num-examples": case.samples}),
             }
         )
         return Message(content=content, reply_to=message)
 
-    def play() -> Result:
-        moments: list[float] = []
-        weights: list[Array] = []
+    def loop(rest: Callable[[Callable[[], Array]], None]) -> None:
         server = ServerApp()
 
         def after(_: int, arrays: ArrayRecord) -> None:
-            moments.append(time.perf_counter())
-            weights.append(np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
+            rest(lambda: np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
+
+        class Everyone(FedAvg):  # type: ignore[misc]
+            """A round without some of its clients is less work: Flower goes on, a measurement cannot."""
+
+            def aggregate_train(self, number: int, replies: Iterable[Message]) -> Any:
+                answers = list(replies)
+                trained = sum(not answer.has_error() for answer in answers)
+                if trained < case.clients:
+                    why = next(
+                        (str(answer.error.reason) for answer in answers if answer.has_error()), "no answer"
+                    )
+                    raise RuntimeError(
+                        f"{trained} of {case.clients} clients trained in round {number}: {why}"
+                    )
+                return super().aggregate_train(number, answers)
 
         @server.main()
         def main(grid: Grid, _: Context) -> None:
-            strategy = FedAvg(
+            strategy = Everyone(
                 fraction_evaluate=0.0, min_train_nodes=case.clients, min_available_nodes=case.clients
             )
             arrays = ArrayRecord(make_module(case).state_dict())
-            strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2, evaluate_fn=after)
+            strategy.start(grid=grid, initial_arrays=arrays, num_rounds=MOST_ROUNDS, evaluate_fn=after)
 
-        config = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": CORES}}
+        on_gpu = case.device == "cuda"
+        config = {
+            "client_resources": {"num_cpus": 1, "num_gpus": GPU_SHARE if on_gpu else 0.0},
+            "init_args": {"num_cpus": CORES, "num_gpus": int(on_gpu)},
+        }
         run_simulation(server, app, num_supernodes=case.clients, backend_config=config)
-        return moments[2] - moments[1], float(np.linalg.norm(weights[1] - weights[0]))
 
-    return play
+    return Paced(loop).play
 
 
 def pfl(case: Case) -> Callable[[], Result]:
-    """pfl-research: its simulated backend and federated averaging; the second of two rounds is timed."""
+    """pfl-research: its simulated backend and federated averaging, the data as tensors on the device.
+
+    It goes through the data of a client in the same order in each epoch; elsewhere that is the order of the first.
+    """
+    os.environ["PFL_PYTORCH_DEVICE"] = case.device
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -484,22 +574,32 @@ def pfl(case: Case) -> Callable[[], Result]:
         def metrics(self, *_: Any, **__: Any) -> dict[str, Any]:
             return {}
 
-    images, labels = (torch.from_numpy(part) for part in make_data(case))
+    module = WithLoss().to(case.device)
+    pieces = -(-case.samples // BATCH)
+    order = [torch.cat(batches(case, client)[:pieces]) for client in range(case.clients)]
+    images, labels = (
+        torch.stack([part[client, order[client]] for client in range(case.clients)])
+        for part in resident(case)
+    )
     data = FederatedDataset(
         lambda user: Dataset(raw_data=[images[user], labels[user]], user_id=user),
         get_user_sampler("minimize_reuse", list(range(case.clients))),
     )
 
-    def play() -> Result:
-        module = WithLoss()
-        start = parameters_to_vector(module.parameters()).detach().clone()
-        moments: list[float] = []
-        lengths: list[float] = []
+    def loop(rest: Callable[[Callable[[], Array]], None]) -> None:
+        asyncio.set_event_loop(asyncio.new_event_loop())  # pfl asks for that of its thread
+
+        def pause() -> None:
+            weights = parameters_to_vector(module.parameters()).detach().cpu().numpy()
+            rest(lambda: weights)
 
         class Clock(TrainingProcessCallback):  # type: ignore[misc,type-arg]
+            def on_train_begin(self, **_: Any) -> Metrics:
+                pause()
+                return Metrics()
+
             def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-                moments.append(time.perf_counter())
-                lengths.append(float((parameters_to_vector(module.parameters()).detach() - start).norm()))
+                pause()
                 return False, Metrics()
 
         model = PyTorchModel(
@@ -509,8 +609,8 @@ def pfl(case: Case) -> Callable[[], Result]:
         )
         FederatedAveraging().run(
             NNAlgorithmParams(
-                central_num_iterations=2,
-                evaluation_frequency=1000,
+                central_num_iterations=MOST_ROUNDS,
+                evaluation_frequency=MOST_ROUNDS + 1,
                 train_cohort_size=case.clients,
                 val_cohort_size=None,
             ),
@@ -522,9 +622,8 @@ def pfl(case: Case) -> Callable[[], Result]:
             callbacks=[Clock()],
             send_metrics_to_platform=False,
         )
-        return moments[1] - moments[0], lengths[0]
 
-    return play
+    return Paced(loop).play
 
 
 CONTESTANTS: dict[str, Callable[[Case], Callable[[], Result]]] = {
@@ -575,7 +674,8 @@ class Seat:
                 env=os.environ
                 | paths
                 | threads
-                | {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+                | {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+                | {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"},
             )
 
     def play(self, *, counts: bool) -> None:
@@ -615,7 +715,8 @@ class Seat:
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # of the request that a dead process left unread
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
@@ -630,12 +731,16 @@ def serve(name: str, case: Case) -> None:
     """The other end of a seat."""
     import torch
 
+    if reason := missing(name, case):
+        sys.exit(reason)
     torch.set_num_threads(1)
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
         play = CONTESTANTS[name](case)
         for _ in sys.stdin:
             print(json.dumps([*play(), *ENGINE]), file=answers, flush=True)
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()  # else some of its processes live on
     os._exit(0)
 
 
@@ -667,7 +772,7 @@ def missing(name: str, case: Case) -> str:
     """Why a contestant cannot take part; empty where it can."""
     if "jax" in name and case.model not in ("mlp", "cnn"):
         return "written for mlp and cnn alone"
-    if case.device != "cpu" and name not in ("niss", "plain"):
+    if case.device != "cpu" and name not in ON_CUDA:
         return "runs on the CPU here"
     for package in NEEDED.get(name, ()):
         if importlib.util.find_spec(package) is None:
@@ -716,7 +821,7 @@ def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> dict[s
         results[seat.name] = {
             "seconds": middle,
             "all_seconds": seat.seconds,
-            "cpu_seconds": None if seat.name in TWO_ROUNDS else statistics.median(seat.cpu_seconds),
+            "cpu_seconds": statistics.median(seat.cpu_seconds),
             "milliseconds_per_step": 1e3 * middle / case.steps,
             "ratio_to_plain": paired_ratio(base, seat.seconds),
             "update_norm": seat.update_norm,
@@ -772,13 +877,12 @@ def machine() -> dict[str, Any]:
 def show(measured: dict[str, Any]) -> None:
     case = Case(**{field.name: measured["case"][field.name] for field in fields(Case)})
     print(f"\n{case.title}, {case.steps} steps" + (", one core kept busy" if measured["busy_core"] else ""))
-    print(f"{'':16}{'s/round':>10}{'ms/step':>10}{'x plain':>10}{'CPU s':>10}{'|update|':>10}")
+    print(f"{'':16}{'s/round':>10}{'ms/step':>10}{'x plain':>10}{'CPU s':>10}{'|update|':>11}")
     for name, row in sorted(measured["contestants"].items(), key=lambda item: item[1]["seconds"]):
         ratio = "-" if row["ratio_to_plain"] is None else f"{row['ratio_to_plain']:.2f}"
-        cpu = "-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.2f}"
         print(
-            f"{name:16}{row['seconds']:>10.3f}{row['milliseconds_per_step']:>10.3f}{ratio:>10}{cpu:>10}"
-            f"{row['update_norm']:>10.4f}"
+            f"{name:16}{row['seconds']:>10.3f}{row['milliseconds_per_step']:>10.3f}{ratio:>10}"
+            f"{row['cpu_seconds']:>10.2f}{row['update_norm']:>11.5f}"
         )
     for name, reason in measured["skipped"].items():
         print(f"{name:16}  skipped: {reason}")
@@ -813,7 +917,11 @@ def main() -> None:
     for model in given.models.split(","):
         if model not in CASES:
             parser.error(f"--models: no model is called {model!r}; use some of {', '.join(CASES)}")
-        case = PAPER_CNN if model == "cnn" and given.full_cnn else CASES[model][given.quick]
+        case = CASES[model][given.quick]
+        if given.device == "cuda" and not given.quick:
+            case = CUDA_CASES.get(model, case)
+        if model == "cnn" and given.full_cnn:
+            case = PAPER_CNN
         case = replace(case, device=given.device)
         repeats = 1 if given.quick else given.repeats
         report["models"][model] = measure(case, given.only or list(CONTESTANTS), repeats, busy=given.busy)
