@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps
 from niss.learning.cohort import Job, Problem, Work
@@ -30,8 +32,12 @@ _WORTHWHILE = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.ReLU6,
 )  # fmt: skip
 
-# vmap has a price of its own: 8 clients gain about 1.3x on the plain loop and 16 about 2x, 2 lose half.
+# vmap has a price of its own: at a step 8 clients gain about 1.3x on the plain loop and 16 about 1.6x, 4 gain nothing,
+# and 2 lose a third.
 WORTH_STACKING = 8
+# Where a call has more arithmetic than this, its price matters no longer, and what is stacked leaves the cache: up to
+# 0.34 million gained 1.05 to 2.1 times (GRU, LSTM, transformer, factorisation), from 0.42 million on 0.8 to 1.1 times.
+MOST_OPERATIONS = 350_000
 
 # Gradients of samples that are computed at once. For 20 samples a client it gains 1.3 to 3.6 times; in 64 MiB it loses.
 CHUNK_BYTES = 8 * 2**20
@@ -65,20 +71,36 @@ def why_not(problem: Problem) -> str | None:
 
 
 class VmapGroups(GroupLoop):
-    """Local training of `WORTH_STACKING` or more clients as one computation, and the clipped steps of any number.
-
-    Anything else goes through the plain loop. The jobs of a group share their start.
-    """
+    """Local training of a group as one computation, and its clipped steps; the jobs of a group share their start."""
 
     @property
     def name(self) -> str:
-        return f"vmap groups of {WORTH_STACKING} to {self.largest_group}, smaller ones in a plain loop"
+        return f"vmap groups of {WORTH_STACKING} to {self.largest_group} where that gains, else a plain loop"
+
+    def gains(self, work: Work, jobs: Sequence[Job]) -> bool:
+        """For local training: at least `WORTH_STACKING` clients at the average step, and small batches."""
+        if isinstance(work, ClippedStep):
+            return True
+        steps = [-(-len(job.samples) // work.batch_size) for job in jobs]
+        width = min(work.batch_size, len(jobs[0].samples))
+        return sum(steps) >= WORTH_STACKING * steps[0] and self._operations(width) <= MOST_OPERATIONS
+
+    def _operations(self, width: int) -> float:
+        """Floating-point operations of a call of torch, about: those in the products of a forward pass of `width`
+        samples, for each tensor that it keeps for the way back."""
+        if width not in self._counted:
+            self._counted[width] = _operations_of_a_call(self.problem, width)
+        return self._counted[width]
+
+    @cached_property
+    def _counted(self) -> dict[int, float]:
+        return {}
 
     def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
         if isinstance(work, ClippedStep):
             self._clip(work, jobs, out)
             return
-        if len(jobs) < WORTH_STACKING:
+        if len(jobs) == 1:
             super().perform(work, jobs, out)
             return
         module, layout = self.problem.module, self.problem.layout
@@ -122,6 +144,25 @@ class VmapGroups(GroupLoop):
                 problem.module, layout, *data, start, samples, work, chunk=min(chunk, _LARGEST_CHUNK)
             )
         )
+
+
+def _operations_of_a_call(problem: Problem, width: int) -> float:
+    kept = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += 1
+        return tensor
+
+    rows = torch.arange(width) % len(problem.labels)
+    with (
+        in_mode(problem.module, training=True),
+        torch.enable_grad(),
+        FlopCounterMode(display=False) as products,
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        problem.module(problem.inputs[rows])
+    return float(products.get_total_flops()) / max(kept, 1)
 
 
 def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> tuple[_Parameters, _Parameters]:
