@@ -178,6 +178,7 @@ def _split(
     """`numbers` in falling order of samples, in a multiple of `workers` pieces of at most `largest`."""
     order = sorted(numbers, key=lambda number: -len(jobs[number].samples))
     mine = [jobs[number] for number in order]
+    largest = min(largest, len(order))
     # Those who are too large for any company would keep the others in their group from gaining.
     first = 0
     while first < len(order) and (largest == 1 or not gains(mine[first : first + largest])):
