@@ -28,6 +28,7 @@ from niss.learning import (
     LocalTraining,
     build_model,
 )
+from niss.learning.cpu.engine import CpuEngine
 from niss.learning.cpu.pool import WorkerError
 from niss.randomness import SimStream
 
@@ -37,8 +38,10 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks i
 
 
 @pytest.fixture(autouse=True)
-def _small_rounds_are_shared_too(monkeypatch) -> None:
+def _shared_whatever_the_clock_says(monkeypatch) -> None:
     monkeypatch.setattr("niss.learning.cpu.engine.WORTH_SHARING", 0.0)
+    monkeypatch.setattr("niss.learning.cpu.engine.OWN_CORE", 0.0)
+    monkeypatch.setattr(CpuEngine, "_gains_by_workers", CpuEngine._has_workers)
 
 
 def federation(name: str = "mlp") -> tuple[nn.Module, FlatLayout, Tensor, Tensor, list[Job]]:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -29,8 +29,37 @@ from niss.learning.models import Cnn, Mlp
 # Seconds of training, done and expected, from which on worker processes are worth their start: about two seconds of a
 # core each, for which this process does not wait.
 WORTH_WORKERS = 4.0
+# The part of a core that this process must have for itself then: less, and there is no core left for workers.
+OWN_CORE = 0.8
 # Seconds of a round from which on it is shared with workers that are there: on a busy machine they may answer late.
 WORTH_SHARING = 0.01
+# What remains of a measured time with each round after it, so that the slower way is tried again now and then.
+REMEMBERED = 0.98
+
+
+@dataclass
+class Pace:
+    """What a sample takes, by the latest measurements; and how many seconds were measured in all."""
+
+    total: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    samples: float = 0.0
+
+    def __float__(self) -> float:
+        """Seconds for a sample; without end while that is unknown."""
+        return self.seconds / self.samples if self.samples else math.inf
+
+    @contextmanager
+    def measure(self, samples: int) -> Iterator[None]:
+        """Inside, so many samples are trained; it counts as much as everything before it."""
+        began, cpu_began = time.perf_counter(), time.process_time()
+        yield
+        seconds = time.perf_counter() - began
+        self.total += seconds
+        self.seconds = self.seconds / 2 + seconds
+        self.cpu_seconds = self.cpu_seconds / 2 + time.process_time() - cpu_began
+        self.samples = self.samples / 2 + samples
 
 
 def choose_formulation(problem: Problem) -> PlainLoop:
@@ -53,9 +82,10 @@ def choose_formulation(problem: Problem) -> PlainLoop:
 class CpuEngine(Engine):
     """Trains groups of clients in this process and, once there is enough to do, in worker processes beside it.
 
-    How long a sample takes is measured here. When the work that was done and what is left of the call come to
-    `WORTH_WORKERS`, workers are started; this process trains meanwhile, and goes on as one of `workers` processes when
-    they have loaded. Who is in a group, and how it is trained, depends on the jobs alone: time only decides where.
+    When the work that was done and what is left of the call come to `WORTH_WORKERS`, and this process has a core for
+    itself, workers are started; it trains meanwhile, and goes on as one of `workers` processes when they have loaded.
+    From then on, rounds are shared as long as that is the faster way. Who is in a group, and how it is trained, depends
+    on the jobs alone: clocks only decide where.
     """
 
     device = torch.device("cpu")
@@ -65,7 +95,7 @@ class CpuEngine(Engine):
         self._formulation = formulation
         self._workers, self._reason = workers, reason
         self._pool: Pool | None = None
-        self._seconds, self._samples = 0.0, 0
+        self._alone, self._together = Pace(), Pace()
 
     @property
     def name(self) -> str:
@@ -79,18 +109,22 @@ class CpuEngine(Engine):
         form = self._formulation
         groups = make_groups(jobs, form.largest_group, self._workers, partial(form.gains, work))
         left = sum(_samples(work, group) for group in groups)
+        for pace in (self._alone, self._together):
+            pace.seconds *= REMEMBERED
         try:
             while groups:
-                # At the pace so far, which is unknown before the first group.
-                expected = left * self._seconds / self._samples if self._samples else math.inf
-                if self._workers > 1 and self._samples and self._seconds + expected > WORTH_WORKERS:
+                expected = left * float(self._alone)
+                if self._workers > 1 and self._is_worth_workers(expected):
                     self._start_pool()
-                if len(groups) > 1 and expected > WORTH_SHARING and self._has_workers():
+                if len(groups) > 1 and expected > WORTH_SHARING and self._gains_by_workers():
                     assert self._pool is not None
-                    self._pool.run(work, groups, take, self._train)
+                    with self._together.measure(left):
+                        self._pool.run(work, groups, take, self._train)
                 else:
-                    left -= _samples(work, groups[0])
-                    self._train(work, groups.popleft(), take)
+                    samples = _samples(work, groups[0])
+                    with self._alone.measure(samples):
+                        self._train(work, groups.popleft(), take)
+                    left -= samples
         except BaseException:
             # Workers in the middle of something (Ctrl-C, a death among them) are of no further use.
             self.close()
@@ -121,12 +155,21 @@ class CpuEngine(Engine):
         """One group, in this process."""
         numbers, jobs = group
         updates = self._updates[: len(numbers)]
-        began = time.perf_counter()
         with _one_thread():
             self._formulation.perform(work, jobs, updates)
-        self._seconds += time.perf_counter() - began
-        self._samples += _samples(work, group)
         take(numbers, updates)
+
+    def _is_worth_workers(self, expected: float) -> bool:
+        """Whether there is enough to do, of which `expected` seconds are left, and a core to do it."""
+        pace = self._alone
+        enough = bool(pace.samples) and pace.total + expected > WORTH_WORKERS
+        return enough and pace.cpu_seconds > OWN_CORE * pace.seconds
+
+    def _gains_by_workers(self) -> bool:
+        """Whether to share: with workers that are there, and not slower; each way is tried once."""
+        alone, together = self._alone, self._together
+        faster = bool(alone.samples) and float(together) < float(alone)
+        return (not together.samples or faster) and self._has_workers()
 
     def _has_workers(self, timeout: float | None = 0.0) -> bool:
         """Whether all workers have loaded; without them for good where they cannot load the module."""

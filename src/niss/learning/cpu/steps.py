@@ -99,9 +99,10 @@ def velocity_like(weights: Tensor, settings: LocalTraining) -> Tensor | None:
 
 
 def step(weights: Tensor, velocity: Tensor | None, gradient: Tensor, settings: LocalTraining) -> None:
-    """`weights` takes one step of `train_client`'s SGD along `gradient`, in place; the gradient is used up."""
+    """`weights` takes one step of `train_client`'s SGD along `gradient`, in place."""
     if settings.weight_decay:
-        gradient.add_(weights, alpha=settings.weight_decay)
+        # Not in place: autograd may hand out one tensor for two parameters.
+        gradient = gradient.add(weights, alpha=settings.weight_decay)
     if velocity is not None:
         gradient = velocity.mul_(settings.momentum).add_(gradient)
     weights.add_(gradient, alpha=-settings.learning_rate)
