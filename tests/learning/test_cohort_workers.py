@@ -41,6 +41,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks i
 def _shared_whatever_the_clock_says(monkeypatch) -> None:
     monkeypatch.setattr("niss.learning.cpu.engine.WORTH_SHARING", 0.0)
     monkeypatch.setattr("niss.learning.cpu.engine.OWN_CORE", 0.0)
+    monkeypatch.setattr("niss.learning.cpu.engine.TRUSTED", 0.0)
     monkeypatch.setattr(CpuEngine, "_gains_by_workers", CpuEngine._has_workers)
 
 

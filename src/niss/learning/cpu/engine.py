@@ -29,6 +29,8 @@ from niss.learning.models import Cnn, Mlp
 # Seconds of training, done and expected, from which on worker processes are worth their start: about two seconds of a
 # core each, for which this process does not wait.
 WORTH_WORKERS = 4.0
+# Seconds of training after which its pace is trusted: the first steps of a process load parts of torch.
+TRUSTED = 0.5
 # The part of a core that this process must have for itself then: less, and there is no core left for workers.
 OWN_CORE = 0.8
 # Seconds of a round from which on it is shared with workers that are there: on a busy machine they may answer late.
@@ -162,7 +164,7 @@ class CpuEngine(Engine):
     def _is_worth_workers(self, expected: float) -> bool:
         """Whether there is enough to do, of which `expected` seconds are left, and a core to do it."""
         pace = self._alone
-        enough = bool(pace.samples) and pace.total + expected > WORTH_WORKERS
+        enough = pace.total > TRUSTED and pace.total + expected > WORTH_WORKERS
         return enough and pace.cpu_seconds > OWN_CORE * pace.seconds
 
     def _gains_by_workers(self) -> bool:
