@@ -253,7 +253,8 @@ class Cohort:
             if isinstance(numbers, range):
                 torch.from_numpy(result[numbers.start : numbers.stop]).copy_(updates)
             else:
-                result[list(numbers)] = updates.cpu().numpy()
+                for number, update in zip(numbers, updates.cpu().numpy(), strict=True):
+                    result[number] = update
             if progress is not None:
                 progress(len(numbers))
 
