@@ -339,11 +339,11 @@ def some_jobs(sizes: tuple[int, ...]) -> list[Job]:
         ((3,) * WORTH_STACKING, 3, True),
         ((3,) * (WORTH_STACKING - 1), 3, False),
         ((90, *(3,) * 15), 3, False),
-        ((90, *(3,) * 15), 90, True),  # one step each
+        ((9, *(3,) * 15), 9, True),  # one step each
         ((12, *(9,) * 7), 3, True),
         ((400,) * 16, 10, True),
         ((400,) * 16, 400, False),
-        ((40,) * 16, 400, True),  # no batch has more than there are
+        ((10,) * 16, 400, True),  # no batch has more than there are
     ],
 )
 def test_clients_are_stacked_where_many_are_at_work_on_small_batches(sizes, batch_size, stacked) -> None:

@@ -35,9 +35,11 @@ _WORTHWHILE = (
 
 # vmap has a price of its own: at a step 8 clients gain 1.2 to 2.2 times on the plain loop, 4 hardly, 2 lose a fifth.
 WORTH_STACKING = 6
-# Where a call has more arithmetic than this, its price matters no longer, and what is stacked leaves the cache: up to
-# 0.34 million gained 1.05 to 2.1 times (GRU, LSTM, transformer, factorisation), from 0.42 million on 0.8 to 1.1 times.
+# Where a call of torch has more arithmetic than this, or keeps more, its price matters no longer, and what is stacked
+# leaves the cache. Measured: GRU and LSTM gain up to 0.34 million, and lose with 16 clients above; factorisation gains
+# with batches of 10 and loses with 20.
 MOST_OPERATIONS = 350_000
+MOST_KEPT_BYTES = 40 * 2**10
 
 # Gradients of samples that are computed at once. For 20 samples a client it gains 1.3 to 3.6 times; in 64 MiB it loses.
 CHUNK_BYTES = 8 * 2**20
@@ -83,17 +85,16 @@ class VmapGroups(GroupLoop):
             return True
         steps = [-(-len(job.samples) // work.batch_size) for job in jobs]
         width = min(work.batch_size, len(jobs[0].samples))
-        return sum(steps) >= WORTH_STACKING * steps[0] and self._operations(width) <= MOST_OPERATIONS
+        return sum(steps) >= WORTH_STACKING * steps[0] and self._is_light(width)
 
-    def _operations(self, width: int) -> float:
-        """Floating-point operations of a call of torch, about: those in the products of a forward pass of `width`
-        samples, for each tensor that it keeps for the way back."""
+    def _is_light(self, width: int) -> bool:
+        """Whether a call of torch has little to do in a step of `width` samples."""
         if width not in self._counted:
-            self._counted[width] = _operations_of_a_call(self.problem, width)
+            self._counted[width] = _has_light_calls(self.problem, width)
         return self._counted[width]
 
     @cached_property
-    def _counted(self) -> dict[int, float]:
+    def _counted(self) -> dict[int, bool]:
         return {}
 
     def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
@@ -146,12 +147,13 @@ class VmapGroups(GroupLoop):
         )
 
 
-def _operations_of_a_call(problem: Problem, width: int) -> float:
-    kept = 0
+def _has_light_calls(problem: Problem, width: int) -> bool:
+    """By the products of a forward pass and what it keeps for the way back, for each tensor that it keeps."""
+    own = {part.untyped_storage().data_ptr() for part in problem.module.parameters()}
+    kept: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += 1
+        kept.append(0 if tensor.untyped_storage().data_ptr() in own else tensor.nbytes)
         return tensor
 
     rows = torch.arange(width) % len(problem.labels)
@@ -162,7 +164,8 @@ def _operations_of_a_call(problem: Problem, width: int) -> float:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         problem.module(problem.inputs[rows])
-    return float(products.get_total_flops()) / max(kept, 1)
+    operations = products.get_total_flops()
+    return operations <= MOST_OPERATIONS * len(kept) and sum(kept) <= MOST_KEPT_BYTES * len(kept)
 
 
 def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> tuple[_Parameters, _Parameters]:
