@@ -39,7 +39,7 @@ WORTH_STACKING = 6
 # leaves the cache. Measured: GRU and LSTM gain up to 0.34 million, and lose with 16 clients above; factorisation gains
 # with batches of 10 and loses with 20.
 MOST_OPERATIONS = 350_000
-MOST_KEPT_BYTES = 40 * 2**10
+MOST_KEPT_BYTES = 64 * 2**10
 
 # Gradients of samples that are computed at once. For 20 samples a client it gains 1.3 to 3.6 times; in 64 MiB it loses.
 CHUNK_BYTES = 8 * 2**20
