@@ -160,10 +160,29 @@ def _gpus(device: str) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def take_gpu(names: Sequence[str], numbers: Any) -> None:
-    """In a process that begins: see one of these GPUs alone, the next in turn; `numbers` is a queue of numbers."""
+def memory_share(processes: int, gpus: int) -> float:
+    """The share of a GPU's memory that is a process's own where so many processes take so many GPUs in turn.
+
+    A twentieth is left to what CUDA itself takes for each of them.
+    """
+    return 0.95 / -(-processes // max(gpus, 1))
+
+
+def take_gpu(names: Sequence[str], numbers: Any, share: float | None) -> None:
+    """In a process that begins: see one of these GPUs alone, the next in turn, and take no more than its share.
+
+    numbers  a queue of numbers
+    share    of the GPU's memory (`memory_share`), None on a CPU: who is out of it trains fewer clients at once, and the
+             others do not notice; without it, the first would leave nothing to the last
+    """
     if names:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[numbers.get() % len(names)]
+    if share is None:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(share)
 
 
 class Session:
@@ -191,8 +210,9 @@ class Session:
         names, numbers = _gpus(self._job.device), context.Queue()
         for number in range(self._processes):
             numbers.put(number)
+        share = None if self._job.device == "cpu" else memory_share(self._processes, len(names))
         with ProcessPoolExecutor(
-            self._processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers)
+            self._processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
         ) as pool:
             while waiting or self._open or self._again:
                 ready = next((number for number, one in enumerate(waiting) if self._ready(*one[:2])), None)

@@ -304,11 +304,13 @@ def test_clipped_steps_of_other_modules_use_the_reference() -> None:
     sizes=st.lists(st.integers(1, 50), max_size=40),
     largest=st.integers(1, 16),
     workers=st.integers(1, 8),
+    at_least=st.integers(1, 4),
 )
-def test_groups_hold_everyone_once_largest_first(sizes, largest, workers) -> None:
+def test_groups_hold_everyone_once_largest_first(sizes, largest, workers, at_least) -> None:
     jobs = deal(tuple(sizes), [torch.zeros(1)])
-    groups = make_groups(jobs, largest, workers)
+    groups = make_groups(jobs, largest, workers, lambda some: len(some) >= at_least)
     rows = [row for numbers, _ in groups for row in numbers]
     assert sorted(rows) == list(range(len(sizes)))
     assert [sizes[row] for row in rows] == sorted(sizes, reverse=True)
     assert all(0 < len(numbers) <= largest for numbers, _ in groups)
+    assert all(len(numbers) in (1, *range(at_least, largest + 1)) for numbers, _ in groups)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,21 @@ from niss.learning import (
     LocalTraining,
     build_model,
 )
+from niss.learning.cpu.engine import CpuEngine
 from niss.learning.cpu.pool import WorkerError
 from niss.randomness import SimStream
 
 SIZES = (13, 31, 1, 20, 7, 40, 10)
 WORK = LocalTraining(epochs=2, momentum=0.5)
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+
+
+@pytest.fixture(autouse=True)
+def _shared_whatever_the_clock_says(monkeypatch) -> None:
+    monkeypatch.setattr("niss.learning.cpu.engine.WORTH_SHARING", 0.0)
+    monkeypatch.setattr("niss.learning.cpu.engine.OWN_CORE", 0.0)
+    monkeypatch.setattr("niss.learning.cpu.engine.TRUSTED", 0.0)
+    monkeypatch.setattr(CpuEngine, "_gains_by_workers", CpuEngine._has_workers)
 
 
 def federation(name: str = "mlp") -> tuple[nn.Module, FlatLayout, Tensor, Tensor, list[Job]]:
@@ -91,7 +101,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     assert np.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
     clipped = cohort.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2))
     assert np.array_equal(clipped, alone.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2)))
-    assert "2 workers" in cohort.engine
+    assert "2 processes" in cohort.engine
     assert "one process" in alone.engine
 
 
@@ -118,7 +128,7 @@ def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> Non
     with Cohort(module, layout, inputs, labels, workers=2) as cohort:
         first = cohort.train(jobs, WORK)
         assert cohort._engine._pool is None
-        monkeypatch.setattr("niss.learning.cpu.engine.PATIENCE", 0.0)
+        monkeypatch.setattr("niss.learning.cpu.engine.WORTH_WORKERS", 0.0)
         assert np.array_equal(cohort.train(jobs, WORK), first)
         processes = worker_ids(cohort)
         cohort.start()
@@ -149,7 +159,7 @@ def test_close_ends_every_worker_and_work_can_go_on() -> None:
 @needs_proc
 def test_a_killed_worker_is_an_error_that_says_so_and_ends_the_others() -> None:
     module, layout, inputs, labels, jobs = federation()
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    with Cohort(module, layout, inputs, labels, workers=3) as cohort:
         cohort.start()
         processes = worker_ids(cohort)
         os.kill(processes[1], signal.SIGKILL)
@@ -189,7 +199,7 @@ def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
         "from niss.randomness import SimStream\n"
         "module = build_model('mlp', samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))\n"
         "data = torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64)\n"
-        "cohort = Cohort(module, FlatLayout.of(module), *data, workers=2)\n"
+        "cohort = Cohort(module, FlatLayout.of(module), *data, workers=3)\n"
         "cohort.start()\n"
         "print(*[process.pid for process in cohort._engine._pool._processes], flush=True)\n"
         "time.sleep(60)\n"
@@ -220,7 +230,7 @@ def test_an_error_inside_a_worker_arrives_as_it_was(tmp_path, monkeypatch) -> No
     with Cohort(module, layout, inputs, labels, workers=2) as cohort:
         cohort.start()
         assert np.isfinite(cohort.train(jobs, WORK)).all()
-    inputs[2] = 77.0
+    inputs[sum(SIZES[:5])] = 77.0  # of the largest client, which is not trained here
     with Cohort(module, layout, inputs, labels, workers=2) as cohort:
         cohort.start()
         with pytest.raises(ConfigError, match="77 is not allowed") as caught:
@@ -258,11 +268,56 @@ def test_what_workers_cannot_import_is_trained_here_and_says_why(tmp_path, monke
         assert np.isfinite(cohort.train(jobs, WORK)).all()
 
 
-@pytest.mark.slow
-def test_cnn_in_workers() -> None:
-    module, layout, inputs, labels, jobs = federation("cnn")
-    alone = Cohort(module, layout, inputs, labels, workers=1)
+def shared_by(cohort: Cohort, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on: how many groups of each call were left to the workers of this cohort."""
+    counts: list[int] = []
+    pool = cohort._engine._pool
+    assert pool is not None
+    run = pool.run
+
+    def counted(work, groups, take, train) -> None:
+        here: list[object] = []
+        everything = len(groups)
+        run(work, groups, take, lambda *given: (here.append(given), train(*given)))
+        counts.append(everything - len(here))
+
+    monkeypatch.setattr(pool, "run", counted)
+    return counts
+
+
+def stacked() -> nn.Module:
+    """Small, and none of the package's: groups by vmap."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 10))
+
+
+def looped() -> nn.Module:
+    """Convolutions that are none of the package's: the plain loop."""
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize(
+    "build", [stacked, looped, lambda: federation("cnn")[0]], ids=["vmap", "loop", "cnn"]
+)
+def test_every_formulation_gives_the_same_bits_here_and_in_workers(build, monkeypatch) -> None:
+    """In both processes at once, in this one alone, and with the shared data in this one alone."""
+    module = build()
+    layout, inputs, labels, some = prepared(module)
+    many = [replace(job, stream=SimStream(n)) for n, job in enumerate(some * 5)]
     with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        before = cohort.train(many, WORK)
         cohort.start()
-        updates = cohort.train(jobs, LocalTraining(epochs=1))
-    assert np.array_equal(updates, alone.train(jobs, LocalTraining(epochs=1)))
+        left_to_workers = shared_by(cohort, monkeypatch)
+        assert np.array_equal(cohort.train(many, WORK), before)
+        assert left_to_workers[0] > 0
+        monkeypatch.setattr("niss.learning.cpu.engine.WORTH_SHARING", np.inf)
+        assert np.array_equal(cohort.train(many, WORK), before)
+        assert len(left_to_workers) == 1
+
+
+def test_one_group_stays_here(started, monkeypatch) -> None:
+    cohort, jobs = started
+    left_to_workers = shared_by(cohort, monkeypatch)
+    cohort.train(jobs[:1], WORK)
+    assert left_to_workers == []
+    cohort.train(jobs, WORK)
+    assert len(left_to_workers) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining
 from niss.learning.clipped import clipped_gradient_steps
 from niss.learning.cohort import Problem
-from niss.learning.cpu.vmap import VmapGroups, why_not
+from niss.learning.cpu.engine import make_groups
+from niss.learning.cpu.vmap import WORTH_STACKING, VmapGroups, why_not
 from niss.learning.cuda.program import stacked_module
 from niss.learning.cuda.trial import why_not_stacked
 from niss.learning.local import train_client
@@ -319,3 +322,57 @@ def test_what_cannot_be_stacked_is_looped_with_a_reason(module: Callable[[], nn.
     assert reason in found
     for name, buffer in task.module.named_buffers():
         assert torch.equal(buffer, before[name])
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(24, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+
+
+def some_jobs(sizes: tuple[int, ...]) -> list[Job]:
+    start = torch.zeros(1)
+    return [Job(start, torch.zeros(size, dtype=torch.int64), SimStream(n)) for n, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "stacked"),
+    [
+        ((3,) * WORTH_STACKING, 3, True),
+        ((3,) * (WORTH_STACKING - 1), 3, False),
+        ((90, *(3,) * 15), 3, False),
+        ((9, *(3,) * 15), 9, True),  # one step each
+        ((12, *(9,) * 7), 3, True),
+        ((400,) * 16, 10, True),
+        ((400,) * 16, 400, False),
+        ((10,) * 16, 400, True),  # no batch has more than there are
+    ],
+)
+def test_clients_are_stacked_where_many_are_at_work_on_small_batches(sizes, batch_size, stacked) -> None:
+    form = VmapGroups(make_problem(wide(), tokens=False))
+    jobs = some_jobs(sizes)
+    assert form.gains(LocalTraining(epochs=2, batch_size=batch_size), jobs) is stacked
+    assert form.gains(ClippedStep(1.0, 1.0), jobs)
+
+
+def test_a_giant_is_trained_alone_and_the_others_together() -> None:
+    form = VmapGroups(make_problem(wide(), tokens=False))
+    jobs = some_jobs((*(6,) * 20, 600, 3))
+    groups = make_groups(jobs, 16, 2, partial(form.gains, LocalTraining(batch_size=3)))
+    assert [len(numbers) for numbers, _ in groups] == [1, 11, 10]
+    assert groups[0][0] == (20,)
+
+
+def test_the_form_of_a_group_follows_the_rule(monkeypatch) -> None:
+    """Large batches go through the reference itself, bit for bit; small ones do not."""
+    task = make_problem(wide(), tokens=False)
+    jobs = [replace(job, samples=job.samples.repeat(80)) for job in make_jobs(task, (5,) * 8)]
+    loops: list[int] = []
+    update_of = Problem.update_of
+    monkeypatch.setattr(Problem, "update_of", lambda *given: loops.append(1) or update_of(*given))
+    with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
+        for batch_size, looped in ((400, len(jobs)), (5, 0)):
+            loops.clear()
+            work = LocalTraining(epochs=1, batch_size=batch_size, learning_rate=0.01)
+            rows = torch.from_numpy(cohort.train(jobs, work))
+            assert len(loops) == looped
+            for row, job in zip(rows, jobs, strict=True):
+                assert_learned_alike(row, update_of(task, job, work))

@@ -70,9 +70,22 @@ def test_processes_take_the_gpus_in_turn(monkeypatch):
     names, numbers, taken = session._gpus("auto"), Queue(), []
     for number in range(3):
         numbers.put(number)
+    limits: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     for _ in range(3):
-        session.take_gpu(names, numbers)
+        session.take_gpu(names, numbers, 0.475)
         taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert taken == ["4", "6", "4"]
+    session.take_gpu([], numbers, None)
+    assert limits == [0.475] * 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert session._gpus("cuda") == []
+
+
+@pytest.mark.parametrize("processes", range(1, 9))
+@pytest.mark.parametrize("gpus", range(4))
+def test_the_processes_of_a_gpu_have_room_beside_each_other(processes, gpus):
+    share = session.memory_share(processes, gpus)
+    on_a_gpu = [sum(n % max(gpus, 1) == gpu for n in range(processes)) for gpu in range(max(gpus, 1))]
+    assert max(on_a_gpu) * share == pytest.approx(0.95)

@@ -127,8 +127,9 @@ def choose_engine(
 
     - `plain`: the reference loop itself, in this process, on the CPU, whatever the device and the module;
     - cpu: `Mlp` as built in groups of clients, `Cnn` as built client by client, both with a backward pass by
-      hand; small modules without convolutions in groups by vmap; anything else in the reference loop. On all
-      cores, or `workers` of them, unless the module cannot be sent to other processes;
+      hand; small modules without convolutions in groups by vmap, where the clients are many and their batches small;
+      anything else in the reference loop. On all cores, or `workers` of them, where that is faster, unless the module
+      cannot be sent to other processes;
     - cuda: `Mlp` and `Cnn` as built in fused Triton kernels, in plain torch without Triton or in float64; other
       modules by vmap where two clients on trial equal the reference, and a step of one does not fill the device;
       else the reference loop. `tf32` allows TF32 in its products.
@@ -200,7 +201,7 @@ class Cohort:
     module, layout  what is trained; the module is scratch space
     inputs, labels  the samples of all clients; a job names its rows of them
     device          "cpu", "cuda" (or "cuda:1" and so on), or "auto": the GPU where there is one
-    workers         processes on the CPU; None: one for each core
+    workers         processes on the CPU, this one among them; None: one for each core
     tf32            whether a GPU may compute its products in TF32
     plain           train with the reference loop, in this process, whatever the module and the device
     """
@@ -252,7 +253,8 @@ class Cohort:
             if isinstance(numbers, range):
                 torch.from_numpy(result[numbers.start : numbers.stop]).copy_(updates)
             else:
-                result[list(numbers)] = updates.cpu().numpy()
+                for number, update in zip(numbers, updates.cpu().numpy(), strict=True):
+                    result[number] = update
             if progress is not None:
                 progress(len(numbers))
 

@@ -139,6 +139,7 @@ def measure(
         Cohort(module, layout, inputs, labels, plain=True) as plain,
     ):
         progress("warming up")
+        cohort.start()
         cohort.train(jobs, settings)
         for repeat in range(repeats):
             progress(f"repeat {repeat + 1} of {repeats}: engine")

@@ -20,7 +20,7 @@ import tempfile
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
@@ -42,8 +42,10 @@ from niss.randomness import SimStream
 _READY, _DONE, _FAILED = "ready", "done", "failed"
 _CACHE_LINE = 64
 
-# A worker fills one slot while the parent empties the other.
+# A worker fills one slot while the updates in the other wait for the parent.
 _SLOTS_EACH = 2
+# What a connection holds before a sender waits for the reader, with room to spare.
+_UNREAD_BYTES = 2**16
 # Paths first: a worker must find the modules that the parent's module is made of.
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -62,6 +64,8 @@ _ENVIRONMENT = {
 _Link: TypeAlias = "Connection[Any, Any]"
 # The numbers of some jobs, and the jobs.
 Group = tuple[tuple[int, ...], Sequence[Job]]
+# Trains one group, and hands its updates on.
+Train = Callable[[Work, Group, Take], None]
 
 
 class WorkerError(NissError):
@@ -160,30 +164,36 @@ class Pool:
                 self._waiting.discard(connection)
         return not self._waiting
 
-    def run(self, work: Work, groups: deque[Group], take: Take) -> None:
-        """Empty `groups`, largest first; `take` gets each group's updates as they arrive.
+    def run(self, work: Work, groups: deque[Group], take: Take, train: Train) -> None:
+        """Empty `groups`, largest first, together with this process, which trains one at a time by `train`.
 
-        A worker has its next group before the parent takes the last one's updates out of the other slot. Raises
-        what a worker raised, with where it happened as a note, and `WorkerError` where one died.
+        `take` gets each group's updates as they arrive. As long as there are groups enough for everybody, a worker has
+        its next one before it is done with the last: this process looks after it only between groups of its own.
+        Raises what a worker raised, with where it happened as a note, and `WorkerError` where one died.
         """
         places = self._share_starts(groups)
-        busy: dict[_Link, tuple[int, tuple[int, ...]]] = {}
+        # Of each worker the slot and the numbers of what it has to do, at most two.
+        busy: dict[_Link, deque[tuple[int, tuple[int, ...]]]] = {link: deque() for link in self._connections}
 
-        def hand_out(connection: _Link, slot: int) -> None:
+        def hand_out(worker: int, connection: _Link) -> None:
             numbers, jobs = groups.popleft()
             clients = tuple((places[id(job.start)], job.samples.numpy(), job.stream) for job in jobs)
-            busy[connection] = (slot, numbers)
+            slot = busy[connection][0][0] ^ 1 if busy[connection] else _SLOTS_EACH * worker
+            busy[connection].append((slot, numbers))
             self._send(connection, Task(work, clients, len(places), slot))
 
-        for worker, connection in enumerate(self._connections):
+        while groups or any(busy.values()):
+            # One for each worker, then a second one where there is enough for all; the last is for this process.
+            for already, kept in ((0, 1), (1, len(busy) + 1)):
+                for worker, (connection, tasks) in enumerate(busy.items()):
+                    if len(tasks) == already and len(groups) > kept and _fits_behind(already, groups[0]):
+                        hand_out(worker, connection)
             if groups:
-                hand_out(connection, _SLOTS_EACH * worker)
-        while busy:
-            for connection in cast("list[_Link]", wait(busy)):
+                train(work, groups.popleft(), take)
+            waiting = [link for link, tasks in busy.items() if tasks]
+            for connection in cast("list[_Link]", wait(waiting, 0.0 if groups or not waiting else None)):
                 self._receive(connection)
-                slot, numbers = busy.pop(connection)
-                if groups:
-                    hand_out(connection, slot ^ 1)
+                slot, numbers = busy[connection].popleft()
                 take(numbers, self._updates[slot, : len(numbers)])
 
     def _share_starts(self, groups: deque[Group]) -> dict[int, int]:
@@ -223,6 +233,11 @@ class Pool:
             f"worker {number + 1} of {len(self._processes)} (process {process.pid}) {how} {doing}",
             hint="most often the machine ran out of memory: use fewer workers, or workers = 1 for none",
         )
+
+
+def _fits_behind(already: int, group: Group) -> bool:
+    """Whether a connection takes the rows of `group` behind so many tasks that its worker has not read yet."""
+    return not already or sum(job.samples.nbytes for job in group[1]) <= _UNREAD_BYTES
 
 
 def _share(memory: SharedMemory, problem: Problem) -> tuple[Problem, int]:
