@@ -135,7 +135,7 @@ class TrainingConfig(Section):
     size_cap       Largest size that counts with `weights = "declared"`.
     engine         `cohort`: all clients of a round together. `plain`: one after another, the reference.
     device         `auto` takes a GPU where there is one. `cuda:all`: a process on each GPU of this machine.
-    workers        Worker processes of the cohort engine on CPUs; none: as many as pay off.
+    workers        Processes of the cohort engine on CPUs, this one among them; none: as many as pay off.
     tf32           Faster and coarser products on a GPU.
     threads        Threads of linear algebra.
     """
