@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from niss.learning import (
     build_model,
 )
 from niss.learning.cpu.engine import CpuEngine
-from niss.learning.cpu.pool import WorkerError
+from niss.learning.cpu.pool import Pool, WorkerError
 from niss.randomness import SimStream
 
 SIZES = (13, 31, 1, 20, 7, 40, 10)
@@ -103,6 +104,25 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     assert np.array_equal(clipped, alone.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2)))
     assert "2 processes" in cohort.engine
     assert "one process" in alone.engine
+
+
+def test_the_first_shared_round_does_not_count_against_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, layout, inputs, labels, jobs = federation()
+    shared: list[int] = []
+    run = Pool.run
+
+    def spy(pool: Pool, *arguments: Any) -> None:
+        shared.append(1)
+        run(pool, *arguments)
+
+    monkeypatch.setattr(Pool, "run", spy)
+    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+        cohort.start()
+        cohort.train(jobs, WORK)
+        assert not cohort._engine._together.samples
+        cohort.train(jobs, WORK)
+        assert cohort._engine._together.samples
+    assert len(shared) == 2
 
 
 def test_out_is_filled_and_progress_counts_everyone(started) -> None:

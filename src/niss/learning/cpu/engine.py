@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -98,6 +98,7 @@ class CpuEngine(Engine):
         self._workers, self._reason = workers, reason
         self._pool: Pool | None = None
         self._alone, self._together = Pace(), Pace()
+        self._have_shared = False
 
     @property
     def name(self) -> str:
@@ -119,9 +120,7 @@ class CpuEngine(Engine):
                 if self._workers > 1 and self._is_worth_workers(expected):
                     self._start_pool()
                 if len(groups) > 1 and expected > WORTH_SHARING and self._gains_by_workers():
-                    assert self._pool is not None
-                    with self._together.measure(left):
-                        self._pool.run(work, groups, take, self._train)
+                    self._share(work, groups, take, left)
                 else:
                     samples = _samples(work, groups[0])
                     with self._alone.measure(samples):
@@ -161,6 +160,13 @@ class CpuEngine(Engine):
             self._formulation.perform(work, jobs, updates)
         take(numbers, updates)
 
+    def _share(self, work: Work, groups: deque[Group], take: Take, samples: int) -> None:
+        """All groups, with the workers; the first time says nothing of their pace, as they load parts of torch."""
+        assert self._pool is not None
+        with self._together.measure(samples) if self._have_shared else nullcontext():
+            self._pool.run(work, groups, take, self._train)
+        self._have_shared = True
+
     def _is_worth_workers(self, expected: float) -> bool:
         """Whether there is enough to do, of which `expected` seconds are left, and a core to do it."""
         pace = self._alone
@@ -168,7 +174,7 @@ class CpuEngine(Engine):
         return enough and pace.cpu_seconds > OWN_CORE * pace.seconds
 
     def _gains_by_workers(self) -> bool:
-        """Whether to share: with workers that are there, and faster by a tenth; each way is tried once."""
+        """Whether to share: with workers that are there, and faster by a tenth; both ways are tried first."""
         alone, together = self._alone, self._together
         faster = bool(alone.samples) and float(together) < 0.9 * float(alone)
         return (not together.samples or faster) and self._has_workers()
