@@ -108,7 +108,7 @@ CUDA_CASES = {
     "mf": Case("mf", 100, 25, 1),
 }
 """What is measured on a GPU instead: there the time of a step hardly depends on the model, but on its launches."""
-SEQUENCES = ("gru", "torch-gru", "transformer", "lora")
+SEQUENCES = ("gru", "lstm", "torch-gru", "transformer", "lora")
 PAPER_CNN = Case("cnn", 30, 600, 5)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps
@@ -37,9 +37,13 @@ _WORTHWHILE = (
 WORTH_STACKING = 6
 # Where a call of torch has more arithmetic than this, or keeps more, its price matters no longer, and what is stacked
 # leaves the cache. Measured: GRU and LSTM gain up to 0.34 million, and lose with 16 clients above; factorisation gains
-# with batches of 10 and loses with 20.
+# 1.45 times with batches of 20 and loses a tenth with 64.
 MOST_OPERATIONS = 350_000
-MOST_KEPT_BYTES = 64 * 2**10
+MOST_KEPT_BYTES = 128 * 2**10
+# Tensors that a forward pass keeps, from which on it is long: then the slopes of all clients are taken at once by plain
+# autograd, whose calls cost less (GRU 1.9 times as fast as the loop, by torch.func 1.2). In a short pass torch.func has
+# the better layouts (factorisation in batches of 10: 1.7, by plain autograd 1.2).
+LONG = 200
 
 # Gradients of samples that are computed at once. For 20 samples a client it gains 1.3 to 3.6 times; in 64 MiB it loses.
 CHUNK_BYTES = 8 * 2**20
@@ -97,6 +101,10 @@ class VmapGroups(GroupLoop):
     def _counted(self) -> dict[int, bool]:
         return {}
 
+    @cached_property
+    def _is_long(self) -> bool:
+        return _is_long(self.problem)
+
     def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
         if isinstance(work, ClippedStep):
             self._clip(work, jobs, out)
@@ -111,7 +119,7 @@ class VmapGroups(GroupLoop):
         velocities = {name: velocity_like(part, work) for name, part in everyone.items()}
         # Without seed or restored buffers: `why_not` let in no layer that draws or remembers anything.
         with in_mode(module, training=True):
-            gradients = _stacked_gradients(module, int(labels.max()))
+            gradients = _stacked_gradients(self.problem, long=self._is_long)
             for number, working in enumerate(schedule.working):
                 rows = schedule.rows[number, :working]
                 weights = {name: part[:working] for name, part in everyone.items()}
@@ -149,6 +157,18 @@ class VmapGroups(GroupLoop):
 
 def _has_light_calls(problem: Problem, width: int) -> bool:
     """By the products of a forward pass and what it keeps for the way back, for each tensor that it keeps."""
+    with FlopCounterMode(display=False) as products:
+        kept = _kept(problem, width)
+    operations = products.get_total_flops()
+    return operations <= MOST_OPERATIONS * len(kept) and sum(kept) <= MOST_KEPT_BYTES * len(kept)
+
+
+def _is_long(problem: Problem) -> bool:
+    return len(_kept(problem, 1)) >= LONG
+
+
+def _kept(problem: Problem, width: int) -> list[int]:
+    """The bytes of each tensor that a forward pass of `width` samples keeps for the way back; 0 for parameters."""
     own = {part.untyped_storage().data_ptr() for part in problem.module.parameters()}
     kept: list[int] = []
 
@@ -160,12 +180,10 @@ def _has_light_calls(problem: Problem, width: int) -> bool:
     with (
         in_mode(problem.module, training=True),
         torch.enable_grad(),
-        FlopCounterMode(display=False) as products,
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         problem.module(problem.inputs[rows])
-    operations = products.get_total_flops()
-    return operations <= MOST_OPERATIONS * len(kept) and sum(kept) <= MOST_KEPT_BYTES * len(kept)
+    return kept
 
 
 def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> tuple[_Parameters, _Parameters]:
@@ -176,9 +194,9 @@ def _stack(layout: FlatLayout, starts: Sequence[Tensor]) -> tuple[_Parameters, _
     return everyone, {name: part for name, part in parts[0].items() if name not in everyone}
 
 
-def _stacked_gradients(module: nn.Module, highest_label: int) -> _Gradients:
+def _stacked_gradients(problem: Problem, *, long: bool) -> _Gradients:
     """Gradients of each client's loss, sum_i share_i * cross-entropy_i over its batch, with all clients stacked."""
-    forward = as_function(module)
+    forward, highest_label = as_function(problem.module), int(problem.labels.max())
 
     def batch_loss(
         weights: _Parameters, common: _Parameters, images: Tensor, labels: Tensor, share: Tensor
@@ -188,7 +206,10 @@ def _stacked_gradients(module: nn.Module, highest_label: int) -> _Gradients:
         )
         return (sample_losses(logits, labels) * share).sum()
 
-    losses = vmap(batch_loss, in_dims=(0, None, 0, 0, 0))
+    places = (0, None, 0, 0, 0)
+    if not long:
+        return vmap(grad(batch_loss), in_dims=places)
+    losses = vmap(batch_loss, in_dims=places)
 
     def gradients(weights: _Parameters, *rest: Any) -> _Parameters:
         # No client's loss depends on another's weights: the slopes of the sum are those of each.
@@ -209,7 +230,7 @@ def _same_gradients(problem: Problem) -> bool:
     share = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]], dtype=layout.dtype)
     start = layout.flatten(module)
     with in_mode(module, training=True), torch.enable_grad():
-        gradients = _stacked_gradients(module, int(labels.max()))
+        gradients = _stacked_gradients(problem, long=_is_long(problem))
         stacked = gradients(*_stack(layout, [start, start]), inputs[rows], labels[rows], share)
         parameters = trainable_parameters(module)
         for client, count in enumerate((3, 2)):
