@@ -132,7 +132,7 @@ def test_many_drawn_graphs_keep_the_promise(
         participants=size, neighbours=neighbours, collusion=collusion, mode=mode, dropout=dropout
     )
     terms = make_terms(planned.plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)
-    assess = Assessor(failure=planned.plan.corruption.failure)
+    assess = Assessor(failure=planned.plan.failure)
     costs = []
     for draw in range(20):
         federation = Federation(size, f"many {draw}")
