@@ -190,7 +190,7 @@ class CpuEngine(Engine):
 
     def _start_pool(self) -> None:
         if self._pool is None:
-            self._pool = Pool(self._formulation, self._workers - 1)
+            self._pool, self._have_shared = Pool(self._formulation, self._workers - 1), False
             # One copy of the data is enough: the shared one serves this process too.
             self._formulation = replace(self._formulation, problem=self._pool.problem)
 

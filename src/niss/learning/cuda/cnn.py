@@ -237,9 +237,9 @@ class CnnSteps(Convolutions, Steps):
         shared = LinearSteps(table, problem.labels, settings, precision)
         super().__init__(problem.inputs, shared, beside=beside)
         clients, rows, device = self._shared.clients, self._shared.rows, self._device
-        self._sides: list[torch.cuda.Stream] = []
+        self._side: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._sides = [torch.cuda.Stream(device)]  # type: ignore[no-untyped-call]
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         area_1, area_2 = (rows_ * columns for rows_, columns in (self._half, self._quarter))
         hidden, classes = self._layout.shapes[4][0], self._layout.shapes[6][0]
         moving = self._shared.momentum
@@ -314,19 +314,18 @@ class CnnSteps(Convolutions, Steps):
         )
 
     @contextmanager
-    def _beside(self, number: int) -> Iterator[None]:
-        """Launch on a side stream, after all launches so far, what may run beside those that follow."""
-        if not self._sides:
+    def _beside(self) -> Iterator[None]:
+        """Launch on the side stream, after all launches so far, what may run beside those that follow."""
+        if self._side is None:
             yield
             return
-        side = self._sides[number]
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
             yield
 
     def _join(self) -> None:
-        for side in self._sides:
-            torch.cuda.current_stream(self._device).wait_stream(side)
+        if self._side is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
 
     def _hidden_slope(self) -> None:
         """From the slope in the hidden layer's outputs to that in the second convolution's."""
@@ -351,7 +350,7 @@ class CnnSteps(Convolutions, Steps):
         grid = {"PITCH": pitch, "PLANE": pitch * (self._half[0] + 4), "WIDTH": self._half[1], "AREA": area_1}
         block_m = _CONV2_SLOPE[self._pairs]["BLOCK_M"]
         # Neither of the two large products fills the device alone.
-        with self._beside(0):
+        with self._beside():
             kernels.conv2_gradient[(_KERNEL, clients, _PARTS)](
                 *self._pooled1.arguments(), *self._grid_slope.arguments(), self._parts2, rows, **grid,
                 PARTS=_PARTS, PAIRS=self._pairs, **_CONV2_GRADIENT,
@@ -362,7 +361,7 @@ class CnnSteps(Convolutions, Steps):
             PAIRS=self._pairs, **_CONV2_SLOPE[self._pairs],
         )  # fmt: skip
         # The weight moves once both products are done: one reads it, the other makes its gradient.
-        with self._beside(0):
+        with self._beside():
             self._move(self._parts2, self._conv2, self._conv2_velocity, offset, halves=self._halves2)
         kernels.conv1_gradient[(self._parts1.shape[1], clients)](
             self._data, table.rows, table.counter, offset, self._slope1, self._which1, self._parts1,

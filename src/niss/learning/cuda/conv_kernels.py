@@ -276,8 +276,8 @@ def conv1_gradient(
     IMAGE: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT_AREA: tl.constexpr,
     SPAN: tl.constexpr, BLOCK_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """parts[client, programs of an image x row + program] = the gradient of the first convolution's weight and bias
-    from SPAN pooled positions of one image, each with its patch at the place of its maximum."""
+    """parts[client, program] = the gradient of the first convolution's weight and bias from SPAN pooled positions of
+    one image, each with its patch at the place of its maximum."""
     client = tl.program_id(1).to(tl.int64)
     spans: tl.constexpr = (OUT_AREA + SPAN - 1) // SPAN
     image = tl.program_id(0) // spans
@@ -301,9 +301,8 @@ def conv1_gradient(
                 data, row * IMAGE, 2 * y + q // 2, 2 * x + q % 2, k, real, TAPS, PITCH, PLANE
             )
             total = product(tl.trans(patch), tl.where(spot == q, slope, 0.0), total, PRECISION)
-    tl.store(
-        parts + (cell * spans + tl.program_id(0) % spans) * PATCH * 32 + k[:, None] * 32 + o[None, :], total
-    )
+    part = client * rows * spans + tl.program_id(0)
+    tl.store(parts + part * PATCH * 32 + k[:, None] * 32 + o[None, :], total)
 
 
 @triton.jit(do_not_specialize=["offset"])
