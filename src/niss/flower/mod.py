@@ -34,7 +34,6 @@ from niss.accounting import Assessor, CarriedAccount, Promise, charge_to
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.flower.limits import Limits
 from niss.flower.metrics import NoisyMetrics
-from niss.flower.prometheus import counted
 from niss.flower.proposal import Enrolment, Proposal, read_proposal
 from niss.flower.state import SELF, StateStore, open_store
 from niss.flower.transport import (
@@ -109,9 +108,6 @@ class NissMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message of Flower's; `call_next` is the app, or the mod after this one."""
-        return counted(self._reply, self._limits)(message, context, call_next)
-
-    def _reply(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type.partition(".")[0]
         if kind in self._allow:
             return call_next(message, context)

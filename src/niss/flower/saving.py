@@ -41,7 +41,6 @@ from numpy.typing import NDArray
 from niss.errors import ConfigError, PrivacyError, RunFolderError
 from niss.files import lock_file, parse_json, read_private, write_atomically
 from niss.flower.account import Pending
-from niss.flower.prometheus import Exporter
 from niss.protocol import Identity, SecretBytes
 
 if TYPE_CHECKING:
@@ -235,7 +234,6 @@ class RunRecorder(Strategy):
 
     def __init__(self, strategy: NissStrategy, folder: RunFolder | None, rounds: int) -> None:
         self._strategy, self._folder, self._rounds = strategy, folder, rounds
-        self._exporter = Exporter(os.environ.get("NISS_SERVER_METRICS", ""))
         self._done = self._before = 0
         self._arrays: dict[str, Any] = {}
         self.metrics: MetricsByRound = {"train": {}, "evaluate": {}, "server": {}}
@@ -251,7 +249,7 @@ class RunRecorder(Strategy):
         evaluate_fn: Evaluate | None,
     ) -> Result:
         """The rounds that are left; the result has the metrics of those before too."""
-        with self._exporter, nullcontext() if self._folder is None else self._folder.locked():
+        with nullcontext() if self._folder is None else self._folder.locked():
             self._model = arrays
             if self._folder is not None:
                 self._resume(self._folder)
@@ -349,7 +347,6 @@ class RunRecorder(Strategy):
 
     def _keep(self) -> None:
         self._strategy.write_report(self.metrics)
-        self._exporter.publish(self._strategy)
         self._save()
 
     def _save(self, pending: Pending | None = None) -> None:
