@@ -44,7 +44,7 @@ class Training:
 
     config         Settings; flags override them.
     preset         Start from settings shipped with niss: demo or paper.
-    dataset        See `niss data list`; or leaf:PATH or tff:PATH.
+    dataset        See `niss data list`.
     model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text; mf for ratings.
     split          iid, shards or dirichlet; natural, their default, for datasets that have clients.
     rounds         Number of rounds.

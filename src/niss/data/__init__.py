@@ -1,13 +1,12 @@
 """Datasets, and how they are dealt out to clients.
 
 `load_dataset` reads one by name, verified against published checksums; `partition` splits its labels among clients,
-`partition_by_owner` gives the samples to the clients they come from. `read_leaf` and `read_tff` read files you have.
+`partition_by_owner` gives the samples to the clients they come from.
 """
 
 from __future__ import annotations
 
 from niss.data.dataset import Dataset
-from niss.data.own import read_leaf, read_tff
 from niss.data.partition import partition, partition_by_owner
 from niss.data.sources import DatasetInfo, fetch_dataset, list_datasets, load_dataset
 
@@ -19,6 +18,4 @@ __all__ = [
     "load_dataset",
     "partition",
     "partition_by_owner",
-    "read_leaf",
-    "read_tff",
 ]

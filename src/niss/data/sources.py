@@ -14,7 +14,6 @@ from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, find_spec, s
 from niss.data.dataset import Dataset
 from niss.data.download import Progress
 from niss.data.formats import decode
-from niss.data.own import count_own, is_own, read_own
 from niss.errors import DataError
 
 
@@ -41,22 +40,17 @@ def load_dataset(
     root: Path | None = None,
     download: bool = True,
     progress: Progress | None = None,
-    clients: int | None = None,
 ) -> Dataset:
     """The dataset of that name, verified, and downloaded first where need be and `download` allows it.
 
-    name       of the catalog; `list_datasets` has them all. Or where files of your own are: `leaf:PATH` or `tff:PATH`,
-               see `read_leaf` and `read_tff`; the rest is about the catalog, but for `clients`
+    name       of the catalog; `list_datasets` has them all
     root       a folder that holds `<name>/<file>`; by default `$NISS_DATA` is searched, then the user cache
     download   whether to fetch missing files, to `root` if given, otherwise to the user cache
     progress   called with file name, bytes so far and their final number if known
-    clients    of files of your own, read no more than so many clients
 
     `mnist-mini` is part of the package and always at hand. Raises `ConfigError` for an unknown name and `DataError`
     for files that are missing, damaged or cannot be fetched, with what to put where.
     """
-    if is_own(name):
-        return read_own(name, clients)
     return load_spec(spec_named(name), root=root, download=download, progress=progress)
 
 
@@ -71,8 +65,6 @@ def fetch_dataset(name: str, *, root: Path | None = None, progress: Progress | N
 
 def clients_of(name: str) -> int | None:
     """To how many clients the samples of a dataset belong; None where to nobody, and for an unknown name."""
-    if is_own(name):
-        return count_own(name)
     spec = find_spec(name)
     return None if spec is None else spec.clients
 

@@ -222,14 +222,12 @@ def gather_together(
     The first holds the training examples for all. `dataset` stands in for the one the configs name.
     """
     if dataset is None:
-        everyone = any("clients" in config.data.left_out for config in configs)
-        wanted = None if everyone else max(config.data.clients for config in configs)
         spec = find_spec(configs[0].data.dataset)
         if model is None and spec is not None:
             # Before anything is downloaded or read.
             for config in configs:
                 check_model(config.model.name, sample_spec(spec), _sizes(config))
-        dataset = load_dataset(configs[0].data.dataset, clients=wanted)
+        dataset = load_dataset(configs[0].data.dataset)
     train, test = to_tensors(dataset)
     data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
     gathered: list[Materials] = []

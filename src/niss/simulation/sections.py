@@ -51,8 +51,7 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which data, and how it is dealt out to the clients.
 
-    dataset             A name from `niss data list`, or files that you have, as `leaf:PATH` or `tff:PATH`; not used
-                        with datasets of your own.
+    dataset             A name from `niss data list`; not used with datasets of your own.
     split               How samples are dealt out: at random, sorted by label in shards, by Dirichlet proportions, or
                         `natural`, to the clients they come from. Left out: `natural` where the dataset has such
                         clients, else `iid`.
