@@ -126,11 +126,6 @@ class LedgerFile:
             raise _unreadable(path, error) from None
         return cls._verified(path, content, None, expected_head)
 
-    @classmethod
-    def parse(cls, content: bytes, path: Path) -> LedgerFile:
-        """The same, of the bytes of a ledger that came from elsewhere; `path` names it in errors."""
-        return cls._verified(path, content, None, None)
-
     @property
     def entries(self) -> tuple[Charge, ...]:
         """Every charge, in the order of the file."""

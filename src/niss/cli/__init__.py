@@ -1,5 +1,5 @@
 """The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
-`niss data`, `niss keys`, `niss node`, `niss tracker`, `niss up`, `niss report`, `niss ui`, `niss attack`,
+`niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss ui`, `niss attack`,
 `niss reproduce`, `niss verify`, `niss export`, `niss bench`.
 
 Results go to stdout, progress and messages to stderr. The exit codes are in `niss.cli.errors`. Importing this package
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from niss.cli import account, attack, data, keys, new, node, plan, reproduce, services, simulate, up
+from niss.cli import account, attack, data, keys, new, plan, reproduce, services, simulate, up
 from niss.cli.errors import (
     CRASHED,
     INTERRUPTED,
@@ -56,7 +56,6 @@ app.add_typer(attack.app, name="attack")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
-app.add_typer(node.app, name="node")
 
 
 @app.callback(invoke_without_command=True)

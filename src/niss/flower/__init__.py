@@ -16,7 +16,6 @@ Where to read, on the client and on the server:
     saving       what is kept of a run, to go on after the server was killed
     account      what was charged and what happened; the statement
     metrics      metrics inside the upload, on both sides
-    handover     a node's books, handed on to another identity
     proposal     how a run begins, on both sides
     transport    what Flower's messages carry, on both sides
 

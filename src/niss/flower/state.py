@@ -40,7 +40,6 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from niss.accounting import ChargeableLedger, Ledger, LedgerFile
-from niss.accounting.handover import require_owner
 from niss.accounting.node_limits import Limit, require_within
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, LIMITS, PRIVATE, locked_folder, read_private, write_atomically
@@ -305,8 +304,7 @@ class FolderStore(StateStore):
     a client without its memory could answer a round twice, one without its ledger overspend.
     """
 
-    def __init__(self, folder: Path, *, heir: bytes | None = None) -> None:
-        """`heir` is an identity that the ledger may have been handed to, beside the folder's own."""
+    def __init__(self, folder: Path) -> None:
         self._folder, self._ledger = folder, folder / LEDGER
         _require_private(folder, "700")
         key = folder / OWN_KEY
@@ -318,7 +316,6 @@ class FolderStore(StateStore):
                 )
             create_keyfile(key, Identity.generate(os.urandom))
         self.identity = load_identity(key)
-        self._owners = [one.hex() for one in (self.identity.public, heir) if one is not None]
         try:
             saved = SecretBytes(read_private(folder / NOTES, follow_links=True))
             self.state = ClientState.from_bytes(saved)
@@ -341,7 +338,6 @@ class FolderStore(StateStore):
             )  # Version 0.1 let others read it, in a folder that they could not enter.
         _require_private(self._ledger, "600")
         ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
-        require_owner(ledger, self._owners)
         if self.state.saves < max((int(entry.basis.get("notes", 0)) for entry in ledger.entries), default=0):
             raise PrivacyError(
                 f"the file {NOTES!r} in {self._folder} is older than the last charge of its ledger",
