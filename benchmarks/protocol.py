@@ -178,10 +178,10 @@ class NissStandIn:
         return replace(message, signature=self.identity.sign(purpose, signed_part(message)))
 
 
-def niss_terms(case: Case, mode: str, shares: str, drops: int) -> Terms:
-    """Noise of the size of one client's part, or uniform masks; what else is varied here changes no timing."""
+def niss_terms(case: Case, mode: str, drops: int) -> Terms:
+    """Noise of the size of one client's part; what else is varied here changes no timing."""
     own = (CLIP / case.clients) ** 2
-    repairing, uniform = mode == "repair", shares == "uniform"
+    repairing = mode == "repair"
     members, threshold = case.members if repairing else (0, 0)
     return Terms(
         run=b"benchmark",
@@ -193,9 +193,9 @@ def niss_terms(case: Case, mode: str, shares: str, drops: int) -> Terms:
         modulus_bits=MODULUS_BITS,
         clip=CLIP,
         neighbours=float(case.degree),
-        unit_variance=math.inf if uniform else own / case.degree,
+        unit_variance=own / case.degree,
         residual_variance=case.residual * own,
-        self_variance=math.inf if uniform else 0.9 * own if repairing else 0.0,
+        self_variance=0.9 * own if repairing else 0.0,
         revealed=max(1, drops) if repairing else 0,
         dropped=max(1, drops) if repairing else 0,
         committee=members,
@@ -206,7 +206,7 @@ def niss_terms(case: Case, mode: str, shares: str, drops: int) -> Terms:
 class NissRound:
     """One round: real clients in the first seats, stand-ins in the others."""
 
-    def __init__(self, case: Case, mode: str, shares: str, drops: int) -> None:
+    def __init__(self, case: Case, mode: str, drops: int) -> None:
         self.case, self.mode, self.measured = case, mode, Measured()
         self.server_identity, holder = Identity.generate(os.urandom), Identity.generate(os.urandom)
         chain = BeaconChain(2, holder=holder, entropy=os.urandom)
@@ -228,7 +228,7 @@ class NissRound:
             Participant(one.identity.public, published(one.store.batch(1, one.identity, os.urandom))[0])
             for one in self.stand_ins
         )
-        terms = niss_terms(case, mode, shares, drops)
+        terms = niss_terms(case, mode, drops)
         beacon = chain.release(terms.round, terms.attempt, participants_hash(people) + terms_hash(terms))
         self.server = Server(self.server_identity)
         with timed(self.measured.server, "open"):
@@ -252,9 +252,7 @@ class NissRound:
             outcome = self.server.finish()
         spoken = len(self.uploads) + len(self.measured.members)
         self.measured.messages.append(spoken / len(self.uploads))
-        # What stand-ins upload is filler: under uniform masks the sum of it is void, once all masks are taken out.
-        filled = self.stand_ins and outcome.void and not outcome.masked and not outcome.uncancelled
-        if not outcome.exact and not filled and not (self.mode == "tolerate" and self.dropped):
+        if not outcome.exact and not (self.mode == "tolerate" and self.dropped):
             raise RuntimeError(f"the round did not end exactly: {outcome.problems}")
         if self.case.sampled == self.case.clients:
             clipped = vectors.sum(axis=0) * (CLIP / NORM)
@@ -339,9 +337,9 @@ def _check_mean(found: Vectors, expected: Vectors, *, noise: float) -> None:
         raise RuntimeError(f"the sum is off by {off:.3g} where {noise:.3g} is expected")
 
 
-def niss(case: Case, vectors: Vectors, *, drops: int, mode: str, shares: str = "gaussian") -> Measured:
+def niss(case: Case, vectors: Vectors, *, drops: int, mode: str) -> Measured:
     """One round of NISS."""
-    return NissRound(case, mode, shares, drops).run(vectors)
+    return NissRound(case, mode, drops).run(vectors)
 
 
 # SecAgg+ of Flower
@@ -601,12 +599,11 @@ CONTESTANTS: dict[str, Callable[..., Measured]] = {
     "fedavg": fedavg,
     "niss-tolerate": partial(niss, mode="tolerate"),
     "niss-repair": partial(niss, mode="repair"),
-    "niss-uniform": partial(niss, mode="repair", shares="uniform"),
     "secagg+": partial(secagg, factor=1),
     "secagg+2v": partial(secagg, factor=2),
 }
 NEEDS = {"secagg+": "flwr", "secagg+2v": "flwr"}
-DROPS = {"niss-repair": (0, 1), "niss-uniform": (0, 1), "secagg+": (0, 1), "secagg+2v": (0, 1)}
+DROPS = {"niss-repair": (0, 1), "secagg+": (0, 1), "secagg+2v": (0, 1)}
 
 Results = dict[tuple[str, int], Measured]
 
@@ -741,22 +738,14 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def expansion(edges: int = 8, coordinates: int = 2**18, repeats: int = 5) -> dict[str, float]:
-    """Nanoseconds to expand what two clients share, a coordinate: a Gaussian each way, or one uniform mask."""
-
-    def gaussian(vector: Vectors) -> None:
-        secret.add_gaussians(vector, [(SecretStream.fresh(), 1000.0, 1) for _ in range(2 * edges)])
-
-    def uniform(vector: Vectors) -> None:
-        secret.add_uniforms(vector, [(SecretStream.fresh(), 1) for _ in range(edges)], bits=MODULUS_BITS)
-
-    vector, seconds = np.zeros(coordinates, dtype=np.uint64), dict.fromkeys(("gaussian", "uniform"), math.inf)
+def expansion(edges: int = 8, coordinates: int = 2**18, repeats: int = 5) -> float:
+    """Nanoseconds to expand what two clients share, a coordinate: a Gaussian each way."""
+    vector, seconds = np.zeros(coordinates, dtype=np.uint64), math.inf
     for _ in range(repeats):
-        for name, expand in (("gaussian", gaussian), ("uniform", uniform)):
-            start = clock()
-            expand(vector)
-            seconds[name] = min(seconds[name], clock() - start)
-    return {name: spent / edges / coordinates * 1e9 for name, spent in seconds.items()}
+        start = clock()
+        secret.add_gaussians(vector, [(SecretStream.fresh(), 1000.0, 1) for _ in range(2 * edges)])
+        seconds = min(seconds, clock() - start)
+    return seconds / edges / coordinates * 1e9
 
 
 def parse() -> argparse.Namespace:
@@ -786,11 +775,7 @@ def main() -> None:
     print(f"shares are expanded {'by a compiled loop' if compiled else 'in numpy'}, on one thread")
     os.environ["OMP_NUM_THREADS"] = "1"
     expanding = expansion()
-    ratio = expanding["gaussian"] / expanding["uniform"]
-    print(
-        f"an edge and coordinate take {expanding['gaussian']:.1f} ns as Gaussian shares, {expanding['uniform']:.1f} ns "
-        f"as a uniform mask: {ratio:.0f}x"
-    )
+    print(f"an edge and coordinate take {expanding:.1f} ns")
     rows = []
     for case in make_cases(options):
         with threadpool_limits(1):

@@ -17,7 +17,7 @@ from scipy import special, stats
 
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import add_gaussian, add_shares
-from niss.randomness import SecretStream, SimStream, add_uniforms
+from niss.randomness import SecretStream, SimStream
 from niss.randomness.secret import BLOCK
 
 SEEDS = [bytes(32), bytes(range(32)), b"\xff" * 32]
@@ -300,56 +300,3 @@ def test_other_bad_arguments_are_refused_by_name() -> None:
             call()
         assert caught.value.field == field
     assert not next(stream.gaussian_grid(10, 0.0)).any()
-
-
-def test_a_mask_is_the_keystream_itself_and_moves_on() -> None:
-    keys = hashlib.blake2b(SEEDS[1], key=b"niss.secret-stream.v1", digest_size=64).digest()
-    cipher = Cipher(algorithms.AES256(keys[:32]), modes.CTR(bytes(16))).encryptor()
-    words = np.frombuffer(cipher.update(bytes(8 * (2 * BLOCK + 5))), dtype="<u8")
-    stream, first, second = (
-        SecretStream(SEEDS[1]),
-        np.ones(BLOCK + 3, dtype=np.uint64),
-        np.zeros(BLOCK + 2, dtype=np.int64),
-    )
-    add_uniforms(first, [(stream, 1)])
-    add_uniforms(second, [(stream, -1)])
-    np.testing.assert_array_equal(first, words[: BLOCK + 3] + np.uint64(1))
-    np.testing.assert_array_equal(second.view(np.uint64), -words[BLOCK + 3 :])
-
-
-def test_a_mask_of_32_bits_takes_half_of_the_keystream_and_wraps_with_the_sum() -> None:
-    words, halves = np.zeros(BLOCK, dtype=np.uint64), np.zeros(2 * BLOCK, dtype=np.uint64)
-    add_uniforms(words, [(SecretStream(SEEDS[2]), 1)])
-    add_uniforms(halves, [(SecretStream(SEEDS[2]), 1)], bits=32)
-    np.testing.assert_array_equal(halves[::2] + (halves[1::2] << np.uint64(32)), words)
-    add_uniforms(halves, [(SecretStream(SEEDS[1]), -1), (SecretStream(SEEDS[2]), -1)], bits=32)
-    add_uniforms(halves, [(SecretStream(SEEDS[1]), 1)], bits=32)
-    assert not (halves & np.uint64(2**32 - 1)).any()
-
-
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_masks_of_both_ends_cancel_whatever_the_threads(
-    threads: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    sent, received = np.arange(2**19 + 7, dtype=np.uint64), np.zeros(2**19 + 7, dtype=np.uint64)
-    add_uniforms(sent, [(SecretStream(seed), 1) for seed in SEEDS])
-    add_uniforms(received, [(SecretStream(seed), -1) for seed in reversed(SEEDS)])
-    assert np.unique(sent >> np.uint64(48)).size > 60_000
-    np.testing.assert_array_equal(sent + received, np.arange(2**19 + 7, dtype=np.uint64))
-
-
-def test_a_refused_mask_leaves_target_and_streams_alone() -> None:
-    stream, target = SecretStream(SEEDS[0]), np.zeros(10, dtype=np.uint64)
-    with pytest.raises(ConfigError, match="32 or 64"):
-        add_uniforms(target, [(stream, 1)], bits=16)
-    for bad in ([(stream, 1), (stream, 2)], [(stream, 0)]):
-        with pytest.raises(ConfigError, match="1 or -1"):
-            add_uniforms(target, bad)
-    with pytest.raises(ConfigError, match="int64 or uint64"):
-        add_uniforms(np.zeros(10), [(stream, 1)])  # type: ignore[arg-type]
-    assert not target.any()
-    add_uniforms(target, [(stream, 1)])
-    again = np.zeros(10, dtype=np.uint64)
-    add_uniforms(again, [(SecretStream(SEEDS[0]), 1)])
-    np.testing.assert_array_equal(target, again)

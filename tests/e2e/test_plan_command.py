@@ -134,21 +134,3 @@ def test_wrong_input_is_refused(arguments: list[str], code: int, message: str) -
     assert message in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-
-
-def test_uniform_masks_are_planned_and_say_what_they_are() -> None:
-    asked = ("plan", "--participants", "30", "--collusion", "0.2", "--mode", "repair", "--shares", "uniform")
-    text, data = niss(*asked), niss(*asked, "--json")
-    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
-    plan = json.loads(data.stdout)
-    assert plan["aggregate_variance_ratio_to_central"] == pytest.approx(1.25)
-    assert plan["kappa"] is None
-    assert "kappa" not in text.stdout
-    assert "void" in text.stdout
-    for wrong in (("--mode", "tolerate"), ("--kappa", "4"), ("--plot", "noise.png")):
-        refused = niss(*asked, *wrong)
-        assert refused.returncode == 2, refused.stdout
-        assert wrong[0].strip("-") in refused.stderr
-    carried = niss(*asked, "--carry", "--clients", "300", "--rounds", "10")
-    assert carried.returncode == 2
-    assert "--shares" in carried.stderr

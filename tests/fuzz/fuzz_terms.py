@@ -19,7 +19,7 @@ from fuzz.driver import Feed, Target
 from niss.accounting import Plan, make_terms
 from niss.errors import NissError
 from niss.protocol.agreement import agree
-from niss.protocol.messages import RoundOpen, Terms
+from niss.protocol.messages import MODES, RoundOpen, Terms
 from support.hostile import COORDINATES, SIZE, assessing, opened_with, spoilt
 from support.what_left import Held
 
@@ -28,10 +28,9 @@ DEGREES = (1.0, 1.5, 2.0, 3.0, 6.0)
 
 
 def honest(colluders: int) -> list[Terms]:
-    """What an honest server could propose, in both modes, with noise or masks, on sparse and on complete graphs."""
+    """What an honest server could propose, in both modes, on sparse and on complete graphs."""
     found = []
-    kinds = (("tolerate", "gaussian"), ("repair", "gaussian"), ("repair", "uniform"))
-    for (mode, shares), degree in itertools.product(kinds, DEGREES):
+    for mode, degree in itertools.product(MODES, DEGREES):
         lost = 1 if mode == "repair" else 0
         plan = Plan(
             clip=1.0,
@@ -41,7 +40,6 @@ def honest(colluders: int) -> list[Terms]:
             colluders=colluders,
             revealed=lost,
             dropped=lost,
-            shares=shares,
         )
         found.append(
             make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, mode=mode)

@@ -16,7 +16,7 @@ import pytest
 from niss.errors import NissError
 from niss.mechanism.grid import centred
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.messages import RoundOpen, Terms
+from niss.protocol.messages import MODES, RoundOpen, Terms
 from niss.protocol.wire import unpack
 from support.hostile import (
     COLLUDERS,
@@ -69,24 +69,21 @@ def answered(federation: Federation, opened: RoundOpen) -> float | None:
 NAMES = [field.name for field in fields(Terms)]
 
 
-KINDS = ["tolerate", "repair", "uniform"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_terms_of_an_honest_server_are_accepted(kind: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_the_terms_of_an_honest_server_are_accepted(mode: str) -> None:
     federation = assessing(SIZE, "honest", colluders=COLLUDERS)
-    opened = federation.open(honest_terms(kind))
+    opened = federation.open(honest_terms(mode))
     mu = answered(federation, opened)
     assert mu is not None
     assert true_mu(agree(opened)) <= mu * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_term_is_refused_or_paid_for(name: str, kind: str) -> None:
-    base = honest_terms(kind)
+def test_every_term_is_refused_or_paid_for(name: str, mode: str) -> None:
+    base = honest_terms(mode)
     for value in spoilt(base, name):
-        federation = assessing(SIZE, f"{name} {kind}", colluders=COLLUDERS)
+        federation = assessing(SIZE, f"{name} {mode}", colluders=COLLUDERS)
         terms = replace(base, **{name: value})
         opened = opened_with(federation, terms)
         if opened is None:
@@ -95,9 +92,7 @@ def test_every_term_is_refused_or_paid_for(name: str, kind: str) -> None:
         if mu is not None:
             agreed = agree(opened)
             assert true_mu(agreed) <= mu * (1.0 + 1e-9), (name, value)
-            widest = terms.residual_variance
-            if not terms.uniform:
-                widest = max(widest, terms.self_variance, *agreed_shares(agreed))
+            widest = max(terms.residual_variance, terms.self_variance, *agreed_shares(agreed))
             # Within a float64 there is room for at least 2^20 values in each step.
             assert math.sqrt(widest) * 2.0**terms.grid_bits <= 2.0**30, (name, value)
             assert terms.unit_variance > 0.0

@@ -123,16 +123,6 @@ def test_more_rounds_than_were_planned_for_are_refused(tmp_path: Path) -> None:
         run_command(plan=path, rounds=60, out=tmp_path / "out")
 
 
-def test_a_plan_with_masks_is_run_with_masks() -> None:
-    values = printed("--participants", "30", "--dropout", "0.05", "--mode", "repair", "--shares", "uniform")
-    _, method = settings_of_plan(values)
-    assert method["shares"] == "uniform"
-    arguments = run_arguments(values)
-    assert arguments[arguments.index("--shares") + 1] == "uniform"
-    del values["plan"]["shares"]
-    assert settings_of_plan(values)[1]["shares"] == "gaussian"
-
-
 def test_what_is_usual_is_what_a_simulation_has() -> None:
     config = Config()
     for key, value in USUAL.items():

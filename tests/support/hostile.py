@@ -29,9 +29,8 @@ def assessing(size: int, label: str, **policy: Any) -> Federation:
     return federation
 
 
-def honest_terms(kind: str) -> Terms:
-    """Of a round that tolerates dropouts, of one that is repaired, or of one that is repaired with uniform masks."""
-    mode = "tolerate" if kind == "tolerate" else "repair"
+def honest_terms(mode: str) -> Terms:
+    """Of a round that tolerates dropouts, or of one that is repaired."""
     lost = 1 if mode == "repair" else 0
     plan = Plan(
         clip=1.0,
@@ -42,7 +41,6 @@ def honest_terms(kind: str) -> Terms:
         colluders=COLLUDERS,
         revealed=lost,
         dropped=lost,
-        shares="uniform" if kind == "uniform" else "gaussian",
     )
     return make_terms(
         plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, mode=mode, attempt=1
@@ -83,14 +81,10 @@ def spoilt(terms: Terms, name: str) -> list[Any]:
     return [*extremes, *scales, *map(float, numbers)]
 
 
-# In grid steps: stands for the infinite deviation of a uniform mask where sums and quotients are to stay finite.
-ENDLESS = 2.0**100
-
-
 def rounded_variance(steps: float) -> float:
     """Of `rint(N(0, steps^2))`, in steps: what noise is left once it is on the grid; never counted above `steps^2`."""
     if steps > 1.0:
-        return min(steps, ENDLESS) ** 2
+        return steps**2
     reach = np.arange(1, 12) - 0.5
     tails = np.array([math.erfc(one / (steps * math.sqrt(2.0))) if steps > 0.0 else 0.0 for one in reach])
     return min(steps**2, float(np.sum((2 * np.arange(1, 12) - 1) * tails)))

@@ -238,23 +238,6 @@ def test_a_run_is_started_from_the_plan_and_cancelled(
     assert not (runs / "fresh").exists()
 
 
-def test_the_planner_plans_masks(browser: Any, server: str) -> None:
-    with open_tab(browser, f"{server}/") as tab:
-        tab.page.wait_for_selector("#numbers dd")
-        tab.page.select_option("#set-shares", "uniform")
-        tab.page.wait_for_selector("#fault:not([hidden])")
-        assert "repair" in tab.page.inner_text("#fault")
-        tab.errors.clear()  # The browser itself reports the refused request.
-        tab.page.select_option("#set-mode", "repair")
-        tab.page.wait_for_selector("#numbers [data-key=shares]")
-        assert tab.page.is_hidden("#trade-off")
-        assert "--shares uniform" in tab.page.inner_text("#run-command")
-        tab.page.select_option("#set-shares", "gaussian")
-        tab.page.wait_for_selector("#numbers [data-key=kappa]")
-        assert tab.page.is_visible("#trade-off")
-        tab.check()
-
-
 def test_the_live_page_shows_folder_settings_and_what_is_spent(browser: Any, server: str, runs: Path) -> None:
     add_ledger(runs / "going", clients=3, rounds=3)
     with open_tab(browser, f"{server}/live?run=going") as tab:

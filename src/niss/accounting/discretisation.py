@@ -97,11 +97,6 @@ class Draws:
         """
         grid = Grid(terms.grid_bits)
         residual = grid.deviation_steps(terms.residual_variance)
-        if terms.uniform:
-            # Sums of residual noises are seen, each rounded on its own; the masks are uniform without any distance.
-            alike = aliasing_distance(residual, residual) if residual >= LEAST_STEPS else 0.0
-            count = float(size) * terms.coordinates
-            return cls(np.array([residual]), np.array([count]), count * alike)
         each = np.asarray(weights, dtype=np.float64) * terms.unit_variance
         numbers = np.asarray(counts, dtype=np.float64)
         if terms.carrying is not None:

@@ -16,7 +16,7 @@ from niss.accounting.plans import Plan
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.methods import draw_graph
-from niss.views import WorstCase, calibrate_for, calibrate_masks, worst_case
+from niss.views import WorstCase, calibrate_for, worst_case
 from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
 from niss.views.roots import find_root
 from niss.views.search import search_colluders
@@ -103,14 +103,6 @@ class NoiseNeeded:
         return calibrate_for(
             self._graph, draft.corruption, unit_variance=kappa / draft.neighbours, target_variance=1.0
         )
-
-    def masked(self) -> tuple[float, WorstCase]:
-        """The residual noise that uniform masks need, and the worst case that it just withstands."""
-        if self._bound is not None:
-            residual = self._bound.residual_for(math.inf)
-            return residual, WorstCase(1.0, 0, self._bound.taken[0], False, residual >= 1.0)
-        graph = ShareGraph.complete(self._size) if self._graph is None else self._graph
-        return calibrate_masks(graph, self._draft.corruption, target_variance=1.0)
 
     def worst(self, kappa: float, tau2: float) -> WorstCase:
         """The worst case at a given tau^2."""

@@ -31,7 +31,6 @@ USUAL_METHOD: dict[str, Any] = {
     "graph": "regular",
     "distortion": "additive",
     "tau2": "calibrated",
-    "shares": "gaussian",
 }
 HINT = "write one with `niss plan ... --json > plan.json`"
 # The settings that `niss run` has a flag for; any other goes through --set.
@@ -79,7 +78,6 @@ def _within_rounds(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         "protocol.dropout": float(values.get("dropout") or 0.0),
     }
     method = {name: plan[name] for name in ("kappa", "neighbours", "graph", "distortion")}
-    method |= {"shares": plan.get("shares", "gaussian")}
     method |= {"name": plan["method"], "tau2": "calibrated" if plan["tau2"] is None else plan["tau2"]}
     return settings, method
 

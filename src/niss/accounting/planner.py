@@ -62,8 +62,8 @@ class PlanForecast:
 
     plan                        calibrates tau^2 again for the graph of every round
     sigma                       deviation of the noise a client would need alone, on its upload x_k / participants
-    tau2                        what a typical graph needs; 0 with uniform masks, which have none
-    kappa                       strength of the shares; infinite with uniform masks
+    tau2                        what a typical graph needs
+    kappa                       strength of the shares
     epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
     epsilon_marginal            of one upload looked at alone, which is what the paper counts
     effective_variance_ratio    the worst-off client's effective variance over sigma^2
@@ -109,8 +109,6 @@ class PlanForecast:
     def to_json(self) -> dict[str, Any]:
         """Numbers and settings, ready for `json.dumps`."""
         values = asdict(self)
-        if self.plan.uniform:
-            values |= {"kappa": None, "tau2": None}
         values["curve"] = [{**asdict(point), "total": point.total} for point in self.curve]
         for name in ("worst", "found"):
             if values[name] is not None:
@@ -138,7 +136,6 @@ def forecast(
     kappa: float | None = None,
     tau2: float | None = None,
     relation: str = "zero-out",
-    shares: str = "gaussian",
     search: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> PlanForecast:
@@ -154,8 +151,6 @@ def forecast(
     kappa           strength of the shares; None: the cheapest
     tau2            distortion of received shares; None: what the target needs
     relation        neighbouring updates, as in `Plan`
-    shares          `gaussian` noise, or `uniform` masks: the least noise, and void rounds where dropouts cannot be
-                    repaired; masks have no kappa and no tau2, and need mode `repair`
     search          also look for the worst colluders, which shows how near an attacker comes to the promise
     progress        is told in a few words what is being computed
 
@@ -182,8 +177,6 @@ def forecast(
         relation=relation,
         neighbours=neighbours,
     )
-    if shares == "uniform":
-        _check_masks(mode, {"kappa": kappa, "tau2": tau2, "search": search or None})
     say = progress or (lambda _: None)
     target = {
         "clip": clip,
@@ -193,16 +186,10 @@ def forecast(
         "relation": relation,
         "tau2": tau2,
         "colluders": math.ceil(collusion * participants - 1e-9),
-        "shares": shares,
     }
     draft = _draft(participants, neighbours, dropout, mode, target)
     say("bounding what colluders can do")
     noise = NoiseNeeded(draft, participants, dropout, mode)
-    if draft.uniform:
-        residual, worst = noise.masked()
-        if worst.alone:
-            raise too_sparse(participants, draft.neighbours, draft.corruption)
-        return _forecast(draft, participants, (0.0, residual), worst, None, dropout, (mode, mode), ())
     curve = noise.curve() if tau2 is None else ()
     chosen = replace(draft, kappa=kappa or (cheapest(curve) if curve else 1.0))
     say(f"calibrating at kappa = {chosen.kappa:.3g}")
@@ -220,21 +207,7 @@ def forecast(
     if search and draft.corruption.removed:
         say("looking for the worst colluders")
         found = noise.search(chosen.kappa, needed, worst)
-    added = needed, needed * chosen.kappa
-    return _forecast(chosen, participants, added, worst, found, dropout, (mode, better), curve)
-
-
-def _check_masks(mode: str, meaningless: dict[str, Any]) -> None:
-    """Uniform masks have no strength to choose, and a sum only in rounds that are repaired."""
-    if mode != "repair":
-        raise ConfigError(
-            f"uniform masks leave no sum after a dropout in mode {mode!r}",
-            field="mode",
-            hint="use mode = 'repair', or shares = 'gaussian'",
-        )
-    for field, value in meaningless.items():
-        if value is not None:
-            raise ConfigError("has no meaning with uniform masks", field=field, hint="leave it out")
+    return _forecast(chosen, participants, needed, worst, found, dropout, (mode, better), curve)
 
 
 def _draft(
@@ -329,30 +302,29 @@ plan.__signature__ = inspect.signature(forecast).replace(return_annotation=Plan)
 def _forecast(
     plan: Plan,
     participants: int,
-    added: tuple[float, float],
+    tau2: float,
     worst: WorstCase,
     found: WorstCase | None,
     dropout: float,
     modes: tuple[str, str],
     curve: tuple[TradeOff, ...],
 ) -> PlanForecast:
-    """`added`: tau^2 and the residual variance. `modes`: that asked for, and the one that leaves less noise."""
-    tau2, residual = added
+    """`modes`: the one that was asked for, and the one that leaves less noise."""
     mu = float(plan.round_mu(np.arange(1))[0])
     # Over all participations, in units of the noise a client would need alone.
     whole = mu * math.sqrt(plan.participations)
-    noise = noise_in_the_sum(plan.strength, residual, participants, dropout, modes[0])
+    noise = noise_in_the_sum(plan.kappa, tau2 * plan.kappa, participants, dropout, modes[0])
     local = (1.0 - dropout) * participants
     return PlanForecast(
         plan=plan,
         participants=participants,
         sigma=float(plan.sensitivity(1.0 / participants, 1.0)) / mu,
         tau2=tau2,
-        kappa=plan.strength,
+        kappa=plan.kappa,
         neighbours=plan.neighbours,
         epsilon_joint=_epsilon(plan, whole, worst),
         epsilon_marginal=gdp_epsilon(
-            float(marginal_mu(whole, unit_variance=plan.strength, sent=1.0, received=1.0, tau2=tau2)),
+            float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2)),
             plan.delta,
         ),
         effective_variance_ratio=worst.ratio,
@@ -390,11 +362,6 @@ def _notes(
         elif worst.colluders and plan.graph == "regular":
             binding = "collusion among few neighbours"
         yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
-    if plan.uniform:
-        yield (
-            "Uniform masks: a round in which one of them cannot be taken out is void. It leaves the model as it was, "
-            "and is charged all the same."
-        )
     if modes[0] != modes[1]:
         yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
     if not worst.exact and plan.corruption.removed:

@@ -31,7 +31,6 @@ from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
 from niss.methods import (
     DISTORTIONS,
     METHODS,
-    SHARES,
     Method,
     distortion_named,
     method_named,
@@ -66,7 +65,7 @@ class Plan:
     clip            L2 bound on an update (unit client) or on a sample's gradient (unit record)
     epsilon, delta  the target of every client, or one epsilon per client
     participations  rounds over which the target is composed; 1 means per round
-    kappa           strength of Gaussian shares: v sigma^2 = kappa sigma_k^2
+    kappa           strength of the shares: v sigma^2 = kappa sigma_k^2
     neighbours      unit shares sent by the client with the least noise (the others in proportion)
     tau2            distortion of received shares; None calibrates it for the joint view
     colluders       most participants of a round that tell the server all they know, fixed before the
@@ -93,8 +92,6 @@ class Plan:
     carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
     on_grid         the protocol runs it: a part of delta pays for noise on a grid. Some methods always keep that part
-    shares          `gaussian` noise, of which a round may lose some and go on, or `uniform` masks, the limit of endless
-                    kappa: least noise, but a round in which one cannot be taken out is void, and only `repair` will do
     committee       members that repair a round; None: all its participants
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
@@ -137,7 +134,6 @@ class Plan:
     carried_neighbours: float | None = None
     closing: bool = False
     on_grid: bool = False
-    shares: str = "gaussian"
     committee: int | None = None
 
     def __post_init__(self) -> None:
@@ -149,7 +145,6 @@ class Plan:
             "graph": GRAPHS,
             "distortion": DISTORTIONS,
             "pattern": PATTERNS,
-            "shares": SHARES,
         }
         for field, allowed in choices.items():
             value = getattr(self, field)
@@ -219,16 +214,6 @@ class Plan:
     def factor(self, number: int) -> float:
         """With which round `number` (from 0) enters the model; a closing round as the last."""
         return self.factors[min(number, len(self.factors) - 1)] if self.factors else 1.0
-
-    @property
-    def uniform(self) -> bool:
-        """Whether clients share uniform masks."""
-        return self.shares == "uniform" and self.kind.uses("shares")
-
-    @property
-    def strength(self) -> float:
-        """kappa; infinite where clients share uniform masks."""
-        return math.inf if self.uniform else self.kappa
 
     @property
     def kind(self) -> Method:
@@ -408,7 +393,6 @@ class Plan:
             tau2=shares.tau2,
             opponent=shares.opponent,
             number=number,
-            residual=shares.residual,
         )
 
 

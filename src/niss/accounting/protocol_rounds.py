@@ -6,7 +6,7 @@ side: it draws graphs until one keeps the promise to everyone. `Assessor` is a c
 what would it cost me in the worst case? It is asked before anything is uploaded, and the answer holds for the graph
 that was drawn, the colluders this client assumes, the edges a repair may reveal, and a server that lies about who
 dropped out: it can have the committee reveal every edge of a client whose upload it holds, but then not that client's
-self-mask, which must be strong enough alone; a uniform one hides everything. `charge_to` puts the cost into a ledger.
+self-mask, which must be strong enough alone. `charge_to` puts the cost into a ledger.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from niss.accounting.targets import RELATIONS, client_sensitivity, committee_thr
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
-from niss.methods import marginal_mu, too_sparse
+from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
-from niss.views import Corruption, WorstCase, calibrate_for, calibrate_masks, worst_case
+from niss.views import Corruption, WorstCase, calibrate_for, worst_case
 
 Participants = tuple[Participant, ...]
 
@@ -97,14 +97,8 @@ def make_terms(
         )
     if mode not in MODES:
         raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if plan.uniform and mode != "repair":
-        raise ConfigError(
-            f"uniform masks leave no sum after a dropout in mode {mode!r}",
-            field="mode",
-            hint="use mode = 'repair', or shares = 'gaussian'",
-        )
     own = float((plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST))[0]) ** 2
-    unit = plan.strength * own / plan.neighbours
+    unit = plan.kappa * own / plan.neighbours
     residual = _residual(plan, participants, unit, own)
     repairing = mode == "repair"
     committee, threshold = committee_of(plan, participants) if repairing else (0, 0)
@@ -123,7 +117,7 @@ def make_terms(
         neighbours=float(plan.neighbours),
         unit_variance=unit,
         residual_variance=residual,
-        self_variance=_self_variance(plan, own, residual) if repairing else 0.0,
+        self_variance=max(own * SAME - residual, 0.0) if repairing else 0.0,
         revealed=plan.revealed if repairing else 0,
         dropped=plan.dropped if repairing else 0,
         committee=committee,
@@ -145,11 +139,6 @@ def make_terms(
             raise too_imprecise(coordinates, participants, promise)
         terms = replace(terms, grid_bits=bits)
     return terms
-
-
-def _self_variance(plan: Plan, own: float, residual: float) -> float:
-    """So that a self-mask protects alone; uniform where the shares are, so that it hides all there is."""
-    return math.inf if plan.uniform else max(own * SAME - residual, 0.0)
 
 
 def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
@@ -201,10 +190,7 @@ def first_grid(residual: float, entry: float) -> int:
 
 
 def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
-    """eta^2: the given tau^2, or the most that a few random graphs need, with a margin.
-
-    With uniform masks it does not depend on the graph, but for small ones: where all sets of colluders are tried.
-    """
+    """eta^2: the given tau^2, or the most that a few random graphs need, with a margin."""
     if plan.tau2 is not None:
         if isinstance(plan.tau2, tuple):
             raise ConfigError("the protocol takes one tau2 for all", field="tau2")
@@ -218,12 +204,6 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
             ShareGraph.regular(participants, degree=plan.neighbours, beacon=beacon) for beacon in beacons
         ]
         margin = _MARGIN
-    if plan.uniform:
-        masked = [calibrate_masks(graph, plan.corruption, target_variance=own) for graph in graphs]
-        connected = [residual for residual, worst in masked if not worst.alone]
-        if not connected:
-            raise too_sparse(participants, plan.neighbours, plan.corruption)
-        return SAME * max(connected)
     needed = [
         calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)[0] for graph in graphs
     ]
@@ -373,14 +353,9 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         residual_variance=terms.residual_variance,
         target_variance=1.0,
     )
-    if terms.uniform and worst.alone:
-        raise RemoteProtocolError(
-            "this client could be cut off from the others, whose noise is to hide it behind uniform masks",
-            hint="more neighbours, or fewer colluders to be assumed",
-        )
     share = float(agreed.graph.weights.min()) * terms.unit_variance
     variance = worst.ratio if is_wide_enough(agreed, share) else terms.residual_variance
-    if repairing and not terms.uniform:
+    if repairing:
         mask = terms.self_variance if is_wide_enough(agreed, terms.self_variance) else 0.0
         variance = min(variance, terms.residual_variance + mask)
     moved = RELATIONS[relation] * terms.clip / size
@@ -394,8 +369,6 @@ def _rounded_up(agreed: Agreed, mu: float) -> float:
     can make 10^13. In the terms of an honest server it stays below a millionth and is not counted.
     """
     terms, graph = agreed.terms, agreed.graph
-    if terms.uniform:
-        return mu  # A sum of a few equal numbers; nothing is inverted.
     shares = 2.0 * terms.unit_variance * float(graph.weights.max()) * float(graph.degrees.max())
     apart = shares / terms.residual_variance if terms.residual_variance > 0.0 else math.inf
     return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
@@ -442,8 +415,6 @@ def charge_to(
         terms = agreed.terms
         marginal = upload_mu(terms, len(agreed.participants), relation)
         basis: dict[str, Any] = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
-        if terms.uniform:
-            basis["shares"] = "uniform"
         if promise is not None and math.isfinite(mu):
             basis["grid_delta"] = round_grid_delta(agreed, promise)
         ledger.charge(terms.round, terms.attempt, {client: (mu, marginal)}, basis)

@@ -43,13 +43,12 @@ class RoundPlan:
     sensitivity    how far each can move its upload, in L2 norm
     own_variance   sigma_k^2, the noise each would need if it stood alone
     graph          who shares with whom, by seat
-    unit_variance  sigma^2, the variance of a share of weight 1; infinite where shares are uniform masks
+    unit_variance  sigma^2, the variance of a share of weight 1
     tau2           distortion of the shares each receives
     scales         the factors that a multiplicative distortion drew, once they are drawn and kept
     opponent       the worst case for which tau2 was calibrated
     number         of the round, from 0
     carrying       what it has to know of the rounds before and after, where noise is carried; None: nothing is known
-    residual       what each client adds, where shares are uniform and so have no variance to distort
     """
 
     plan: Plan
@@ -63,7 +62,6 @@ class RoundPlan:
     opponent: WorstCase | None = None
     number: int = 0
     carrying: Carrying | None = None
-    residual: FloatArray | None = None
 
     def with_scales(self, scales: FloatArray | None) -> RoundPlan:
         """The same round, conditioned on the distortion factors that were drawn."""
@@ -76,9 +74,7 @@ class RoundPlan:
 
     @property
     def residual_variance(self) -> FloatArray:
-        """What each client's distortion adds, `tau_k^2 sigma^2 in_k`, or what it adds beside uniform masks."""
-        if self.residual is not None:
-            return self.residual
+        """What each client's distortion adds, `tau_k^2 sigma^2 in_k`."""
         return self.tau2 * self.unit_variance * self.graph.in_weight
 
     @cached_property

@@ -94,9 +94,9 @@ def simulate_round(
 
     Raises ConfigError for a method under which a server sees no single upload, or whose rounds hang together.
     """
-    if plan.kind.masks_uploads or plan.uniform:
+    if plan.kind.masks_uploads:
         raise ConfigError(
-            f"under this {plan.method} plan a server sees the sum of the uploads and no single one",
+            f"under {plan.method} a server sees the sum of the uploads and no single one",
             field="method",
             hint="attack a method whose uploads can be seen",
         )

@@ -29,7 +29,6 @@ _TARGET = (
     "relation",
     "neighbours",
     "search",
-    "shares",
 )
 """The options that the planner takes under the same name."""
 _SAME_BAR = 0.15
@@ -50,7 +49,6 @@ class PlanOptions:
     collusion       Share of participants that collude with the server.
     dropout         Share of participants that drop out.
     mode            What dropouts do: tolerate or repair.
-    shares          gaussian noise, or uniform masks (with --mode repair): least noise, but no sum where a mask stays.
     kappa           Strength of the shares; default: the cheapest.
     tau2            Ask what this distortion promises.
     relation        zero-out or replace-one.
@@ -75,7 +73,6 @@ class PlanOptions:
     collusion: float = 0.0
     dropout: float = 0.0
     mode: str = option("tolerate", choices=completion.MODES)
-    shares: str = option("gaussian", choices=completion.SHARES)
     kappa: float | None = None
     tau2: float | None = None
     relation: str = option("zero-out", choices=completion.RELATIONS)
@@ -100,7 +97,6 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --participants 200 --collusion 0.2 --search      how near does the worst attacker found come?
     niss plan --participants 10 --epsilon 8 --rounds 20 --parameters 62000      is there any hope?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
-    niss plan --participants 200 --dropout 0.05 --mode repair --shares uniform      masks in place of noise
     niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
     niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
@@ -189,7 +185,8 @@ def _print_plan(planned: PlanForecast) -> None:
             f"{planned.neighbours:g}",
             f"{plan.graph} graph of {planned.participants} participants",
         ),
-        *_shares(planned),
+        ("kappa", f"{planned.kappa:.3g}", "strength of the shares, in units of sigma_k^2"),
+        ("tau^2", f"{planned.tau2:.4g}", "distortion of received shares, " + _origin(planned)),
         ("sigma_k", f"{planned.sigma:.4g}", "noise a client would need alone, on its upload p_k x_k"),
         (
             "noise in the sum",
@@ -219,16 +216,6 @@ def _print_plan(planned: PlanForecast) -> None:
     if planned.curve:
         typer.echo("\nnoise in the sum (trusted server = 1, log scale) over kappa")
         _print_curve(planned)
-
-
-def _shares(planned: PlanForecast) -> list[tuple[str, str, str]]:
-    """What clients share, and how strong it is."""
-    if planned.plan.uniform:
-        return [("shares", "uniform", "masks; a round in which one cannot be taken out is void")]
-    return [
-        ("kappa", f"{planned.kappa:.3g}", "strength of the shares, in units of sigma_k^2"),
-        ("tau^2", f"{planned.tau2:.4g}", "distortion of received shares, " + _origin(planned)),
-    ]
 
 
 def _adversary(planned: PlanForecast) -> str:
@@ -305,8 +292,5 @@ def _plot(planned: PlanForecast, path: Path) -> None:
 
     values: dict[str, Any] = planned.to_json()
     if not values["curve"]:
-        given = "uniform masks have" if planned.plan.uniform else "a given tau2 has"
-        raise ConfigError(
-            f"{given} no trade-off to draw", field="--plot", hint="leave out --tau2 and --shares"
-        )
+        raise ConfigError("a given tau2 has no trade-off to draw", field="--plot", hint="leave out --tau2")
     plan_figure(values, path)

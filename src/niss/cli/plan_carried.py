@@ -33,12 +33,6 @@ def plan_carry(options: PlanOptions) -> None:
     for name, reason in _FOREIGN.items():
         if getattr(options, name):
             raise ConfigError(f"does not go with --carry: {reason}", field=f"--{name}", hint="leave it out")
-    if options.shares == "uniform":
-        raise ConfigError(
-            "does not go with --carry: a round whose noise is taken out in the next would have no sum",
-            field="--shares",
-            hint="leave it out",
-        )
     target: dict[str, Any] = {name: getattr(options, name) for name in (*_TARGET, *_OPTIONAL)}
     for name, example in zip(_TARGET, (100, 1000, 100), strict=True):
         if target[name] is None:

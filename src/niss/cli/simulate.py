@@ -107,7 +107,6 @@ class Method:
     neighbours  Unit shares each client sends.
     graph       regular, complete or random.
     distortion  additive, scalar or coordinate.
-    shares      gaussian noise or, with protocol.mode = repair, uniform masks.
     """
 
     method: str | None = option(None, choices=method_names, usually="niss")
@@ -116,7 +115,6 @@ class Method:
     neighbours: float | None = option(None, usually="10")
     graph: str | None = option(None, choices=completion.GRAPHS, usually="regular")
     distortion: str | None = option(None, choices=distortion_names, usually="additive")
-    shares: str | None = option(None, choices=completion.SHARES, usually="gaussian")
 
 
 @dataclass(frozen=True)

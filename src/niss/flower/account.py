@@ -63,7 +63,6 @@ class RoundReport:
     skipped         why the round did not take place
     clip            of the round; None where it did not take place
     under_way       standard deviation of the noise that it carries to the next round, which takes it out again
-    void            uniform masks could not all be taken out: there is no sum, and the model stays as it was
     """
 
     round: int
@@ -80,7 +79,6 @@ class RoundReport:
     skipped: str | None = None
     clip: float | None = None
     under_way: float = 0.0
-    void: bool = False
 
     def log(self) -> None:
         """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
@@ -225,7 +223,6 @@ class Account:
             + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
             clip=terms.clip,
             under_way=math.sqrt(outcome.under_way) * scale,
-            void=outcome.void,
         )
         self.rounds.append(report)
         return report
@@ -349,15 +346,10 @@ class Account:
             )
         caveats += _taken_on_trust(session)
         if lost := sum(len(one.lost) for one in self.rounds):
-            noisy = sum(not (one.exact or one.void) for one in self.rounds)
+            noisy = sum(not one.exact for one in self.rounds)
             caveats.append(
                 f"Uploads lost or declined: {lost}; rounds in which noise was left uncancelled: {noisy}. Every round "
                 "is charged as if the server had lied about it."
-            )
-        if void := sum(one.void for one in self.rounds):
-            caveats.append(
-                f"Rounds that are void, since uniform masks could not be taken out: {void}. They left the model as it "
-                "was, and are charged all the same."
             )
         caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:

@@ -277,7 +277,7 @@ class Limits:
             # With a schedule, all that may be in the terms is fixed.
             strength=None
             if schedule is not None
-            else plan.strength
+            else plan.kappa
             * (RELATIONS[plan.relation] / float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])) ** 2,
             schedule=schedule,
         )

@@ -72,7 +72,6 @@ _PLAN_FIELDS = (
     "dropped",
     "attempts",
     "rounds",
-    "shares",
     "committee",
 )
 # And these where noise is carried from round to round.
@@ -95,8 +94,6 @@ _NUMBERS = (
 )
 _SWITCHES = ("closing",)
 _MAY_BE_MISSING = ("tau2", "rounds", "committee", "carried_to_residual", "carried_neighbours")
-# Left out where nothing was chosen: plans look as they did before there was a choice.
-_GIVEN_IF_CHOSEN = {"shares": Plan.shares}
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
@@ -213,10 +210,6 @@ def check_mode(plan: Plan, mode: str) -> None:
     """Refuse (`ConfigError`) a way to handle dropouts that there is not, or not for this plan."""
     if mode not in MODES:
         raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if plan.uniform and mode != "repair":
-        raise ConfigError(
-            "uniform masks leave no sum after a dropout that is tolerated", field="mode", hint="use 'repair'"
-        )
     if not plan.kind.carries or mode != "repair":
         return
     if plan.graph != "complete" or plan.carried_neighbours is not None:
@@ -263,8 +256,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         raise ConfigError(
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
-    values = {name: getattr(plan, _renamed(name, carries)) for name in _names(carries)}
-    return {name: value for name, value in values.items() if (name, value) not in _GIVEN_IF_CHOSEN.items()}
+    return {name: getattr(plan, _renamed(name, carries)) for name in _names(carries)}
 
 
 def _renamed(name: str, carries: bool) -> str:
@@ -284,7 +276,6 @@ def _fixed(carries: bool) -> dict[str, Any]:
 
 def _read_plan(values: dict[str, Any], schedule: Schedule | None) -> Plan:
     """The plan that `plan_values` wrote; a server may have made up any other."""
-    values = _GIVEN_IF_CHOSEN | values
     if set(values) != set(_names(schedule is not None)):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     for name, value in values.items():

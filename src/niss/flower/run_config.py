@@ -31,7 +31,6 @@ _PLAN: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("epsilon", "delta", "clip", "kappa", "neighbours"), float),
     **dict.fromkeys(("colluders", "dropped", "revealed"), int),
     "relation": str,
-    "shares": str,
 }
 _CARRIED: dict[str, Callable[[Any], Any]] = {
     "separation": int,

@@ -228,7 +228,7 @@ class NissStrategy(Strategy):
         if self.rounds:
             last = self.rounds[-1]
             lost = f"every upload was lost ({most_common(last.lost.values())})"
-            why = last.skipped or ("uniform masks could not be taken out" if last.void else lost)
+            why = last.skipped or lost
             hint = "the log says why of each node; `participants` is how many a round needs"
         if self._begun is not None and not self._begun.members:
             why += f"; no node joined ({most_common(self._begun.left_out.values())})"

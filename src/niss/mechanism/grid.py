@@ -35,8 +35,6 @@ What the accounting knows is the Gaussian mechanism `x + B n + eta`, mu-GDP at s
    t = 2 pi j / kappa_e gives `|G_y(2 pi j)| <= exp(-2 pi^2 j^2 / kappa_e) integral F_y`, and the integrals sum
    to 1 over y. Half the sum over y and over j != 0 is the bound. It needs `eta > 0` at both ends of every share.
    A rounded Gaussian with one honest end (a share left uncancelled, a self-mask) has one eta fewer in kappa.
-   Where shares are uniform masks, what is seen of a connected group is `sum_k (x_k + R(eta_k))`: the same proof puts
-   `eta_j + u_j` in the place of `R(eta_j)` for all but one of its members, with `kappa_j = 1/eta_j^2 + 1/eta_k^2`.
 
 3. The sampler's distance from the ideal is nearly all a factor on probabilities: `P'(A) <= e^h P(A) + rest` for all
    events, and the same the other way round (`niss.randomness.sampler_factor`). With D the sum of the aliasing over
@@ -119,9 +117,7 @@ class Grid:
         return np.ldexp(floats, -self.bits, out=floats)
 
     def deviation_steps(self, variance: float) -> float:
-        """The deviation `sqrt(variance)` in grid steps; infinite for an infinite variance: uniform on all residues."""
-        if variance == math.inf:
-            return math.inf
+        """The deviation `sqrt(variance)` in grid steps."""
         _require_amount(variance, "variance")
         return math.ldexp(math.sqrt(variance), self.bits)
 

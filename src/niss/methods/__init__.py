@@ -31,7 +31,6 @@ from niss.methods.dp_fedavg import DpFedAvg
 from niss.methods.fedavg import FedAvg
 from niss.methods.look import Look
 from niss.methods.niss import (
-    SHARES,
     Niss,
     draw_graph,
     enough_neighbours,
@@ -78,7 +77,6 @@ def look_of(method: str, *, protected: bool = True) -> Look:
 __all__ = [
     "DISTORTIONS",
     "METHODS",
-    "SHARES",
     "Carrying",
     "Distortion",
     "Gap",

@@ -98,15 +98,13 @@ class PlainRows:
 class Shares:
     """How the participants of a round share noise: with whom, how much, and how it is distorted.
 
-    `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was. Where shares are uniform
-    masks, `unit_variance` is infinite and `residual` says what each client adds besides.
+    `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was.
     """
 
     graph: ShareGraph
     unit_variance: float
     tau2: FloatArray
     opponent: WorstCase | None = None
-    residual: FloatArray | None = None
 
 
 @dataclass(frozen=True)

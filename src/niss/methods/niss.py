@@ -6,13 +6,11 @@ With `v sigma^2 = kappa sigma_k^2` of shares sent, the same received, and a dist
     the sum carries             sum_k tau_k^2 sigma^2 in_k                  the paper's Theorem 2
     client k is protected by    1 / (Sigma_H^-1)_kk                         joint view, `niss.views`
 
-where `out_k` and `in_k` are the unit shares client k sends and receives. With uniform masks (`shares = "uniform"`), the
-limit of endless kappa, the residual is given itself, equal for all, and the first line is without limit.
+where `out_k` and `in_k` are the unit shares client k sends and receives.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -42,7 +40,6 @@ from niss.views import (
     Corruption,
     WorstCase,
     calibrate_for,
-    calibrate_masks,
     effective_variance,
     expected_bound,
     worst_case,
@@ -51,9 +48,6 @@ from niss.views import (
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
     from niss.accounting.round_plans import RoundPlan
-
-SHARES = ("gaussian", "uniform")
-"""What clients share: noise, which a round can lose and go on, or masks, which hide all and must all be taken out."""
 
 # Factors per coordinate can be accounted for in rounds of at most this many clients, and this many numbers.
 _MOST_CLIENTS, _MOST_FACTORS = 40, 2e7
@@ -114,32 +108,14 @@ class Niss(Method):
             "colluders",
             "revealed",
             "dropped",
-            "shares",
         )
     )
-
-    def check(self, plan: Plan) -> None:
-        """Uniform masks cannot be distorted, and in a plain random list somebody may be left without any."""
-        if not plan.uniform:
-            return
-        if plan.tau2 is not None:
-            raise ConfigError(
-                "uniform masks cannot be distorted",
-                field="tau2",
-                hint="leave it out, or use shares = 'gaussian'",
-            )
-        if plan.graph == "random":
-            raise ConfigError(
-                "uniform masks need a graph that leaves nobody out", field="graph", hint="use 'regular'"
-            )
 
     def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
         """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2.
 
         A client that needs more noise sends and receives in proportion, so that shares have one unit variance.
         """
-        if plan.uniform:
-            return self._masks(plan, participants, own_variance, beacon)
         size, least = participants.size, float(own_variance.min())
         unit = plan.kappa * least / plan.neighbours
         counts = share_counts(plan.kappa * own_variance, unit)
@@ -160,15 +136,6 @@ class Niss(Method):
             return Shares(graph, unit, np.full(size, common), opponent)
         return Shares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
 
-    def _masks(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
-        """The graph of the round, and the same residual noise for all, enough for whoever needs most."""
-        size, members = participants.size, participants.tolist()
-        graph = draw_graph(plan.graph, members, degree=plan.neighbours, beacon=beacon, groups=plan.groups)
-        residual, opponent = calibrate_masks(graph, plan.corruption, target_variance=own_variance)
-        if opponent.alone:
-            raise too_sparse(size, plan.neighbours, plan.corruption)
-        return Shares(graph, math.inf, np.zeros(size), opponent, np.full(size, residual))
-
     def add_client_noise(
         self,
         uploads: UploadRows,
@@ -178,10 +145,6 @@ class Niss(Method):
         *,
         keep_factors: bool | None = None,
     ) -> RoundPlan:
-        """Masks cancel, or there is no sum: of a round with masks only what stays in the sum is drawn."""
-        if round_plan.plan.uniform:
-            uploads.add_own_noise(np.sqrt(round_plan.residual_variance), stream)
-            return round_plan
         graph = round_plan.graph
         if keep_factors is None:
             # One matrix of the cohort per coordinate.
@@ -211,7 +174,7 @@ class Niss(Method):
 
     def worst(self, round_plan: RoundPlan) -> WorstCase | None:
         assumed, size = round_plan.plan.corruption, round_plan.participants.size
-        if assumed.removed == 0 and (round_plan.plan.uniform or size <= EXACT_LIMIT):
+        if assumed.removed == 0 and size <= EXACT_LIMIT:
             return None
         if round_plan.opponent is not None or distortion_named(round_plan.plan.distortion).multiplies:
             return round_plan.opponent
@@ -269,14 +232,10 @@ class Niss(Method):
         a server that has a client's edges revealed is left with it and the residual: `max(sigma_k^2, residual)`.
         """
         mu = super().joint_mu(round_plan)
-        if not repairing or round_plan.plan.uniform:
-            return mu  # A uniform self-mask hides all there is.
+        if not repairing:
+            return mu
         masked = np.sqrt(np.maximum(round_plan.own_variance, round_plan.residual_variance))
         return np.maximum(mu, round_plan.sensitivity / masked)
-
-    def loses(self, round_plan: RoundPlan, absent: Collection[int], *, repaired: bool = False) -> bool:
-        """Whether uniform masks stay in the sum."""
-        return round_plan.plan.uniform and bool(absent) and not repaired
 
     def calibrated(self, plan: Plan) -> bool:
         return plan.tau2 is None
@@ -307,16 +266,10 @@ class Niss(Method):
                 "In a random list clients receive unequal numbers of shares: the worst-off client decides the epsilon, "
                 "and the aggregate variance differs from Theorem 2."
             )
-        if plan.uniform:
-            caveats.append(
-                "Clients share uniform masks: a round in which one of them could not be taken out of the sum is void. "
-                "It leaves the model as it was, and is charged all the same."
-            )
         return tuple(caveats)
 
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
-        basis = {"colluders": plan.colluders, "revealed": plan.revealed}
-        return basis | {"shares": plan.shares} if plan.uniform else basis
+        return {"colluders": plan.colluders, "revealed": plan.revealed}
 
 
 def _is_multiplied(round_plan: RoundPlan) -> bool:

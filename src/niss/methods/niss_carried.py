@@ -77,12 +77,6 @@ class NissCarried(Niss):
                 field="unit" if plan.unit != "client" else "epsilon",
                 hint="use unit = 'client', one epsilon and one tau2",
             )
-        if plan.uniform:
-            raise ConfigError(
-                "noise that is carried to the next round cannot be uniform: this round would have no sum",
-                field="shares",
-                hint="use shares = 'gaussian'",
-            )
         if plan.mechanism != "analytic" or plan.distortion != "additive":
             raise ConfigError(
                 "carried shares need the analytic mechanism and the additive distortion", field="distortion"

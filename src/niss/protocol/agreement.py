@@ -37,8 +37,6 @@ IntArray = NDArray[np.int64]
 
 HASH_BYTES = 32
 _AMOUNTS = ("clip", "neighbours", "unit_variance", "residual_variance", "self_variance")
-# Infinite where shares are uniform.
-_ENDLESS = ("unit_variance", "self_variance")
 _COUNTS = (
     "round",
     "attempt",
@@ -147,17 +145,9 @@ class Agreed:
         ]
 
     def shares(self, among: IntArray | None = None) -> list[tuple[int, int, float]]:
-        """(sender, receiver, variance) of every share, or of those on edges of the graph with these numbers.
-
-        Two clients with an edge each way share one uniform mask, from the lower to the higher seat: a second one
-        would hide nothing more.
-        """
+        """(sender, receiver, variance) of every share, or of those on edges of the graph with these numbers."""
         graph = self.graph
         edges = np.arange(graph.senders.size) if among is None else among
-        if self.terms.uniform:
-            senders, receivers = graph.senders[edges], graph.receivers[edges]
-            both_ways = np.isin(senders * graph.size + receivers, receivers * graph.size + senders)
-            edges = edges[(senders < receivers) | ~both_ways]
         variances = self.terms.unit_variance * graph.weights[edges]
         columns = (graph.senders[edges], graph.receivers[edges], variances)
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -191,15 +181,12 @@ class Agreed:
     def check_fits(self) -> float:
         """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
 
-        Returns the most, in steps, that an entry of it can be. Of uniform masks nothing is left: where one cannot be
-        taken out, there is no sum.
+        Returns the most, in steps, that an entry of it can be.
         """
         terms, size = self.terms, len(self.participants)
-        each, rounded = terms.residual_variance, 1
-        if not terms.uniform:
-            each += terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
-            # Each client's self-mask and its shares, sent and received, are rounded one by one.
-            rounded += 1 + 2 * math.ceil(terms.neighbours)
+        each = terms.residual_variance + terms.self_variance + 2.0 * terms.unit_variance * terms.neighbours
+        # Each client's residual noise, self-mask and shares, sent and received, are rounded one by one.
+        rounded = 2 + 2 * math.ceil(terms.neighbours)
         if (carrying := terms.carrying) is not None:
             each += 2.0 * carrying.unit_variance * carrying.neighbours
             rounded += 2 * math.ceil(carrying.neighbours)
@@ -313,18 +300,10 @@ def _round_seed(beacon: bytes, commitment: bytes) -> bytes:
 
 def _check_numbers(terms: Terms) -> None:
     """Refuse numbers that mean nothing, so that no comparison further on can be passed by one that is no number."""
-    endless = _ENDLESS if terms.uniform else ()
     for name in _AMOUNTS:
         value = getattr(terms, name)
-        if not 0.0 <= value < math.inf and not (name in endless and value == math.inf):
+        if not 0.0 <= value < math.inf:
             raise RemoteProtocolError(f"{name} must be finite and not negative")
-    if terms.uniform and terms.carrying is not None:
-        raise RemoteProtocolError("uniform masks are not carried from round to round")
-    if terms.uniform and (terms.mode != "repair" or terms.self_variance != math.inf):
-        raise RemoteProtocolError(
-            "uniform masks need mode 'repair' and self-masks that are uniform too",
-            hint="any other dropout would leave no sum at all",
-        )
     for name in _COUNTS:
         if getattr(terms, name) < 0:
             raise RemoteProtocolError(f"{name} must not be negative")
@@ -340,9 +319,8 @@ def _check_terms(terms: Terms, graph: ShareGraph) -> None:
         raise RemoteProtocolError(f"the grid has {terms.grid_bits} bits; at most {MAX_BITS} are possible")
     # A carried share has at most the weight of all that its sender carries.
     carried = 0.0 if terms.carrying is None else terms.carrying.neighbours * terms.carrying.unit_variance
-    largest = max(terms.residual_variance, carried)
-    if not terms.uniform:
-        largest = max(largest, terms.self_variance, float(graph.weights.max()) * terms.unit_variance)
+    share = float(graph.weights.max()) * terms.unit_variance
+    largest = max(terms.residual_variance, terms.self_variance, share, carried)
     if not math.sqrt(largest) * 2.0**terms.grid_bits <= LARGEST_DEVIATION:
         raise RemoteProtocolError("the noise is too strong for the grid", hint="use fewer grid bits")
     if terms.mode != "repair":

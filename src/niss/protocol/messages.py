@@ -14,7 +14,6 @@ checks anything: `wire` checks sizes and bounds, the machines check what a messa
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 # What happens to the shares of clients that drop out: they stay as noise, or are taken out again.
@@ -68,9 +67,9 @@ class Terms:
     modulus_bits            and are added modulo 2^modulus_bits
     clip                    largest L2 norm of an update
     neighbours              unit shares that each client sends
-    unit_variance           variance of a unit share, an entry; infinite: shares and self-masks are uniform
+    unit_variance           variance of a unit share, an entry
     residual_variance       of the noise that stays in the sum, a client
-    self_variance           of a self-mask, which a repair takes out; infinite where it is uniform
+    self_variance           of a self-mask, which a repair takes out
     revealed, dropped       most edges of a client that may be revealed, most clients that may drop out
     committee, threshold    how many members repair the round, and how many of them it takes; 0 in mode `tolerate`
     carrying                how noise is carried from round to round; None: it is not
@@ -95,11 +94,6 @@ class Terms:
     committee: int
     threshold: int
     carrying: CarryTerms | None = None
-
-    @property
-    def uniform(self) -> bool:
-        """Whether what the clients share is uniform modulo 2^modulus_bits, the limit of ever stronger Gaussians."""
-        return self.unit_variance == math.inf
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Outcome:
 
     total           sum of the survivors' parts `p_k x_k` and residual noises, as floats
     survivors       seats whose uploads are in it
-    dropped         all other seats; of a void round, those whose uploads never arrived
+    dropped         all other seats
     uncancelled     shares, sent to or by dropped clients, that were not taken out; of those carried to this round, the
                     ones of which only one end was uploaded
     masked          survivors whose self-masks could not be rebuilt, and are still in it
@@ -24,7 +24,6 @@ class Outcome:
                     round before, and to receivers that dropped out of this one
     problems        in words, what went wrong and with whom
     liars           seats that are proven to have lied in the repair; what they said falsely was left out
-    void            uniform masks could not all be taken out, or were false: there is no sum, and nobody survives in it
     """
 
     total: NDArray[np.float64]
@@ -36,10 +35,9 @@ class Outcome:
     problems: tuple[str, ...]
     liars: tuple[int, ...]
     under_way: float = 0.0
-    void: bool = False
     repaired: tuple[float, float] = (0.0, 0.0)
 
     @property
     def exact(self) -> bool:
         """Whether nothing but the intended noise is left."""
-        return self.uncancelled == 0 and not self.masked and not self.void
+        return self.uncancelled == 0 and not self.masked

@@ -1,9 +1,8 @@
 """The server's side of a round: open, collect, repair, sum. It holds no secret and can be restarted freely.
 
-Whatever happens, a round ends with the exact sum of the survivors' uploads, with a noisy one that says so or, where
-shares are uniform, without any; the server never waits for anyone, the driver decides when a stage is over. A message
-that is forged, malformed or out of turn is a `RemoteProtocolError` and changes nothing; a lie that only shows later is
-noted in `Outcome.problems`.
+Whatever happens, a round ends with the exact sum of the survivors' uploads or with a noisy one that says so; the server
+never waits for anyone, the driver decides when a stage is over. A message that is forged, malformed or out of turn is a
+`RemoteProtocolError` and changes nothing; a lie that only shows later is noted in `Outcome.problems`.
 
 **Liars in a repair.** Each upload commits to its self-mask and, before anyone knows who drops out, to every piece of
 its round key. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
@@ -47,11 +46,11 @@ from niss.protocol.messages import (
 )
 from niss.protocol.outcome import Outcome as Outcome
 from niss.protocol.recovery import Recovered, recover
-from niss.protocol.shares import add_noises, carried_seed, derive_seed
+from niss.protocol.shares import carried_seed, derive_seed
 from niss.protocol.states import ServerState, server_step
 from niss.protocol.verdicts import check_vote, dropped_before, make_verdict
 from niss.protocol.wire import check_packed, signed_part, sum_packed
-from niss.randomness import SecretStream
+from niss.randomness import SecretStream, add_gaussians
 
 
 @dataclass
@@ -268,8 +267,6 @@ class Server:
         The sum of the survivors' vectors, modulo 2^modulus_bits, less the shares between survivors and dropped
         clients whose seeds were revealed, less the self-masks that could be rebuilt; then nearest to zero, as floats.
 
-        Where shares are uniform and one of them, or a self-mask, cannot be taken out, the round is void: total is zero.
-
         A single upload is not summed: its survivors are none. Its noise would protect it as before, but what is
         promised to be a sum would be one client's update, passed on to whoever is given the model.
         """
@@ -294,11 +291,6 @@ class Server:
             lost, left = agreed.before.left(current.survived, survivors)
             lost_repaired, repaired = _take_out_carried(current, total, survivors, recovered)
             uncancelled, extra = uncancelled + lost - lost_repaired, extra + max(left - sum(repaired), 0.0)
-        void = False
-        if terms.uniform:
-            void = _is_void(current, total, uncancelled + len(masked))
-            total, survivors = (np.zeros_like(total), ()) if void else (total, survivors)
-            extra = 0.0  # All or nothing.
         self.state = following
         self.ended = None
         if agreed.after is not None and survivors == current.survivors:
@@ -315,7 +307,6 @@ class Server:
             tuple(current.problems),
             tuple(sorted(current.liars)),
             0.0 if agreed.after is None else agreed.after.added(survivors),
-            void,
             repaired,
         )
 
@@ -338,24 +329,6 @@ class Server:
             raise RemoteProtocolError("the message comes from a seat that this round does not have")
         verify(participants[message.seat].identity, purpose, signed_part(message), message.signature)
         return current, following
-
-
-def _is_void(current: _Round, total: NDArray[np.uint64], left: int) -> bool:
-    """Whether there is no sum to be had of a round with uniform masks, so many of which are left in it; notes why.
-
-    A sum that no honest uploads could have, but once in 2^40 rounds, has a mask in it that one end made up.
-    """
-    agreed = current.agreed
-    if left:
-        current.note(f"the round is void: {left} uniform masks hide the whole sum")
-        return True
-    entries = centred(residues(total.view(np.int64), agreed.terms.modulus_bits))
-    if entries.size and max(int(entries.max()), -int(entries.min())) > agreed.check_fits():
-        current.note(
-            "the round is void: some upload is false, since the sum is larger than honest ones can be"
-        )
-        return True
-    return False
 
 
 def _recover(current: _Round) -> dict[int, Recovered]:
@@ -392,7 +365,7 @@ def _take_out_edges(
             shared, agreed.context, people[sender].identity, people[receiver].identity, "share"
         )
         noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
-    add_noises(total, noises, agreed.terms.modulus_bits)
+    add_gaussians(total, noises)
     return uncancelled, extra
 
 
@@ -443,7 +416,7 @@ def _take_out_carried(
             seed = carried_seed(shared, before.context, *ends)
             noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), sign))
             variances[half].append(variance)
-    add_noises(total, noises, agreed.terms.modulus_bits)
+    add_gaussians(total, noises)
     return len(noises), (math.fsum(variances[0]), math.fsum(variances[1]))
 
 
@@ -454,7 +427,7 @@ def _take_out_masks(
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     masks = {seat: recovered[seat].mask if seat in recovered else None for seat in survivors}
     known = [(SecretStream(seed), steps, -1) for seed in masks.values() if seed is not None]
-    add_noises(total, known, agreed.terms.modulus_bits)
+    add_gaussians(total, known)
     return tuple(seat for seat, seed in masks.items() if seed is None)
 
 

@@ -7,15 +7,12 @@ which is why a client answers each context at most once.
 
 **Noise.** A client adds to its rounded update the shares of its edges, fresh residual noise and, in mode `repair`, its
 self-mask (Bonawitz et al., 2017, mask twice for the same reason: a late upload must not be bared by a repair). All of
-it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit. Shares and self-masks
-are Gaussian or, where the terms say so, uniform (`add_noises`); the residual noise is always Gaussian.
+it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -38,7 +35,7 @@ from niss.protocol.keys import (
     purpose_bytes,
 )
 from niss.protocol.messages import Participant
-from niss.randomness import SecretStream, add_gaussians, add_uniforms
+from niss.randomness import SecretStream, add_gaussians
 
 SEED_BYTES = 32
 _PAIR_TAG = b"niss.pair.v1"
@@ -204,18 +201,5 @@ def masked_upload(
         noises.append((SecretStream.fresh(entropy), agreed.grid.deviation_steps(terms.residual_variance), 1))
     if mask is not None:
         noises.append((SecretStream(mask), agreed.grid.deviation_steps(terms.self_variance), 1))
-    add_noises(vector, noises, terms.modulus_bits)
+    add_gaussians(vector, noises)
     return vector
-
-
-def add_noises(
-    target: NDArray[np.uint64], noises: Iterable[tuple[SecretStream, float, int]], modulus_bits: int
-) -> None:
-    """Expand seeds: `target += sign * noise` for each (stream, deviation in grid steps, sign), modulo 2^modulus_bits.
-
-    Gaussian noise; where the deviation is infinite, the limit of it: uniform on all residues.
-    """
-    listed = list(noises)
-    masks = [(stream, sign) for stream, deviation, sign in listed if deviation == math.inf]
-    add_gaussians(target, [one for one in listed if one[1] < math.inf])
-    add_uniforms(target, masks, bits=modulus_bits)

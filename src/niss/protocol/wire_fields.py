@@ -191,15 +191,12 @@ class Uint(Field):
 
 
 class Real(Field):
-    """A float64 that is not negative, and finite unless it may be `endless`; minus zero is refused: it equals zero."""
+    """A float64 that is finite and not negative; minus zero is refused: it equals zero."""
 
     smallest = 8
 
-    def __init__(self, *, endless: bool = False) -> None:
-        self.endless = endless
-
     def _check(self, value: float) -> None:
-        if math.isnan(value) or math.copysign(1.0, value) < 0 or (math.isinf(value) and not self.endless):
+        if math.isnan(value) or math.copysign(1.0, value) < 0 or math.isinf(value):
             raise Fault("must be finite and not negative")
 
     def write(self, out: Writer, value: Any) -> None:

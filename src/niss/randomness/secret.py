@@ -3,8 +3,6 @@
     32-byte seed -> BLAKE2b, tagged with the version -> AES-256 in counter mode -> 64 bits a coordinate
     -> a sign and a tail probability -> normal quantile (see `normal_table`) -> times the deviation, rounded.
 
-A mask that is to hide everything needs no quantile: `add_uniforms` adds the bits themselves.
-
 Both ends of a share must draw the same whole numbers, on any machine. So the only operations are those on
 whole numbers, table look-ups, and the ones IEEE 754 rounds exactly (float64 `+` and `*`, conversion,
 `rint`, comparison), each its own pass over a block, so that no compiler fuses two of them into one. With numba long
@@ -28,7 +26,6 @@ All of it assumes that AES-256 in counter mode cannot be told from random bits.
 from __future__ import annotations
 
 import hashlib
-import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -182,45 +179,18 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
             start += noise.size
 
 
-def add_uniforms(target: Residues, masks: Iterable[tuple[SecretStream, int]], *, bits: int = 64) -> None:
-    """`target += sign * mask` for each (stream, sign): a mask is uniform on the residues modulo 2^bits.
-
-    `bits` is 64, or 32 for sums of which only the lower half is looked at, at half the cost. Streams and threads as in
-    `add_gaussians`; nothing is drawn if any argument is refused.
-    """
-    if bits not in (32, 64):
-        raise ConfigError(f"must be 32 or 64, not {bits!r}", field="bits")
-    terms = [(stream, math.inf, sign) for stream, sign in masks]
-    for *_, sign in terms:
-        _require_sign(sign)
-    residues = _as_residues(target)
-    _add_in_blocks(residues, terms, _add_words, word=bits // 8)
-
-
-def _add_words(
-    words: NDArray[Any], target: NDArray[np.uint64], _deviation: float, flip: int, _tail: Int64s
-) -> int:
-    """The `Loop` of uniform masks: the words of the keystream are the mask, and none of them lies in a tail."""
-    (np.subtract if flip else np.add)(target, words.view(f"u{words.itemsize}"), out=target)
-    return 0
-
-
 def _add_in_blocks(
-    residues: NDArray[np.uint64],
-    terms: Sequence[tuple[SecretStream, float, int]],
-    loop: Loop,
-    *,
-    word: int = _WORD,
+    residues: NDArray[np.uint64], terms: Sequence[tuple[SecretStream, float, int]], loop: Loop
 ) -> None:
-    """Add to each entry what `loop` makes of the next word of each stream, of so many bytes."""
+    """Add to each entry what `loop` makes of the next word of each stream."""
     size = residues.size
     # Each takes its part of its stream before anything is drawn: nothing is drawn twice, whatever happens.
-    parts = [_Part(stream._keystream.cut(size * word), deviation, sign) for stream, deviation, sign in terms]
+    parts = [_Part(stream._keystream.cut(size * _WORD), deviation, sign) for stream, deviation, sign in terms]
     threads = max(1, min(thread_limit(), size * len(parts) // _DRAWS_A_THREAD, -(-size // BLOCK)))
     borders = [size * number // threads // BLOCK * BLOCK for number in range(threads)] + [size]
 
     def add(number: int) -> list[list[tuple[Int64s, Int64s]]]:
-        return _add_range(residues, parts, borders[number], borders[number + 1], loop, word)
+        return _add_range(residues, parts, borders[number], borders[number + 1], loop)
 
     if threads == 1:
         found = [add(0)]
@@ -235,17 +205,17 @@ def _add_in_blocks(
 
 
 def _add_range(
-    residues: NDArray[np.uint64], parts: Sequence[_Part], start: int, stop: int, loop: Loop, word: int
+    residues: NDArray[np.uint64], parts: Sequence[_Part], start: int, stop: int, loop: Loop
 ) -> list[list[tuple[Int64s, Int64s]]]:
     """Add the noise of all words outside the tail to the entries from `start`; of each part, the others by place."""
     found: list[list[tuple[Int64s, Int64s]]] = [[] for _ in parts]
-    keystreams = [part.keystream.ahead(start * word) for part in parts]
+    keystreams = [part.keystream.ahead(start * _WORD) for part in parts]
     tail = np.empty(BLOCK, dtype=np.int64)
     buffer = bytearray(BLOCK * _WORD + _CIPHER_BLOCK)
     for first in range(start, stop, BLOCK):
         target = residues[first : min(first + BLOCK, stop)]
         for part, keystream, of_part in zip(parts, keystreams, found, strict=True):
-            words = keystream.fill(buffer, target.size, word)
+            words = keystream.fill(buffer, target.size)
             count = loop(words, target, part.deviation, part.flip, tail)
             if count:
                 of_part.append((first + tail[:count], words[tail[:count]]))
@@ -283,11 +253,11 @@ class _Keystream:
         size = count * kind.itemsize
         return np.frombuffer(self._next(size).update(bytes(size)), dtype=kind)
 
-    def fill(self, buffer: bytearray, count: int, word: int) -> NDArray[Any]:
+    def fill(self, buffer: bytearray, count: int) -> Int64s:
         """The next `count` words, at most a block, in a buffer that is a block of the cipher longer than they are."""
-        size = count * word
+        size = count * _WORD
         self._next(size).update_into(_ZEROS[:size], buffer)
-        return np.frombuffer(buffer, dtype=f"<i{word}", count=count).astype(f"i{word}", copy=False)
+        return np.frombuffer(buffer, dtype="<i8", count=count).astype(np.int64, copy=False)
 
     def cut(self, count: int) -> _Keystream:
         """The next `count` bytes as a keystream of their own, which starts where this one stood; this one moves on."""

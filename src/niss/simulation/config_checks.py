@@ -155,11 +155,6 @@ def _check_method(config: Config, method: MethodConfig) -> None:
     try:
         adaptive_clip(config, method)
         plan = config.plan(method)
-        if plan.uniform and config.protocol.mode != "repair":
-            raise ConfigError(
-                "protocol.mode: uniform masks leave no sum after a dropout that is tolerated",
-                hint="use mode = 'repair', or methods.shares = 'gaussian'",
-            )
         if plan.participants is not None:
             plan.committed(plan.participants)
     except (ConfigError, PrivacyError) as error:

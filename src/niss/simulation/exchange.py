@@ -75,7 +75,7 @@ class Exchanged:
 
     @property
     def tau2(self) -> float:
-        """eta^2 / (v sigma^2): the distortion that the terms of the round stand for; 0 with uniform masks."""
+        """eta^2 / (v sigma^2): the distortion that the terms of the round stand for."""
         terms = self.agreed.terms
         return terms.residual_variance / (terms.unit_variance * terms.neighbours)
 

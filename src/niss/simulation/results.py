@@ -88,7 +88,7 @@ class RunResult:
             "label": settings.title,
             "folder": settings.title,
             "method": settings.name,
-            "kappa": self.kappa if method.uses("kappa") and settings.shares == "gaussian" else None,
+            "kappa": self.kappa if method.uses("kappa") else None,
             "tau2": self._mean("tau2") if method.uses("tau2") else None,
             "distortion": settings.distortion if method.uses("distortion") else None,
             "accuracy": self.metrics[-1]["accuracy"],
@@ -236,11 +236,7 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
         lied = "; every round is charged as if the server had lied about it" if sharing else ""
         caveats.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
     if lost := sum(bool(line.get("lost")) for line in metrics):
-        why = (
-            "uniform masks of clients that dropped out could not be taken out of the sum"
-            if sharing
-            else "fewer uploads arrived than the threshold asks for"
-        )
+        why = "fewer uploads arrived than the threshold asks for"
         caveats.append(f"{_counted(lost, 'round')} {_was(lost)} lost: {why}. They are charged all the same.")
     if noisy := sum(not (line.get("exact", True) or line.get("lost")) for line in metrics):
         caveats.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")

@@ -349,7 +349,6 @@ class OpenRound:
 
         exchanged, closed = self._exchanged(rows, absent, charge)
         survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
-        lost = exchanged.outcome.void
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
         predicted = exchanged.predicted_variance
         moved = self.federation.config.training.server_rate * plan.factor(self.number)
@@ -368,7 +367,6 @@ class OpenRound:
             joint_mu=exchanged.mu,
             marginal_mu=exchanged.marginal_mu,
             outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
-            lost=lost,
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,

@@ -33,7 +33,7 @@ class RoundResult:
     marginal_mu         most that it cost a client whose upload is looked at alone
     outsider_mu         most that it cost a client against someone who sees nothing but the model made of the sum
     balance             how unequally shares were received, where they were
-    lost                nothing was released: too few uploads arrived, or uniform masks could not all be taken out
+    lost                nothing was released: too few uploads arrived
     clip                of the round, where it moves
     below_clip          noisy fraction of the updates that it left as they were; None: nothing was released
     attempts            graphs drawn until one kept the promise (only in the real protocol, like all that follows)

@@ -16,7 +16,7 @@ from niss.data.sources import clients_of
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.mechanism.adaptive import RATE
-from niss.methods import DISTORTIONS, METHODS, SHARES, Distortion, Method
+from niss.methods import DISTORTIONS, METHODS, Distortion, Method
 from niss.simulation.sampling import Sampling
 from niss.simulation.server import OptimizerName, ServerRateSchedule
 
@@ -29,7 +29,6 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 if TYPE_CHECKING:
     MethodName = str
     DistortionName = str
-    SharesName = str
     GraphName = str
     MechanismName = str
     UnitName = str
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 else:
     MethodName = Literal[tuple(METHODS)]
     DistortionName = Literal[tuple(DISTORTIONS)]
-    SharesName = Literal[tuple(SHARES)]
     GraphName = Literal[tuple(GRAPHS)]
     MechanismName = Literal[tuple(MECHANISMS)]
     UnitName = Literal[tuple(UNITS)]
@@ -227,7 +225,6 @@ class MethodConfig(Section):
     lags        Rounds ahead to which each client of `niss-carried` carries noise; more pay for long separations.
     carried_neighbours  Unit shares that each client of `niss-carried` carries to the next round; none: to all.
     closing     One more round of `niss-carried`, without data, takes out what the last one carried.
-    shares      What clients of `niss` share: `gaussian` noise, or `uniform` masks (with `protocol.mode = "repair"`).
     """
 
     name: MethodName = "niss"
@@ -245,7 +242,6 @@ class MethodConfig(Section):
     lags: Count = 1
     carried_neighbours: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     closing: bool = False
-    shares: SharesName = "gaussian"
 
     @model_validator(mode="before")
     @classmethod

@@ -26,7 +26,7 @@ USUAL_MODELS = {"images": "mlp", "tokens": "gru", "ids": "mf"}
 MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
-_WITHIN_A_ROUND = ("neighbours", "participations", "shares")
+_WITHIN_A_ROUND = ("neighbours", "participations")
 _ACROSS_ROUNDS = ("clients", "lags", "pattern")
 
 

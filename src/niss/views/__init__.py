@@ -1,8 +1,7 @@
 """What an adversary sees and what it cannot know: pure linear algebra over share graphs.
 
 The joint view (`effective_variance`) is that of a server that holds every upload; `worst_case` bounds what the worst
-colluders leave a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise a target needs,
-`calibrate_masks` where shares are uniform masks.
+colluders leave a client; `calibrate_tau2` and `calibrate_for` turn both around and give the noise a target needs.
 `run_mu2` is the joint view over a whole training in which noise is carried from round to round.
 """
 
@@ -16,7 +15,6 @@ from niss.views.collusion import (
     worst_case,
 )
 from niss.views.joint import calibrate_tau2, effective_variance
-from niss.views.masks import calibrate_masks
 from niss.views.spectrum import EXACT_LIMIT
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "RunKnowledge",
     "WorstCase",
     "calibrate_for",
-    "calibrate_masks",
     "calibrate_tau2",
     "colluding_neighbours",
     "effective_variance",

@@ -137,7 +137,7 @@ def worst_case(
 
     graph              who shares with whom
     corruption         how many collude, and how much a repair may reveal
-    unit_variance      sigma^2, the variance of a share of weight 1; infinite: shares are uniform masks
+    unit_variance      sigma^2, the variance of a share of weight 1
     residual_variance  eta_k^2, the fresh noise of each client: one number, or one per client
     target_variance    the effective variance that each client wants, likewise
 
@@ -219,7 +219,7 @@ class _Assumed:
         return float(variance[0] / target[opponent.client])
 
     def worst(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
-        if isinstance(self._bound, ConnectedBound) and unit != math.inf:
+        if isinstance(self._bound, ConnectedBound):
             return _worst_of(self._bound.variance(unit, residual), residual, target)
         if self._removed == 0:
             return self._exactly((), unit, residual, target)
@@ -272,7 +272,7 @@ class _Assumed:
 
     def _against_all(self, sets: IntArray, kept: IntArray, unit: float, residual: FloatArray) -> FloatArray:
         """The effective variances of the clients that each of the sets leaves honest."""
-        if 0.0 < unit < math.inf and residual.min() > 0.0:
+        if unit > 0.0 and residual.min() > 0.0:
             return variances_among(self._links.toarray(), kept, unit_variance=unit, residual=residual)
         return np.array(
             [

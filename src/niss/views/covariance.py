@@ -93,24 +93,6 @@ def hidden_noise(
     return HiddenNoise(kept, csr_array(whole[kept][:, kept]), exposed[kept])
 
 
-def masked_variance(graph: ShareGraph, known: Knowledge, residual: FloatArray) -> tuple[IntArray, FloatArray]:
-    """The clients that are honest and uploaded, and what each has left where shares are uniform masks.
-
-    Uniform masks on the edges of a connected group make its uploads uniform among all with the same sum. So that sum is
-    all that is seen of the group, and each of its members is hidden by the residual noise of all; without limit where
-    the masks of a dropped member are left in the sum. It is what `hidden_noise` tends to as `unit_variance` grows.
-    """
-    unknown, kept = _unknown_edges(graph, known)
-    group = _groups(graph.size, graph.senders[unknown], graph.receivers[unknown])
-    uploaded = np.zeros(graph.size)
-    uploaded[kept] = residual[kept]
-    together: FloatArray = np.bincount(group, weights=uploaded).astype(np.float64)
-    honest = ~client_mask(known.colluders, graph.size, "colluders")
-    missing = honest & client_mask(known.dropped, graph.size, "dropped")
-    together[np.unique(group[missing])] = np.inf
-    return kept, together[group[kept]]
-
-
 def hidden_noise_by_coordinate(
     graph: ShareGraph, known: Knowledge, *, unit_variance: float, residual: FloatArray, scales: FloatArray
 ) -> FloatArray:

@@ -11,8 +11,6 @@ with `L_H` the weighted Laplacian of the honest-honest edges. Moving one client'
     mu_k = Delta_k sqrt((Sigma_H^-1)_kk),    effective variance 1 / (Sigma_H^-1)_kk.
 
 A connected group of honest clients without residual noise has none: its uploads sum to the exact sum.
-With uniform masks for shares, the limit sigma^2 -> infinity, the sum of a connected group is all that is seen of it,
-and each of its members has the residual noise of all.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from niss.views.covariance import (
     conditional_variances,
     hidden_noise,
     hidden_noise_by_coordinate,
-    masked_variance,
     per_client,
     require_dense,
     sampled_variance,
@@ -63,7 +60,7 @@ def effective_variance(
 ) -> FloatArray:
     """Effective noise variance of each honest client that uploaded, in the order of their numbers.
 
-    unit_variance       sigma^2, the variance of a share of weight 1; infinite: shares are uniform masks
+    unit_variance       sigma^2, the variance of a share of weight 1
     residual_variance   the fresh noise each client adds: a number, or one per client
     colluders           clients that tell the server all they know; their edges protect nobody
     dropped             honest clients that never uploaded and whose edges stay uncancelled (`tolerate`):
@@ -78,16 +75,11 @@ def effective_variance(
     0 means that there is no protection at all.
     """
     residual = per_client(residual_variance, graph.size, "residual_variance")
-    if not unit_variance >= 0.0:
-        raise ConfigError("must be a number, not below 0", field="unit_variance")
+    if not 0.0 <= unit_variance < np.inf:
+        raise ConfigError("must be a finite number, not below 0", field="unit_variance")
     factors = _scales(graph, scales)
 
     known = Knowledge(colluders, dropped, revealed)
-    if unit_variance == np.inf:
-        if factors is not None:
-            raise ConfigError("uniform masks cannot be distorted", field="scales")
-        kept, whole = masked_variance(graph, known, residual)
-        return whole if clients is None else whole[_places(kept, clients)]
 
     def variance(drawn: FloatArray | None) -> FloatArray:
         hidden = hidden_noise(graph, known, unit_variance=unit_variance, residual=residual, scales=drawn)

@@ -90,7 +90,7 @@ function busy(on) {
 function show({ plan, printed, looks, command, python, run_command: run }) {
   byId("answer").hidden = false;
   byId("answer").classList.remove("stale");
-  if (plan.kappa !== null) controls.kappa.suggest(plan.kappa);
+  controls.kappa.suggest(plan.kappa);
   const kind = "noise_central" in plan ? "carry" : "round";
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== kind;
   (kind === "carry" ? showCarried : showRound)(plan, printed, looks);
@@ -122,14 +122,11 @@ function showRound(plan, printed) {
   controls.participations.suggest(plan.plan.participations);
   headline(plan, printed);
   numbers(plan, roundRows(plan, printed));
-  // Masks have no strength to choose.
-  const masks = plan.kappa === null;
-  byId("trade-off").hidden = masks;
-  if (!masks) drawCurve(plan);
+  drawCurve(plan);
   drawRuler(plan);
   byId("status").textContent =
     `${digits(plan.aggregate_variance_ratio_to_central)} × the noise of a trusted server, ` +
-    `${digits(plan.aggregate_variance_ratio_to_local)} × that of DP-FedAvg, ${masks ? "with uniform masks" : `at κ ${digits(plan.kappa)} and τ² ${digits(plan.tau2)}`}.`;
+    `${digits(plan.aggregate_variance_ratio_to_local)} × that of DP-FedAvg, at κ ${digits(plan.kappa)} and τ² ${digits(plan.tau2)}.`;
 }
 
 function showCarried(plan, printed, looks) {
@@ -195,12 +192,8 @@ function roundRows(plan, printed) {
     ["epsilon_joint", "ε, joint view", printed.epsilon_joint, `over ${plan.plan.participations} participations, against a server that sees every upload${colluders ? ` and ${colluders} colluders` : ""}`],
     ["epsilon_marginal", "ε, marginal view", printed.epsilon_marginal, "one upload alone: what the paper counts"],
     ["neighbours", "Neighbours", digits(plan.neighbours, 4), `${plan.plan.graph} graph of ${plan.participants} participants`],
-    ...(plan.kappa === null
-      ? [["shares", "Shares", "masks", "a round in which one cannot be taken out is void"]]
-      : [
-          ["kappa", "κ", digits(plan.kappa), "strength of the shares"],
-          ["tau2", "τ²", digits(plan.tau2, 4), "distortion of received shares, calibrated anew for each round"],
-        ]),
+    ["kappa", "κ", digits(plan.kappa), "strength of the shares"],
+    ["tau2", "τ²", digits(plan.tau2, 4), "distortion of received shares, calibrated anew for each round"],
     ["sigma", "σ of one client", digits(plan.sigma, 4), "noise a client would need alone, on its part of the average"],
     ["aggregate_variance_ratio_to_central", "Noise against a trusted server", `${digits(plan.aggregate_variance_ratio_to_central)} ×`, "variance in the sum"],
     ["aggregate_variance_ratio_to_local", "Noise against DP-FedAvg", `${digits(plan.aggregate_variance_ratio_to_local)} ×`, "variance in the sum"],
