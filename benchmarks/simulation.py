@@ -40,8 +40,6 @@ import numpy as np
 
 BATCH, LEARNING_RATE, CLASSES, SIDE = 10, 0.01, 10, 28
 LENGTH, VOCABULARY = 80, 90
-CATEGORIES = (2972, 1128, 14)
-"""Students, teachers and departments, as many as in the data set InstEval."""
 NEEDED = {
     "jax": ("jax",),
     "jax-vmap": ("jax",),
@@ -96,7 +94,6 @@ CASES = {
     "transformer": (Case("transformer", 30, 40, 1), Case("transformer", 2, 10, 1)),
     "lora": (Case("lora", 30, 40, 1), Case("lora", 2, 10, 1)),
     "logistic": (Case("logistic", 100, 60, 5), Case("logistic", 10, 30, 1)),
-    "mf": (Case("mf", 100, 25, 5), Case("mf", 10, 25, 1)),
 }
 """For each model the measured case and the smoke test. The CNN's full round takes minutes one after another: fewer
 clients and samples, the same steps."""
@@ -105,7 +102,6 @@ CUDA_CASES = {
     "resnet": Case("resnet", 30, 40, 1),
     "gru": Case("gru", 30, 10, 1),
     "logistic": Case("logistic", 100, 60, 1),
-    "mf": Case("mf", 100, 25, 1),
 }
 """What is measured on a GPU instead: there the time of a step hardly depends on the model, but on its launches."""
 SEQUENCES = ("gru", "lstm", "torch-gru", "transformer", "lora")
@@ -114,15 +110,12 @@ PAPER_CNN = Case("cnn", 30, 600, 5)
 
 @cache
 def make_data(case: Case) -> tuple[Array, Array]:
-    """Images, tokens or categories, [clients, samples, ...], and their labels; the same in every process.
+    """Images or tokens, [clients, samples, ...], and their labels; the same in every process.
 
     Tokens have one label each, the next token of a walk in which one in three is a jump.
     """
     draw = np.random.default_rng(7)
     shape = (case.clients, case.samples)
-    if case.model == "mf":
-        columns = [draw.integers(0, size, shape) for size in CATEGORIES]
-        return np.stack(columns, axis=-1), draw.integers(0, 5, shape)
     if case.model in SEQUENCES:
         jumps = draw.integers(0, VOCABULARY, (*shape, LENGTH + 1)) * (
             draw.random((*shape, LENGTH + 1)) < 1 / 3
@@ -160,11 +153,9 @@ def make_module(case: Case) -> Any:
     """The model, on the CPU: one of the package's, or one as users write them (`lora`, `torch-gru`)."""
     from own_modules import TorchGru, adapted
 
-    from niss.learning import IdSamples, ImageSamples, TokenSamples, build_model, seeded_torch
+    from niss.learning import ImageSamples, TokenSamples, build_model, seeded_torch
     from niss.randomness import SimStream
 
-    if case.model == "mf":
-        return build_model("mf", samples=IdSamples(CATEGORIES), classes=5, stream=SimStream(1))
     if case.model in SEQUENCES:
         samples = TokenSamples(LENGTH, VOCABULARY)
         with seeded_torch(SimStream(1)):

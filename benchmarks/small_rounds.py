@@ -21,7 +21,7 @@ from simulation import Case, make_data, make_module
 
 ROUNDS = ((1, 10, 10), (2, 10, 10), (4, 10, 1), (4, 40, 10), (10, 10, 10), (10, 20, 64))
 """Clients, samples of each, and the batch size."""
-MODELS = ("mf", "logistic", "mlp", "gru", "lstm", "torch-gru", "cnn", "transformer", "lora", "resnet")
+MODELS = ("logistic", "mlp", "gru", "lstm", "torch-gru", "cnn", "transformer", "lora", "resnet")
 FEWEST, MOST = 3, 41
 """Turns."""
 

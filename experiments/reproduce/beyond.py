@@ -62,8 +62,6 @@ MODELS: dict[str, Callable[[int], dict[str, Any]]] = {
     "mlp": lambda width: {"name": "mlp", "hidden": [width]},
     "gru": lambda width: {"name": "gru", "width": width},
     "resnet": lambda width: {"name": "resnet", "width": width, "layers": 1},
-    "mf": lambda width: {"name": "mf", "factors": width},
-    "logistic": lambda _: {"name": "logistic"},
 }
 """The `model` section of each for the width that a choice names."""
 
@@ -106,7 +104,6 @@ def setting_config(
             "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
             "device": device,
-            **dict(setting.server),
             **method.training,
         },
         "privacy": {"unit": setting.unit, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
@@ -173,7 +170,7 @@ def setting_base(setting: Setting) -> Mapping[str, Any]:
     """What all cells of a setting have in common, for its result file."""
     cohorts = {} if setting.images is None else {"sampling": "cyclic", "images_per_client": setting.images}
     if setting.model != "mlp":
-        cohorts |= {"sampling": "cyclic", "model": setting.model, **dict(setting.server)}
+        cohorts |= {"sampling": "cyclic", "model": setting.model}
     return {
         "dataset": setting.dataset,
         "split": setting.split,

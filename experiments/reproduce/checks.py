@@ -220,7 +220,7 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     if setting.model != "mlp":
         tested, guessed = base["tested"], base["majority"] * base["tested"]
         wanted |= {name: base[name] for name in ("tested", "majority")}
-        wanted |= {"sampling": "cyclic", "model": setting.model, **dict(setting.server)}
+        wanted |= {"sampling": "cyclic", "model": setting.model}
         if tested < 1 or not 0.0 < guessed < tested or abs(guessed - round(guessed)) > 1e-6:
             detail = f"{base['majority']} is no part of {tested:,} labels"
             yield Fault("settings", _where(record), detail)

@@ -264,7 +264,7 @@ def beyond(options: Beyond) -> None:
 
     Examples:
     niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned
-    niss reproduce beyond --setting insteval-logistic --device cpu --stop-after 800
+    niss reproduce beyond --setting shakespeare-gru --stop-after 800
     """
     from experiments.reproduce.beyond import run_setting, tune
     from experiments.reproduce.runner import Part

@@ -39,12 +39,10 @@ def _title(*parts: str) -> str:
         "mnist": "MNIST",
         "cifar10": "CIFAR-10",
         "shakespeare": "Shakespeare",
-        "insteval": "InstEval",
         "iid": "IID",
         "non-iid": "non-IID",
         "gru": "GRU",
         "resnet": "ResNet",
-        "mf": "factorisation",
     }
     return ", ".join(words.get(part, part) for part in parts)
 
@@ -204,7 +202,6 @@ class Setting:
     images  samples of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
     model   the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
             tuned over
-    server  what the server does, as in `training`; nothing: it moves along the mean update
     """
 
     dataset: str
@@ -220,7 +217,6 @@ class Setting:
     width: int = 0
     clips: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
-    server: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:

@@ -54,7 +54,7 @@ MEASURED: tuple[str, ...] = (
     "cifar10-non-iid-client-30-of-300",
 )
 """The settings with fixed cohorts whose files are committed: all rivals and variants, tuned by the search."""
-MODELS_MEASURED: tuple[str, ...] = ("shakespeare-gru", "insteval-logistic", "insteval-mf", "cifar10-resnet")
+MODELS_MEASURED: tuple[str, ...] = ("shakespeare-gru", "cifar10-resnet")
 """Likewise of the settings with other models (`MODELLED`)."""
 SEARCHED = None
 """In place of the cells: those of a search, which are known once it is played again."""

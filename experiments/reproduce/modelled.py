@@ -1,4 +1,4 @@
-"""Settings with other models, mostly on data that has clients of its own. All their sizes are here, and nowhere else.
+"""Settings with other models, one on data that has clients of its own. All their sizes are here, and nowhere else.
 
 Every method is tuned by the same search, at epsilon 3: a trial for each clip, for each further rate, and one more,
 which makes 7 (3 for FedAvg, which does not clip). Then everyone runs at three epsilons with three seeds. With 8 methods
@@ -8,29 +8,8 @@ short. Files of other sizes do not mix: their base says what they were run with.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from experiments.reproduce.design import Setting
 
-_STUDENTS = Setting(
-    "insteval",
-    "natural",
-    "client",
-    participants=290,
-    clients=2900,
-    rounds=40,
-    epochs=1,
-    batch_size=10,
-    model="logistic",
-    clips=(0.1, 0.3, 1.0, 3.0),
-    rates=(0.3, 1.0, 3.0),
-    server=(("server_optimizer", "adam"), ("server_rate", 0.1)),
-)
-"""Students; the rating that one gives a lecture. 2,900 of them, so that they make whole cohorts.
-
-Most columns are rare. The optimiser is the best of six for FedAvg without noise on held-out samples;
-docs/concepts/datasets.md says which, and that test accuracies had been seen before.
-"""
 _ROLES = Setting(
     "shakespeare",
     "natural",
@@ -63,8 +42,5 @@ _PHOTOGRAPHS = Setting(
     rates=(0.03, 0.1, 0.3),
 )
 """Photographs, forty to a client; a network of three residual blocks."""
-MODELLED = {
-    setting.name: setting
-    for setting in (_ROLES, _STUDENTS, replace(_STUDENTS, model="mf", width=2), _PHOTOGRAPHS)
-}
-"""By name: shakespeare-gru, insteval-logistic, insteval-mf, cifar10-resnet."""
+MODELLED = {setting.name: setting for setting in (_ROLES, _PHOTOGRAPHS)}
+"""By name: shakespeare-gru, cifar10-resnet."""

@@ -63,7 +63,7 @@ IMAGES = {
     "scale": "Accuracy over the participants of a round, by method",
     "rivals": "Accuracy over epsilon of all rivals in settings with fixed cohorts",
     "noise": "Noise variance in the model over rounds, by method, at epsilon 3",
-    "datasets": "Accuracy over epsilon of all rivals with other models, on text, ratings and photographs",
+    "datasets": "Accuracy over epsilon of all rivals with other models, on text and photographs",
 }
 """The figures of the text, and what they show for those who cannot see them."""
 

@@ -110,6 +110,6 @@ def test_the_list_of_datasets_is_a_table_at_80_columns(monkeypatch: Any, capsys:
     list_command(as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    (ratings,) = (line for line in lines if line.startswith("insteval"))
-    assert "categories" in ratings
-    assert "2,972" in ratings
+    (plays,) = (line for line in lines if line.startswith("shakespeare"))
+    assert "text" in plays
+    assert "627" in plays

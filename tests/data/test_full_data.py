@@ -17,7 +17,6 @@ from niss.data.store import find
 # Read at import: the tests themselves run with NISS_DATA taken away.
 FULL_DATA = os.environ.get("NISS_DATA", "")
 
-RATINGS = [10_186, 12_951, 17_609, 16_921, 15_754]
 
 CLASS_COUNTS = {
     "mnist": (
@@ -82,16 +81,3 @@ def test_shakespeare_has_its_roles():
     assert "To be, or not to be,--that is the question:--" in spelled
     for never in ("ACT ", "SCENE", "Exeunt", "Re-enter", "Gutenberg", "PERSONS REPRESENTED", "[", "Dramatis"):
         assert never not in spelled
-
-
-def test_insteval_has_its_ratings_and_students():
-    dataset = load("insteval")
-    assert len(dataset.train_labels) + len(dataset.test_labels) == 73_421
-    assert (dataset.clients, dataset.classes, dataset.sizes) == (2972, 5, (2972, 1128, 4, 6, 2, 14))
-    both = np.concatenate([dataset.train_inputs, dataset.test_inputs])
-    assert (both.max(axis=0) + 1).tolist() == list(dataset.sizes)
-    everyone = np.bincount(both[:, 0])
-    held = np.bincount(dataset.test_inputs[:, 0], minlength=2972)
-    assert ((held >= 1) | (everyone == 1)).all()
-    assert (held < everyone).all()
-    assert np.bincount(np.concatenate([dataset.train_labels, dataset.test_labels])).tolist() == RATINGS

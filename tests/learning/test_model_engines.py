@@ -10,7 +10,6 @@ from niss.learning import (
     ClippedStep,
     Cohort,
     FlatLayout,
-    IdSamples,
     ImageSamples,
     Job,
     LocalTraining,
@@ -29,20 +28,18 @@ from niss.randomness import SimStream
 from support.stacked import assert_learned_alike, make_jobs, run_stacked
 
 CLASSES = 5
-PICTURES, TOKENS, ROWS = ImageSamples((2, 6, 5)), TokenSamples(length=7, vocabulary=11), IdSamples((9, 6, 3))
+PICTURES, TOKENS = ImageSamples((2, 6, 5)), TokenSamples(length=7, vocabulary=11)
 CASES: dict[str, tuple[str, Samples, ModelSettings]] = {
     "mlp": ("mlp", PICTURES, ModelSettings(hidden=(6,))),
     "cnn": ("cnn", PICTURES, ModelSettings()),
     "resnet": ("resnet", PICTURES, ModelSettings(width=8, layers=1)),
     "resnet-deep": ("resnet", PICTURES, ModelSettings(width=16, layers=2)),
     "logistic": ("logistic", PICTURES, ModelSettings()),
-    "logistic-ids": ("logistic", ROWS, ModelSettings()),
     "gru": ("gru", TOKENS, ModelSettings(width=6, embedding=4)),
     "gru-deep": ("gru", TOKENS, ModelSettings(width=6, embedding=4, layers=2)),
     "lstm": ("lstm", TOKENS, ModelSettings(width=6, embedding=4)),
     "lstm-deep": ("lstm", TOKENS, ModelSettings(width=6, embedding=4, layers=2)),
     "transformer": ("transformer", TOKENS, ModelSettings(width=8, heads=2)),
-    "mf": ("mf", ROWS, ModelSettings(factors=3)),
 }
 WORK = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
 
@@ -51,9 +48,7 @@ def make_inputs(samples: Samples, count: int) -> Tensor:
     source = torch.Generator().manual_seed(1)
     if isinstance(samples, ImageSamples):
         return torch.randn(count, *samples.shape, generator=source, dtype=torch.float64)
-    if isinstance(samples, TokenSamples):
-        return torch.randint(0, samples.vocabulary, (count, samples.length), generator=source)
-    return torch.stack([torch.randint(0, size, (count,), generator=source) for size in samples.sizes], dim=1)
+    return torch.randint(0, samples.vocabulary, (count, samples.length), generator=source)
 
 
 SIZES = (8, 7, 6, 5, 5, 4, 3, 2)  # groups are in falling order

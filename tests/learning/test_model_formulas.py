@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.learning import IdSamples, ImageSamples, ModelSettings, TokenSamples, build_model
-from niss.learning.models import Categories, MatrixFactorisation, Recurrent, ResNet, Transformer
+from niss.learning import ImageSamples, ModelSettings, TokenSamples, build_model
+from niss.learning.models import Recurrent, ResNet, Transformer
 from niss.learning.models.images import ResidualBlock
 from niss.learning.models.one_hot import one_hot
 from niss.randomness import SimStream
@@ -117,27 +117,3 @@ def test_a_residual_block_is_shortcut_and_branch() -> None:
     torch.testing.assert_close(module(images), module.output(torch.cat(quarters, dim=1)))
     # Each sample on its own: norms mix none.
     torch.testing.assert_close(module(images)[1:], module(images[1:]), rtol=1e-12, atol=1e-12)
-
-
-def test_logistic_regression_sums_a_weight_for_each_category() -> None:
-    sizes = (4, 3, 2)
-    module = build_model("logistic", samples=IdSamples(sizes), classes=5, stream=STREAM).double()
-    assert isinstance(module, Categories)
-    weight, bias = module.output.weight, module.output.bias
-    by_hand = bias + weight[:, 3] + weight[:, 4 + 1] + weight[:, 4 + 3 + 0]
-    torch.testing.assert_close(module(torch.tensor([[3, 1, 0]]))[0], by_hand, rtol=1e-12, atol=1e-12)
-
-
-def test_a_rating_follows_from_biases_and_factors() -> None:
-    sizes = (4, 3, 2)
-    module = build_model("mf", samples=IdSamples(sizes), classes=5, stream=STREAM).double()
-    assert isinstance(module, MatrixFactorisation)
-    with torch.no_grad():
-        module.biases.weight.copy_(torch.arange(9.0)[None] / 10)
-        module.levels.copy_(torch.tensor([0.1, 0.0, 0.3, -0.2, 0.5]))
-    user, lecturer, other = 3, 1, 0
-    score = 0.3 + 0.5 + 0.7 + module.left.weight[:, user] @ module.right.weight[:, lecturer]
-    by_hand = module.levels + torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]).double() * score
-    torch.testing.assert_close(
-        module(torch.tensor([[user, lecturer, other]]))[0], by_hand, rtol=1e-6, atol=1e-6
-    )

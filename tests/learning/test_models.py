@@ -11,7 +11,6 @@ from niss.errors import ConfigError
 from niss.learning import (
     Cnn,
     FlatLayout,
-    IdSamples,
     ImageSamples,
     Mlp,
     ModelSettings,
@@ -81,11 +80,9 @@ def test_cnn_layers_are_in_the_stated_order() -> None:
         ("resnet", ImageSamples((3, 32, 32)), 10, {}, 177_178),
         ("resnet", ImageSamples((3, 32, 32)), 10, {"layers": 1}, 79_962),
         ("logistic", ImageSamples((1, 28, 28)), 10, {}, 7_850),
-        ("logistic", IdSamples((4, 3)), 5, {}, 8 * 5),
         ("gru", TokenSamples(80, 80), 80, {}, 67_664),
         ("lstm", TokenSamples(80, 80), 80, {}, 86_352),
         ("transformer", TokenSamples(80, 80), 80, {}, 115_536),
-        ("mf", IdSamples((40, 30, 4)), 5, {"factors": 6}, 74 + 70 * 6 + 5),
     ],
 )
 def test_other_parameter_counts(
@@ -106,11 +103,10 @@ KINDS: dict[str, Samples] = {
     "mlp": ImageSamples((1, 8, 8)),
     "cnn": ImageSamples((1, 8, 8)),
     "resnet": ImageSamples((1, 8, 8)),
-    "logistic": IdSamples((4, 3)),
+    "logistic": ImageSamples((1, 8, 8)),
     "gru": TokenSamples(5, 7),
     "lstm": TokenSamples(5, 7),
     "transformer": TokenSamples(5, 7),
-    "mf": IdSamples((4, 3)),
 }
 
 
@@ -148,7 +144,6 @@ def test_unknown_name_names_the_nearest(typo: str, meant: str) -> None:
             {"name": "transformer", "samples": KINDS["gru"], "settings": ModelSettings(heads=7)},
             "model.heads",
         ),
-        ({"name": "mf", "samples": IdSamples((5,))}, "model.name"),
         ({"classes": 1}, "classes"),
         ({"classes": True}, "classes"),
         ({"name": "cnn", "samples": ImageSamples((1, 3, 28))}, "samples.shape"),
@@ -168,7 +163,7 @@ def test_refusals_name_the_field(changes: dict[str, object], field: str) -> None
     assert field in ("classes", "model.name") or caught.value.hint
 
 
-@pytest.mark.parametrize("values", [{"hidden": (3, 0)}, {"width": 0}, {"layers": True}, {"factors": 1.5}])
+@pytest.mark.parametrize("values", [{"hidden": (3, 0)}, {"width": 0}, {"layers": True}, {"heads": 1.5}])
 def test_sizes_are_whole_numbers(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         ModelSettings(**values)  # type: ignore[arg-type]
@@ -183,7 +178,7 @@ def test_images_have_three_extents(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-@pytest.mark.parametrize("samples", [ImageSamples((1, 8, 8)), TokenSamples(5, 7), IdSamples((4, 3))])
+@pytest.mark.parametrize("samples", [ImageSamples((1, 8, 8)), TokenSamples(5, 7)])
 def test_a_model_takes_its_samples_and_names_the_models_for_others(name: str, samples: Samples) -> None:
     if accepts(name, samples):
         assert next(build_model(name, samples=samples, classes=3, stream=STREAM).parameters()).numel()

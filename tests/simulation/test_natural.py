@@ -13,7 +13,7 @@ import niss
 from niss.data import Dataset, partition_by_owner
 from niss.data.catalog import CATALOG
 from niss.errors import ConfigError
-from niss.learning import IdSamples, TokenSamples
+from niss.learning import TokenSamples
 from niss.randomness import SimStream
 from niss.simulation import Config, make_config, with_overrides
 from niss.simulation.materials import gather_together, sample_spec, to_tensors
@@ -49,16 +49,14 @@ def test_what_is_left_out_follows_from_the_dataset():
         data = make_config({"data": {"dataset": spec.name}}).data
         expected = ("iid", 1000) if spec.clients is None else ("natural", spec.clients)
         assert (data.split, data.clients) == expected
-    dealt = make_config({"data": {"dataset": "insteval", "split": "iid"}}).data
-    assert (dealt.split, dealt.clients) == ("iid", 2972)
+    chosen = make_config({"data": {"dataset": "shakespeare", "split": "natural"}}).data
+    assert (chosen.split, chosen.clients) == ("natural", 627)
     fewer = make_config({"data": {"dataset": "shakespeare", "clients": 300}}).data
     assert (fewer.split, fewer.clients) == ("natural", 300)
 
 
 def test_another_dataset_brings_its_own_clients_and_what_was_set_stays():
-    plays = with_overrides(
-        with_overrides(Config(), {"data.dataset": "insteval"}), {"data.dataset": "shakespeare"}
-    )
+    plays = with_overrides(Config(), {"data.dataset": "shakespeare"})
     assert (plays.data.split, plays.data.clients) == ("natural", 627)
     digits = with_overrides(plays, {"data.dataset": "mnist-mini"})
     assert (digits.data.split, digits.data.clients) == ("iid", 1000)
@@ -69,8 +67,10 @@ def test_another_dataset_brings_its_own_clients_and_what_was_set_stays():
 
 
 def test_participations_are_counted_from_the_clients_of_the_dataset():
-    config = make_config({"data": {"dataset": "insteval"}, "training": {"participants": 500}, "rounds": 10})
-    assert config.participations == 2  # five whole cohorts of 500 among 2,972
+    config = make_config(
+        {"data": {"dataset": "shakespeare"}, "training": {"participants": 100}, "rounds": 12}
+    )
+    assert config.participations == 2  # six whole cohorts of 100 among 627
 
 
 @pytest.mark.parametrize(
@@ -139,46 +139,42 @@ def test_samples_of_nobody_and_too_few_clients_are_refused(written):
         partition_by_owner(OWNERS, clients=0, stream=SimStream(1))
 
 
-def test_tokens_and_ids_reach_the_model_as_they_are(written):
+def test_tokens_reach_the_model_as_they_are(written):
     pictures, _ = to_tensors(written)
     assert pictures[0].dtype == torch.float32
     inputs = np.arange(6).reshape(2, 3)
-    for more in ({"vocabulary": tuple("abcdef")}, {"sizes": (6, 6, 6)}):
-        labels = inputs % 2 if "vocabulary" in more else np.array([0, 1])
-        dataset = Dataset("x", inputs, labels, inputs[:1], labels[:1], classes=2, **more)
-        train, test = to_tensors(dataset)
-        assert train[0].dtype == train[1].dtype == torch.int64
-        assert train[0].tolist() == inputs.tolist()
-        assert train[1].tolist() == labels.tolist()
-        assert len(test[0]) == 1
-        expected = TokenSamples(3, 6) if "vocabulary" in more else IdSamples((6, 6, 6))
-        assert sample_spec(dataset) == expected
+    labels = inputs % 2
+    dataset = Dataset("x", inputs, labels, inputs[:1], labels[:1], classes=2, vocabulary=tuple("abcdef"))
+    train, test = to_tensors(dataset)
+    assert train[0].dtype == train[1].dtype == torch.int64
+    assert train[0].tolist() == inputs.tolist()
+    assert train[1].tolist() == labels.tolist()
+    assert len(test[0]) == 1
+    assert sample_spec(dataset) == TokenSamples(3, 6)
 
 
-class Rater(torch.nn.Module):
-    """A sum of one vector for each category."""
+class NextLetter(torch.nn.Module):
+    """Scores of the next token from this one alone."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.columns = torch.nn.ModuleList(torch.nn.Embedding(size, 5) for size in sizes)
+        self.table = torch.nn.Embedding(5, 5)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.stack([column(ids[:, place]) for place, column in enumerate(self.columns)]).sum(dim=0)
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens)
 
 
 def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
-    random = np.random.default_rng(8)
-    students = np.repeat(np.arange(12), 4)
-    ids = np.stack([students, random.integers(0, 7, 48)], axis=1)
-    ratings = Dataset(
-        "ratings", ids, ids[:, 1] % 5, ids[::4], ids[::4, 1] % 5, classes=5, sizes=(12, 7), owners=students
-    )
-    monkeypatch.setattr("niss.simulation.materials.load_dataset", lambda *_, **__: ratings)
+    inputs = np.random.default_rng(8).integers(0, 5, (48, 3))
+    labels = (inputs + 2) % 5
+    owners, letters = np.repeat(np.arange(12), 4), tuple("abcde")
+    texts = Dataset("texts", inputs, labels, inputs[::4], labels[::4], 5, vocabulary=letters, owners=owners)
+    monkeypatch.setattr("niss.simulation.materials.load_dataset", lambda *_, **__: texts)
     config = with_overrides(
-        config_of(split="natural", clients=12, dataset="ratings"),
+        config_of(split="natural", clients=12, dataset="texts"),
         {"rounds": 30, "training.participants": 6, "training.learning_rate": 1.0, "training.engine": "plain"},
     )
-    result = niss.run(config, model=lambda: Rater((12, 7)))
+    result = niss.run(config, model=NextLetter)
     assert result.accuracy > 0.6
 
 
@@ -186,9 +182,9 @@ def test_what_does_not_fit_the_clients_of_a_dataset_names_a_way_out():
     with pytest.raises(ConfigError, match=r"only 627 clients; lower it$"):
         make_config({"data": {"dataset": "shakespeare"}, "training": {"participants": 700}})
     cyclic = {"participants": 50, "sampling": "cyclic"}
-    with pytest.raises(ConfigError, match=r"divides them, or data.clients = 2950$"):
-        make_config({"data": {"dataset": "insteval"}, "training": cyclic})
-    make_config({"data": {"dataset": "insteval", "clients": 2950}, "training": cyclic})
+    with pytest.raises(ConfigError, match=r"divides them, or data.clients = 600$"):
+        make_config({"data": {"dataset": "shakespeare"}, "training": cyclic})
+    make_config({"data": {"dataset": "shakespeare", "clients": 600}, "training": cyclic})
 
 
 def test_a_model_of_another_kind_is_refused_before_anything_is_downloaded(monkeypatch):
@@ -196,9 +192,9 @@ def test_a_model_of_another_kind_is_refused_before_anything_is_downloaded(monkey
         raise AssertionError("read the data first")
 
     monkeypatch.setattr("niss.simulation.materials.load_dataset", fetched)
-    for dataset, name in (("shakespeare", "mlp"), ("insteval", "gru"), ("cifar10", "mf")):
+    for dataset, name in (("shakespeare", "mlp"), ("cifar10", "gru")):
         config = with_overrides(config_of(dataset=dataset), {"model.name": name})
         with pytest.raises(ConfigError, match=r"takes .* and the data are"):
             niss.run(config)
     with pytest.raises(ConfigError, match="no such setting"):
-        niss.run(with_overrides(config_of(dataset="cifar10"), {"model.factors": 3}))
+        niss.run(with_overrides(config_of(dataset="cifar10"), {"model.heads": 3}))

@@ -8,7 +8,7 @@ from niss.errors import ConfigError
 from niss.simulation.speed import Round, measure
 
 
-@pytest.mark.parametrize("model", ["logistic", "gru", "mf"])
+@pytest.mark.parametrize("model", ["logistic", "gru"])
 def test_every_kind_of_model_is_timed(model: str) -> None:
     speed = measure(Round(model, clients=2, samples=2, epochs=1), repeats=1)
     assert speed.seconds > 0

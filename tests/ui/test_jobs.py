@@ -196,10 +196,10 @@ def test_the_page_offers_every_dataset_with_a_model_that_fits(server: str, worke
     for name, model in offered[1:]:
         assert data_arguments(name) == ["--dataset", name, "--model", model]
         assert accepts(model, sample_spec(spec_named(name)))
-    assert post(server, "/api/jobs", {**START, "dataset": "insteval"}).status == 202
+    assert post(server, "/api/jobs", {**START, "dataset": "shakespeare"}).status == 202
     until((worker / "arguments.txt").is_file)
     arguments = (worker / "arguments.txt").read_text().split("\n")
-    assert arguments[-6:-2] == ["--dataset", "insteval", "--model", "mf"]
+    assert arguments[-6:-2] == ["--dataset", "shakespeare", "--model", "gru"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from niss.files import MANIFEST, METRICS, SUMMARY
 
 PRESETS = ("demo", "paper")
-MODELS = ("mlp", "cnn", "resnet", "logistic", "gru", "lstm", "transformer", "mf")
+MODELS = ("mlp", "cnn", "resnet", "logistic", "gru", "lstm", "transformer")
 SPLITS = ("iid", "shards", "dirichlet", "natural")
 GRAPHS = ("regular", "complete", "random", "coalition")
 ONE_DEVICE = ("auto", "cpu", "cuda")
@@ -23,7 +23,7 @@ DEVICES = (*ONE_DEVICE, "cuda:all")
 RELATIONS = ("zero-out", "replace-one")
 MODES = ("tolerate", "repair")
 PATTERNS = ("cyclic", "any")
-DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare", "insteval")
+DATASETS = ("mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _RUN_MARKS = (SUMMARY, MANIFEST, METRICS, "attack.json")

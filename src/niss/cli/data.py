@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 
 
-_KINDS = {"images": "images", "tokens": "text", "ids": "categories"}
+_KINDS = {"images": "images", "tokens": "text"}
 # Of a dataset's entry in the catalog, what its files are read by and no list shows.
 _INTERNAL = ("mean", "std", "vocabulary", "layout", "file_sets")
 

@@ -45,7 +45,7 @@ class Training:
     config         Settings; flags override them.
     preset         Start from settings shipped with niss: demo or paper.
     dataset        See `niss data list`.
-    model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text; mf for ratings.
+    model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text.
     split          iid, shards or dirichlet; natural, their default, for datasets that have clients.
     rounds         Number of rounds.
     seed           Seed of the simulation.

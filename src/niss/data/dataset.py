@@ -1,8 +1,7 @@
-"""A dataset in memory: labelled samples of one of three kinds, and whose each training sample is, where that is known.
+"""A dataset in memory: labelled samples of one of two kinds, and whose each training sample is, where that is known.
 
 - images: uint8 of shape [N, C, H, W]
 - tokens: texts as numbers, int64 of shape [N, T]
-- ids: categories, one in each column, int64 of shape [N, F]
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from niss.errors import DataError
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.int64]
-Kind = Literal["images", "tokens", "ids"]
+Kind = Literal["images", "tokens"]
 
 
 class Arrays(NamedTuple):
@@ -32,11 +31,9 @@ class Arrays(NamedTuple):
     owners: Labels | None = None
 
 
-def kind_of(vocabulary: tuple[str, ...], sizes: tuple[int, ...]) -> Kind:
-    """The kind of samples that have this vocabulary or these sizes; images have neither."""
-    if vocabulary:
-        return "tokens"
-    return "ids" if sizes else "images"
+def kind_of(vocabulary: tuple[str, ...]) -> Kind:
+    """The kind of samples that have this vocabulary; images have none."""
+    return "tokens" if vocabulary else "images"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +48,6 @@ class Dataset:
     mean, std       of images: per channel, of pixels scaled to [0, 1]; for normalising
     checksums       SHA-256 of each file it was read from, by name: recorded in the manifest of a run
     vocabulary      of tokens: what each number stands for, a character or a word
-    sizes           of ids: how many categories each column has
     owners          for each training sample the number of the client it belongs to, counted from 0 without a gap; None
                     where the samples belong to nobody in particular
 
@@ -68,7 +64,6 @@ class Dataset:
     std: tuple[float, ...] = ()
     checksums: Mapping[str, str] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
     owners: Labels | None = None
 
     def __post_init__(self) -> None:
@@ -93,20 +88,14 @@ class Dataset:
                 raise DataError(f"{self.name}: {part} images must be uint8 of shape [N, C, H, W]")
             return
         if inputs.ndim != 2 or inputs.dtype != np.int64:
-            letter = "T" if self.kind == "tokens" else "F"
-            raise DataError(f"{self.name}: {part} {self.kind} must be int64 of shape [N, {letter}]")
-        if self.kind == "ids" and inputs.shape[1] != len(self.sizes):
-            raise DataError(
-                f"{self.name}: {part} ids need one column for each of the {len(self.sizes)} sizes"
-            )
-        bounds = np.array(self.sizes or (len(self.vocabulary),))
-        if inputs.size and not ((inputs >= 0) & (inputs < bounds)).all():
-            raise DataError(f"{self.name}: {part} {self.kind} must lie in 0 .. {bounds.max() - 1} at most")
+            raise DataError(f"{self.name}: {part} tokens must be int64 of shape [N, T]")
+        if inputs.size and not 0 <= inputs.min() <= inputs.max() < len(self.vocabulary):
+            raise DataError(f"{self.name}: {part} tokens must lie in 0 .. {len(self.vocabulary) - 1}")
 
     def _check_labels(self, part: str, inputs: Inputs, labels: Labels) -> None:
         allowed = [inputs.shape[:1]] + ([inputs.shape] if self.kind == "tokens" else [])
         if labels.shape not in allowed or labels.dtype != np.int64:
-            each = "sample or place" if self.kind == "tokens" else self.kind.removesuffix("s")
+            each = "sample or place" if self.kind == "tokens" else "image"
             raise DataError(f"{self.name}: {part} labels must be int64, one for each {each}")
         if labels.size and not 0 <= labels.min() <= labels.max() < self.classes:
             raise DataError(f"{self.name}: {part} labels must lie in 0 .. {self.classes - 1}")
@@ -120,7 +109,7 @@ class Dataset:
     @property
     def kind(self) -> Kind:
         """Of which kind the samples are."""
-        return kind_of(self.vocabulary, self.sizes)
+        return kind_of(self.vocabulary)
 
     @property
     def shape(self) -> tuple[int, ...]:

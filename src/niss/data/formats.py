@@ -27,11 +27,9 @@ from niss.data.catalog import (
     EmbeddedLayout,
     IdxLayout,
     PlaysLayout,
-    RatingsLayout,
 )
 from niss.data.dataset import Arrays, Images, Labels
 from niss.data.plays import role_samples
-from niss.data.ratings import rating_samples
 from niss.errors import DataError
 
 if TYPE_CHECKING:
@@ -53,8 +51,6 @@ def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
             return _from_records(spec, spec.layout, contents)
         case PlaysLayout():
             return _from_plays(spec, spec.layout, contents)
-        case RatingsLayout():
-            return _from_ratings(spec.layout, contents)
         case EmbeddedLayout():
             raise TypeError(f"{spec.name} is embedded and has no files to decode")
 
@@ -96,19 +92,6 @@ def _from_plays(spec: DatasetSpec, layout: PlaysLayout, contents: Mapping[str, b
     """Texts in a source archive, cut into samples by role."""
     members = read_tar_folder(contents[layout.archive], layout.folder, name=layout.archive)
     return role_samples(members, spec.shape[0])
-
-
-def _from_ratings(layout: RatingsLayout, contents: Mapping[str, bytes]) -> Arrays:
-    """A table in an archive that is itself in a source archive."""
-    outer, folder = contents[layout.archive], str(PurePosixPath(layout.inner).parent)
-    inner = read_tar_folder(outer, folder, name=layout.archive).get(PurePosixPath(layout.inner).name)
-    if inner is None:
-        raise DataError(f"{layout.archive} lacks {layout.inner}")
-    table = PurePosixPath(layout.table)
-    members = read_tar_folder(inner, str(table.parent), name=layout.inner)
-    if table.name not in members:
-        raise DataError(f"{layout.inner} in {layout.archive} lacks {layout.table}")
-    return rating_samples(members[table.name])
 
 
 def _unpacked(

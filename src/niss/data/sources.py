@@ -105,7 +105,6 @@ def load_spec(
         std=spec.std,
         checksums=checksums,
         vocabulary=spec.vocabulary,
-        sizes=spec.sizes,
         owners=arrays.owners,
     )
     _check_counts(spec, dataset)

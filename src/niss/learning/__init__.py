@@ -20,7 +20,7 @@ from niss.learning.local import (
     train_client,
 )
 from niss.learning.models import Cnn, Mlp, ModelSettings, build_model, check_model, to_tensor
-from niss.learning.samples import IdSamples, ImageSamples, Samples, TokenSamples
+from niss.learning.samples import ImageSamples, Samples, TokenSamples
 
 __all__ = [
     "ClippedStep",
@@ -28,7 +28,6 @@ __all__ = [
     "Cohort",
     "Evaluation",
     "FlatLayout",
-    "IdSamples",
     "ImageSamples",
     "Job",
     "LocalTraining",

@@ -33,15 +33,4 @@ class TokenSamples:
         require_whole(self.vocabulary, field="samples.vocabulary", at_least=2)
 
 
-@dataclass(frozen=True)
-class IdSamples:
-    """Rows of categories: column j holds a number in 0 .. sizes[j] - 1. One label each."""
-
-    sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for size in self.sizes:
-            require_whole(size, field="samples.sizes", at_least=1)
-
-
-Samples = ImageSamples | TokenSamples | IdSamples
+Samples = ImageSamples | TokenSamples

@@ -24,7 +24,6 @@ from niss.data.dataset import Inputs, Labels
 from niss.errors import ConfigError
 from niss.learning import (
     FlatLayout,
-    IdSamples,
     ImageSamples,
     ModelSettings,
     Samples,
@@ -253,7 +252,7 @@ def gather_together(
 
 
 def to_tensors(dataset: Dataset) -> tuple[Examples, Examples]:
-    """Training and test examples as models take them: pixels normalised, tokens and ids as they are."""
+    """Training and test examples as models take them: pixels normalised, tokens as they are."""
 
     def examples(inputs: Inputs, labels: Labels) -> Examples:
         if dataset.kind == "images":
@@ -276,9 +275,7 @@ def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:
     """What a model has to know of a sample of this dataset."""
     if dataset.kind == "images":
         return ImageSamples(dataset.image_shape)
-    if dataset.kind == "tokens":
-        return TokenSamples(dataset.shape[0], len(dataset.vocabulary))
-    return IdSamples(dataset.sizes)
+    return TokenSamples(dataset.shape[0], len(dataset.vocabulary))
 
 
 def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDArray[np.int64]]:

@@ -87,8 +87,7 @@ class ModelConfig(Section):
     """Which model, and its sizes; a model refuses data of another kind, and sizes that it does not have.
 
     name       For images `mlp`, `cnn`, `resnet` or `logistic`; for sequences of tokens `gru`, `lstm` or
-               `transformer`; for rows of categories `mf` (matrix factorisation of the first two columns) or
-               `logistic`.
+               `transformer`.
     hidden     Layer widths of `mlp`; none: 200 and 200. An empty list is logistic regression.
     width      Units of `gru` and `lstm` (none: 128), width of `transformer` (64), channels in the first stage of
                `resnet`, a multiple of 4 (16).
@@ -96,16 +95,14 @@ class ModelConfig(Section):
                of `resnet` (2).
     heads      Attention heads of `transformer`, a divisor of its width; none: 4.
     embedding  Numbers that stand for a token in `gru` and `lstm`; none: 16.
-    factors    Numbers that stand for a row and for a column in `mf`; none: 8.
     """
 
-    name: Literal["mlp", "cnn", "resnet", "logistic", "gru", "lstm", "transformer", "mf"] = "mlp"
+    name: Literal["mlp", "cnn", "resnet", "logistic", "gru", "lstm", "transformer"] = "mlp"
     hidden: tuple[Count, ...] | None = None
     width: Count | None = None
     layers: Count | None = None
     heads: Count | None = None
     embedding: Count | None = None
-    factors: Count | None = None
 
 
 class TrainingConfig(Section):

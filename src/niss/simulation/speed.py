@@ -17,7 +17,6 @@ from niss.graph import ShareGraph
 from niss.learning import (
     Cohort,
     FlatLayout,
-    IdSamples,
     ImageSamples,
     Job,
     LocalTraining,
@@ -34,7 +33,6 @@ from niss.randomness.secret import demand
 _WORKLOADS: tuple[tuple[Samples, int], ...] = (
     (ImageSamples((1, 28, 28)), 10),
     (TokenSamples(length=80, vocabulary=80), 80),
-    (IdSamples((1000, 1000)), 5),
 )
 
 
@@ -168,11 +166,9 @@ def _made_up(
     shape: tuple[int, ...] = (count,)
     if isinstance(samples, ImageSamples):
         inputs = drawn.standard_normal((count, *samples.shape), dtype=np.float32)
-    elif isinstance(samples, TokenSamples):
+    else:
         shape = (count, samples.length)
         inputs = drawn.integers(0, samples.vocabulary, shape)
-    else:
-        inputs = drawn.integers(0, samples.sizes, (count, len(samples.sizes)))
     return torch.from_numpy(inputs), torch.from_numpy(drawn.integers(0, classes, shape))
 
 

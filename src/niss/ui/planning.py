@@ -21,7 +21,7 @@ from niss.ui.looks import drawn
 
 # What a run trains on and with unless told otherwise, and what suits other kinds of data.
 USUAL_DATASET = MNIST_MINI.name
-USUAL_MODELS = {"images": "mlp", "tokens": "gru", "ids": "mf"}
+USUAL_MODELS = {"images": "mlp", "tokens": "gru"}
 # A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.

@@ -2,7 +2,6 @@
 
 images  `mlp`, `cnn`, `resnet`, `logistic`
 tokens  `gru`, `lstm`, `transformer`: logits for every position
-ids     `mf`, `logistic`
 
 They are made of what all engines can train: no Dropout, no buffers, nothing that waits for a value, and nothing that
 cannot be stacked over clients.
@@ -19,7 +18,6 @@ from torch import nn
 
 from niss.errors import ConfigError
 from niss.learning.local import require_whole, seeded_torch
-from niss.learning.models.ids import Categories, MatrixFactorisation, build_factorisation
 from niss.learning.models.images import (
     Cnn,
     Mlp,
@@ -32,14 +30,12 @@ from niss.learning.models.images import (
 )
 from niss.learning.models.settings import ModelSettings
 from niss.learning.models.tokens import Recurrent, Transformer, build_gru, build_lstm, build_transformer
-from niss.learning.samples import IdSamples, ImageSamples, Samples, TokenSamples
+from niss.learning.samples import ImageSamples, Samples, TokenSamples
 from niss.randomness import SimStream
 
 __all__ = [
     "MODEL_NAMES",
-    "Categories",
     "Cnn",
-    "MatrixFactorisation",
     "Mlp",
     "ModelSettings",
     "Recurrent",
@@ -62,10 +58,8 @@ class _Recipe:
     settings: tuple[str, ...] = ()
 
 
-def _logistic(samples: ImageSamples | IdSamples, classes: int, _settings: ModelSettings) -> nn.Module:
-    """A weight for each pixel, or for each category of each column, and class."""
-    if isinstance(samples, IdSamples):
-        return Categories(samples.sizes, classes)
+def _logistic(samples: ImageSamples, classes: int, _settings: ModelSettings) -> nn.Module:
+    """A weight for each pixel and class."""
     return build_mlp(samples, classes, ModelSettings(hidden=()))
 
 
@@ -73,18 +67,16 @@ _RECIPES = {
     "mlp": _Recipe(build_mlp, (ImageSamples,), ("hidden",)),
     "cnn": _Recipe(build_cnn, (ImageSamples,)),
     "resnet": _Recipe(build_resnet, (ImageSamples,), ("width", "layers")),
-    "logistic": _Recipe(_logistic, (ImageSamples, IdSamples)),
+    "logistic": _Recipe(_logistic, (ImageSamples,)),
     "gru": _Recipe(build_gru, (TokenSamples,), ("width", "layers", "embedding")),
     "lstm": _Recipe(build_lstm, (TokenSamples,), ("width", "layers", "embedding")),
     "transformer": _Recipe(build_transformer, (TokenSamples,), ("width", "layers", "heads")),
-    "mf": _Recipe(build_factorisation, (IdSamples,), ("factors",)),
 }
 # What `build_model` builds.
 MODEL_NAMES = tuple(_RECIPES)
 _KINDS: dict[type[Samples], str] = {
     ImageSamples: "images",
     TokenSamples: "sequences of tokens",
-    IdSamples: "rows of categories",
 }
 
 

@@ -16,7 +16,6 @@ class ModelSettings:
     layers     resnet: blocks in each of the three stages (2); gru, lstm (1) and transformer (2): layers
     heads      transformer: attention heads, a divisor of the width (4)
     embedding  gru, lstm: numbers that stand for a token (16)
-    factors    mf: numbers that stand for a category of the first two columns (8)
     """
 
     hidden: tuple[int, ...] | None = None
@@ -24,7 +23,6 @@ class ModelSettings:
     layers: int | None = None
     heads: int | None = None
     embedding: int | None = None
-    factors: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
