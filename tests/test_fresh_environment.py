@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from niss.accounting import LedgerFile
+
 ROOT = Path(__file__).parents[1]
-LEDGER = Path(__file__).parent / "compatibility" / "written_by_0_1" / "node" / "ledger.jsonl"
 # A Flower round of six numpy clients, on the grid in one process that the other tests use.
 FLOWER = """
 import sys
@@ -40,10 +41,15 @@ def test_a_fresh_environment_without_torch(tmp_path: Path) -> None:
         pytest.skip(f"pip cannot install here: {installed.stderr.strip().splitlines()[-1:]}")
     for package in ("torch", "matplotlib"):
         assert "ModuleNotFoundError" in run(python, "-c", f"import {package}").stderr
+    ledger = tmp_path / "ledger.jsonl"
+    with LedgerFile.create(
+        ledger, run="a run", budgets={"self": 1.0}, delta=1e-5, unit="client", relation="zero-out"
+    ) as file:
+        file.charge(0, 0, {"self": (0.5, 0.1)})
     for arguments in (
         ("--help",),
         ("plan", "--participants", "30", "--rounds", "10", "--epsilon", "3", "--json"),
-        ("account", str(LEDGER)),
+        ("account", str(ledger)),
         ("keys", "new", "--out", str(tmp_path / "identity.key")),
         ("tracker", "--help"),
     ):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import logging
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,22 +215,6 @@ class TestLedgerAndNotesNameEachOther:
         ledger.charge(3, 2, {"self": (0.1, 0.1)}, {})
         store.ledger("another", "zero-out", GENEROUS).charge(3, 1, {"self": (0.1, 0.1)}, {})
 
-    def test_a_folder_of_the_previous_version_goes_on_and_learns_the_names(self, tmp_path):
-        home = previous_folder(tmp_path / "node")
-        (home / "ledger.jsonl").chmod(0o644)  # As it was written then.
-        store = FolderStore(home)
-        assert (home / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
-        (run,) = store.state.proposals
-        budget = Budget(1.6660305978457182, 1e-5, 0.0)
-        ledger = store.ledger(run, "zero-out", budget)
-        with pytest.raises(PrivacyError, match="charged before"):
-            ledger.charge(1, 0, {"self": (0.1, 0.1)}, {})
-        ledger.charge(2, 0, {"self": (0.1, 0.1)}, {})
-        assert FolderStore(home).state.ledger == LedgerFile.read(home / "ledger.jsonl").head
-        (home / "ledger.jsonl").unlink()
-        with pytest.raises(PrivacyError, match="ledger"):
-            FolderStore(home)
-
 
 @pytest.mark.parametrize("kind", ["folder", "context"])
 class TestFailuresAreSummed:
@@ -272,14 +254,14 @@ class TestFailuresAreSummed:
             joined(a_store(kind, tmp_path, store), "third", 1e-9)
         assert "a new budget on the same data" in str(refused.value.hint)
 
-    def test_what_an_earlier_version_charged_round_by_round_still_counts(self, kind, tmp_path):
+    def test_what_grids_cost_counts_too(self, kind, tmp_path):
         store = a_store(kind, tmp_path)
         if kind == "context":
             store.failures = 9e-7
         else:
             ledger = store.ledger("earlier", "zero-out", GENEROUS)
             with ledger._open() as file:
-                file.charge(0, 0, {"self": (0.01, 0.01)}, {"run": "earlier", "failure": 9e-7})
+                file.charge(0, 0, {"self": (0.01, 0.01)}, {"run": "earlier", "failure": 9e-7, "notes": 0})
                 store.state.ledger = file.head
         store.save()
         with pytest.raises(PrivacyError, match="has room for 1e-06"):
@@ -315,8 +297,13 @@ class TestModes:
             with pytest.raises(PrivacyError, match="others"):
                 FolderStore(home)
 
-    def test_a_ledger_of_the_previous_version_that_others_may_change_is_refused(self, tmp_path):
-        home = previous_folder(tmp_path / "node")
+    def test_a_client_that_was_killed_before_it_closed_its_ledger_closes_it_now(self, tmp_path):
+        _, _, home = played(tmp_path)
+        notes = json.loads((home / "notes").read_text())
+        (home / "notes").write_text(json.dumps({**notes, "ledger": None}))
+        (home / "ledger.jsonl").chmod(0o644)
+        FolderStore(home)
+        assert (home / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
         (home / "ledger.jsonl").chmod(0o666)
         with pytest.raises(PrivacyError, match="others"):
             FolderStore(home)
@@ -372,13 +359,3 @@ def spend(store: StateStore, run: str, failure: float, ceiling: Ceiling | None =
     """Join a run and answer a round of it."""
     joined(store, run, failure, ceiling)
     store.ledger(run, "zero-out", GENEROUS, ceiling).charge(0, 0, {"self": (0.01, 0.01)}, {})
-
-
-def previous_folder(home: Path) -> Path:
-    values = json.loads((Path(__file__).parent / "previous_version.json").read_text())
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(mode=0o700)
-    for name in ("identity.key", "notes", "ledger.jsonl"):
-        (home / name).write_bytes(base64.b64decode(values[f"node/{name}"]))
-        (home / name).chmod(0o600)
-    return home

@@ -24,9 +24,9 @@ from support.protocol_round import seeded_entropy
 
 
 def older_node(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-    """A node that reads the first version of proposals alone."""
+    """A node that reads an earlier version of proposals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposal, "_VERSIONS", {1: {}})
+        patch.setattr(proposal, "VERSION", 0)
         return niss_mod(message, context, call_next)
 
 
@@ -37,20 +37,24 @@ def test_an_older_node_says_that_it_must_be_upgraded_and_pays_nothing(tmp_path):
     strategy = start(grid)
     why = strategy.session.left_out[ODD]
     assert f"the proposal has version {proposal.VERSION}" in why
-    assert f"this node (niss {__version__}) reads 1: upgrade niss on this node" in why
+    assert f"this node (niss {__version__}) reads 0: upgrade niss on this node" in why
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
     assert not (tmp_path / str(ODD) / "ledger.jsonl").exists()
     assert (tmp_path / str(FIRST) / "ledger.jsonl").exists()
 
 
-def test_an_older_server_is_told_so_by_every_node(tmp_path, monkeypatch):
+def test_an_older_server_is_told_so_by_every_node(tmp_path):
     grid = FakeGrid(NODES)
     with_folders(grid, tmp_path)
-    monkeypatch.setattr(proposal, "VERSION", 0)
+
+    def older(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(proposal, "VERSION", proposal.VERSION + 1)
+            return niss_mod(message, context, call_next)
+
+    grid.apps = dict.fromkeys(grid.contexts, make_app([older]))
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
-    with pytest.raises(
-        ProtocolError, match=r"has version 0, .* reads 1 and 2 and 3: upgrade niss on the server"
-    ):
+    with pytest.raises(ProtocolError, match=r"has version 1, .* reads 2: upgrade niss on the server"):
         strategy.start(grid, global_model(), num_rounds=2, timeout=1)
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
@@ -131,12 +135,11 @@ def test_a_version_that_is_none_is_not_repeated(version):
     assert len(refused.value.message) < 200
 
 
-def test_a_proposal_of_the_first_wire_version_is_written_as_ever_and_another_says_so():
+def test_a_proposal_says_of_which_version_its_rounds_are():
     plan = replace(PLAN, graph="complete", chain_rounds=8)
     server = Identity.generate(seeded_entropy("server of versions"))
     made = proposal.Proposal(bytes(16), server.public, bytes(32), bytes(32), plan, "tolerate", 2, 4)
     assert b'"wire":2' in made.signed(server)
-    assert b"wire" not in replace(made, wire=1).signed(server)
     newer = replace(made, wire=7)
     assert read_proposal(newer.signed(server)) == newer
     with pytest.raises(RemoteProtocolError, match=r"has version 7, .*: upgrade niss on this node"):

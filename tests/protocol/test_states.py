@@ -50,12 +50,10 @@ def test_the_drawing_in_the_docs_is_up_to_date() -> None:
     assert done.returncode == 0, "run: python tools/draw_protocol.py"
 
 
-def test_the_memory_of_an_earlier_release_is_read() -> None:
-    """It had one more state, and noted what it gave to whom; it stays bound to its survivor set."""
+def test_the_memory_of_an_earlier_release_is_refused() -> None:
+    """It had one more state, and noted what it gave to whom."""
     current = {"opened": "", "seat": 1, "prekey": 2, "verdict": "ab" * 32, "given": {"0": "edge"}}
     kept = {"last": {"00": [3, 0]}, "beacon": {}, "state": "judged", "current": current}
-    memory = Memory.from_json(kept)
-    assert memory.state is ClientState.REVEALED
-    assert memory.current is not None
-    assert memory.current.verdict == b"\xab" * 32
-    assert memory.answered(b"\0", 3, 0)
+    with pytest.raises(LocalProtocolError, match="damaged") as refused:
+        Memory.from_json(kept)
+    assert refused.value.hint

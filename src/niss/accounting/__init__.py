@@ -55,11 +55,6 @@ from niss.accounting.targets import RELATIONS
 from niss.methods import METHODS
 from niss.views import calibrate_tau2, effective_variance
 
-# The names of earlier versions.
-make_plan = forecast
-Planned = PlanForecast
-statement = assess
-
 __all__ = [
     "METHODS",
     "RELATIONS",

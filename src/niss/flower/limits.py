@@ -153,7 +153,7 @@ class Limits:
             # Before it joins: a node that cannot read the rounds would leave its neighbours' noise in every sum.
             raise RemoteProtocolError(
                 which_to_upgrade(
-                    "the wire format", proposal.wire, (WIRE_VERSION,), them="the server", us="this node"
+                    "the wire format", proposal.wire, WIRE_VERSION, them="the server", us="this node"
                 )
             )
         for name in ("server", "holder"):

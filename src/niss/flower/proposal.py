@@ -38,16 +38,7 @@ from niss.protocol import (
 from niss.protocol.wire import VERSION as WIRE_VERSION
 from niss.version import which_to_upgrade
 
-VERSION = 3
-# By version, what its plans did not say: how many rounds the chain has, who repairs them. A client may have agreed to
-# such a proposal, and keep it.
-_VERSIONS: dict[Any, dict[str, None]] = {
-    1: {"rounds": None, "committee": None},
-    2: {"committee": None},
-    VERSION: {},
-}
-# Of the messages of a round, where a proposal says nothing of them.
-_FIRST_WIRE = 1
+VERSION = 1
 RUN_BYTES = 16
 MOST_PREKEYS = 64
 ENROLMENT_VERSION, ENROLMENT_PREFIX = 1, b"niss enrolment/"
@@ -155,10 +146,6 @@ class Proposal:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {name: values[name].hex() for name in _BYTE_FIELDS}
         values |= {"version": VERSION, "plan": plan_values(self.plan), "metrics": self.metrics.to_json()}
-        if not self.metrics:
-            del values["metrics"]  # As before there were any.
-        if self.wire == _FIRST_WIRE:
-            del values["wire"]  # As before there was another.
         if self.schedule is None:
             del values["schedule"]
         else:
@@ -176,20 +163,20 @@ def read_proposal(data: bytes) -> Proposal:
     try:
         values = json.loads(text)
         version = values["version"]
-        if version not in _VERSIONS or (version != VERSION and "schedule" in values):
+        if version != VERSION or type(version) is not int:
             raise RemoteProtocolError(
-                which_to_upgrade("the proposal", version, tuple(_VERSIONS), them="the server", us="this node")
+                which_to_upgrade("the proposal", version, VERSION, them="the server", us="this node")
             )
         schedule = Schedule.from_json(values["schedule"]) if "schedule" in values else None
         proposal = Proposal(
             **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
-            plan=_read_plan(_VERSIONS[version] | values["plan"], schedule),
+            plan=_read_plan(values["plan"], schedule),
             mode=str(values["mode"]),
             participants=_whole(values["participants"]),
             prekeys=_whole(values["prekeys"]),
             tracker=str(values["tracker"]),
-            metrics=NoisyMetrics.of(**values.get("metrics", {})),
-            wire=_whole(values.get("wire", _FIRST_WIRE)),
+            metrics=NoisyMetrics.of(**values["metrics"]),
+            wire=_whole(values["wire"]),
             schedule=schedule,
         )
     except _UNREADABLE as error:
@@ -378,9 +365,7 @@ class Enrolment:
         found = _OTHER_ENROLMENT.match(data)
         if found is not None and (theirs := int(found["version"])) != ENROLMENT_VERSION:
             raise RemoteProtocolError(
-                which_to_upgrade(
-                    "the enrolment", theirs, (ENROLMENT_VERSION,), them="the node", us="the server"
-                )
+                which_to_upgrade("the enrolment", theirs, ENROLMENT_VERSION, them="the node", us="the server")
             )
         if not data.startswith(ENROLMENT_TAG) or len(data) > _LONGEST_ENROLMENT:
             raise RemoteProtocolError("expected an enrolment, got another message")

@@ -14,8 +14,7 @@ how often the notes had been written. A ledger that is gone or was cut, and note
 are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
 
 A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
-marginal view, the number of charges, and what their grids cost in delta (with failure probabilities that an earlier
-version charged one by one).
+marginal view, the number of charges, and what their grids cost in delta.
 
 **Runs are paid for when they are joined.** A server that sees a graph before it shows it could show only those on
 which a client's bound on colluders fails. So the probability that it fails on any graph of a run's whole chain is
@@ -44,7 +43,6 @@ from niss.accounting.node_limits import Limit, require_within
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, LIMITS, PRIVATE, locked_folder, read_private, write_atomically
 from niss.flower.limits import Budget, Ceiling
-from niss.flower.proposal import read_proposal
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 
 RECORD = "niss"
@@ -57,6 +55,7 @@ MOST_FAILING_RUNS = 1_000
 _START_ANEW = (
     "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
 )
+_CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "budget"}
 # What sums of a few thousand charges may differ by from the exact value.
 _ROUNDING = 1.0 + 1e-8
 
@@ -69,7 +68,7 @@ class ClientState:
     proposals  the proposal agreed to, as the server signed it
     steps      how many requests were answered
     saves      how often this was written
-    ledger     head of the ledger after the last charge; None before the first, and in notes of version 0.1
+    ledger     head of the ledger after the last charge; None before the first
     failures   with what probability any bound on colluders of a run that was joined may fail, at most
     failing    how many runs that is for
     first_keys number of the first prekey that was made for the run
@@ -104,12 +103,6 @@ class ClientState:
             self.first_keys.pop(oldest, None)
         return self.proposals[run]
 
-    def failure_of(self, run: str) -> float | None:
-        """With what probability the bound of one round of this run may fail, by its plan; None if it is not known."""
-        if run not in self.proposals:
-            return None
-        return read_proposal(self.proposals[run]).plan.failure
-
     def to_bytes(self) -> SecretBytes:
         """The state as it is kept: JSON, with bytes in base64, and runs in the order in which they were joined."""
         values = {
@@ -133,7 +126,7 @@ class ClientState:
         if state is None:
             # Raised here, where no traceback finds the keys among the locals.
             raise LocalProtocolError(
-                "this client's saved state is damaged, or a newer niss wrote it",
+                "this client's saved state is damaged, or another niss wrote it",
                 hint="go on with the niss that wrote it; without its memory a client could answer a round twice",
             )
         return state
@@ -148,11 +141,11 @@ class ClientState:
                 None if values["memory"] is None else SecretBytes(base64.b64decode(values["memory"])),
                 {str(run): base64.b64decode(text) for run, text in values["proposals"].items()},
                 {str(run): int(step) for run, step in values["steps"].items()},
-                int(values.get("saves", 0)),
-                None if values.get("ledger") is None else str(values["ledger"]),
-                float(values.get("failures", 0.0)),
-                int(values.get("failing", 0)),
-                {str(run): int(number) for run, number in values.get("first_keys", {}).items()},
+                int(values["saves"]),
+                None if values["ledger"] is None else str(values["ledger"]),
+                float(values["failures"]),
+                int(values["failing"]),
+                {str(run): int(number) for run, number in values["first_keys"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
@@ -224,8 +217,7 @@ class ContextStore(StateStore):
 
     charged   ledger of this one client
     budget    what the first charge was made against; None before it
-    failures  what the grids of all rounds cost in delta, and the failure probabilities that an earlier version charged
-              round by round
+    failures  what the grids of all rounds cost in delta
     """
 
     def __init__(self, context: Context) -> None:
@@ -235,17 +227,16 @@ class ContextStore(StateStore):
         if record is None:
             self.identity, self.state = Identity.generate(os.urandom), ClientState()
             return
+        if missing := _CONTEXT - record.keys():
+            raise LocalProtocolError(
+                f"this client's Context has no {min(missing)!r}: another version of niss wrote it",
+                hint=_START_ANEW,
+            )
         self.identity = Identity(record["identity"])
         self.state = ClientState.from_bytes(record["notes"])
         self.charged = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
         self.budget = Budget(*record["budget"]) if record["budget"] else None
-        self.failures = self._failures_before() if "failures" not in record else float(record["failures"])
-
-    def _failures_before(self) -> float:
-        """What a Context of version 0.1, which counted charges alone, has spent of delta at most."""
-        plans = (read_proposal(proposal).plan for proposal in self.state.proposals.values())
-        worst = max((plan.attempts * plan.failure for plan in plans), default=0.0)
-        return int(self.charged.participations[0]) * worst
+        self.failures = float(record["failures"])
 
     def save(self) -> None:
         self.state.saves += 1
@@ -333,12 +324,15 @@ class FolderStore(StateStore):
                 f"{self._folder} has a ledger but has lost its memory, the file {NOTES!r}", hint=_START_ANEW
             )
         if self.state.ledger is None and not stat.S_IMODE(self._ledger.stat().st_mode) & 0o022:
-            self._ledger.chmod(
-                PRIVATE
-            )  # Version 0.1 let others read it, in a folder that they could not enter.
+            # Made, and not yet closed to those who could not enter the folder either, when this client was killed.
+            self._ledger.chmod(PRIVATE)
         _require_private(self._ledger, "600")
         ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
-        if self.state.saves < max((int(entry.basis.get("notes", 0)) for entry in ledger.entries), default=0):
+        if any(not {"failure", "notes"} <= entry.basis.keys() for entry in ledger.entries):
+            raise PrivacyError(
+                f"{self._ledger} has charges that this version of niss did not write", hint=_START_ANEW
+            )
+        if self.state.saves < max((int(entry.basis["notes"]) for entry in ledger.entries), default=0):
             raise PrivacyError(
                 f"the file {NOTES!r} in {self._folder} is older than the last charge of its ledger",
                 hint=_START_ANEW,
@@ -358,18 +352,8 @@ class FolderStore(StateStore):
         """`spent`, of a ledger that is open."""
         header, mu = ledger.header, ledger.budget(SELF)
         first = Budget(math.inf if mu is None else mu, header.delta, header.delta_failure)
-        charged = [self._failure_of(entry.basis) for entry in ledger.entries]
-        known = [failure for failure in charged if failure is not None]
-        # Whatever was charged before stayed within what was allowed.
-        earlier = math.fsum(known) if len(known) == len(charged) else first.delta_failure
-        return ledger.spent(SELF) ** 2, earlier + self.state.failures, first
-
-    def _failure_of(self, basis: Mapping[str, Any]) -> float | None:
-        """The failure probability of a single charge, from before runs were paid for as a whole; None: not known.
-
-        Version 0.1 did not write it down, but kept the proposal.
-        """
-        return float(basis["failure"]) if "failure" in basis else self.state.failure_of(str(basis.get("run")))
+        grids = math.fsum(float(entry.basis["failure"]) for entry in ledger.entries)
+        return ledger.spent(SELF) ** 2, grids + self.state.failures, first
 
     def ledger(
         self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None

@@ -236,7 +236,7 @@ class SignedPrekey:
         except RemoteProtocolError:
             raise RemoteProtocolError(
                 f"the signature for 'prekey' is not by {fingerprint(identity_public)}, or was made without the prekey",
-                hint="it was changed in transit, made by someone else, or by an earlier release; do not use it",
+                hint="it was changed in transit, or made by someone else; do not use it",
             ) from None
 
     def encode(self) -> bytes:

@@ -99,10 +99,6 @@ def server_step(state: ServerState, event: str) -> ServerState:
 _LOST = "enrol with a new identity; an old one without its memory could answer a round twice"
 
 
-# A state of an earlier release: it had bound itself to a survivor set.
-_RENAMED = {"judged": "revealed"}
-
-
 @dataclass
 class CurrentRound:
     """The round a client is in.
@@ -172,7 +168,7 @@ class Memory:
             return cls(
                 last={run: (int(when[0]), int(when[1])) for run, when in values["last"].items()},
                 beacon={anchor: int(index) for anchor, index in values["beacon"].items()},
-                state=ClientState(_RENAMED.get(values["state"], values["state"])),
+                state=ClientState(values["state"]),
                 current=current,
                 carried={
                     run: [int(number) for number in numbers]

@@ -196,7 +196,7 @@ def attack_body(report: AttackReport, *, level: int, prefix: str = "") -> Markup
 def _results(headings: JsonObject, rows: list[JsonObject]) -> SummaryTable:
     """One line for each case that was tried; only values that fit into a cell.
 
-    `headings` are those of the columns, by key. An attack of an older version names none: then every key is a column.
+    `headings` are those of the columns, by key. Where an attack names none, every key is a column.
     """
     known = dict.fromkeys(key for row in rows for key in row)
     keys = [key for key in headings if key in known] or list(known)

@@ -1,8 +1,8 @@
 """The share graph of a round, drawn again from what the run recorded: seed, round, participants and settings.
 
 A simulated round takes its beacon from the seed; a round of the real protocol leaves its beacon, and what that was let
-out for, in the metrics. Either way the graph is the one that was used. Runs of older versions lack the beacon of the
-protocol: then a graph made in the same way stands for it, and is said to.
+out for, in the metrics. Either way the graph is the one that was used. Where that record is missing or does not fit, a
+graph made in the same way stands for it, and is said to.
 
 The participants are those that the ledger charged in its last entry. All of this is public in the protocol: the graph
 shows who shares noise with whom, and nothing about any share.

@@ -3,7 +3,7 @@
 `read_report_input` takes a comparison (a folder with summary.json and one folder per method) or a single run, and
 returns a `ReportInput`: its settings and, in `methods`, one `MethodResult` each. Nothing is formatted here.
 
-A folder may have been edited by hand or written by an older version, so every value is checked for its type where it
+A folder may have been edited by hand or written by another version, so every value is checked for its type where it
 is read. A value of the wrong type in a result is a `RunFolderError` that names file and key; in a manifest, where a
 setting is only looked up, it counts as absent. The last line of metrics.jsonl may be cut off, as a crash leaves it.
 """

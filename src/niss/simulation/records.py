@@ -91,14 +91,10 @@ class RunFolder:
 
     def rewind_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Drop whatever was written after the checkpoint at `rounds`; returns the metrics up to there."""
-        lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in (METRICS, TIMING)}
+        names = (METRICS, TIMING, DIAGNOSTICS)
+        lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in names}
         if len(lines[METRICS]) < rounds:
             raise _other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
-        if (
-            self.path / DIAGNOSTICS
-        ).exists():  # Version 0.1 wrote none, so its lines are told by their round.
-            diagnosed, _ = read_json_lines(self.path / DIAGNOSTICS)
-            lines[DIAGNOSTICS] = [line for line in diagnosed if line.get("round", math.inf) <= rounds]
         for name, rows in lines.items():
             write_atomically(self.path / name, b"".join(map(json_line, rows)))
         return lines[METRICS]

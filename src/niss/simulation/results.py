@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from niss.accounting import (
-    RELATIONS,
     Ledger,
     OutsiderClaim,
     Plan,
@@ -173,13 +172,13 @@ def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) ->
         notes=caveats,
         outsider=_outsider(federation, metrics),
         noise_from="seed" if federation.exchange is None else "entropy",
-        noise_multipliers=_released_multipliers(metrics, plan),
+        noise_multipliers=_released_multipliers(metrics),
     )
 
 
-def _released_multipliers(metrics: Metrics, plan: Plan) -> list[float]:
+def _released_multipliers(metrics: Metrics) -> list[float]:
     """Deviation of the noise over the sensitivity, for every round whose sum was released."""
-    mus = [_outsider_mu(line, stated_relation(plan)) for line in metrics if not line.get("lost")]
+    mus = [_outsider_mu(line) for line in metrics if not line.get("lost")]
     return [1.0 / mu for mu in mus if mu > 0.0]
 
 
@@ -198,7 +197,7 @@ def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
     in_turn = sampling in ("shuffled", "cyclic") or plan.separation > 1
     # Without a budget nothing else caps how often a client is drawn.
     capped = in_turn or (plan.calibrated and config.privacy.scope == "training")
-    mus = [_outsider_mu(line, relation) for line in metrics if not line.get("lost")]
+    mus = [_outsider_mu(line) for line in metrics if not line.get("lost")]
     return outsider_epsilon(
         mus=mus,
         unit=plan.unit,
@@ -212,13 +211,9 @@ def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
     )
 
 
-def _outsider_mu(line: dict[str, Any], relation: str) -> float:
-    if "mu_outsider" in line:
-        mu = line["mu_outsider"]
-        return math.inf if mu is None else float(mu)
-    # Version 0.1 wrote the deviation of the noise over what a client puts into the sum, which a replacement doubles.
-    multiplier = float(line["noise_multiplier"])
-    return RELATIONS[relation] / multiplier if multiplier else math.inf
+def _outsider_mu(line: dict[str, Any]) -> float:
+    mu = line["mu_outsider"]
+    return math.inf if mu is None else float(mu)
 
 
 def _same_noise(plan: Plan) -> bool:

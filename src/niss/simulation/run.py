@@ -402,7 +402,6 @@ def _settings(manifest: Mapping[str, Any], key: str) -> Any:
     value = manifest.get(key)
     if key != "config" or not isinstance(value, dict):
         return value
-    # Earlier versions wrote fewer settings; those that they lacked have their defaults.
     config = make_config(value)
     return config.model_copy(
         update={"training": config.training.model_copy(update={"device": "auto", "workers": None})}

@@ -86,12 +86,12 @@ class SumNoise:
 class ModelNoise:
     """The noise in the model and in the server's momentum, in each coordinate.
 
-    variance  of it in the model; None: not known (version 0.1 wrote none)
+    variance  of it in the model
     crossed   covariance of both
     momentum  variance of it in the momentum
     """
 
-    variance: float | None = 0.0
+    variance: float = 0.0
     crossed: float = 0.0
     momentum: float = 0.0
 
@@ -131,7 +131,7 @@ class ServerState:
             tensors[name].numpy() if name in tensors else None
             for name in ("server_momentum", "server_second_moment")
         )
-        if second_moment is not None:
+        if second_moment is not None or variance is None:
             return cls(momentum, second_moment, None)
         known = tensors["server_noise"].tolist() if "server_noise" in tensors else (0.0, 0.0)
         return cls(momentum, noise=ModelNoise(variance, *known))
@@ -225,9 +225,7 @@ class Optimizer:
             with_model += covariance * in_model
         momentum = b**2 * before.momentum + 2.0 * b * with_momentum + noise.variance
         crossed = b * before.crossed + with_model
-        variance = None
-        if before.variance is not None:
-            variance = before.variance + 2.0 * rate * crossed + rate**2 * momentum
+        variance = before.variance + 2.0 * rate * crossed + rate**2 * momentum
         return ModelNoise(variance, crossed + rate * momentum, momentum)
 
     def caveats(self, last: dict[str, Any]) -> tuple[str, ...]:
