@@ -16,7 +16,7 @@ from pathlib import Path
 from niss.data.catalog import MNIST, MNIST_MINI, sha256
 from niss.data.formats import decode
 from niss.data.mini import cut_mini, mini_path, pack_npz
-from niss.data.store import Found, read_verified
+from niss.data.sources import Found, read_verified
 
 
 def main() -> None:

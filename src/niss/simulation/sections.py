@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from niss.accounting import RELATIONS
 from niss.accounting.plans import UNITS
-from niss.data.sources import clients_of
+from niss.data.catalog import find_spec
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS
 from niss.mechanism.adaptive import RATE
@@ -72,9 +72,11 @@ class DataConfig(Section):
     def _as_in_the_dataset(self) -> Self:
         """Fill in what was left out; it does not count as set, so that another dataset may fill in its own."""
         left_out = self.left_out
-        own = clients_of(self.dataset) if left_out else None
-        if own is not None:
-            self.__dict__.update({name: {"split": "natural", "clients": own}[name] for name in left_out})
+        spec = find_spec(self.dataset)
+        if spec is not None and spec.clients is not None:
+            self.__dict__.update(
+                {name: {"split": "natural", "clients": spec.clients}[name] for name in left_out}
+            )
         return self
 
     @property
