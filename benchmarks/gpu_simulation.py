@@ -36,7 +36,7 @@ except ImportError:  # a GPU machine may lack it, and nothing here draws secret 
 
 from niss.graph import ShareGraph
 from niss.learning import Cnn, Cohort, FlatLayout, ImageSamples, Job, LocalTraining, Mlp, build_model
-from niss.learning.cuda.engine import CudaEngine, Formulation
+from niss.learning.cuda import CudaEngine, Formulation
 from niss.learning.cuda.program import stacked_mlp, stacked_module
 from niss.randomness import SimStream
 from niss.simulation.cuda.noise import add_shares_on_device

@@ -25,7 +25,7 @@ from niss.learning import (
     clipped_gradient_step,
     train_client,
 )
-from niss.learning.cpu.engine import make_groups
+from niss.learning.cpu import make_groups
 from niss.randomness import SimStream
 
 UNEVEN = (13, 31, 1, 20, 7, 40, 10)

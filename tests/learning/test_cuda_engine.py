@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from niss.learning import ClippedStep, FlatLayout, Job, LocalTraining
+from niss.learning import cuda as engine_module
 from niss.learning.cohort import BatchTable, Problem, Work
-from niss.learning.cuda import engine as engine_module
-from niss.learning.cuda.engine import CudaEngine
+from niss.learning.cuda import CudaEngine
 from niss.learning.cuda.program import DeviceTable, Lane, PlainSteps, stacked_module
 from niss.randomness import SimStream
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining
 from niss.learning.clipped import clipped_gradient_steps
 from niss.learning.cohort import Problem
-from niss.learning.cpu.engine import make_groups
+from niss.learning.cpu import make_groups
 from niss.learning.cpu.vmap import WORTH_STACKING, VmapGroups, why_not
 from niss.learning.cuda.program import stacked_module
 from niss.learning.cuda.trial import why_not_stacked

@@ -37,7 +37,7 @@ Updates = NDArray[np.floating[Any]]
 # Called with the number of clients newly done.
 Progress = Callable[[int], None]
 # Called with the numbers of some jobs and their updates, one row each, to be copied before it returns.
-Take = Callable[[Sequence[int], Tensor], None]
+TakeUpdates = Callable[[Sequence[int], Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Engine(ABC):
         """Device, formulation and precision in one line, for the manifest; and why not a faster one."""
 
     @abstractmethod
-    def perform(self, work: Work, jobs: Sequence[Job], take: Take) -> None:
+    def perform(self, work: Work, jobs: Sequence[Job], take: TakeUpdates) -> None:
         """Do `work` for every job; `take` gets each group's updates, on this device, as they are ready.
 
         Groups come in any order and of any size; jobs that follow each other may come with a `range` of numbers.
@@ -135,15 +135,15 @@ def choose_engine(
       else the reference loop. `tf32` allows TF32 in its products.
     """
     if plain or choose_device(device.partition(":")[0]) == "cpu":
-        from niss.learning.cpu.engine import CpuEngine, choose_formulation
-        from niss.learning.cpu.steps import PlainLoop
+        from niss.learning.cpu import CpuEngine, choose_formulation
+        from niss.learning.cpu.formulations import PlainLoop
 
         if plain:
             return CpuEngine(PlainLoop(problem, "it was asked for"), workers=1)
         count = available_cores() if workers is None else workers
         reason = _why_one_process(problem.module) if count > 1 else ""
         return CpuEngine(choose_formulation(problem), workers=1 if reason else count, reason=reason)
-    from niss.learning.cuda.engine import CudaEngine
+    from niss.learning.cuda import CudaEngine
 
     return CudaEngine(problem, device="cuda" if device == "auto" else device, tf32=tf32)
 

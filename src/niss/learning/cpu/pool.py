@@ -1,32 +1,34 @@
-"""The worker processes of a cohort, from both sides.
+"""The worker processes of a cohort: a pool of `concurrent.futures` whose processes share memory with this one.
 
-The parent (`Pool`) starts them, feeds them groups of clients and notices when one dies. A worker (`main`) takes a
-group, trains it, writes the updates and asks again; it lives exactly as long as its connection: when the parent
-closes it, or dies in any way, the worker ends. Data, starts and updates lie in memory that all of them share;
-what travels through the connections is small.
+The parent (`Pool`) hands out groups of clients and trains some itself; a worker (`_load`, then `_perform` again and
+again) trains a group and writes the updates. Data, starts and updates lie in memory that all of them share; what
+travels between them is small. A worker ends with its parent, however that ends.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import mmap
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.synchronize import Barrier
+from threading import Thread
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,23 +36,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import NissError
-from niss.learning.cohort import Job, Problem, Take, Work
-from niss.learning.cpu.steps import PlainLoop
+from niss.learning.cohort import Job, TakeUpdates, Work
+from niss.learning.cpu.formulations import PlainLoop
 from niss.randomness import SimStream
 
-# What a worker answers: (_READY, None) once, then (_DONE, slot) or (_FAILED, exception) for each task.
-_READY, _DONE, _FAILED = "ready", "done", "failed"
 _CACHE_LINE = 64
-
-# A worker fills one slot while the updates in the other wait for the parent.
+# Groups that a worker may have at once: while the updates of one wait for the parent, it trains the next.
 _SLOTS_EACH = 2
-# What a connection holds before a sender waits for the reader, with room to spare.
-_UNREAD_BYTES = 2**16
-# Paths first: a worker must find the modules that the parent's module is made of.
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from niss.learning.cpu.pool import main; main()"
-)
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -61,11 +53,12 @@ _ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
 
-_Link: TypeAlias = "Connection[Any, Any]"
 # The numbers of some jobs, and the jobs.
 Group = tuple[tuple[int, ...], Sequence[Job]]
 # Trains one group, and hands its updates on.
-Train = Callable[[Work, Group, Take], None]
+Train = Callable[[Work, Group, TakeUpdates], None]
+# A client of a group as a worker is told of it: the place of its start, the rows of its samples, its stream.
+_Client = tuple[int, NDArray[np.int64], SimStream]
 
 
 class WorkerError(NissError):
@@ -74,34 +67,6 @@ class WorkerError(NissError):
 
 class CannotLoad(Exception):
     """The module cannot be rebuilt in another process: not an error, but a reason to do without."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a worker is told once; the data themselves lie in shared memory, inputs first, then labels."""
-
-    # How to train, for a problem whose inputs and labels have no rows.
-    formulation: PlainLoop
-    # How many rows both have in shared memory.
-    samples: int
-    labels_offset: int
-    # How many groups of updates there is room for.
-    slots: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """A group of clients to train, and where the updates go.
-
-    clients  of each: the place of its start in shared memory, the rows of its samples, its stream
-    starts   how many starts lie in shared memory now: they may be more than when the worker last looked
-    slot     which slot of the shared results takes the updates, a row for each client
-    """
-
-    work: Work
-    clients: tuple[tuple[int, NDArray[np.int64], SimStream], ...]
-    starts: int
-    slot: int
 
 
 class Pool:
@@ -113,258 +78,245 @@ class Pool:
 
     def __init__(self, formulation: PlainLoop, workers: int) -> None:
         """Start so many workers, each to train groups by `formulation`."""
-        problem, rows = formulation.problem, formulation.largest_group
-        self._layout = layout = problem.layout
-        self._data, self._starts, self._results = (SharedMemory() for _ in range(3))
-        self._memories = (self._data, self._starts, self._results)
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[_Link] = []
-        self.close = weakref.finalize(
-            self, _end, os.getpid(), self._processes, self._connections, self._memories
+        problem, self._layout = formulation.problem, formulation.problem.layout
+        memories = inputs, labels, self._starts, results = tuple(SharedMemory() for _ in range(4))
+        self.problem = replace(
+            problem, inputs=inputs.hold(problem.inputs), labels=labels.hold(problem.labels)
         )
-        self._waiting: set[_Link] = set()
-        self.problem, offset = _share(self._data, problem)
-        slots = _SLOTS_EACH * workers
-        self._results.resize(slots * rows * layout.size * layout.dtype.itemsize)
-        self._updates = self._results.tensor(layout.dtype, (slots, rows, layout.size))
+        self._updates = _slots(results, formulation, workers)
         without_data = replace(problem, inputs=problem.inputs[:0].clone(), labels=problem.labels[:0].clone())
         packed = io.BytesIO()
-        alone = replace(formulation, problem=without_data)
-        torch.save(Setup(alone, len(problem.labels), offset, slots), packed)
-        for _ in range(workers):
-            self._start_worker(packed.getvalue())
-
-    def _start_worker(self, setup: bytes) -> None:
-        """A fresh interpreter with this one's `sys.path`, not a fork: torch's threads do not survive one, and a
-        user's main script would be run again by multiprocessing's spawn."""
-        ours, theirs = Pipe()
-        self._connections.append(ours)
-        descriptors = [theirs.fileno(), *(memory.descriptor for memory in self._memories)]
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), *map(str, descriptors)],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output is for results: what a worker prints goes beside it
-                env=os.environ | _ENVIRONMENT,
-                process_group=0,  # Ctrl-C reaches the parent alone
-            )
-        self._processes.append(process)
-        self._waiting.add(ours)
-        self._send(ours, setup)
+        torch.save(replace(formulation, problem=without_data), packed)
+        context = _WorkerContext()
+        told = (packed.getvalue(), len(problem.labels), workers, memories, context.Barrier(workers))
+        executor = ProcessPoolExecutor(workers, context, initializer=_load, initargs=told)
+        self._executor = executor
+        # As many as there are workers, and each of them waits for all: every worker gets one.
+        self._loading = {executor.submit(_say_loaded) for _ in range(workers)}
+        self._processes: list[BaseProcess] = list(executor._processes.values())
+        self.close = weakref.finalize(self, _end, os.getpid(), executor, self._processes, memories)
 
     def is_ready(self, timeout: float | None = 0.0) -> bool:
-        """Whether every worker has loaded; waits up to `timeout` seconds for each (None: as long as needed).
+        """Whether every worker has loaded; waits up to `timeout` seconds for them (None: as long as needed).
 
         Raises `CannotLoad` where one of them cannot.
         """
-        while self._waiting and (answered := wait(self._waiting, timeout)):
-            for connection in cast("list[_Link]", answered):
-                self._receive(connection)
-                self._waiting.discard(connection)
-        return not self._waiting
+        loaded, self._loading = wait(self._loading, timeout)
+        try:
+            for task in loaded:
+                task.result()
+        except BrokenProcessPool:
+            raise self._lost("while starting") from None
+        return not self._loading
 
-    def run(self, work: Work, groups: deque[Group], take: Take, train: Train) -> None:
+    def run(self, work: Work, groups: deque[Group], take: TakeUpdates, train: Train) -> None:
         """Empty `groups`, largest first, together with this process, which trains one at a time by `train`.
 
-        `take` gets each group's updates as they arrive. As long as there are groups enough for everybody, a worker has
-        its next one before it is done with the last: this process looks after it only between groups of its own.
-        Raises what a worker raised, with where it happened as a note, and `WorkerError` where one died.
+        `take` gets each group's updates as they arrive. As long as there are groups enough for everybody, workers have
+        their next ones before they are done with the last: this process looks after them only between groups of its
+        own. Raises what a worker raised, and `WorkerError` where one died.
         """
-        places = self._share_starts(groups)
-        # Of each worker the slot and the numbers of what it has to do, at most two.
-        busy: dict[_Link, deque[tuple[int, tuple[int, ...]]]] = {link: deque() for link in self._connections}
+        try:
+            self._share(work, groups, take, train)
+        except BrokenProcessPool:
+            raise self._lost("while training") from None
 
-        def hand_out(worker: int, connection: _Link) -> None:
-            numbers, jobs = groups.popleft()
-            clients = tuple((places[id(job.start)], job.samples.numpy(), job.stream) for job in jobs)
-            slot = busy[connection][0][0] ^ 1 if busy[connection] else _SLOTS_EACH * worker
-            busy[connection].append((slot, numbers))
-            self._send(connection, Task(work, clients, len(places), slot))
-
-        while groups or any(busy.values()):
+    def _share(self, work: Work, groups: deque[Group], take: TakeUpdates, train: Train) -> None:
+        places, workers = self._share_starts(groups), len(self._processes)
+        free = list(range(len(self._updates)))
+        # Of each group that is with a worker, the slot of its updates and the numbers of its jobs.
+        away: dict[Future[None], tuple[int, tuple[int, ...]]] = {}
+        while groups or away:
             # One for each worker, then a second one where there is enough for all; the last is for this process.
-            for already, kept in ((0, 1), (1, len(busy) + 1)):
-                for worker, (connection, tasks) in enumerate(busy.items()):
-                    if len(tasks) == already and len(groups) > kept and _fits_behind(already, groups[0]):
-                        hand_out(worker, connection)
+            while free and len(groups) > (1 if len(away) < workers else workers + 1):
+                slot, (numbers, jobs) = free.pop(), groups.popleft()
+                clients = [(places[id(job.start)], job.samples.numpy(), job.stream) for job in jobs]
+                away[self._executor.submit(_perform, work, clients, len(places), slot)] = (slot, numbers)
             if groups:
                 train(work, groups.popleft(), take)
-            waiting = [link for link, tasks in busy.items() if tasks]
-            for connection in cast("list[_Link]", wait(waiting, 0.0 if groups or not waiting else None)):
-                self._receive(connection)
-                slot, numbers = busy[connection].popleft()
+            done, _ = wait(away, 0.0 if groups else None, FIRST_COMPLETED)
+            for task in done:
+                task.result()
+                slot, numbers = away.pop(task)
                 take(numbers, self._updates[slot, : len(numbers)])
+                free.append(slot)
 
     def _share_starts(self, groups: deque[Group]) -> dict[int, int]:
         """Put every distinct start into shared memory once; the place of each by its identity."""
         distinct = {id(job.start): job.start for _, jobs in groups for job in jobs}
-        shared = self._starts.rows(self._layout.dtype, len(distinct), self._layout.size)
+        shared = self._starts.vectors(self._layout.dtype, len(distinct), self._layout.size)
         for row, start in zip(shared, distinct.values(), strict=True):
             row.copy_(start.detach())
         return {identity: place for place, identity in enumerate(distinct)}
 
-    def _send(self, connection: _Link, message: bytes | Task) -> None:
-        try:
-            connection.send(message)
-        except (BrokenPipeError, ConnectionError):
-            raise self._lost(connection) from None
-
-    def _receive(self, connection: _Link) -> None:
-        """Take one answer of a worker: that it is ready, or done with its task, or what went wrong there."""
-        try:
-            answer, content = connection.recv()
-        except (EOFError, ConnectionError):
-            raise self._lost(connection) from None
-        if answer == _FAILED:
-            if connection in self._waiting:
-                raise CannotLoad(f"{type(content).__name__}: {content}")
-            raise content
-        assert answer == _DONE or connection in self._waiting
-
-    def _lost(self, connection: _Link) -> WorkerError:
-        """What to raise for a worker that is gone: a connection only ever breaks because its worker ended."""
-        number = self._connections.index(connection)
-        process = self._processes[number]
-        code = process.wait(timeout=10.0)
+    def _lost(self, when: str) -> WorkerError:
+        """What to raise for a worker that is gone: which one, and how."""
+        self._executor.shutdown()  # it ends the workers that are left, with SIGTERM
+        themselves = [worker for worker in self._processes if worker.exitcode != -signal.SIGTERM]
+        gone = (themselves or self._processes)[0]
+        code = gone.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        doing = "while starting" if connection in self._waiting else "while training"
+        number, count = self._processes.index(gone) + 1, len(self._processes)
         return WorkerError(
-            f"worker {number + 1} of {len(self._processes)} (process {process.pid}) {how} {doing}",
+            f"worker {number} of {count} (process {gone.pid}) {how} {when}",
             hint="most often the machine ran out of memory: use fewer workers, or workers = 1 for none",
         )
 
 
-def _fits_behind(already: int, group: Group) -> bool:
-    """Whether a connection takes the rows of `group` behind so many tasks that its worker has not read yet."""
-    return not already or sum(job.samples.nbytes for job in group[1]) <= _UNREAD_BYTES
-
-
-def _share(memory: SharedMemory, problem: Problem) -> tuple[Problem, int]:
-    """The problem with inputs and labels copied into `memory`, and the byte where the labels begin."""
-    inputs, labels = problem.inputs, problem.labels
-    offset = -(-inputs.nbytes // _CACHE_LINE) * _CACHE_LINE
-    memory.resize(offset + labels.nbytes)
-    shared_inputs = memory.tensor(inputs.dtype, tuple(inputs.shape)).copy_(inputs.detach())
-    shared_labels = memory.tensor(labels.dtype, tuple(labels.shape), offset=offset).copy_(labels)
-    return replace(problem, inputs=shared_inputs, labels=shared_labels), offset
+def _slots(results: SharedMemory, formulation: PlainLoop, workers: int) -> Tensor:
+    """The updates of the groups that workers have at once, [slots, clients, size]."""
+    layout = formulation.problem.layout
+    return results.tensor(layout.dtype, (_SLOTS_EACH * workers, formulation.largest_group, layout.size))
 
 
 def _end(
-    owner: int,
-    processes: list[subprocess.Popen[bytes]],
-    connections: list[_Link],
-    memories: tuple[SharedMemory, ...],
+    owner: int, executor: ProcessPoolExecutor, processes: list[BaseProcess], memories: Sequence[SharedMemory]
 ) -> None:
     """End the workers: they hold nothing worth saving. A fork of the parent leaves them alone."""
-    for connection in connections:
-        connection.close()
     for memory in memories:
         memory.close()
-    if os.getpid() != owner:
-        return
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
+    if os.getpid() == owner:
+        for process in processes:
+            process.kill()
+        executor.shutdown(cancel_futures=True)
 
 
-def main() -> None:
-    """The worker: serve the connection named on the command line until it closes.
+class _Worker(SpawnProcess):
+    """A fresh interpreter with this one's `sys.path`, not a fork: torch's threads do not survive one."""
 
-    The arguments are file descriptors: of the connection, then of the shared data, starts and results.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    def start(self) -> None:
+        with _inherited():
+            super().start()
+
+
+class _WorkerContext(SpawnContext):
+    Process = _Worker
+
+
+@contextmanager
+def _inherited() -> Iterator[None]:
+    """Inside, what a process inherits is as workers want it: their environment, no interrupts (Ctrl-C is the parent's
+    to handle), and no main script, which would be run again."""
+    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in _ENVIRONMENT}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+class _Loaded:
+    """What a worker has once `_load` is through: the formulation or why there is none, and the shared memory."""
+
+    formulation: PlainLoop | CannotLoad
+    starts: SharedMemory
+    updates: Tensor
+    everyone: Barrier
+
+
+def _load(
+    packed: bytes, samples: int, workers: int, memories: tuple[SharedMemory, ...], everyone: Barrier
+) -> None:
+    """Make this process a worker: of so many `workers`, with so many `samples` in shared memory."""
+    os.dup2(2, 1)  # standard output is for results: what a worker prints goes beside it
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    connection, *memories = (int(word) for word in sys.argv[1:])
-    with suppress(EOFError, ConnectionError):
-        _serve(Connection(connection), *(SharedMemory(descriptor) for descriptor in memories))
-    # At once: there is nothing to save, and taking torch down tidily takes longer than a short round.
+    inputs, labels, _Loaded.starts, results = memories
+    _Loaded.everyone = everyone
+    try:
+        form: PlainLoop = torch.load(io.BytesIO(packed), weights_only=False)
+    except Exception as error:  # a user's module can fail to load in any way
+        _Loaded.formulation = CannotLoad(f"{type(error).__name__}: {error}")
+        return
+    problem = form.problem
+    shared_inputs = inputs.tensor(problem.inputs.dtype, (samples, *problem.inputs.shape[1:]))
+    shared_labels = labels.tensor(problem.labels.dtype, (samples, *problem.labels.shape[1:]))
+    _Loaded.formulation = replace(form, problem=replace(problem, inputs=shared_inputs, labels=shared_labels))
+    _Loaded.updates = _slots(results, form, workers)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(0)
 
 
-def _portable(problem: Exception) -> Exception:
-    """The exception as the parent can receive it, with where it happened as a note.
+def _say_loaded() -> None:
+    """Return when every worker has come here; raise `CannotLoad` where this one has nothing to train."""
+    if isinstance(_Loaded.formulation, CannotLoad):
+        raise _Loaded.formulation
+    _Loaded.everyone.wait()
 
-    One that cannot be pickled and read again arrives as a RuntimeError with its name and message.
-    """
-    problem.add_note("in a worker:\n" + "".join(traceback.format_exception(problem)))
+
+def _perform(work: Work, clients: Sequence[_Client], starts: int, slot: int) -> None:
+    """Train a group and write its updates into this slot; `starts` is how many there are in shared memory now."""
+    form = _Loaded.formulation
+    assert isinstance(form, PlainLoop)
+    layout = form.problem.layout
+    weights = _Loaded.starts.vectors(layout.dtype, starts, layout.size)
+    jobs = [Job(weights[place], torch.from_numpy(samples), stream) for place, samples, stream in clients]
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(problem))
-    except Exception:  # its class takes other arguments than it keeps, or is unknown to others
-        return RuntimeError(f"{type(problem).__name__}: {problem}")
-    return problem
-
-
-def _serve(connection: _Link, data: SharedMemory, starts: SharedMemory, results: SharedMemory) -> None:
-    """Load what the parent sends first, then perform its tasks; errors travel back instead of ending the worker."""
-    try:
-        setup: Setup = torch.load(io.BytesIO(connection.recv()), weights_only=False)
-        problem = setup.formulation.problem
-        inputs, labels = (
-            data.tensor(empty.dtype, (setup.samples, *empty.shape[1:]), offset=offset)
-            for empty, offset in ((problem.inputs, 0), (problem.labels, setup.labels_offset))
-        )
-        formulation = replace(setup.formulation, problem=replace(problem, inputs=inputs, labels=labels))
-    except (EOFError, ConnectionError):
-        raise
-    except Exception as error:  # a user's module can fail to load in any way
-        connection.send((_FAILED, _portable(error)))
-        return
-    connection.send((_READY, None))
-    layout = problem.layout
-    updates = results.tensor(layout.dtype, (setup.slots, formulation.largest_group, layout.size))
-    while True:
-        task: Task = connection.recv()
-        weights = starts.rows(layout.dtype, task.starts, layout.size)
-        jobs = [
-            Job(weights[number], torch.from_numpy(samples), stream)
-            for number, samples, stream in task.clients
-        ]
+        form.perform(work, jobs, _Loaded.updates[slot, : len(jobs)])
+    except Exception as error:
         try:
-            formulation.perform(task.work, jobs, updates[task.slot, : len(jobs)])
-        except Exception as error:
-            connection.send((_FAILED, _portable(error)))
-        else:
-            connection.send((_DONE, task.slot))
+            ForkingPickler.loads(ForkingPickler.dumps(error))
+        except Exception:  # its class takes other arguments than it keeps: the parent could not read it
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 class SharedMemory:
-    """A nameless file whose descriptor child processes inherit; `resize` and `tensor` work on either side.
+    """A nameless file whose descriptor a child process gets with it; `tensor` works on either side.
 
-    There is nothing to unlink: even after `kill -9` of every process the kernel takes it back.
+    There is nothing to unlink: even after `kill -9` of every process the kernel takes it back. Other than in /dev/shm,
+    there is room for as much as the machine has.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = _nameless_file() if descriptor is None else descriptor
+    def __init__(self) -> None:
+        self._descriptor = _nameless_file()
         self._map: mmap.mmap | None = None
 
-    def resize(self, size: int) -> None:
-        """Make room for `size` bytes (it never shrinks); tensors made before keep their old map."""
-        if size > os.fstat(self.descriptor).st_size:
-            os.ftruncate(self.descriptor, size)
+    def __getstate__(self) -> Any:
+        return DupFd(self._descriptor)
 
-    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], *, offset: int = 0) -> Tensor:
-        """A tensor on this memory, from byte `offset` on; others see what is written into it."""
-        size = os.fstat(self.descriptor).st_size
+    def __setstate__(self, descriptor: Any) -> None:
+        self._descriptor, self._map = descriptor.detach(), None
+
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """A tensor on this memory; others see what is written into it. It grows as needed and never shrinks."""
+        size = math.prod(shape) * dtype.itemsize
         if self._map is None or len(self._map) < size:
-            self._map = mmap.mmap(self.descriptor, size)
-        return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
+            if os.fstat(self._descriptor).st_size < size:
+                os.ftruncate(self._descriptor, size)
+            self._map = mmap.mmap(self._descriptor, 0)
+        return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape)).view(shape)
 
-    def rows(self, dtype: torch.dtype, count: int, length: int) -> Tensor:
-        """`count` vectors, making room where needed; each begins on a cache line, as a tensor of its own does.
+    def hold(self, values: Tensor) -> Tensor:
+        """A copy of `values` on this memory."""
+        return self.tensor(values.dtype, tuple(values.shape)).copy_(values.detach())
+
+    def vectors(self, dtype: torch.dtype, count: int, length: int) -> Tensor:
+        """`count` vectors, each of which begins on a cache line, as a tensor of its own does.
 
         Products round differently from other addresses: without this, a worker's last bits would differ.
         """
         padded = -(-length * dtype.itemsize // _CACHE_LINE) * _CACHE_LINE // dtype.itemsize
-        self.resize(count * padded * dtype.itemsize)
         return self.tensor(dtype, (count, padded))[:, :length]
 
     def close(self) -> None:
         """Give the descriptor back; tensors still in use keep their memory."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _nameless_file() -> int:

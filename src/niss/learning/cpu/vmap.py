@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps
 from niss.learning.cohort import Job, Problem, Work
-from niss.learning.cpu.steps import GroupLoop, make_schedule, step, velocity_like
+from niss.learning.cpu.formulations import GroupLoop, group_batches, step, velocity_like
 from niss.learning.flat import FlatLayout
 from niss.learning.local import in_mode, mean_loss, require_logits, sample_losses, trainable_parameters
 from niss.learning.stackable import as_function
@@ -114,7 +114,7 @@ class VmapGroups(GroupLoop):
             return
         module, layout = self.problem.module, self.problem.layout
         inputs, labels = self.problem.inputs, self.problem.labels
-        schedule = make_schedule(jobs, work, layout.dtype)
+        schedule = group_batches(jobs, work, layout.dtype)
         everyone, common = _stack(layout, [job.start for job in jobs])
         velocities = {name: velocity_like(part, work) for name, part in everyone.items()}
         # Without seed or restored buffers: `why_not` let in no layer that draws or remembers anything.
