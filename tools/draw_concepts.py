@@ -163,8 +163,8 @@ def draw_promise(made: Names, path: Path) -> None:
 
 
 def draw_joint(made: Names, path: Path) -> None:
-    graph, unit = made["graph"], made["unit_variance"]
-    covariance = unit * graph.laplacian() + np.diag(made["residual"] * np.ones(graph.size))
+    graph, unit = made["crowd"], made["unit_variance"]
+    covariance = unit * graph.laplacian() + np.diag(made["fresh"] * np.ones(graph.size))
     values = np.linalg.eigvalsh(covariance)
     figure, axes = canvas(height=2.7)
     axes.bar(range(1, graph.size + 1), values, color=BLUE, width=0.75)
@@ -328,10 +328,16 @@ def _bars(axes: Axes, values: Any, colour: str, *, shift: float = 0.0, label: st
 
 
 PICTURES = {
-    "how-niss-works.md": (draw_updates, draw_graph, draw_shares, draw_uploads, draw_sum, draw_promise),
-    "joint-view.md": (draw_joint,),
-    "dropouts.md": (draw_dropouts,),
-    "shares-as-seeds.md": (draw_seeds,),
+    "how-niss-works.md": (
+        draw_updates,
+        draw_graph,
+        draw_shares,
+        draw_uploads,
+        draw_sum,
+        draw_promise,
+        draw_joint,
+    ),
+    "protocol.md": (draw_dropouts, draw_seeds),
     "carried-shares.md": (draw_carried_graph, draw_carried_noise),
 }
 

@@ -1,10 +1,8 @@
-"""What `mkdocs build` does beyond MkDocs: formulas, figures for dark pages, state diagrams, and the version.
+"""What `mkdocs build` does beyond MkDocs: formulas, figures for dark pages, and the version.
 
 Formulas stand between dollars, as GitHub takes them, and become MathML, which browsers draw without a script; tau^2 and
 the like in a sentence do too. A picture with a variant for dark pages (`x-dark.png` for `x.png`) is shown in both, and
-the style sheet hides one. Tables and formulas that are too wide scroll, by keyboard too. GitHub draws Mermaid itself; a
-site without that script does not, so each state diagram is replaced by the SVG that `tools/draw_states.py` drew of the
-same table.
+the style sheet hides one. Tables and formulas that are too wide scroll, by keyboard too.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from typing import Any
 from latex2mathml.converter import convert
 
 ROOT = Path(__file__).parents[1]
-_DIAGRAM = re.compile(r"## (?P<side>\w+)\n(?P<text>.*?)```mermaid\n.*?```", re.DOTALL)
-_STATES = "concepts/protocol-states.md"
 
 # Code, comments, links and tags, in which nothing is a formula.
 _VERBATIM = re.compile(
@@ -44,17 +40,8 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    if page.file.src_uri == _STATES:
-        markdown = _DIAGRAM.sub(_state_picture, markdown)
+def on_page_markdown(markdown: str, **_: Any) -> str:
     return _outside_code(_DISPLAY.sub(_display, markdown), _formulas)
-
-
-def _state_picture(found: re.Match[str]) -> str:
-    side = found["side"]
-    return (
-        f"## {side}\n{found['text']}![The states of the {side.lower()}](../images/states-{side.lower()}.svg)"
-    )
 
 
 def _outside_code(text: str, change: Callable[[str], str]) -> str:

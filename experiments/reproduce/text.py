@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.reproduce import tables
 from experiments.reproduce.checks import Fault
 from experiments.reproduce.claims import BY_ROUND, gap
-from experiments.reproduce.design import BEYOND, DATASETS, FIGURE_3, FIGURE_4, LEVELS
+from experiments.reproduce.design import BEYOND, FIGURE_3, FIGURE_4, LEVELS
 from experiments.reproduce.results import read_leaks, read_result, result_path, select, select_level, spread
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.stamps import DRAWN_FROM
@@ -41,15 +41,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
 }
 TABLES_FILE = "tables.md"
 MARKS = {
-    "README.md": {"headline"},
-    "docs/concepts/paper.md": {
-        "figure-3",
-        "readings",
-        "scale",
-        *(f"{name}.image" for name in DRAWN_FROM if name != DATASETS),
-    },
-    "docs/concepts/datasets.md": {"datasets", "datasets-learned", "datasets-tuning", "datasets.image"},
-    "docs/concepts/paper-tables.md": {"gaps", "sweep", "figure-4", "tuning", "beyond", "claims"},
+    "docs/concepts/paper.md": {"figure-3", "datasets-learned", *(f"{name}.image" for name in DRAWN_FROM)},
 }
 """Results that a text has to take from the files: without their marks somebody might have typed them."""
 

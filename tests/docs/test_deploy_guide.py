@@ -1,8 +1,10 @@
-"""The guide for several machines, typed word for word on machines with different names, each with files of its own."""
+"""The guide for several machines: typed word for word on machines with different names, and its Python on a tracker."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -14,7 +16,11 @@ import pytest
 
 from docs.snippets import ROOT, Block, blocks
 from niss.accounting import LedgerFile
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
 from support.machines import Machines, machines, why_not
+from support.protocol_round import seeded_entropy
+from tracker.harness import tracker_process
 
 GUIDE = ROOT / "docs" / "guides" / "deploy.md"
 AUTHORITY, SERVER, TRACKER = "authority.example", "server.example", "tracker.example"
@@ -135,3 +141,21 @@ def test_the_guide_works_between_machines_with_different_names(tmp_path):
         for node in NODES:
             ledger = LedgerFile.read(federation.folder(node) / "niss" / "state" / "ledger.jsonl")
             assert sum(any(mu.joint > 0.0 for mu in entry.mus.values()) for entry in ledger.entries) == 2
+
+
+def test_the_python_of_the_tracker_runs(tmp_path, monkeypatch):
+    """Against a real tracker, on a port of its own."""
+    (block,) = [one for one in blocks(GUIDE) if one.language == "python" and "TrackerClient" in one.text]
+    server = Identity.generate(seeded_entropy("the server of the guide"))
+    create_keyfile(tmp_path / "server.key", server)
+    monkeypatch.chdir(tmp_path)
+    Path("tracker").mkdir()
+    printed = io.StringIO()
+    with tracker_process(tmp_path / "tracker", server.public) as process, contextlib.redirect_stdout(printed):
+        # The page has the default port; here a free one.
+        text = block.text.replace("http://127.0.0.1:8440", process.url)
+        assert text != block.text
+        exec(compile(text, str(block), "exec"), {})  # noqa: S102  (the documentation's own code)
+    lines = printed.getvalue().splitlines()
+    assert lines[0] == "16 keys in stock, 0 more wanted"
+    assert lines[-1].startswith("4 seated, link 1 for the anchor ")

@@ -24,10 +24,12 @@ def words(path: Path) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "pattern", "count"),
-    [("draw_concepts.py", "concept-*.svg", 11), ("draw_states.py", "states-*.svg", 2)],
+    [
+        pytest.param("draw_concepts.py", "concept-*.svg", 11, marks=pytest.mark.slow),
+        ("draw_states.py", "states-*.svg", 2),
+    ],
 )
 def test_committed_pictures_say_what_the_tools_draw(tmp_path, tool, pattern, count):
     command = [sys.executable, str(ROOT / "tools" / tool), str(tmp_path)]

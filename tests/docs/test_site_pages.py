@@ -29,7 +29,7 @@ def hooks() -> ModuleType:
 
 
 def shown(hooks: ModuleType, text: str) -> str:
-    return hooks.on_page_markdown(text, page=SimpleNamespace(file=SimpleNamespace(src_uri="a.md")))
+    return hooks.on_page_markdown(text)
 
 
 class TestFormulas:
@@ -112,7 +112,7 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-PAGES = ("index.html", "concepts/collusion.html", "concepts/paper.html", "reference/cli.html")
+PAGES = ("index.html", "concepts/how-niss-works.html", "concepts/paper.html", "reference/cli.html")
 # What sticks out of the window, other than what scrolls by itself.
 _STICKING_OUT = """() => [...document.querySelectorAll('.md-content *')].filter((one) => {
   const box = one.getBoundingClientRect();

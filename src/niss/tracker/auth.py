@@ -120,7 +120,7 @@ def check_request(
                 401,
                 "is malformed" if values[name] else "is missing: this request must be signed",
                 field=name,
-                hint="use niss.tracker.client, or sign as docs/guides/tracker.md describes",
+                hint="use niss.tracker.client, or sign as docs/guides/deploy.md describes",
             )
     time, nonce, identity = int(values[TIME]), bytes.fromhex(values[NONCE]), bytes.fromhex(values[IDENTITY])
     if abs(now - time) > tolerance:

@@ -1,6 +1,6 @@
-"""Fill the demo table and figure of the README from a finished demo, so that no number is typed by hand.
+"""Fill the tutorial's table and the README's figure from a finished demo, so that no number is typed by hand.
 
-Usage: python tools/update_readme.py [runs/demo]
+Usage: python tools/update_demo.py [runs/demo]
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def main() -> None:
     header, rows = summary_rows(report)
     lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
-    readme.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
+    page = ROOT / "docs" / "tutorial.md"
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    page.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
     for dark in (False, True):
         path = ROOT / "docs" / "images" / f"demo-accuracy{'-dark' if dark else ''}.png"
         write_output(path, as_png(draw_accuracy(report), dark=dark))
