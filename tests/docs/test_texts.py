@@ -43,34 +43,49 @@ def test_settings_files_are_valid(page):
             assert make_config(tomllib.loads(block.text)).methods, str(block)
 
 
+def _text(*parts: str) -> str:
+    return ROOT.joinpath(*parts).read_text(encoding="utf-8")
+
+
+def _section(text: str, heading: str) -> str:
+    return text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def _demo_table() -> str:
+    return _text("docs", "tutorial.md").split("<!-- table: demo -->\n", 1)[1].split("<!-- end -->", 1)[0]
+
+
 def test_the_comparison_has_its_numbers_from_the_demo_and_the_benchmarks():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## Compared with the alternatives", 1)[1].split("\n## ", 1)[0]
+    section = _section(_text("docs", "concepts", "paper.md"), "Compared with the alternatives")
     table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
-    demo = readme.split("<!-- table: demo -->", 1)[1].split("<!-- end -->", 1)[0]
-    benchmarks = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    sources = (demo + benchmarks).replace(" %", "%")
+    sources = (_demo_table() + _text("benchmarks", "README.md")).replace(" %", "%")
     numbers = [hit.replace(" %", "%") for hit in _NUMBER.findall(table)]
     numbers += re.findall(r"\d\.\d+e-\d+|0\.0\d+(?= \|)", table)
     assert len(numbers) >= 9
     assert [number for number in numbers if number not in sources] == []
 
 
-def test_the_shakespeare_table_repeats_rows_of_the_page_that_is_made_from_the_results():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.split("<!-- table: shakespeare -->\n", 1)[1].split("<!-- end -->", 1)[0]
-    source = (ROOT / "docs" / "concepts" / "datasets.md").read_text(encoding="utf-8")
-    rows = table.splitlines()[2:]
-    assert len(rows) >= 5
-    assert [row for row in rows if f"\n| Shakespeare, GRU {row}" not in source] == []
+def test_accuracies_of_the_readme_are_those_of_the_demo():
+    numbers = re.findall(r"\d+\.\d %", _text("README.md").split("## Try it", 1)[0])
+    assert len(numbers) >= 5
+    assert [number for number in numbers if number not in _demo_table()] == []
 
 
-def test_the_citation_names_this_version_and_the_paper_of_the_readme():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def test_accuracies_in_sentences_about_other_data_are_those_of_the_results():
+    section = _section(_text("docs", "concepts", "paper.md"), "Text and photographs")
+    sentences = re.sub(r"<!-- result: .*?<!-- end -->", "", section, flags=re.DOTALL)
+    numbers = re.findall(r"\d+\.\d(?= %)", sentences)
+    assert len(numbers) >= 4
+    results = _section(_text("results", "paper", "tables.md"), "datasets")
+    assert [number for number in numbers if number not in results] == []
+
+
+def test_the_citation_names_this_version_and_the_paper():
+    citation = yaml.safe_load(_text("CITATION.cff"))
+    project = tomllib.loads(_text("pyproject.toml"))["project"]
     assert (citation["title"], str(citation["version"])) == (project["name"], project["version"])
     (paper,) = citation["references"]
-    cited = (ROOT / "README.md").read_text(encoding="utf-8").split("## Citing", 1)[1]
+    cited = _section(_text("docs", "concepts", "paper.md"), "Citing")
     for part in (
         paper["title"],
         paper["journal"],
@@ -78,9 +93,3 @@ def test_the_citation_names_this_version_and_the_paper_of_the_readme():
         *(one["family-names"] for one in paper["authors"]),
     ):
         assert part in " ".join(cited.split()), part
-
-
-def test_the_marks_of_the_tools_are_there():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count("<!-- table: demo -->\n") == 1
-    assert re.search(r"<!-- result: \S+ -->.*?<!-- end -->", readme, re.DOTALL)

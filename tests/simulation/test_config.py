@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 
 import pytest
@@ -186,12 +185,3 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         load_config(tmp_path / "broken.toml")
     (tmp_path / "good.toml").write_text("rounds = 3\n[privacy]\nepsilon = 2\n")
     assert load_config(tmp_path / "good.toml").privacy.epsilon == 2.0
-
-
-def test_the_readme_config_is_valid():
-    """The example settings in the README are the ones a newcomer copies."""
-    from pathlib import Path
-
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    example = text.split("```toml\n", 1)[1].split("```", 1)[0]
-    assert make_config(tomllib.loads(example)).methods
