@@ -10,7 +10,7 @@ from torch.nn import functional
 from niss.learning import ImageSamples, ModelSettings, TokenSamples, build_model
 from niss.learning.models import Recurrent, ResNet, Transformer
 from niss.learning.models.images import ResidualBlock
-from niss.learning.models.one_hot import one_hot
+from niss.learning.models.tokens import one_hot
 from niss.randomness import SimStream
 
 TOKENS = TokenSamples(length=6, vocabulary=9)

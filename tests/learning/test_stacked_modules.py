@@ -15,8 +15,7 @@ from niss.learning.clipped import clipped_gradient_steps
 from niss.learning.cohort import Problem
 from niss.learning.cpu import make_groups
 from niss.learning.cpu.vmap import WORTH_STACKING, VmapGroups, why_not
-from niss.learning.cuda.program import stacked_module
-from niss.learning.cuda.trial import why_not_stacked
+from niss.learning.cuda.program import stacked_module, why_not_stacked
 from niss.learning.local import train_client
 from niss.randomness import SimStream
 from support.stacked import assert_learned_alike, make_jobs, run_stacked

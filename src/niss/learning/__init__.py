@@ -19,8 +19,17 @@ from niss.learning.local import (
     threads,
     train_client,
 )
-from niss.learning.models import Cnn, Mlp, ModelSettings, build_model, check_model, to_tensor
-from niss.learning.samples import ImageSamples, Samples, TokenSamples
+from niss.learning.models import (
+    Cnn,
+    ImageSamples,
+    Mlp,
+    ModelSettings,
+    Samples,
+    TokenSamples,
+    build_model,
+    check_model,
+    to_tensor,
+)
 
 __all__ = [
     "ClippedStep",

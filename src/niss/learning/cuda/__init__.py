@@ -3,6 +3,9 @@
 It gives what `train_client` gives, client by client, and differs only in rounding. Float32 is float32: `tf32=False`
 keeps TF32 out of every product (the Triton kernels then split each factor of a float32 product into two parts of 11
 bits, TF32 or float16, and multiply three pairs of them: the error is that of float32).
+
+The engine chooses the formulation and holds what is resident on the device; `program` has the table of batches, the
+step in plain torch and the graph; `mlp` and `cnn` launch the Triton kernels of `kernels` and `conv_kernels`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from torch import Tensor, nn
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps, clipped_mlp_steps
 from niss.learning.cohort import BatchTable, Engine, Job, Problem, TakeUpdates, Work, numbers_by_start
-from niss.learning.cuda.evaluation import DeviceEvaluation
 from niss.learning.cuda.program import (
     UNROLLED,
     DeviceTable,
@@ -30,10 +32,10 @@ from niss.learning.cuda.program import (
     Steps,
     stacked_mlp,
     stacked_module,
+    why_not_stacked,
 )
-from niss.learning.cuda.trial import why_not_stacked
-from niss.learning.local import Evaluation, LocalTraining, in_mode, require_logits
-from niss.learning.models import Mlp
+from niss.learning.local import Evaluation, LocalTraining, in_mode, require_logits, require_samples, score
+from niss.learning.models import Cnn, Mlp
 
 if TYPE_CHECKING:  # they need Triton
     from niss.learning.cuda.cnn import CnnSteps
@@ -50,6 +52,8 @@ _WORTH_UNROLLING = 3
 _LARGEST_STEP = 768 * 2**20
 # Samples whose gradients are computed at once, at most: more gain nothing.
 _MOST_SAMPLES = 4096
+# Samples of a batch of evaluation: for any module, for the convolutions, whose outputs are held, and for an `Mlp`.
+_ROWS, _CONVOLVED, _FLAT = 5000, 2500, 50_000
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class CudaEngine(Engine):
         )
         self._programs: dict[object, GraphedSteps] = {}
         self._measured: dict[int, int] = {}
-        self._evaluation: DeviceEvaluation | None = None
+        self._evaluation: _DeviceEvaluation | None = None
         self._kernel_precision = "tf32" if tf32 else "tf32x3"
         # Making updates takes several times their memory, and other processes may be on the device.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
@@ -154,7 +158,7 @@ class CudaEngine(Engine):
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         if self._evaluation is None or not self._evaluation.is_of(inputs, labels):
             precision = self._kernel_precision if self._formulation.triton else None
-            self._evaluation = DeviceEvaluation(self._problem, inputs, labels, precision=precision)
+            self._evaluation = _DeviceEvaluation(self._problem, inputs, labels, precision=precision)
         with self._precision():
             return self._evaluation(weights)
 
@@ -389,3 +393,62 @@ def _stacked_starts(jobs: Sequence[Job], device: torch.device) -> Tensor:
     places = {key: place for place, key in enumerate(different)}
     unique = torch.stack([start.detach().to(device) for start in different.values()])
     return unique[torch.tensor([places[id(job.start)] for job in jobs], device=device)]
+
+
+class _DeviceEvaluation:
+    """Scores the weights of a problem's module on `inputs` and `labels`, which are copied to its device.
+
+    precision  of the kernels for the convolutions of a `Cnn` as built; None where torch computes everything
+
+    For the package's models it is a CUDA graph from the second time on: launching its many small kernels one by one
+    takes longer than they do. The convolutions of a `Cnn` go through the kernels of the training. torch's own switches
+    decide whether it may use TF32: those at the time of the first two calls.
+    """
+
+    def __init__(self, problem: Problem, inputs: Tensor, labels: Tensor, *, precision: str | None) -> None:
+        self._highest_label = require_samples(inputs, labels)
+        self._problem, self._given = problem, (inputs, labels)
+        device = problem.inputs.device
+        self._inputs, self._labels = inputs.to(device), labels.to(device)
+        self._module: nn.Module = problem.module
+        self._rows = _FLAT if problem.built is Mlp else _ROWS
+        like_training = inputs.shape[1:] == problem.inputs.shape[1:]
+        if precision is not None and isinstance(problem.module, Cnn) and like_training:
+            self._convolve(problem.module, precision)
+        self._weights = torch.empty(problem.layout.size, dtype=problem.layout.dtype, device=device)
+        self._scores = torch.zeros(2, dtype=torch.float64, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls = 0
+
+    def _convolve(self, module: Cnn, precision: str) -> None:
+        from niss.learning.cuda.cnn import CnnForward, of_like_brightness
+
+        if of_like_brightness(self._inputs):
+            self._module = CnnForward(module, self._inputs[:_CONVOLVED], precision=precision)
+            self._rows = _CONVOLVED
+
+    def is_of(self, inputs: Tensor, labels: Tensor) -> bool:
+        """Whether these very tensors were given."""
+        return self._given[0] is inputs and self._given[1] is labels
+
+    def __call__(self, weights: Tensor) -> Evaluation:
+        self._weights.copy_(weights.detach())
+        self._calls += 1
+        if self._calls == 2 and self._problem.built is not None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._score()
+        if self._graph is None:
+            self._score()
+        else:
+            self._graph.replay()
+        return Evaluation.of(self._scores, self._labels)
+
+    def _score(self) -> None:
+        self._problem.layout.load(self._problem.module, self._weights)
+        self._scores.copy_(
+            score(
+                self._module, self._inputs, self._labels,
+                batch_size=self._rows, highest_label=self._highest_label,
+            )
+        )  # fmt: skip

@@ -7,7 +7,6 @@ trains any module; the first two, as `build_model` makes them, are trained by co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +16,9 @@ from torch import Tensor, nn
 
 from niss.errors import ConfigError
 from niss.learning.flat import FlatLayout
-from niss.learning.models.settings import ModelSettings
-from niss.learning.samples import ImageSamples
 
-# The layer widths of `mlp` unless told otherwise: the "2NN" of McMahan et al. (2017).
-DEFAULT_HIDDEN = (200, 200)
 # Channels that are normalised together in `resnet`.
-_GROUP = 4
+NORM_GROUP = 4
 _NUMPY_DTYPES: dict[torch.dtype, type[np.floating]] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -89,17 +84,17 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.branch = nn.Sequential(
             nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1, bias=False),
-            nn.GroupNorm(width // _GROUP, width),
+            nn.GroupNorm(width // NORM_GROUP, width),
             nn.ReLU(),
             nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False),
-            nn.GroupNorm(width // _GROUP, width),
+            nn.GroupNorm(width // NORM_GROUP, width),
         )
         self.shortcut = (
             nn.Identity()
             if channels == width and stride == 1
             else nn.Sequential(
                 nn.Conv2d(channels, width, kernel_size=1, stride=stride, bias=False),
-                nn.GroupNorm(width // _GROUP, width),
+                nn.GroupNorm(width // NORM_GROUP, width),
             )
         )
 
@@ -121,7 +116,7 @@ class ResNet(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [
             nn.Conv2d(image_shape[0], width, kernel_size=3, padding=1, bias=False),
-            nn.GroupNorm(width // _GROUP, width),
+            nn.GroupNorm(width // NORM_GROUP, width),
             nn.ReLU(),
         ]
         channels = width
@@ -145,39 +140,6 @@ def _quarters(images: Tensor) -> Tensor:
     halves = (images[:, :, :top], images[:, :, top:])
     quarters = (part for half in halves for part in (half[..., :left], half[..., left:]))
     return torch.cat([quarter.mean((2, 3)) for quarter in quarters], dim=1)
-
-
-def build_mlp(samples: ImageSamples, classes: int, settings: ModelSettings) -> Mlp:
-    hidden = DEFAULT_HIDDEN if settings.hidden is None else settings.hidden
-    return Mlp(math.prod(samples.shape), hidden, classes)
-
-
-def build_cnn(samples: ImageSamples, classes: int, _settings: ModelSettings) -> Cnn:
-    _require_sides(samples, "cnn", 4)
-    return Cnn(samples.shape, classes)
-
-
-def build_resnet(samples: ImageSamples, classes: int, settings: ModelSettings) -> ResNet:
-    _require_sides(samples, "resnet", 5)
-    width = settings.width or 16
-    if width % _GROUP:
-        raise ConfigError(
-            f"{width} channels do not make whole groups of {_GROUP}",
-            field="model.width",
-            hint=f"choose a multiple of {_GROUP}",
-        )
-    return ResNet(samples.shape, classes, width=width, blocks=settings.layers or 2)
-
-
-def _require_sides(samples: ImageSamples, name: str, least: int) -> None:
-    """Refuse images that two halvings leave too little of."""
-    _, height, width = samples.shape
-    if min(height, width) < least:
-        raise ConfigError(
-            f"{name!r} halves images twice and needs at least {least}x{least}, not {height}x{width}",
-            field="samples.shape",
-            hint="use model.name = 'mlp'",
-        )
 
 
 def recognise(

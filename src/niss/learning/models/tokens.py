@@ -12,10 +12,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from niss.errors import ConfigError
-from niss.learning.models.one_hot import one_hot
-from niss.learning.models.settings import ModelSettings
-from niss.learning.samples import TokenSamples
+# Of the positions at the start, smaller than the embedding of a token: what stands somewhere says more than where.
+_POSITIONS = 0.1
+
+
+def one_hot(categories: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """[...] to [..., size]: 1 at the category, else 0; all 0 for a category beyond `size`.
+
+    A product with it is a table look-up whose gradient is a product too: its sums have one order on every
+    device, many clients can be stacked, and nothing waits for the values. `torch.nn.functional.one_hot` looks at them.
+    """
+    return (categories.unsqueeze(-1) == torch.arange(size, device=categories.device)).to(dtype)
 
 
 class GruLayer(nn.Module):
@@ -86,7 +93,7 @@ class Recurrent(nn.Module):
     def __init__(
         self,
         layer: type[GruLayer] | type[LstmLayer],
-        samples: TokenSamples,
+        vocabulary: int,
         classes: int,
         *,
         embedding: int,
@@ -94,7 +101,7 @@ class Recurrent(nn.Module):
         layers: int,
     ) -> None:
         super().__init__()
-        self.embedding = _embedding(samples.vocabulary, embedding)
+        self.embedding = _embedding(vocabulary, embedding)
         inputs = [embedding] + [width] * (layers - 1)
         self.layers = nn.Sequential(*(layer(count, width) for count in inputs))
         self.output = nn.Linear(width, classes)
@@ -149,57 +156,23 @@ class Transformer(nn.Module):
     115,536 parameters for 80 positions, tokens and classes, with two layers of 64.
     """
 
-    def __init__(self, samples: TokenSamples, classes: int, *, width: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, classes: int, *, width: int, layers: int, heads: int
+    ) -> None:
         super().__init__()
-        self.embedding = _embedding(samples.vocabulary, width)
-        self.positions = nn.Parameter(torch.empty(samples.length, width))
+        self.embedding = _embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.empty(length, width))
         nn.init.normal_(self.positions, std=_POSITIONS)
         self.layers = nn.Sequential(*(TransformerLayer(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [N, T, classes] of tokens [N, T], T at most the length of the samples."""
+        """Logits [N, T, classes] of tokens [N, T], T at most `length`."""
         embedded = self.embedding(one_hot(tokens, self.embedding.in_features, self.positions.dtype))
         values = embedded + self.positions[: tokens.shape[1]]
         logits: Tensor = self.output(self.norm(self.layers(values)))
         return logits
-
-
-# Smaller than the embedding of a token: what stands somewhere says more than where.
-_POSITIONS = 0.1
-
-
-def build_recurrent(
-    layer: type[GruLayer] | type[LstmLayer], samples: TokenSamples, classes: int, settings: ModelSettings
-) -> Recurrent:
-    return Recurrent(
-        layer,
-        samples,
-        classes,
-        embedding=settings.embedding or 16,
-        width=settings.width or 128,
-        layers=settings.layers or 1,
-    )
-
-
-def build_gru(samples: TokenSamples, classes: int, settings: ModelSettings) -> Recurrent:
-    return build_recurrent(GruLayer, samples, classes, settings)
-
-
-def build_lstm(samples: TokenSamples, classes: int, settings: ModelSettings) -> Recurrent:
-    return build_recurrent(LstmLayer, samples, classes, settings)
-
-
-def build_transformer(samples: TokenSamples, classes: int, settings: ModelSettings) -> Transformer:
-    width, heads = settings.width or 64, settings.heads or 4
-    if width % heads:
-        raise ConfigError(
-            f"{heads} heads cannot share a width of {width} equally",
-            field="model.heads",
-            hint="choose a divisor of model.width (64 unless set)",
-        )
-    return Transformer(samples, classes, width=width, layers=settings.layers or 2, heads=heads)
 
 
 def _embedding(vocabulary: int, width: int) -> nn.Linear:
