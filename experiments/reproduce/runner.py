@@ -128,11 +128,11 @@ def _cell(name: str, labels: dict[str, Any], config: Config, comparison: Compari
     (run,) = comparison.results
     if run.folder is None or comparison.folder is None:
         raise RunFolderError(f"{name} was run without a folder")
-    curve = tuple((line["round"], line["accuracy"]) for line in run.metrics if line["accuracy"] is not None)
+    curve = tuple((one.round, one.accuracy) for one in run.rounds if one.accuracy is not None)
     return Cell(
         id=name,
         labels=labels,
-        rounds=len(run.metrics),
+        rounds=len(run.rounds),
         accuracy=run.summary["accuracy"],
         curve=curve,
         epsilon_joint=run.summary["epsilon_joint"],
@@ -167,14 +167,14 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
         "mu_joint": _largest(run, "mu_joint"),
         "mu_marginal": _largest(run, "mu_marginal"),
         "predicted_variance": run.summary["aggregate_variance_predicted"],
-        "grid_delta": sum(line.get("grid_delta") or 0.0 for line in run.metrics),
+        "grid_delta": sum(one.grid_delta or 0.0 for one in run.rounds),
     }
 
 
 def _largest(run: RunResult, name: str) -> float | None:
     """Over the rounds; None where there is no bound."""
-    values = [line[name] for line in run.metrics]
-    return None if any(value is None or not math.isfinite(value) for value in values) else max(values)
+    most = max(getattr(one, name) for one in run.rounds)
+    return most if math.isfinite(most) else None
 
 
 def common_settings(config: Config) -> dict[str, Any]:

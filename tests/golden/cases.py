@@ -188,9 +188,14 @@ def simulated_run(method: dict[str, Any], **changes: Any) -> dict[str, Any]:
             for client in statement.clients
         ],
         "rounds": [
-            [line[name] for name in ("mu_joint", "mu_marginal", "tau2", "aggregate_variance_predicted")]
-            + [line["model_noise_variance"]]
-            for line in result.metrics
+            [
+                one.mu_joint,
+                one.mu_marginal,
+                one.tau2,
+                one.aggregate_variance_predicted,
+                one.model_noise_variance,
+            ]
+            for one in result.rounds
         ],
         "words": statement.words,
     }

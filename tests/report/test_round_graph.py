@@ -40,7 +40,7 @@ def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, *
         )
         part[key] = value
     (folder / "manifest.json").write_text(json.dumps({"kind": "run", "config": config}), encoding="utf-8")
-    line = {"round": 1, "accuracy": 0.5, "tau2": 0.01, "dropped": dropped}
+    line = {"round": 1, "accuracy": 0.5, "tau2": 0.01, "participants": 20, "survivors": 20 - dropped}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     members = {str(2 * seat): (0.3 + 0.0001 * (seat == 7), 0.1) for seat in range(clients)}
     with LedgerFile.create(
@@ -143,8 +143,8 @@ def test_the_graph_of_the_protocol_is_the_one_it_agreed_on(
     assert "from the recorded beacon of the round" in graph_caption(shown)
 
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for change in ({"beacon": "00" * 32}, {"graph": "00" * 32}, {"terms": 3}, None):
-        lines[-1]["protocol"] = None if change is None else {**lines[0]["protocol"], **change}
+    for change in ({"beacon": "00" * 32}, {"graph": "00" * 32}, {"terms": "33"}, None):
+        lines[-1]["public"] = None if change is None else {**lines[0]["public"], **change}
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         other = find_round_graph(read_report_input(run))
         assert other is not None
@@ -173,7 +173,7 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
     niss.resume(run)
     assert (run / "metrics.jsonl").read_bytes().startswith(before), "what was recorded stays as it is"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert len({line["protocol"]["beacon"] for line in lines}) == 3
+    assert len({line["public"]["beacon"] for line in lines}) == 3
     shown = find_round_graph(read_report_input(run))
     assert shown is not None
     assert (shown.round, shown.origin) == (3, "beacon")

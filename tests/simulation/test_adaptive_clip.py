@@ -99,27 +99,27 @@ class TestRuns:
         settings = {"methods": [{"name": method, "neighbours": 3}], "rounds": 6}
         found = niss.run(small_config(privacy=ADAPTIVE, **settings), **materials)
         fixed = niss.run(small_config(privacy={"epsilon": 20.0, "clip": 4.0}, **settings), **materials)
-        clips = [line["clip"] for line in found.metrics]
+        clips = [line.clip for line in found.rounds]
         assert clips[-1] > clips[0] == 0.1
         assert found.epsilon == pytest.approx(fixed.epsilon, rel=1e-9)
         assert any("followed a quantile" in one and "charged" in one for one in found.statement.caveats)
         # Noise is in proportion to the clip of the round.
-        for one, other in zip(found.metrics, fixed.metrics, strict=True):
-            ratio = one["aggregate_variance_predicted"] / other["aggregate_variance_predicted"]
-            assert ratio == pytest.approx((one["clip"] / 4.0) ** 2, rel=1e-6)
+        for one, other in zip(found.rounds, fixed.rounds, strict=True):
+            ratio = one.aggregate_variance_predicted / other.aggregate_variance_predicted
+            assert ratio == pytest.approx((one.clip / 4.0) ** 2, rel=1e-6)
             for view in ("mu_joint", "mu_marginal", "mu_outsider"):
-                assert one[view] == pytest.approx(other[view], rel=1e-9)
+                assert getattr(one, view) == pytest.approx(getattr(other, view), rel=1e-9)
 
     def test_fedavg_beside_the_others_does_not_clip(self, datasets, held_out, linear, tmp_path) -> None:
         config = small_config(privacy=ADAPTIVE, methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}])
         niss.compare(config, model=linear, clients=datasets, test=held_out, out=tmp_path / "a")
-        assert all("clip" not in line for line in lines(tmp_path / "a" / "fedavg"))
-        assert all("clip" in line for line in lines(tmp_path / "a" / "dp-fedavg"))
+        assert all(line["clip"] is None for line in lines(tmp_path / "a" / "fedavg"))
+        assert all(line["clip"] is not None for line in lines(tmp_path / "a" / "dp-fedavg"))
 
     def test_the_real_protocol_does_the_same(self, datasets, held_out, linear) -> None:
         config = small_config(privacy=ADAPTIVE, exchange="protocol", rounds=6)
         result = niss.run(config, model=linear, clients=datasets, test=held_out)
-        clips = [line["clip"] for line in result.metrics]
+        clips = [line.clip for line in result.rounds]
         assert clips[-1] > clips[0] == 0.1
         assert result.epsilon <= 20.0 * (1 + 1e-9)
 
@@ -147,12 +147,12 @@ class TestRuns:
             protocol={"dropout": 0.3},
             methods=[{"name": "secagg-ddg", "threshold": 5}],
         )
-        found = niss.run(config, model=linear, clients=datasets, test=held_out).metrics
-        lost = [place for place, line in enumerate(found[:-1]) if line.get("lost")]
+        found = niss.run(config, model=linear, clients=datasets, test=held_out).rounds
+        lost = [place for place, line in enumerate(found[:-1]) if line.void]
         assert lost, "the seed loses some"
         for place in lost:
-            assert found[place]["below_clip"] is None
-            assert found[place + 1]["clip"] == found[place]["clip"]
+            assert found[place].below_clip is None
+            assert found[place + 1].clip == found[place].clip
 
 
 class TestRefusals:

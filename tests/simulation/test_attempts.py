@@ -131,7 +131,7 @@ def test_a_run_goes_on_tells_of_it_and_resumes(
 
     def dying(self: records.RunFolder, metrics: dict[str, Any], seconds: float) -> None:
         append(self, metrics, seconds)
-        if metrics["round"] == 1:
+        if metrics.round == 1:
             raise Killed
 
     protocol_run(SEED, monkeypatch)
@@ -143,7 +143,7 @@ def test_a_run_goes_on_tells_of_it_and_resumes(
     assert len(LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries) == 1
     protocol_run(SEED, monkeypatch)
     result = niss.resume(tmp_path / "a", **materials)
-    attempts = [line["attempts"] for line in result.metrics]
+    attempts = [line.attempts for line in result.rounds]
     assert min(attempts) > 1
     again = sum(attempts) - 3
     told = f"{again} graphs would have cost more"

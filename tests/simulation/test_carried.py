@@ -192,18 +192,18 @@ def test_without_fresh_noise_the_sum_over_all_rounds_is_that_of_fedavg(monkeypat
 
 def test_the_noise_in_the_model_is_as_predicted_and_below_a_trusted_servers(monkeypatch):
     watched = Watched(monkeypatch, {"kappa": 50.0})
-    predicted = [line["model_noise_variance"] for line in watched.result.metrics]
+    predicted = [line.model_noise_variance for line in watched.result.rounds]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
     planned = plan_carried(
         participants=COHORT, clients=CLIENTS, rounds=ROUNDS, kappa=50.0, sensitivity=0.5 / COHORT
     )
     np.testing.assert_allclose(predicted, planned.noise, rtol=1e-9)
     assert np.mean(predicted) < np.mean(planned.noise_central)
-    lines = watched.result.metrics
-    assert ["carried_variance" in line for line in lines] == [True] * (ROUNDS - 1) + [False]
+    lines = watched.result.rounds
+    assert [line.carried_variance > 0.0 for line in lines] == [True] * (ROUNDS - 1) + [False]
     assert any("ended early" in caveat for caveat in watched.result.statement.caveats)
     for line in lines:
-        assert line["aggregate_variance"] == pytest.approx(line["aggregate_variance_predicted"], rel=CLOSE)
+        assert line.aggregate_variance == pytest.approx(line.aggregate_variance_predicted, rel=CLOSE)
 
 
 MOMENTUM = {"server_optimizer": "momentum", "server_momentum": 0.6}
@@ -215,7 +215,7 @@ MOMENTUM = {"server_optimizer": "momentum", "server_momentum": 0.6}
 def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name, schedule, optimizer):
     training = {"server_rate": 0.7, "server_rate_schedule": schedule, **optimizer}
     watched = Watched(monkeypatch, {"name": name}, training=training)
-    predicted = [line["model_noise_variance"] for line in watched.result.metrics]
+    predicted = [line.model_noise_variance for line in watched.result.rounds]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
 
 
@@ -244,9 +244,9 @@ def test_what_is_under_way_is_all_but_the_fresh_noise(monkeypatch):
         monkeypatch, {"lags": 3}, training={"server_rate": 0.7, "server_rate_schedule": "cosine"}
     )
     fresh = 0.0
-    for number, line in enumerate(watched.result.metrics):
+    for number, line in enumerate(watched.result.rounds):
         fresh += (0.7 * watched.plan.factor(number)) ** 2 * watched.plans[number].residual_variance.sum()
-        left = line["model_noise_variance"] - line.get("carried_variance", 0.0)
+        left = line.model_noise_variance - line.carried_variance
         assert left == pytest.approx(fresh, rel=1e-9)
 
 
@@ -262,10 +262,10 @@ def test_sparse_graphs_with_colluders_and_repairs_run(monkeypatch, method):
         protocol={"dropout": 0.06, "mode": "repair"},
         privacy={"epsilon": 3.0, "clip": 0.5, "colluders": 1, "dropped": 3, "revealed": 2},
     )
-    lines = watched.result.metrics
-    repaired = [line["exact"] for line in lines if line["dropped"]]
+    lines = watched.result.rounds
+    repaired = [line.exact for line in lines if line.dropped]
     assert sum(repaired) >= 3
-    predicted = [line["model_noise_variance"] for line in lines]
+    predicted = [line.model_noise_variance for line in lines]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
     assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
     assert watched.plan.failing_delta == pytest.approx(0.1 * watched.plan.delta)
@@ -314,11 +314,11 @@ def test_momentum_lets_carried_noise_fade_as_predicted(monkeypatch, method, mode
         protocol={"dropout": 0.2, "mode": mode},
         privacy={"epsilon": 3.0, "clip": 0.5, "dropped": 2},
     )
-    lines = watched.result.metrics
-    assert sum(line["dropped"] for line in lines) >= 2
-    predicted = [line["model_noise_variance"] for line in lines]
+    lines = watched.result.rounds
+    assert sum(line.dropped for line in lines) >= 2
+    predicted = [line.model_noise_variance for line in lines]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
-    assert not any("carried_variance" in line for line in lines), "no later round takes out just that"
+    assert not any(line.carried_variance for line in lines), "no later round takes out just that"
     assert any(f"the model has {predicted[-1]:.2g}" in one for one in watched.result.statement.caveats)
 
 
@@ -328,15 +328,15 @@ def test_momentum_lets_carried_noise_fade_as_predicted(monkeypatch, method, mode
 def test_what_dropouts_leave_in_the_model_is_as_predicted(monkeypatch, mode, method, closing):
     protocol, privacy = {"dropout": 0.35, "mode": mode}, {"epsilon": 3.0, "clip": 0.5, "dropped": 2}
     watched = Watched(monkeypatch, {"closing": closing, **method}, protocol=protocol, privacy=privacy)
-    lines = watched.result.metrics
-    assert sum(line["dropped"] for line in lines) >= 4
-    predicted = [line["model_noise_variance"] for line in lines]
+    lines = watched.result.rounds
+    assert sum(line.dropped for line in lines) >= 4
+    predicted = [line.model_noise_variance for line in lines]
     np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
     assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
-    repaired = [line["exact"] for line in lines if line["dropped"]]
+    repaired = [line.exact for line in lines if line.dropped]
     assert any(repaired) == (mode == "repair")
     if all(repaired):
-        fresh = sum((COHORT - line["dropped"]) for line in lines) * watched.plans[0].residual_variance[0]
+        fresh = sum((COHORT - line.dropped) for line in lines) * watched.plans[0].residual_variance[0]
         assert predicted[-1] <= fresh + COHORT * watched.plans[0].residual_variance[0] * closing + 1e-12
 
 

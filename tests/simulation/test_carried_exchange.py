@@ -56,13 +56,13 @@ def test_a_run_costs_and_leaves_what_the_simulated_one_does(method: dict, optimi
     assert real.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
     assert real.statement.epsilon_joint == pytest.approx(simulated.statement.epsilon_joint, rel=1e-3)
     coordinates = 50 * (WIDTH + 1)
-    for line, other in zip(real.metrics, simulated.metrics, strict=True):
-        assert line["exact"]
-        assert line["model_noise_variance"] == pytest.approx(other["model_noise_variance"], rel=0.01)
-        assert line["mu_joint"] == pytest.approx(other["mu_joint"], rel=0.01)
-        assert line["mu_marginal"] == pytest.approx(other["mu_marginal"], rel=0.01)
-        measured, predicted = line["aggregate_variance"], line["aggregate_variance_predicted"]
-        assert predicted == pytest.approx(other["aggregate_variance_predicted"], rel=0.01)
+    for line, other in zip(real.rounds, simulated.rounds, strict=True):
+        assert line.exact
+        assert line.model_noise_variance == pytest.approx(other.model_noise_variance, rel=0.01)
+        assert line.mu_joint == pytest.approx(other.mu_joint, rel=0.01)
+        assert line.mu_marginal == pytest.approx(other.mu_marginal, rel=0.01)
+        measured, predicted = line.aggregate_variance, line.aggregate_variance_predicted
+        assert predicted == pytest.approx(other.aggregate_variance_predicted, rel=0.01)
         assert abs(measured / predicted - 1.0) < 6.0 * np.sqrt(2.0 / coordinates)
     assert f"{ROUNDS} committed rounds" in real.statement.adversary
     assert f"{APART} rounds apart" in real.statement.adversary
@@ -73,12 +73,12 @@ def test_who_drops_out_leaves_noise_and_is_told_of() -> None:
     """Lost clients leave both their shares within the round and those carried to or from them; all of it is counted."""
     result = played(protocol={"dropout": 0.3}, seed=3)
     coordinates = 50 * (WIDTH + 1)
-    lost = sum(line["dropped"] for line in result.metrics)
+    lost = sum(line.dropped for line in result.rounds)
     assert lost > 0
-    for line in result.metrics:
-        measured, predicted = line["aggregate_variance"], line["aggregate_variance_predicted"]
+    for line in result.rounds:
+        measured, predicted = line.aggregate_variance, line.aggregate_variance_predicted
         assert abs(measured / predicted - 1.0) < 6.0 * np.sqrt(2.0 / coordinates)
-    assert not all(line["exact"] for line in result.metrics)
+    assert not all(line.exact for line in result.rounds)
     assert any("noise that should have cancelled" in caveat for caveat in result.statement.caveats)
     assert result.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_stopped_is_not_played_on_with_other_keys(tmp_path, monke
 
     def stopping(run, result, seconds):
         record(run, result, seconds)
-        if result.number == 2:
+        if result.record.round == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -121,14 +121,14 @@ def test_what_dropouts_leave_is_repaired_as_in_the_simulated_run(method: dict, o
     real, simulated = played(**how), played(**how, exchange="simulated")
     assert real.statement.epsilon_joint <= 3.0 * (1 + 1e-9)
     coordinates = 50 * (WIDTH + 1)
-    assert sum(line["dropped"] for line in real.metrics) > 2
-    for line, other in zip(real.metrics, simulated.metrics, strict=True):
-        assert line["dropped"] == other["dropped"] <= 2
-        assert line["exact"]
-        assert line["model_noise_variance"] == pytest.approx(other["model_noise_variance"], rel=0.01)
-        assert line["mu_joint"] == pytest.approx(other["mu_joint"], rel=0.01)
-        measured, predicted = line["aggregate_variance"], line["aggregate_variance_predicted"]
-        assert predicted == pytest.approx(other["aggregate_variance_predicted"], rel=0.01)
+    assert sum(line.dropped for line in real.rounds) > 2
+    for line, other in zip(real.rounds, simulated.rounds, strict=True):
+        assert line.dropped == other.dropped <= 2
+        assert line.exact
+        assert line.model_noise_variance == pytest.approx(other.model_noise_variance, rel=0.01)
+        assert line.mu_joint == pytest.approx(other.mu_joint, rel=0.01)
+        measured, predicted = line.aggregate_variance, line.aggregate_variance_predicted
+        assert predicted == pytest.approx(other.aggregate_variance_predicted, rel=0.01)
         assert abs(measured / predicted - 1.0) < 6.0 * np.sqrt(2.0 / coordinates)
 
 

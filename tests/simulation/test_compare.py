@@ -26,7 +26,7 @@ def test_a_comparison_equals_its_runs_one_by_one(datasets, held_out, linear):
     for method, result in zip(methods, together.results, strict=True):
         alone = niss.run(small_config(methods=[method]), model=linear, clients=datasets, test=held_out)
         assert alone.summary == result.summary
-        assert alone.metrics == result.metrics
+        assert alone.rounds == result.rounds
 
 
 def test_the_summary_has_the_promised_fields(datasets, held_out, linear):
@@ -59,7 +59,7 @@ def test_results_are_found_by_label_and_have_attributes(datasets, held_out, line
     shared = comparison["shared"]
     assert shared is comparison.results[1]
     assert shared.method == "niss"
-    assert shared.accuracy == shared.summary["accuracy"] == shared.metrics[-1]["accuracy"]
+    assert shared.accuracy == shared.summary["accuracy"] == shared.rounds[-1].accuracy
     assert shared.epsilon == shared.summary["epsilon_joint"] == shared.statement.epsilon_joint
     assert comparison["fedavg"].epsilon is None
     assert comparison.summary["methods"] == [result.summary for result in comparison]

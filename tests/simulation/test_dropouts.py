@@ -103,7 +103,7 @@ def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(dataset
         methods=[{"name": name, "neighbours": 5} for name in names],
     )
     results = niss.compare(config, model=linear, clients=datasets, test=held_out).results
-    lost = [[line["dropped"] for line in result.metrics] for result in results]
+    lost = [[line.dropped for line in result.rounds] for result in results]
     assert sum(lost[0]) > 0
     assert all(row == lost[0] for row in lost)
     for name, result in zip(names, results, strict=True):
@@ -126,7 +126,7 @@ def test_without_distortion_a_repaired_round_is_the_survivors_mean(datasets, hel
         methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 5, "tau2": 0.0}],
     )
     plain, shared = niss.compare(config, model=linear, clients=datasets, test=held_out).results
-    assert all(line["dropped"] for line in plain.metrics)
+    assert all(line.dropped for line in plain.rounds)
     for name, weights in plain.state_dict.items():
         np.testing.assert_allclose(shared.state_dict[name].numpy(), weights.numpy(), atol=1e-3)
 

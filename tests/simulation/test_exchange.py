@@ -82,14 +82,14 @@ def test_metrics_hold_what_the_terms_of_the_round_were(datasets, held_out, linea
     plan = config.plan(config.methods[0])
     own = (1.0 / 6 / plan.round_mu(np.zeros(1, dtype=np.int64))[0]) ** 2
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
-    for line in result.metrics:
-        left = line["aggregate_variance_predicted"]
-        assert line["tau2"] == pytest.approx(left / 6 / (2.0 * own))
-        assert line["mu_outsider"] == pytest.approx(1.0 / 6 / np.sqrt(left))
-        assert line["mu_marginal"] == pytest.approx(1.0 / 6 / np.sqrt(2 * 2.0 * own + left / 6))
-    assert result.summary["tau2"] == pytest.approx(np.mean([line["tau2"] for line in result.metrics]))
+    for line in result.rounds:
+        left = line.aggregate_variance_predicted
+        assert line.tau2 == pytest.approx(left / 6 / (2.0 * own))
+        assert line.mu_outsider == pytest.approx(1.0 / 6 / np.sqrt(left))
+        assert line.mu_marginal == pytest.approx(1.0 / 6 / np.sqrt(2 * 2.0 * own + left / 6))
+    assert result.summary["tau2"] == pytest.approx(np.mean([line.tau2 for line in result.rounds]))
     spent = [client.mu_marginal for client in result.statement.clients if client.participations]
-    assert max(spent) <= np.sqrt(sum(line["mu_marginal"] ** 2 for line in result.metrics)) * (1 + 1e-9)
+    assert max(spent) <= np.sqrt(sum(line.mu_marginal**2 for line in result.rounds)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [3.0, 20.0])
@@ -97,8 +97,8 @@ def test_what_the_grid_costs_is_part_of_delta_and_told(datasets, held_out, linea
     config = small_config(exchange="protocol", rounds=1, privacy={"epsilon": epsilon, "clip": 1.0})
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
     [note] = [caveat for caveat in result.statement.caveats if caveat.startswith("Rounding to the grid")]
-    assert f"at most {result.metrics[0]['grid_delta']:.2g} of delta, which is part of it" in note
-    assert 0.0 < result.metrics[0]["grid_delta"] <= 0.02 * 1e-5
+    assert f"at most {result.rounds[0].grid_delta:.2g} of delta, which is part of it" in note
+    assert 0.0 < result.rounds[0].grid_delta <= 0.02 * 1e-5
 
 
 def test_an_epsilon_too_large_for_the_sampler_is_refused(datasets, held_out, linear) -> None:
@@ -151,7 +151,7 @@ def test_one_lost_upload_is_told_in_the_singular(datasets, held_out, linear) -> 
         methods=[{"name": "niss", "neighbours": 5, "graph": "complete"}],
     )
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
-    assert result.metrics[0]["dropped"] == 1
+    assert result.rounds[0].dropped == 1
     assert any(caveat.startswith("1 upload never arrived") for caveat in result.statement.caveats)
     assert any("In 1 round noise" in caveat for caveat in result.statement.caveats)
 
@@ -167,10 +167,10 @@ def test_dropouts_are_survived_and_told(datasets, held_out, linear, mode: str) -
         methods=[{"name": "niss", "neighbours": 11, "graph": "complete"}],
     )
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
-    dropped = sum(line["dropped"] for line in result.metrics)
+    dropped = sum(line.dropped for line in result.rounds)
     assert dropped > 0
     assert any(f"{dropped} uploads never arrived" in caveat for caveat in result.statement.caveats)
-    assert all(line["exact"] for line in result.metrics) == (mode == "repair")
+    assert all(line.exact for line in result.rounds) == (mode == "repair")
     assert result.statement.epsilon_joint <= 20.0 * (1 + 1e-9)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import optimize, stats
 
@@ -65,7 +62,7 @@ def test_the_outsider_recomputed_from_the_noise_in_the_sum(
     moved = {"zero-out": 1.0, "replace-one": 2.0}[relation] * CLIP / SIZE
     if unit == "record":
         moved *= RATE / min(len(labels) for _, labels in datasets)
-    variances = sorted(line["aggregate_variance_predicted"] for line in result.metrics)
+    variances = sorted(line.aggregate_variance_predicted for line in result.rounds)
     # Every client is in two of the four rounds. A record of a client with many moves less than assumed here.
     mu = math.sqrt(sum(moved**2 / variance for variance in variances[:2]))
     found = result.statement.epsilon_outsider
@@ -73,9 +70,9 @@ def test_the_outsider_recomputed_from_the_noise_in_the_sum(
     assert found <= gaussian_epsilon(mu) * (1 + 1e-6)
     if unit == "client":
         assert found == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
-    for line in result.metrics:
-        assert line["mu_outsider"] == pytest.approx(
-            moved / math.sqrt(line["aggregate_variance_predicted"]), rel=0.4
+    for line in result.rounds:
+        assert line.mu_outsider == pytest.approx(
+            moved / math.sqrt(line.aggregate_variance_predicted), rel=0.4
         )
 
 
@@ -83,9 +80,9 @@ def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(datasets,
     method = {"name": "niss", "neighbours": 3}
     config = config_of("client", "replace-one", "shuffled", method, rounds=1, exchange="protocol")
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
-    [line] = result.metrics
-    mu = 2.0 * CLIP / SIZE / math.sqrt(line["aggregate_variance_predicted"])
-    assert line["mu_outsider"] == pytest.approx(mu)
+    [line] = result.rounds
+    mu = 2.0 * CLIP / SIZE / math.sqrt(line.aggregate_variance_predicted)
+    assert line.mu_outsider == pytest.approx(mu)
     assert result.statement.epsilon_outsider == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
 
 
@@ -117,20 +114,3 @@ def test_noise_that_is_no_gaussian_gets_no_number_from_its_variance(
     statement = niss.run(config, model=linear, clients=datasets, test=held_out).statement
     assert statement.outsider is None
     assert statement.epsilon_outsider == statement.epsilon_joint
-
-
-def test_metrics_of_version_0_1_are_read_in_the_relation_of_the_run(
-    datasets, held_out, linear, tmp_path: Path
-) -> None:
-    """There the noise was written over p_k clip, whatever the relation."""
-    config = config_of("client", "replace-one", "shuffled", {"name": "central-dp"}, rounds=2)
-    whole = niss.run(config, model=linear, clients=datasets, test=held_out, out=tmp_path / "run")
-    folder = tmp_path / "run"
-    (folder / "result.json").unlink()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["noise_multiplier"] = 2.0 / line.pop("mu_outsider")
-        line["zeroed_updates"] = 0
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = niss.resume(folder, model=linear, clients=datasets, test=held_out)
-    assert np.isclose(again.statement.epsilon_outsider, whole.statement.epsilon_outsider, rtol=1e-12)

@@ -101,10 +101,10 @@ def _kill_at(patch, moment):
         charge(self, line)
 
     def dying_append(self, metrics, seconds):
-        if metrics["round"] == 3 and moment == "before append":
+        if metrics.round == 3 and moment == "before append":
             raise Killed
         append(self, metrics, seconds)
-        if metrics["round"] == 3 and moment == "after append":
+        if metrics.round == 3 and moment == "after append":
             raise Killed
 
     def dying_write(path, content):

@@ -93,8 +93,8 @@ def test_correlated_noise_has_its_covariance_and_costs_what_is_claimed(monkeypat
     assert most <= budget * (1.0 + 1e-9)
     assert most == pytest.approx(budget, rel=1e-6)
     assert result.epsilon == pytest.approx(3.0, rel=1e-6)
-    for line in result.metrics:
-        assert line["aggregate_variance"] == pytest.approx(line["aggregate_variance_predicted"], rel=CLOSE)
+    for line in result.rounds:
+        assert line.aggregate_variance == pytest.approx(line.aggregate_variance_predicted, rel=CLOSE)
 
 
 def test_correlated_noise_leaves_less_in_the_model_than_independent_noise(monkeypatch):
@@ -119,8 +119,8 @@ def test_secret_sampling_claims_what_dp_accounting_finds(monkeypatch):
         {"name": "central-dp-sampled"},
         training={"participants": 3, "epochs": 1, "batch_size": 10, "learning_rate": 1e-9},
     )
-    assert len({line["participants"] for line in result.metrics}) > 1
-    deviation = math.sqrt(result.metrics[0]["aggregate_variance_predicted"])
+    assert len({line.participants for line in result.rounds}) > 1
+    deviation = math.sqrt(result.rounds[0].aggregate_variance_predicted)
     accountant = PLDAccountant()
     event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(deviation / (0.5 / 3)))
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, ROUNDS))
@@ -149,8 +149,8 @@ def test_a_secret_draw_may_find_nobody(datasets, held_out, linear):
     sizes = [int((stream.child("poisson", t).generator().random(12) < 1 / 6).sum()) for t in range(40)]
     assert 0 in sizes
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
-    assert [line["participants"] for line in result.metrics] == [max(size, 1) for size in sizes]
-    assert len({line["aggregate_variance_predicted"] for line in result.metrics}) == 1
+    assert [line.participants for line in result.rounds] == [max(size, 1) for size in sizes]
+    assert len({line.aggregate_variance_predicted for line in result.rounds}) == 1
 
 
 def test_secure_aggregation_loses_rounds_below_its_threshold(monkeypatch):
@@ -162,15 +162,13 @@ def test_secure_aggregation_loses_rounds_below_its_threshold(monkeypatch):
         privacy={"epsilon": 3.0, "clip": 0.5, "colluders": 1},
         protocol={"dropout": 0.2},
     )
-    lost = [line for line in result.metrics if line["dropped"] > 1]
+    lost = [line for line in result.rounds if line.dropped > 1]
     assert lost
-    assert [bool(line.get("lost")) for line in result.metrics] == [
-        line["dropped"] > 1 for line in result.metrics
-    ]
+    assert [line.void for line in result.rounds] == [line.dropped > 1 for line in result.rounds]
     own = (0.5 / 6 / (gdp_mu(3.0, 1e-5) / math.sqrt(7))) ** 2
-    for line, added in zip(result.metrics, noise, strict=True):
-        arrived = 6 - line["dropped"]
-        expected = 0.0 if line.get("lost") else own / 4 * arrived * (6 / arrived) ** 2
+    for line, added in zip(result.rounds, noise, strict=True):
+        arrived = 6 - line.dropped
+        expected = 0.0 if line.void else own / 4 * arrived * (6 / arrived) ** 2
         assert np.mean(added**2) == pytest.approx(expected, rel=CLOSE, abs=1e-15)
     assert {client.participations for client in result.statement.clients} == {7}
     assert any(f"{len(lost)} round" in caveat and "lost" in caveat for caveat in result.statement.caveats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -68,10 +69,10 @@ def test_measured_noise_agrees_with_the_prediction(method):
         methods=[{"name": method, "neighbours": 3}],
     )
     result = niss.run(config, model=model, clients=data, test=data[0])
-    line = result.metrics[0]
+    line = result.rounds[0]
     count = 400 * 50 + 50
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], count) / count
-    assert low < line["aggregate_variance"] / line["aggregate_variance_predicted"] < high
+    assert low < line.aggregate_variance / line.aggregate_variance_predicted < high
 
 
 def test_aggregate_noise_per_method_is_in_the_predicted_order(datasets, held_out, linear):
@@ -82,7 +83,7 @@ def test_aggregate_noise_per_method_is_in_the_predicted_order(datasets, held_out
         {"name": "niss", "neighbours": 3, "kappa": 4},
     ):
         result = play(small_config(rounds=1, methods=[method]), datasets, held_out, linear)
-        predicted[method["name"]] = result.metrics[0]["aggregate_variance_predicted"]
+        predicted[method["name"]] = result.rounds[0].aggregate_variance_predicted
     sigma2 = (1.0 / 6 / (gdp_mu(20.0, 1e-5) / math.sqrt(1))) ** 2
     assert predicted["central-dp"] == pytest.approx(sigma2)
     assert predicted["dp-fedavg"] == pytest.approx(6 * sigma2)
@@ -143,8 +144,8 @@ def test_a_diverging_client_sends_zero_and_only_the_diagnostics_say_so(datasets,
     assert np.isfinite(vector(result)).all()
     zeroed = {"round", "accuracy", "loss"}  # What follows from the model alone.
     healthy = niss.run(small_config(), model=linear, clients=datasets, test=held_out)
-    for one, other in zip(result.metrics, healthy.metrics, strict=True):
-        differing = {name for name in one if one[name] != other[name]}
+    for one, other in zip(result.rounds, healthy.rounds, strict=True):
+        differing = {name for name, value in asdict(one).items() if value != asdict(other)[name]}
         assert differing <= zeroed | {"aggregate_variance"}
     assert result.statement.caveats == healthy.statement.caveats
 

@@ -80,7 +80,7 @@ def test_a_run_keeps_the_separation_also_after_an_interruption(
     append = records.RunFolder.append_round
 
     def dying(self, metrics, seconds):
-        if metrics["round"] == 5:
+        if metrics.round == 5:
             raise KeyboardInterrupt
         append(self, metrics, seconds)
 
@@ -111,7 +111,7 @@ def test_poisson_rounds_divide_by_the_expected_number(datasets, held_out, linear
     )
     result = niss.run(config, model=linear, clients=datasets, test=held_out)
     members = drawn_by(config, 0)
-    assert result.metrics[0]["participants"] == members.size != 4
+    assert result.rounds[0].participants == members.size != 4
     expected = torch.zeros(3, 5)
     for client in members:
         inputs, labels = map(torch.from_numpy, datasets[client])

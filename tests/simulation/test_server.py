@@ -12,9 +12,10 @@ import niss
 from niss.errors import ConfigError
 from niss.methods import METHODS
 from niss.randomness import SimStream
+from niss.runs import SumNoise
 from niss.simulation.config import with_overrides
 from niss.simulation.method_run import MethodRun
-from niss.simulation.server import FRESH, Optimizer, SumNoise
+from niss.simulation.server import FRESH, Optimizer
 from support.federation import small_config
 
 ROUNDS, SIZE = 12, 31
@@ -156,8 +157,8 @@ class TestRuns:
         changes = {"training.server_optimizer": optimizer, "training.server_rate": 0.05}
         result, usual = niss.run(with_overrides(plain, changes), **materials), niss.run(plain, **materials)
         assert result.epsilon == usual.epsilon
-        assert [line["model_noise_variance"] for line in result.metrics] == [None] * 4
-        assert not any("carried_variance" in line for line in result.metrics)
+        assert [line.model_noise_variance for line in result.rounds] == [None] * 4
+        assert not any(line.carried_variance for line in result.rounds)
         warned = any("does not cancel exactly" in caveat for caveat in result.statement.caveats)
         assert warned == METHODS[method].correlates
 
@@ -191,7 +192,7 @@ class TestRuns:
             training={"participants": 6, "server_optimizer": optimizer, "server_rate": 0.1},
         )
         result = niss.run(config, **materials)
-        lost = [bool(line.get("lost")) for line in result.metrics]
+        lost = [line.void for line in result.rounds]
         assert any(lost[1:]), "the seed loses some"
         assert not all(lost[1:]), "and keeps some"
         for number in range(1, 8):

@@ -57,7 +57,8 @@ def play_round(folder: Path, number: int) -> None:
         "aggregate_variance": 1.1e-4,
         "aggregate_variance_predicted": 1.0e-4,
         "tau2": 0.01,
-        "dropped": 0,
+        "participants": 10,
+        "survivors": 10,
     }
     with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")

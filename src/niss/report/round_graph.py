@@ -25,7 +25,8 @@ from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
 from niss.randomness import SimStream
 from niss.report.ledger import read_ledger
-from niss.report.run_folder import MethodResult, ReportInput, RoundMetrics
+from niss.report.run_folder import MethodResult, ReportInput
+from niss.runs import RoundRecord
 from niss.views import worst_case
 
 _STAND_IN = b"niss.report.example-graph"
@@ -118,7 +119,7 @@ def _needs_equal_noise(config: Mapping[str, Any]) -> bool:
 
 
 def _draw_again(
-    config: Mapping[str, Any], members: list[int], metrics: RoundMetrics | None, stream: SimStream
+    config: Mapping[str, Any], members: list[int], metrics: RoundRecord | None, stream: SimStream
 ) -> tuple[ShareGraph, Literal["seed", "beacon"] | None]:
     """The graph of a round and where it comes from; `stream` is the one the simulation had for that round.
 
@@ -127,8 +128,8 @@ def _draw_again(
     settings = config["methods"][0]
     degree, groups = float(settings["neighbours"]), settings.get("groups") or ()
     simulated = config.get("exchange", "simulated") == "simulated"
-    if not simulated and metrics is not None and metrics.protocol is not None:
-        public = metrics.protocol
+    if not simulated and metrics is not None and metrics.public is not None:
+        public = metrics.public
         commitment = bytes.fromhex(public["participants"]) + bytes.fromhex(public["terms"])
         graph = draw_protocol_graph(len(members), degree, bytes.fromhex(public["beacon"]), commitment)
         if graph.digest().hex() == public["graph"]:
@@ -139,7 +140,7 @@ def _draw_again(
 
 
 def _worst_colluders(
-    config: Mapping[str, Any], graph: ShareGraph, metrics: RoundMetrics | None
+    config: Mapping[str, Any], graph: ShareGraph, metrics: RoundRecord | None
 ) -> tuple[int, tuple[int, ...]]:
     """The worst-off seat and the colluders that are worst for it, with the distortion of that round.
 
@@ -181,7 +182,7 @@ def _participations(config: Mapping[str, Any]) -> int:
 
 
 def _dropped(
-    config: Mapping[str, Any], size: int, metrics: RoundMetrics | None, stream: SimStream
+    config: Mapping[str, Any], size: int, metrics: RoundRecord | None, stream: SimStream
 ) -> frozenset[int]:
     """The seats that dropped out, drawn again from the seed; none where their number is not the recorded one."""
     share = config.get("protocol", {}).get("dropout", 0.0)

@@ -22,36 +22,15 @@ from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, PRIVACY, RESULT, SUMMARY, JsonObject
 from niss.methods.look import Look, distinct
 from niss.redaction import printable
+from niss.runs import RoundRecord
 
 if TYPE_CHECKING:
     from niss.methods import Method
 
-_SHARED_NUMBERS = ("accuracy", "aggregate_variance", "aggregate_variance_predicted", "tau2")
-_NUMBERS_OF_A_ROUND = (*_SHARED_NUMBERS, "loss")
-_NUMBERS_OF_A_RESULT = (*_SHARED_NUMBERS, "kappa", "epsilon_joint", "epsilon_marginal")
-
-
-@dataclass(frozen=True, slots=True)
-class RoundMetrics:
-    """One line of metrics.jsonl; a number is None where the line does not have it.
-
-    accuracy            on the test examples; None in rounds without an evaluation
-    aggregate_variance  of the noise that was left in the average of the uploads, measured and as predicted
-    tau2                distortion of the shares in this round
-    dropped             how many participants never uploaded
-    protocol            what was public of a round of the real protocol, in hex: beacon, participants, terms, graph
-    unguaranteed        the round gave somebody no guarantee at all in the joint view
-    """
-
-    round: int
-    accuracy: float | None
-    loss: float | None
-    aggregate_variance: float | None
-    aggregate_variance_predicted: float | None
-    tau2: float | None
-    dropped: int | None
-    protocol: Mapping[str, str] | None
-    unguaranteed: bool
+_NUMBERS_OF_A_RESULT = (
+    *("accuracy", "aggregate_variance", "aggregate_variance_predicted", "tau2", "kappa"),
+    *("epsilon_joint", "epsilon_marginal"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +57,7 @@ class MethodResult:
     adversary: str | None = None
     guarantee: str | None = None
     finished: bool
-    curve: tuple[RoundMetrics, ...]
+    curve: tuple[RoundRecord, ...]
     manifest: JsonObject
     folder: Path
 
@@ -320,7 +299,7 @@ def _read_method(
     )
 
 
-def _so_far(label: str, manifest: JsonObject, curve: tuple[RoundMetrics, ...]) -> JsonObject:
+def _so_far(label: str, manifest: JsonObject, curve: tuple[RoundRecord, ...]) -> JsonObject:
     """What stands for result.json while there is none: what the manifest planned and the rounds have shown.
 
     Variances are means over the rounds. There is no epsilon, since none is final.
@@ -346,32 +325,19 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundMetrics, ...]:
+def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundRecord, ...]:
     """The rounds in metrics.jsonl by number; a last line that is cut off, or no round at all, becomes a note."""
     lines, cut_off = read_lines(path)
     if cut_off:
         notes.append(f"The last line of {label}’s {METRICS} is cut off and was left out.")
-    by_round: dict[int, RoundMetrics] = {}
+    by_round: dict[int, RoundRecord] = {}
     for line in lines:
-        number, dropped = number_at(line, "round", path), number_at(line, "dropped", path)
-        if number is None:
-            raise RunFolderError(f"{path} has a line without its round", hint="run the experiment again")
+        record = RoundRecord.from_json(line, path)
         # A run resumed from a checkpoint writes some rounds twice; what was written last holds.
-        by_round[int(number)] = RoundMetrics(
-            round=int(number),
-            dropped=None if dropped is None else int(dropped),
-            protocol=_texts(line.get("protocol")),
-            unguaranteed=line.get("mu_joint", 0.0) is None,
-            **{key: number_at(line, key, path) for key in _NUMBERS_OF_A_ROUND},
-        )
+        by_round[record.round] = record
     if not by_round:
         notes.append(f"{label} has no rounds in {METRICS}, so it has no curve.")
     return tuple(by_round[number] for number in sorted(by_round))
-
-
-def _texts(value: object) -> dict[str, str] | None:
-    """An object whose values are texts; anything else counts as absent."""
-    return value if isinstance(value, dict) and all(isinstance(one, str) for one in value.values()) else None
 
 
 def read_object(path: Path) -> JsonObject | None:

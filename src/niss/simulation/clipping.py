@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from niss.mechanism.adaptive import AdaptiveClip
 
 if TYPE_CHECKING:
+    from niss.runs import RoundRecord
     from niss.simulation.config import Config
     from niss.simulation.sections import MethodConfig
 
@@ -19,12 +20,11 @@ def adaptive_clip(config: Config, method: MethodConfig) -> AdaptiveClip | None:
     return AdaptiveClip(privacy.clip, privacy.quantile, privacy.first_clip, privacy.clip_rate)
 
 
-def next_clip(adaptive: AdaptiveClip, last: dict[str, Any] | None) -> float:
-    """The clip after the round with this line in metrics.jsonl; None: there was none yet.
+def next_clip(adaptive: AdaptiveClip, last: RoundRecord | None) -> float:
+    """The clip after this round; None: there was none yet.
 
     It follows from what the rounds released, so a run that is resumed goes on with the same one.
     """
-    if last is None:
+    if last is None or last.clip is None:
         return adaptive.start
-    clip, fraction = float(last["clip"]), last["below_clip"]
-    return clip if fraction is None else adaptive.after(clip, fraction)
+    return last.clip if last.below_clip is None else adaptive.after(last.clip, last.below_clip)

@@ -36,7 +36,7 @@ from niss.protocol.messages import (
 )
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
-from niss.simulation.server import SumNoise
+from niss.runs import SumNoise
 from niss.views import WorstCase
 
 IntArray = NDArray[np.int64]

@@ -9,19 +9,19 @@ from typing import Self
 
 from niss.accounting import Ledger
 from niss.files import PRIVACY, RESULT, write_json
+from niss.runs import RoundRecord
 from niss.simulation.clipping import next_clip
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 from niss.simulation.records import Checkpoint, RunFolder, read_by_all, recorded
-from niss.simulation.results import Metrics, RunResult, state_guarantee
-from niss.simulation.round import Federation
-from niss.simulation.round_result import RoundResult
+from niss.simulation.results import RunResult, state_guarantee
+from niss.simulation.round import Federation, FinishedRound
 from niss.simulation.server import ServerState
 from niss.simulation.training import Trainer
 
 
 class MethodRun:
-    """The global model, the ledger and the metrics of one method, after `rounds_done` whole rounds.
+    """The global model, the ledger and the records of one method, after `rounds_done` whole rounds.
 
     config   the settings, with this method as the only one
     folder   where the state is kept, and read back from where the run was begun before; None: nowhere, or by rank 0
@@ -46,15 +46,15 @@ class MethodRun:
         filtered = plan.calibrated and config.privacy.scope == "training"
         budget = plan.budget(config.data.clients) if filtered else None
         state = Checkpoint(0, materials.start, Ledger.empty(config.data.clients, budget))
-        self.metrics: Metrics = []
+        self.rounds: list[RoundRecord] = []
         with read_by_all(trainer.ranks, folder) as kept:
             if kept is not None:
                 state = kept.load_checkpoint(budget) or state
-                self.metrics = kept.rewind_metrics(state.rounds)
+                self.rounds = kept.rewind(state.rounds)
                 if state.rounds < config.rounds:
                     state.ledger.history = kept.charged(state.rounds)
         self.rounds_done, self.weights, self.ledger = state.rounds, state.weights, state.ledger
-        before = self.metrics[-1].get("model_noise_variance") if self.metrics else 0.0
+        before = self.rounds[-1].model_noise_variance if self.rounds else 0.0
         self.server = ServerState.restored(state.server, before)
         self._open_files = ExitStack()
 
@@ -66,7 +66,7 @@ class MethodRun:
     def clip(self) -> float | None:
         """Of the next round; None: the plan's."""
         adaptive = self.federation.adaptive
-        return None if adaptive is None else next_clip(adaptive, self.metrics[-1] if self.metrics else None)
+        return None if adaptive is None else next_clip(adaptive, self.rounds[-1] if self.rounds else None)
 
     def __enter__(self) -> Self:
         if not self.finished:
@@ -90,14 +90,13 @@ class MethodRun:
     ) -> None:
         self._open_files.close()
 
-    def record(self, result: RoundResult, seconds: float) -> None:
+    def record(self, done: FinishedRound, seconds: float) -> None:
         """Take over what a round left behind: in memory, then its lines in the files, then the checkpoint."""
-        self.weights, self.rounds_done = result.weights, result.number
-        self.server = result.server
-        self.metrics.append(result.to_metrics())
+        self.weights, self.server, self.rounds_done = done.weights, done.server, done.record.round
+        self.rounds.append(done.record)
         if self._folder is not None:
-            self._folder.append_diagnostics(result.to_diagnostics())
-            self._folder.append_round(self.metrics[-1], seconds)
+            self._folder.append_diagnostics(done.record.round, done.zeroed_updates)
+            self._folder.append_round(done.record, seconds)
             self._folder.save_checkpoint(
                 Checkpoint(self.rounds_done, self.weights, self.ledger, self.server.tensors)
             )
@@ -108,8 +107,8 @@ class MethodRun:
         self.federation.materials.layout.load(module, self.weights)
         result = RunResult(
             settings=self.method,
-            metrics=self.metrics,
-            statement=state_guarantee(self.federation, self.ledger, self.metrics),
+            rounds=self.rounds,
+            statement=state_guarantee(self.federation, self.ledger, self.rounds),
             state_dict={name: tensor.detach().clone() for name, tensor in module.state_dict().items()},
             folder=None if folder is None else folder.path,
             kappa=self.federation.plan.kappa,

@@ -39,6 +39,7 @@ from niss.files import (
     write_atomically,
     write_json,
 )
+from niss.runs import RoundRecord
 from niss.simulation.ranks import Ranks
 
 
@@ -79,25 +80,26 @@ class RunFolder:
         """Whether it has a result, which is written last."""
         return (self.path / RESULT).exists()
 
-    def append_round(self, metrics: Mapping[str, Any], seconds: float) -> None:
+    def append_round(self, record: RoundRecord, seconds: float) -> None:
         """Add one round's line to the metrics, on disk before this returns."""
-        append_durably(self.path / METRICS, json_line(metrics))
-        timing = {"round": metrics["round"], "seconds": round(seconds, 4)}
+        append_durably(self.path / METRICS, json_line(record.to_json()))
+        timing = {"round": record.round, "seconds": round(seconds, 4)}
         append_durably(self.path / TIMING, json_line(timing))
 
-    def append_diagnostics(self, diagnostics: Mapping[str, Any]) -> None:
-        """Add what the simulator alone can know of a round; kept apart from all that a claim is made about."""
+    def append_diagnostics(self, number: int, zeroed_updates: int) -> None:
+        """Add what follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
+        diagnostics = {"round": number, "zeroed_updates": zeroed_updates}
         append_durably(self.path / DIAGNOSTICS, json_line(diagnostics))
 
-    def rewind_metrics(self, rounds: int) -> list[dict[str, Any]]:
-        """Drop whatever was written after the checkpoint at `rounds`; returns the metrics up to there."""
+    def rewind(self, rounds: int) -> list[RoundRecord]:
+        """Drop whatever was written after the checkpoint at `rounds`; returns the records up to there."""
         names = (METRICS, TIMING, DIAGNOSTICS)
         lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in names}
         if len(lines[METRICS]) < rounds:
             raise _other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
         for name, rows in lines.items():
             write_atomically(self.path / name, b"".join(map(json_line, rows)))
-        return lines[METRICS]
+        return [RoundRecord.from_json(line, self.path / METRICS) for line in lines[METRICS]]
 
     def charged(self, rounds: int) -> list[NDArray[np.int64]]:
         """The participants of each of that many rounds, from the ledger, which is cut back to them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +21,14 @@ from niss.accounting import (
 )
 from niss.mechanism.adaptive import in_words
 from niss.methods import distortion_named
+from niss.runs import RoundRecord
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 from niss.simulation.round import Federation
 from niss.simulation.sections import MethodConfig
 from niss.version import __version__
 
-Metrics = list[dict[str, Any]]
-"""The lines of metrics.jsonl, one per round."""
+Rounds = Sequence[RoundRecord]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class RunResult:
     """A finished run of one method.
 
     settings    the method's own settings
-    metrics     a dictionary per round, as in metrics.jsonl: accuracy, noise measured and predicted, mu, dropouts, ...
+    rounds      a `RoundRecord` each, as in metrics.jsonl: accuracy, noise measured and predicted, mu, dropouts, ...
     statement   what was promised to the clients, in words and numbers, with all caveats
     state_dict  the final model's tensors by name, for `module.load_state_dict`
     folder      where everything was written, if anywhere
@@ -53,7 +52,7 @@ class RunResult:
     """
 
     settings: MethodConfig
-    metrics: Metrics = field(repr=False)
+    rounds: list[RoundRecord] = field(repr=False)
     statement: Statement = field(repr=False)
     state_dict: dict[str, Tensor] = field(repr=False)
     folder: Path | None
@@ -72,7 +71,7 @@ class RunResult:
     @property
     def accuracy(self) -> float:
         """Of the final model on the test data."""
-        return float(self.metrics[-1]["accuracy"])
+        return float(self.rounds[-1].accuracy or 0.0)
 
     @property
     def epsilon(self) -> float | None:
@@ -90,7 +89,7 @@ class RunResult:
             "kappa": self.kappa if method.uses("kappa") else None,
             "tau2": self._mean("tau2") if method.uses("tau2") else None,
             "distortion": settings.distortion if method.uses("distortion") else None,
-            "accuracy": self.metrics[-1]["accuracy"],
+            "accuracy": self.rounds[-1].accuracy,
             "aggregate_variance": self._mean("aggregate_variance"),
             "aggregate_variance_predicted": self._mean("aggregate_variance_predicted"),
             "epsilon_joint": statement.epsilon_joint,
@@ -101,8 +100,8 @@ class RunResult:
         }
 
     def _mean(self, name: str) -> float:
-        released = [line for line in self.metrics if not line.get("lost")]
-        return float(np.mean([line[name] for line in released or self.metrics]))
+        released = [one for one in self.rounds if not one.void]
+        return float(np.mean([getattr(one, name) for one in released or self.rounds]))
 
 
 @dataclass(frozen=True)
@@ -156,33 +155,33 @@ def summarise(config: Config, materials: Materials, results: Sequence[RunResult]
     }
 
 
-def state_guarantee(federation: Federation, ledger: Ledger, metrics: Metrics) -> Statement:
+def state_guarantee(federation: Federation, ledger: Ledger, rounds: Rounds) -> Statement:
     """The statement of a finished run, from what its ledger was charged and its rounds recorded.
 
     It never rests on the plan alone: what the plan promises and what the rounds cost are both in there.
     """
     plan = federation.plan
-    caveats = _caveats(metrics, sharing=plan.kind.shares_noise)
-    caveats += federation.optimizer.caveats(metrics[-1])
+    caveats = _caveats(rounds, sharing=plan.kind.shares_noise)
+    caveats += federation.optimizer.caveats(rounds[-1])
     if federation.exchange is not None:
-        caveats += (_grid_caveat(metrics),)
+        caveats += (_grid_caveat(rounds),)
     return make_statement(
         plan,
         ledger,
         notes=caveats,
-        outsider=_outsider(federation, metrics),
+        outsider=_outsider(federation, rounds),
         noise_from="seed" if federation.exchange is None else "entropy",
-        noise_multipliers=_released_multipliers(metrics),
+        noise_multipliers=_released_multipliers(rounds),
     )
 
 
-def _released_multipliers(metrics: Metrics) -> list[float]:
+def _released_multipliers(rounds: Rounds) -> list[float]:
     """Deviation of the noise over the sensitivity, for every round whose sum was released."""
-    mus = [_outsider_mu(line) for line in metrics if not line.get("lost")]
+    mus = [one.mu_outsider for one in rounds if not one.void]
     return [1.0 / mu for mu in mus if mu > 0.0]
 
 
-def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
+def _outsider(federation: Federation, rounds: Rounds) -> OutsiderClaim | None:
     """What someone learns who sees the released models and nothing else; None where no noise is proved to protect.
 
     In a sum of shares that were multiplied by random factors the noise has the predicted variance but is no Gaussian.
@@ -197,7 +196,7 @@ def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
     in_turn = sampling in ("shuffled", "cyclic") or plan.separation > 1
     # Without a budget nothing else caps how often a client is drawn.
     capped = in_turn or (plan.calibrated and config.privacy.scope == "training")
-    mus = [_outsider_mu(line) for line in metrics if not line.get("lost")]
+    mus = [one.mu_outsider for one in rounds if not one.void]
     return outsider_epsilon(
         mus=mus,
         unit=plan.unit,
@@ -211,44 +210,39 @@ def _outsider(federation: Federation, metrics: Metrics) -> OutsiderClaim | None:
     )
 
 
-def _outsider_mu(line: dict[str, Any]) -> float:
-    mu = line["mu_outsider"]
-    return math.inf if mu is None else float(mu)
-
-
 def _same_noise(plan: Plan) -> bool:
     """Whether the noise of a sum does not depend on who is in it."""
     return not (isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple) or plan.groups)
 
 
-def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
+def _caveats(rounds: Rounds, *, sharing: bool) -> tuple[str, ...]:
     """What happened in the rounds that a reader of the statement must know.
 
-    All of it is taken from the metrics, so that a resumed run says the same.
+    All of it is taken from the records, so that a resumed run says the same.
     """
     caveats = []
-    if dropped := sum(line["dropped"] for line in metrics):
+    if dropped := sum(one.dropped for one in rounds):
         lied = "; every round is charged as if the server had lied about it" if sharing else ""
         caveats.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
-    if lost := sum(bool(line.get("lost")) for line in metrics):
+    if lost := sum(one.void for one in rounds):
         why = "fewer uploads arrived than the threshold asks for"
         caveats.append(f"{_counted(lost, 'round')} {_was(lost)} lost: {why}. They are charged all the same.")
-    if noisy := sum(not (line.get("exact", True) or line.get("lost")) for line in metrics):
+    if noisy := sum(not (one.exact or one.void) for one in rounds):
         caveats.append(f"In {_counted(noisy, 'round')} noise that should have cancelled was left in the sum.")
-    if under_way := max((line.get("carried_variance", 0.0) for line in metrics), default=0.0):
-        left = metrics[-1]["model_noise_variance"]
+    if under_way := max((one.carried_variance for one in rounds), default=0.0):
+        left = rounds[-1].model_noise_variance
         caveats.append(
             f"Noise is carried from round to round: a run that ended early would have left up to {under_way:.2g} of it "
             f"in every coordinate of the model (variance); after the last round the model has {left:.2g} in all."
         )
-    if clips := [line["clip"] for line in metrics if line.get("clip") is not None]:
+    if clips := [one.clip for one in rounds if one.clip is not None]:
         caveats.append(in_words(clips))
-    if again := sum(line.get("attempts", 1) - 1 for line in metrics):
+    if again := sum(one.attempts - 1 for one in rounds):
         caveats.append(
             f"{_counted(again, 'graph')} would have cost more than was promised and {_was(again)} given up, before "
             "anything was sent, for another with more noise. Nothing was charged for that; delta pays for all attempts."
         )
-    if unequal := [line["balance"] for line in metrics if line["balance"] is not None]:
+    if unequal := [one.balance for one in rounds if one.balance is not None]:
         least = min(balance["least_received"] for balance in unequal)
         most = max(balance["most_received"] for balance in unequal)
         caveat = f"Clients received between {least:.2g} and {most:.2g} times the shares they sent"
@@ -258,9 +252,9 @@ def _caveats(metrics: Metrics, *, sharing: bool) -> tuple[str, ...]:
     return tuple(caveats)
 
 
-def _grid_caveat(metrics: Metrics) -> str:
+def _grid_caveat(rounds: Rounds) -> str:
     """What the delta of a protocol run contains."""
-    spent = max(line["grid_delta"] for line in metrics)
+    spent = max(one.grid_delta or 0.0 for one in rounds)
     return (
         f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {spent:.2g} of delta, which "
         "is part of it; the claim is computational, as are the keys behind it."

@@ -11,7 +11,7 @@ So all methods begin a round, one call trains everybody, and each method finishe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,15 @@ from niss.mechanism.adaptive import AdaptiveClip, short_fraction
 from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory, mu_of
 from niss.randomness import SimStream
+from niss.runs import RoundRecord, SumNoise
 from niss.simulation.carried_exchange import CarriedExchange
 from niss.simulation.carrying import beacon_of, carrying_of, close_run, next_cohort, repair
 from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchanged, ProtocolExchange
 from niss.simulation.materials import Materials
-from niss.simulation.round_result import RoundResult
 from niss.simulation.sampling import Sampling, absent_seats, aggregation_weights, choose_participants
-from niss.simulation.server import FRESH, Optimizer, ServerState, SumNoise
+from niss.simulation.server import FRESH, Optimizer, ServerState
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads
 
@@ -187,6 +187,22 @@ def begin_round(
 
 
 @dataclass(frozen=True)
+class FinishedRound:
+    """A round that is over.
+
+    record          what its run remembers of it
+    weights         of the global model after it
+    server          what the server remembers, with the noise in the model, predicted
+    zeroed_updates  participants whose training diverged and who contributed zero; no server knows that
+    """
+
+    record: RoundRecord
+    weights: Tensor
+    server: ServerState
+    zeroed_updates: int
+
+
+@dataclass(frozen=True)
 class OpenRound:
     """A round whose clients are to be trained.
 
@@ -211,7 +227,7 @@ class OpenRound:
     jobs: list[Job]
     server: ServerState = FRESH
 
-    def finish(self, uploads: Uploads) -> RoundResult:
+    def finish(self, uploads: Uploads) -> FinishedRound:
         """The second half: from the updates of the clients, a row per job, to the new global model.
 
         The rows are changed in place: first into bounded contributions, then into uploads. The ledger is charged.
@@ -229,29 +245,28 @@ class OpenRound:
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
         absent = absent_seats(self.participants.size, config.protocol.dropout, self._stream.child("dropout"))
         if self.round_plan is not None:
-            total, result = self._sum_simulated(self.round_plan, uploads, absent, zeroed)
+            total, record, zeroed = self._sum_simulated(self.round_plan, uploads, absent, zeroed)
         else:
-            total, result = self._sum_by_protocol(uploads, absent, zeroed)
+            total, record = self._sum_by_protocol(uploads, absent)
 
         if adaptive is not None:
             total, mean = total[:-1], float(total[-1])
-            below = None if result.lost else short_fraction(mean, plan.clip)
-            result = replace(result, clip=plan.clip, below_clip=below)
+            below = None if record.void else short_fraction(mean, plan.clip)
+            record = replace(record, clip=plan.clip, below_clip=below)
 
         # 6. The model moves by the sum, and is tested.
-        optimizer, weights = self.federation.optimizer, self.weights
-        if result.lost:
-            result = replace(result, server=self.server)
-        else:
-            moved, state = optimizer.step(self.server, total, self.number, result.noise)
+        optimizer, weights, server = self.federation.optimizer, self.weights, self.server
+        if not record.void:
+            moved, server = optimizer.step(server, total, self.number, record.noise)
             weights = weights + torch.from_numpy(moved).to(weights.dtype)
             # Where a sum moves the model in later rounds too, none of them takes out just what this one carried.
-            under_way = result.under_way if optimizer.at_once else 0.0
-            result = replace(result, server=state, under_way=under_way)
-        evaluation = None
+            if not optimizer.at_once:
+                record = replace(record, carried_variance=0.0)
         if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
-            evaluation = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
-        return replace(result, weights=weights, evaluation=evaluation)
+            tested = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
+            record = replace(record, accuracy=tested.accuracy, loss=tested.loss)
+        left = None if server.noise is None else server.noise.variance
+        return FinishedRound(replace(record, model_noise_variance=left), weights, server, zeroed)
 
     @property
     def outlook(self) -> Outlook | None:
@@ -273,8 +288,8 @@ class OpenRound:
 
     def _sum_simulated(
         self, plan: RoundPlan, uploads: Uploads, absent: list[int], zeroed: int
-    ) -> tuple[FloatArray, RoundResult]:
-        """The sum, standing for all participants, with noise drawn from the seed.
+    ) -> tuple[FloatArray, RoundRecord, int]:
+        """The sum, standing for all participants, with noise drawn from the seed; and the zeroed updates of all ranks.
 
         A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to lost
         clients are never drawn; it is charged as one in which the server was given them.
@@ -307,23 +322,22 @@ class OpenRound:
         scale = 1.0
         if absent and not lost and federation.sampling != "poisson" and not method.whole_run:
             scale = float(self.client_weights.sum() / self.client_weights[here].sum())
-        result = RoundResult(
-            number=self.number + 1,
-            weights=self.weights,  # not moved yet
+        balance = plan.balance()
+        record = RoundRecord(
+            round=self.number + 1,
             participants=plan.participants.size,
-            zeroed_updates=int(diverged[0]),
-            dropped=len(absent),
+            survivors=here.size,
             exact=not (absent and method.shares_noise) or repaired,
             tau2=float(plan.tau2.mean()),
-            noise_variance=float(np.mean((total - without_noise) ** 2)),
-            predicted_variance=predicted,
+            aggregate_variance=float(np.mean((total - without_noise) ** 2)),
+            aggregate_variance_predicted=predicted,
             noise=SumNoise(scale**2 * predicted, tuple(covariances.tolist())),
-            under_way=rate**2 * method.under_way(plan, absent, repaired=repaired),
-            joint_mu=float(joint_mu.max()),
-            marginal_mu=float(plan.marginal_mu.max()),
-            outsider_mu=plan.outsider_mu(predicted),
-            balance=plan.balance(),
-            lost=lost,
+            carried_variance=rate**2 * method.under_way(plan, absent, repaired=repaired),
+            mu_joint=float(joint_mu.max()),
+            mu_marginal=float(plan.marginal_mu.max()),
+            mu_outsider=plan.outsider_mu(predicted),
+            balance=None if balance is None else asdict(balance),
+            void=lost,
         )
         if plan.plan.closing and self.number + 1 == plan.plan.planned_rounds:
             closed, closing, missing = close_run(federation, plan, uploads)
@@ -333,12 +347,10 @@ class OpenRound:
                 method.left_over_variance(closing, missing, repaired=repaired),
                 tuple(method.earlier_covariances(closing, missing, repaired=repaired).tolist()),
             )
-            result = replace(result, noise=result.noise.joined(extra), under_way=0.0)
-        return total * scale, result
+            record = replace(record, noise=record.noise.joined(extra), carried_variance=0.0)
+        return total * scale, record, int(diverged[0])
 
-    def _sum_by_protocol(
-        self, uploads: Uploads, absent: list[int], zeroed: int
-    ) -> tuple[FloatArray, RoundResult]:
+    def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundRecord]:
         """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
         plan, size = self.plan, self.participants.size
         rows = uploads.rows()
@@ -352,29 +364,27 @@ class OpenRound:
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
         predicted = exchanged.predicted_variance
         moved = self.federation.config.training.server_rate * plan.factor(self.number)
-        result = RoundResult(
-            number=self.number + 1,
-            weights=self.weights,  # not moved yet
+        record = RoundRecord(
+            round=self.number + 1,
             participants=size,
-            zeroed_updates=zeroed,
-            dropped=len(absent),
+            survivors=len(survivors),
             exact=exchanged.outcome.exact,
             tau2=exchanged.tau2,
-            noise_variance=float(np.mean((total - without_noise) ** 2)),
-            predicted_variance=predicted,
+            aggregate_variance=float(np.mean((total - without_noise) ** 2)),
+            aggregate_variance_predicted=predicted,
             noise=exchanged.noise,
-            under_way=moved**2 * exchanged.outcome.under_way,
-            joint_mu=exchanged.mu,
-            marginal_mu=exchanged.marginal_mu,
-            outsider_mu=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
+            carried_variance=moved**2 * exchanged.outcome.under_way,
+            mu_joint=exchanged.mu,
+            mu_marginal=exchanged.marginal_mu,
+            mu_outsider=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
             attempts=exchanged.attempts,
             grid_delta=exchanged.grid_delta,
             public=exchanged.public,
         )
         if closed is not None:
             total = total + closed.outcome.total
-            result = replace(result, noise=result.noise.joined(closed.noise), under_way=0.0)
-        return total * exchanged.scale, result
+            record = replace(record, noise=record.noise.joined(closed.noise), carried_variance=0.0)
+        return total * exchanged.scale, record
 
     def _exchanged(
         self, rows: NDArray[np.floating[Any]], absent: list[int], charge: Callable[..., None]

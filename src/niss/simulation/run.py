@@ -363,7 +363,7 @@ def _play_round(
         one.record(result, seconds)
         if progress is not None:
             place, rounds = runs.index(one) + 1, one.config.rounds
-            accuracy = one.metrics[-1]["accuracy"]
+            accuracy = one.rounds[-1].accuracy
             progress(RoundEvent(one.label, place, len(runs), one.rounds_done, rounds, accuracy, seconds))
 
 

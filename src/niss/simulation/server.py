@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan
+from niss.runs import RoundRecord, SumNoise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,28 +59,6 @@ def rate_factors(schedule: ServerRateSchedule, rounds: int) -> tuple[float, ...]
     if schedule == "cosine":
         return tuple((1.0 + math.cos(math.pi * number / rounds)) / 2.0 for number in range(rounds))
     return ()
-
-
-@dataclass(frozen=True)
-class SumNoise:
-    """The noise in the sum of a round, in each coordinate.
-
-    variance     of it
-    covariances  with the noise in the sums of earlier rounds, the latest first; as many as are not zero
-    """
-
-    variance: float = 0.0
-    covariances: tuple[float, ...] = ()
-
-    def joined(self, following: SumNoise) -> SumNoise:
-        """Of this sum and the next one, added up."""
-        between, *further = following.covariances or (0.0,)
-        length = max(len(self.covariances), len(further))
-        with_this, with_next = (
-            np.pad(values, (0, length - len(values))) for values in (self.covariances, further)
-        )
-        variance = self.variance + following.variance + 2.0 * between
-        return SumNoise(variance, tuple((with_this + with_next).tolist()))
 
 
 @dataclass(frozen=True)
@@ -228,8 +207,8 @@ class Optimizer:
         variance = before.variance + 2.0 * rate * crossed + rate**2 * momentum
         return ModelNoise(variance, crossed + rate * momentum, momentum)
 
-    def caveats(self, last: dict[str, Any]) -> tuple[str, ...]:
-        """What has to be said of noise that one round adds and another takes out; `last` line of the metrics."""
+    def caveats(self, last: RoundRecord) -> tuple[str, ...]:
+        """What has to be said of noise that one round adds and another takes out; `last` is the run's last round."""
         if not self.plan.kind.correlates or self.at_once:
             return ()
         if self.adaptive:
@@ -238,7 +217,7 @@ class Optimizer:
                 "released so far, so that noise that one round adds and another takes out does not cancel exactly in "
                 "the model. How much stays there is not known. What is promised does not depend on it.",
             )
-        left = last["model_noise_variance"]
+        left = last.model_noise_variance
         has = (
             ""
             if left is None
