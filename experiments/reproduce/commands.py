@@ -16,9 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.reproduce import design
-from experiments.reproduce.modelled import MODELLED
-from experiments.reproduce.sensitivity import READINGS, find_reading
-from niss.cli.completion import ONE_DEVICE
+from experiments.reproduce.sensitivity import find_reading
 from niss.cli.options import from_options, option, register
 from niss.cli.simulate import parse_settings
 from niss.cli.terminal import PartProgress, RoundProgress, kept_on_interrupt, print_json, say
@@ -51,7 +49,7 @@ class Experiment:
 
     seeds: int = option(3, min=1)
     first_seed: int = option(1, min=0)
-    device: str = option("auto", choices=ONE_DEVICE)
+    device: str = "auto"
     out: Path = RESULTS
     work: Path = RUNS
     stop_after: float | None = None
@@ -70,10 +68,6 @@ def _panels(names: Sequence[str]) -> Sequence[design.Panel]:
     return design.PANELS if tuple(names) == ("all",) else [design.find_panel(name) for name in names]
 
 
-_PANEL_NAMES = ("all", *(panel.name for panel in design.PANELS))
-_READING_NAMES = tuple(reading.name for reading in READINGS)
-
-
 @dataclass(frozen=True)
 class Figure3(Experiment):
     """The panels one after the other; all X and seeds of a panel at once.
@@ -86,10 +80,10 @@ class Figure3(Experiment):
     dry_run   Only say what would be run.
     """
 
-    panel: tuple[str, ...] = option(("all",), choices=_PANEL_NAMES)
+    panel: tuple[str, ...] = ("all",)
     rounds: int = option(100, min=1)
     x: tuple[float, ...] = design.X_VALUES
-    reading: str = option("nbafl", choices=_READING_NAMES)
+    reading: str = "nbafl"
     settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
     dry_run: bool = False
 
@@ -146,8 +140,8 @@ class Figure4(Experiment):
     """
 
     image: tuple[str, ...] = ("all",)
-    level: tuple[str, ...] = option(("all",), choices=("all", *design.LEVELS))
-    reading: tuple[str, ...] = option(("nbafl",), choices=_READING_NAMES)
+    level: tuple[str, ...] = ("all",)
+    reading: tuple[str, ...] = ("nbafl",)
     iterations: int = option(design.ITERATIONS, min=1)
     restarts: int = option(design.RESTARTS, min=1)
     dry_run: bool = False
@@ -199,7 +193,7 @@ class Sweep(Experiment):
     """
 
     seeds: int = option(1, min=1)
-    panel: tuple[str, ...] = option(("mnist-mlp-iid",), choices=_PANEL_NAMES)
+    panel: tuple[str, ...] = ("mnist-mlp-iid",)
     rounds: int = option(100, min=1)
     sigmas: tuple[float, ...] | None = None
     settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
@@ -241,12 +235,10 @@ class Beyond(Experiment):
     part           Only a part of the work, e.g. 3/8, for processes side by side; give each its own --out.
     """
 
-    setting: tuple[str, ...] = option(
-        ("all",), choices=("all", *design.SETTINGS, *design.COMPARED, *MODELLED)
-    )
+    setting: tuple[str, ...] = ("all",)
     epsilons: tuple[float, ...] = design.EPSILONS
-    methods: tuple[str, ...] | None = option(None, choices=tuple(design.METHODS))
-    variant: tuple[str, ...] = option(tuple(design.VARIANTS), choices=tuple(design.VARIANTS))
+    methods: tuple[str, ...] | None = None
+    variant: tuple[str, ...] = tuple(design.VARIANTS)
     rounds: int | None = option(None, min=1)
     participants: int | None = option(None, min=2)
     tune: bool = True

@@ -103,8 +103,3 @@ def test_carried_noise_is_judged_by_what_is_left_in_the_final_model():
     assert "stays of the noise of a round" in words
     assert "carried from round to round" not in words.partition("What helps")[2]
     assert CliRunner().invoke(app, [*CARRIED, "--parameters", "0"]).exit_code != 0
-
-
-def test_coalitions_are_not_judged():
-    said = CliRunner().invoke(app, ["plan", "--group", "10:0", "--group", "20:0.1", "--parameters", "100"])
-    assert said.exit_code != 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import niss
-from niss.accounting import Group, PlanForecast, forecast, plan_coalitions
+from niss.accounting import PlanForecast, forecast
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.simulation import make_config
 
@@ -176,26 +176,6 @@ def test_a_plan_without_gain_says_so() -> None:
     plan = planned(dropout=0.6, kappa=4.0)
     assert plan.aggregate_variance_ratio_to_local >= 1.0
     assert any("No gain over DP-FedAvg" in note for note in plan.notes)
-
-
-def test_coalitions_pay_where_strangers_collude() -> None:
-    groups = [Group(30), Group(30)]
-    trusting = plan_coalitions(groups, flat_collusion=0.1)
-    fearful = plan_coalitions(groups, flat_collusion=0.8)
-    assert fearful.gain > 1.0 > trusting.gain
-    assert fearful.aggregate_variance_ratio_to_central == pytest.approx(
-        sum(group.aggregate_variance_ratio_to_central for group in fearful.groups)
-    )
-    json.dumps(fearful.to_json())
-
-
-def test_each_group_answers_for_its_own_colluders() -> None:
-    plan = plan_coalitions([Group(20), Group(20, collusion=0.3)], flat_collusion=0.5)
-    trusted, mixed = plan.groups
-    assert (trusted.plan.colluders, mixed.plan.colluders) == (0, 6)
-    assert mixed.aggregate_variance_ratio_to_central > trusted.aggregate_variance_ratio_to_central
-    with pytest.raises(niss.errors.ConfigError, match="group 0 has 1"):
-        plan_coalitions([Group(1), Group(20)], flat_collusion=0.0)
 
 
 def test_dense_graphs_of_large_rounds_are_not_drawn_for_a_plan():

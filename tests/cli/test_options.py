@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +52,7 @@ class Settings(Base):
 
     folder: Path = argument(Path(), metavar="[FOLDER]")
     xs: tuple[float, ...] = (0.0, 0.25)
-    names: tuple[str, ...] | None = option(None, choices=("one", "two"))
+    names: tuple[str, ...] | None = None
     tls: bool = True
     more: list[str] | None = option(None, "--set", key="kept")
 
@@ -57,7 +61,6 @@ class Settings(Base):
 class Note:
     text: str
     flag: str | None = None
-    choices: tuple[str, ...] = ()
     metavar: str | None = None
 
 
@@ -181,3 +184,27 @@ def test_a_lazy_group_loads_its_commands_when_one_is_asked_for() -> None:
     assert not loads
     assert CliRunner().invoke(app, ["group", "a"]).stdout == "a was called\n"
     assert len(loads) == 1
+
+
+def test_the_help_of_run_and_compare_names_every_method() -> None:
+    from niss.cli.simulate import Method, Methods
+    from niss.methods import METHODS
+
+    for kind in (Method, Methods):
+        assert set(re.findall(r"[a-z-]+", kind.__doc__ or "")) >= set(METHODS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_typer_has_a_completion_script_for_each_shell(shell: str) -> None:
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "niss", "--show-completion", shell]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "_COMPLETE" in done.stdout
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ("torch", "scipy", "matplotlib", "pydantic", "numpy")
+    code = f"import sys, niss.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

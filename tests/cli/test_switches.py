@@ -26,7 +26,6 @@ KEY = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
         (["-q", "data", "get", "mnist"], True),
         (["data", "get", "mnist", "--quiet"], True),
         (["data", "get", "mnist"], False),
-        (["data", "fetch", "mnist"], False),  # as it was called once
     ],
 )
 def test_either_place_makes_a_command_quiet(

@@ -46,7 +46,6 @@ def without(packages: str, *arguments: str, cwd: Path) -> subprocess.CompletedPr
         ("torch", ["compare", "--rounds", "1"], "trains models", "'niss[train]'"),
         ("torch", ["attack", "dlg"], "trains models", "'niss[train]'"),
         ("torch", ["attack", "invert"], "trains models", "'niss[train]'"),
-        ("torch", ["bench", "--quick"], "trains models", "'niss[train]'"),
         ("matplotlib", ["plan", "--participants", "12", "--plot", "x.png"], "draws figures", "matplotlib"),
         ("fastapi", ["ui", "--no-open", "--port", "0"], "serves HTTP", "'niss[tracker,ui]'"),
     ],

@@ -50,13 +50,6 @@ def test_what_a_tau2_promises() -> None:
     assert asked["epsilon_joint"] < 3.0
 
 
-def test_coalitions_show_their_gain() -> None:
-    done = niss("plan", "--group", "20:0", "--group", "20:0.1", "--collusion", "0.8")
-    assert done.returncode == 0, done.stderr
-    assert "group 1" in done.stdout
-    assert "less noise" in done.stdout
-
-
 CARRY = ["plan", "--carry", "--rounds", "40", "--participants", "50", "--clients", "250"]
 
 
@@ -113,7 +106,6 @@ def test_a_plan_is_drawn(tmp_path: Path, plan: list[str], suffix: str) -> None:
         ([], 2, "--participants"),
         (["--participants", "10", "--collusion", "0.95"], 4, "infeasible"),
         (["--participants", "10", "--rounds", "3", "--participations", "5"], 2, "--participations"),
-        (["--group", "ten"], 2, "SIZE:COLLUSION"),
         (["--participants", "10", "--plot", "plan.docx"], 2, "neither .png nor .svg"),
         (["--participants", "10", "--epsilon", "0"], 2, "epsilon"),
         ([*CARRY[1:], "--clients", "260"], 2, "do not make whole cohorts of 50"),

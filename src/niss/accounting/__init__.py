@@ -27,12 +27,9 @@ from niss.accounting.outsider import (
     to_dp_event,
 )
 from niss.accounting.planner import (
-    CoalitionPlan,
-    Group,
     PlanForecast,
     forecast,
     plan,
-    plan_coalitions,
 )
 from niss.accounting.plans import Plan
 from niss.accounting.protocol_rounds import (
@@ -66,9 +63,7 @@ __all__ = [
     "CarriedPlan",
     "ChargeableLedger",
     "ClientStatement",
-    "CoalitionPlan",
     "Connectivity",
-    "Group",
     "Ledger",
     "LedgerFile",
     "Outlook",
@@ -95,7 +90,6 @@ __all__ = [
     "outsider_epsilon",
     "plan",
     "plan_carried",
-    "plan_coalitions",
     "propose_carried_round",
     "propose_round",
     "run_grid_delta",

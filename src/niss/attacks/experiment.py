@@ -114,13 +114,6 @@ Image = Annotated[
 ]
 
 
-def method_names() -> Iterable[str]:
-    """The methods that are registered."""
-    from niss.methods import METHODS
-
-    return METHODS
-
-
 def visible_names() -> Collection[str]:
     """Those under which a server sees single uploads, and whose rounds can be attacked one by one."""
     from niss.methods import METHODS

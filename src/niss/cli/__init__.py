@@ -1,6 +1,6 @@
 """The command line: `niss run`, `niss compare`, `niss plan`, `niss account`,
 `niss data`, `niss keys`, `niss tracker`, `niss up`, `niss report`, `niss ui`, `niss attack`,
-`niss reproduce`, `niss verify`, `niss export`, `niss bench`.
+`niss reproduce`, `niss verify`, `niss export`.
 
 Results go to stdout, progress and messages to stderr. The exit codes are in `niss.cli.errors`. Importing this package
 loads nothing heavy: commands import what they need when they run.
@@ -51,7 +51,6 @@ register(app, "tracker")(services.tracker_command)
 register(app, "up")(up.up_command)
 register(app, "new")(new.new_command)
 register(app, "verify")(reproduce.verify_command)
-register(app, "bench")(simulate.bench_command)
 app.add_typer(attack.app, name="attack")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niss.cli.completion import run_folders
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import print_json, print_sentence, print_table, results, say, warn
 from niss.errors import ConfigError, RunFolderError
@@ -32,7 +31,7 @@ class AccountOptions:
     plot     Draw epsilon spent over the rounds, as .png or .svg.
     """
 
-    run: Path = argument(complete=run_folders)
+    run: Path = argument()
     client: str | None = None
     as_json: bool = option(False, "--json")
     csv: Path | None = option(None, metavar="FILE")

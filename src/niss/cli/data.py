@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from niss.cli.completion import DATASETS, one_of, run_folders
 from niss.cli.errors import optional_packages
 from niss.cli.options import Quiet, argument, examples, from_options, option, register
 from niss.cli.terminal import DownloadProgress, kept_on_interrupt, print_json, print_table
@@ -64,11 +63,9 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
     )
 
 
-@register(app, "get", earlier="fetch")
+@register(app, "get")
 def get_command(
-    name: Annotated[
-        str, typer.Argument(help="A name from `niss data list`.", autocompletion=one_of(DATASETS))
-    ],
+    name: Annotated[str, typer.Argument(help="A name from `niss data list`.")],
     quiet: Quiet = False,  # noqa: ARG001 (its callback does the work)
 ) -> None:
     """Download a dataset, verify its checksums, and print where it is. Interrupted downloads resume.
@@ -94,7 +91,7 @@ class ReportOptions:
     out      Where to write the page; by default RUN/report.html, or reports.html next to several runs.
     """
 
-    folders: list[Path] = argument(metavar="RUN...", complete=run_folders)
+    folders: list[Path] = argument(metavar="RUN...")
     out: Path | None = None
 
 
@@ -124,7 +121,7 @@ class ExportOptions:
     overwrite    Replace what an earlier export wrote there.
     """
 
-    folders: list[Path] = argument(metavar="RUN...", complete=run_folders)
+    folders: list[Path] = argument(metavar="RUN...")
     tensorboard: Path | None = option(None, metavar="DIR")
     mlflow: Path | None = option(None, metavar="DIR")
     wandb: Path | None = option(None, metavar="DIR")

@@ -9,7 +9,7 @@
         \"\"\"
 
         rounds: int = 3
-        names: tuple[str, ...] = option(("a", "b"), choices=("a", "b", "c"))
+        names: tuple[str, ...] = ("a", "b")
 
     @from_options(Settings)
     def command(settings: Settings) -> None: ...
@@ -18,13 +18,11 @@ Type and default are those of the field, the help is its line in the docstring o
 inherited from, and `option` or `argument` say what else there is to say:
 
     names       the names of the option, if not `--` and the name of the field
-    choices     the values that the shell offers on TAB, or a function that finds them
-    complete    instead of `choices`, a function from what is typed so far to what is offered
     usually     what the help names as the default of a field that is None unless it is given
     metavar, min, max, envvar     as in typer; any other key is for the command itself
 
 A room that does not know the command line writes the same as `Annotated[type, note]`, where the note has `text`,
-`flag`, `choices` and `metavar`, as `niss.attacks.experiment.Help` has; fields without a note are not options then.
+`flag` and `metavar`, as `niss.attacks.experiment.Help` has; fields without a note are not options then.
 
 Types are those of typer. Beyond them, `tuple[str, ...]`, `tuple[int, ...]` and `tuple[float, ...]` are one option with
 commas, while `list[str]` may be given several times. A `bool` that is False by default has no `--no-...`.
@@ -42,7 +40,6 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from niss.cli.completion import one_of, several_of
 from niss.cli.terminal import be_quiet
 from niss.errors import ConfigError
 
@@ -62,20 +59,14 @@ def examples(*lines: str, more: str = "") -> str:
     return "\n\n".join(["Examples:", *(f"  {line}" for line in lines), *([more] if more else [])]) + "\n"
 
 
-def register(app: typer.Typer, name: str, *, earlier: str | None = None) -> Callable[[Command], Command]:
-    """Make a function a command of `app`. Its docstring is the help; what follows a line `Examples:` is the epilog.
-
-    `earlier` is a name that it had once: it still works, and no help shows it.
-    """
+def register(app: typer.Typer, name: str) -> Callable[[Command], Command]:
+    """Make a function a command of `app`. Its docstring is the help; what follows a line `Examples:` is the epilog."""
 
     def decorate(command: Command) -> Command:
         text, _, rest = inspect.cleandoc(command.__doc__ or "").partition("\nExamples:\n")
         lines = [line for line in rest.splitlines() if line.startswith("niss ")]
         more = " ".join(line for line in rest.splitlines() if not line.startswith("niss "))
-        for known in (name, earlier):
-            if known is not None:
-                epilog = examples(*lines, more=more.strip())
-                app.command(known, help=text.strip(), epilog=epilog, hidden=known == earlier)(command)
+        app.command(name, help=text.strip(), epilog=examples(*lines, more=more.strip()))(command)
         return command
 
     return decorate
@@ -155,9 +146,7 @@ class _Parameter:
 
     def for_typer(self) -> inspect.Parameter:
         """What typer reads: a type annotated with an option or argument, and a default."""
-        hint, default, complete = self.hint, self.default, self.settings.get("complete")
-        if choices := self.settings.get("choices"):
-            complete = one_of(choices) if self.item is None else several_of(choices)
+        hint, default = self.hint, self.default
         if self.item is not None:
             hint = str | None if default is None else str
             if isinstance(default, tuple):
@@ -167,7 +156,7 @@ class _Parameter:
         more = {key: self.settings[key] for key in _TYPER if self.settings.get(key) is not None}
         if usually := self.settings.get("usually"):
             more["help"] = f"{self.settings['help'].removesuffix('.')} (default: {usually})."
-        return _keyword(self.name, Annotated[hint, make(*names, autocompletion=complete, **more)], default)
+        return _keyword(self.name, Annotated[hint, make(*names, **more)], default)
 
     def parse(self, value: Any) -> Any:
         """The value of the field from what was typed. `ConfigError` where a list should hold numbers and does not."""
@@ -199,7 +188,7 @@ def _describe(kind: type[Any]) -> list[_Parameter]:
         if get_origin(hint) is Annotated:
             hint, note = get_args(hint)
             names = (note.flag,) if note.flag else ()
-            settings = {"help": note.text, "names": names, "choices": note.choices, "metavar": note.metavar}
+            settings = {"help": note.text, "names": names, "metavar": note.metavar}
         elif noted:
             continue
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default

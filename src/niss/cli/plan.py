@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.cli import completion
 from niss.cli.options import from_options, option
 from niss.cli.plan_carried import plan_carry
 from niss.cli.terminal import print_aligned, print_json, print_sentence, width_asked, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.accounting import CoalitionPlan, PlanForecast
+    from niss.accounting import PlanForecast
 
 _TARGET = (
     "clip",
@@ -54,7 +53,6 @@ class PlanOptions:
     relation        zero-out or replace-one.
     parameters      Size of the model: say whether it can learn anything under this noise.
     search          Also look for the worst colluders: how near does an attacker come?
-    group           A coalition; repeat for each.
     carry           Carry noise shares to the next round, where they are taken out again.
     clients         All clients, with --carry; rounds are filled from them in turn.
     lags            Rounds ahead to which shares are carried, with --carry.
@@ -72,17 +70,16 @@ class PlanOptions:
     participations: int | None = None
     collusion: float = 0.0
     dropout: float = 0.0
-    mode: str = option("tolerate", choices=completion.MODES)
+    mode: str = "tolerate"
     kappa: float | None = None
     tau2: float | None = None
-    relation: str = option("zero-out", choices=completion.RELATIONS)
+    relation: str = "zero-out"
     parameters: int | None = None
     search: bool = False
-    group: list[str] | None = option(None, metavar="SIZE:COLLUSION")
     carry: bool = False
     clients: int | None = None
     lags: int | None = None
-    pattern: str | None = option(None, choices=completion.PATTERNS)
+    pattern: str | None = None
     plot: Path | None = None
     as_json: bool = option(False, "--json")
 
@@ -97,11 +94,10 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --participants 200 --collusion 0.2 --search      how near does the worst attacker found come?
     niss plan --participants 10 --epsilon 8 --rounds 20 --parameters 62000      is there any hope?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
-    niss plan --group 10:0 --group 20:0.1 --collusion 0.5      coalitions against one flat population
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
     niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
-    from niss.accounting import Group, forecast, judge_plan, plan_coalitions
+    from niss.accounting import forecast, judge_plan
 
     if options.carry:
         plan_carry(options)
@@ -114,16 +110,6 @@ def plan_command(options: PlanOptions) -> None:
         raise ConfigError(f"{participations} in only {rounds} rounds", field="--participations")
     target: dict[str, Any] = {name: getattr(options, name) for name in _TARGET}
     target["participations"] = participations or rounds or 1
-    if options.group:
-        if options.parameters is not None:
-            raise ConfigError("is not judged for coalitions", field="--parameters", hint="leave it out")
-        groups = [Group(*_group(text)) for text in options.group]
-        if options.participants not in (None, sum(one.size for one in groups)):
-            raise ConfigError("is not the sum of the groups", field="--participants", hint="leave it out")
-        with working("planning"):
-            coalitions = plan_coalitions(groups, flat_collusion=options.collusion, **target)
-        print_json(coalitions.to_json()) if options.as_json else _print_coalitions(coalitions)
-        return
     if options.participants is None:
         raise ConfigError("is missing", field="--participants", hint="for example --participants 200")
     with working("planning") as progress:
@@ -143,17 +129,6 @@ def plan_command(options: PlanOptions) -> None:
     _print_plan(planned)
     if judged is not None:
         print_sentence(f"outlook: {judged.words}")
-
-
-def _group(text: str) -> tuple[int, float]:
-    """Size and colluding share of a `--group`, the share 0 where it is left out."""
-    size, _, collusion = text.partition(":")
-    try:
-        return int(size), float(collusion or 0.0)
-    except ValueError:
-        raise ConfigError(
-            f"expected SIZE:COLLUSION, got {text!r}", field="--group", hint="for example 10:0.1"
-        ) from None
 
 
 def _print_plan(planned: PlanForecast) -> None:
@@ -252,38 +227,6 @@ def _print_curve(planned: PlanForecast) -> None:
         light = round(length * dropout / noise)
         mark = "<- the plan" if kappa == chosen else ""
         typer.echo(f"{kappa:8.3g}  {'█' * (length - light)}{'░' * light} {noise:.3g} {mark}".rstrip())
-
-
-def _print_coalitions(coalitions: CoalitionPlan) -> None:
-    """Print the noise of every coalition, of all together, and of one flat population beside them.
-
-    The gain is the ratio of the last two: above 1 coalitions need less noise than everybody together.
-    """
-    rows: list[tuple[str, str, str]] = []
-    for number, one in enumerate(coalitions.groups):
-        rows.append(
-            (
-                f"group {number}",
-                f"{one.aggregate_variance_ratio_to_central:.3g} x",
-                f"{one.participants} clients, {one.plan.colluders} colluders, "
-                f"kappa {one.kappa:.3g}, tau^2 {one.tau2:.3g}",
-            )
-        )
-    flat = coalitions.flat
-    rows += [
-        (
-            "all groups",
-            f"{coalitions.aggregate_variance_ratio_to_central:.3g} x",
-            "what a trusted server would add",
-        ),
-        (
-            "flat",
-            f"{flat.aggregate_variance_ratio_to_central:.3g} x",
-            f"one population of {flat.participants} with {flat.plan.colluders} colluders",
-        ),
-        ("gain", f"{coalitions.gain:.3g} x", "less noise" if coalitions.gain > 1 else "below 1: stay flat"),
-    ]
-    print_aligned(rows)
 
 
 def _plot(planned: PlanForecast, path: Path) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import typer
 
-from niss.cli.completion import LOG_LEVELS
 from niss.cli.keys import read_public_key
 from niss.cli.options import from_options, option
 from niss.cli.terminal import is_quiet, say, warn
 from niss.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class TrackerOptions:
     address_rate: float = 200.0
     identity_rate: float = 10.0
     max_clients: int = 1_000_000
-    log_level: str = option("info", choices=LOG_LEVELS)
+    log_level: str = "info"
 
 
 @from_options(TrackerOptions)

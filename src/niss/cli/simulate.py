@@ -1,4 +1,4 @@
-"""`niss run`, `niss compare` and `niss bench`: simulated training on this machine. They need torch."""
+"""`niss run` and `niss compare`: simulated training on this machine. They need torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from niss.attacks.experiment import distortion_names, method_names
-from niss.cli import completion
 from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.launch import on_all_gpus, rank
 from niss.cli.options import argument, flag_of, from_options, option
@@ -25,7 +23,6 @@ from niss.cli.terminal import (
     print_sentence,
     print_table,
     say,
-    working,
 )
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, read_json
@@ -62,10 +59,10 @@ class Training:
     """
 
     config: Path | None = argument(None, metavar="[CONFIG.toml]")
-    preset: str | None = option(None, choices=completion.PRESETS)
-    dataset: str | None = option(None, choices=completion.DATASETS, key="data.dataset", usually="mnist-mini")
-    model: str | None = option(None, choices=completion.MODELS, key="model.name", usually="mlp")
-    split: str | None = option(None, choices=completion.SPLITS, key="data.split", usually="iid")
+    preset: str | None = None
+    dataset: str | None = option(None, key="data.dataset", usually="mnist-mini")
+    model: str | None = option(None, key="model.name", usually="mlp")
+    split: str | None = option(None, key="data.split", usually="iid")
     rounds: int | None = option(None, key="rounds", usually="30")
     seed: int | None = option(None, key="seed", usually="1")
     clients: int | None = option(None, key="data.clients", usually="1000")
@@ -76,7 +73,7 @@ class Training:
     epsilon: float | None = option(None, key="privacy.epsilon", usually="3")
     delta: float | None = option(None, key="privacy.delta", usually="1e-05")
     clip: float | None = option(None, key="privacy.clip", usually="0.5")
-    device: str | None = option(None, choices=completion.DEVICES, key="training.device", usually="auto")
+    device: str | None = option(None, key="training.device", usually="auto")
     settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
 
 
@@ -91,7 +88,7 @@ class Output:
     """
 
     out: Path | None = None
-    resume: Path | None = option(None, metavar="DIR", complete=completion.run_folders)
+    resume: Path | None = option(None, metavar="DIR")
     overwrite: bool = False
     as_json: bool = option(False, "--json")
 
@@ -109,12 +106,12 @@ class Method:
     distortion  additive, scalar or coordinate.
     """
 
-    method: str | None = option(None, choices=method_names, usually="niss")
-    tau2: str | None = option(None, choices=("calibrated",), usually="calibrated")
-    kappa: str | None = option(None, choices=("planned",), usually="planned")
+    method: str | None = option(None, usually="niss")
+    tau2: str | None = option(None, usually="calibrated")
+    kappa: str | None = option(None, usually="planned")
     neighbours: float | None = option(None, usually="10")
-    graph: str | None = option(None, choices=completion.GRAPHS, usually="regular")
-    distortion: str | None = option(None, choices=distortion_names, usually="additive")
+    graph: str | None = option(None, usually="regular")
+    distortion: str | None = option(None, usually="additive")
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ class Methods:
              secagg-ddg, niss, niss-carried.
     """
 
-    methods: tuple[str, ...] | None = option(None, choices=method_names)
+    methods: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -367,67 +364,3 @@ def _print_promise(folder: Path) -> None:
             print_sentence(f"{name + ':':<8} {text}", indent=9)
     for line in promise.caveats:
         print_sentence(f"note:    {line}", indent=9)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The round that `niss bench` times.
-
-    model       As for run; trained on made-up data of its kind.
-    clients     Clients in the round.
-    samples     Samples of each client.
-    epochs      Local epochs.
-    batch_size  Local batch size.
-    device      auto, cpu or cuda.
-    tf32        Allow TF32 products on a GPU.
-    repeats     Rounds that are timed.
-    quick       6 clients, 100 samples, 1 epoch.
-    as_json     Print the result as JSON.
-    """
-
-    model: str = option("mlp", choices=completion.MODELS)
-    clients: int = 30
-    samples: int = 600
-    epochs: int = 5
-    batch_size: int = 10
-    device: str = option("auto", choices=completion.ONE_DEVICE)
-    tf32: bool = False
-    repeats: int = 3
-    quick: bool = False
-    as_json: bool = option(False, "--json")
-
-
-@from_options(Bench, quiet=True)
-def bench_command(options: Bench) -> None:
-    """Time a round of local training against a plain PyTorch loop, and the noise.
-
-    Examples:
-    niss bench                       a round of the paper with the MLP: 30 clients x 600 samples x 5 epochs
-    niss bench --model cnn --quick
-    niss bench --device cuda --json
-
-    The benchmarks against other simulators are in the folder benchmarks/ of the repository.
-    """
-    from niss.learning import choose_device
-    from niss.simulation.speed import Round, measure
-
-    clients, samples, epochs = options.clients, options.samples, options.epochs
-    if options.quick:
-        clients, samples, epochs = min(clients, 6), min(samples, 100), min(epochs, 1)
-    work = Round(options.model, clients, samples, epochs, options.batch_size)
-    device = choose_device(options.device)
-    with working("warming up") as progress:
-        speed = measure(work, device=device, tf32=options.tf32, repeats=options.repeats, progress=progress)
-    if options.as_json:
-        print_json(speed.to_json())
-        return
-    rows = (
-        f"engine        {speed.engine}",
-        f"round         {speed.seconds:.3g} s: {clients} clients x {work.steps} steps, "
-        f"{speed.parameters:,} parameters",
-        f"plain loop    {speed.plain_seconds:.3g} s, from {speed.plain_clients} of the clients",
-        f"ratio         {speed.ratio_to_plain:.1f} times as fast",
-        f"shares        {speed.share_nanoseconds:.1f} ns a coordinate, simulated",
-        f"shares        {speed.secret_nanoseconds:.1f} ns a coordinate, cryptographic",
-    )
-    typer.echo("\n".join(rows))
