@@ -39,9 +39,8 @@ from urllib.parse import urlsplit
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore
-from niss.tracker.auth import sign_request
+from niss.tracker.auth import LARGEST_ROUND, sign_request
 from niss.tracker.client import TrackerClient
-from niss.tracker.limits import LARGEST_ROUND
 from niss.tracker.store import Store, open_store
 from niss.tracker.store_sqlite import SqliteStore
 

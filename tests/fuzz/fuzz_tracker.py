@@ -24,9 +24,8 @@ from urllib.parse import unquote
 from fuzz.driver import Feed, Target
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.auth import sign_request
+from niss.tracker.auth import TrackerSettings, sign_request
 from niss.tracker.gate import App
-from niss.tracker.limits import Settings
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
 from tracker.harness import Member, member, members
@@ -247,7 +246,7 @@ def start(label: str) -> Iterator[Feed]:
     logger, loop = logging.getLogger("niss.tracker"), asyncio.new_event_loop()
     disabled, logger.disabled = logger.disabled, True
     identity = Identity.generate(random.Random(f"tracker {label}").randbytes)
-    settings = Settings(address_rate=0, identity_rate=0)
+    settings = TrackerSettings(address_rate=0, identity_rate=0)
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "store.db", durable=False)
         app = make_app(Tracker(store, identity, server=member(0, "server").public, settings=settings))

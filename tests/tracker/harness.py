@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore, SignedPrekey
+from niss.tracker.auth import sign_request
 from support.protocol_round import seeded_entropy
 
 REDIS_MISSING = "the Redis store is not tested: apt-get install redis-server, pip install redis"
@@ -50,6 +52,44 @@ def member(number: int, label: str = "member") -> Member:
 
 def members(count: int, label: str = "member") -> list[Member]:
     return [member(number, label) for number in range(count)]
+
+
+def ask_app(
+    app: Any, method: str, path: str, /, *, body: bytes = b"", by: Member | None = None, **changes: Any
+) -> tuple[int, Any]:
+    """Status and JSON of one request through the whole application, signed `by` somebody for the tracker `tracker`.
+
+    changes   of what is signed: another target than is asked for, another method, time or nonce; `kind` of the body
+    """
+    kind = changes.pop("kind", b"application/json")
+    target, _, query = path.partition("?")
+    headers: dict[str, str] = {}
+    if by is not None:
+        signed = {"method": method, "target": path, "body": body, "nonce": os.urandom(16)}
+        headers = sign_request(by.identity, **(signed | {"time": int(time.time())} | changes))
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": target,
+        "raw_path": target.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"content-type", kind), *((k.encode(), v.encode()) for k, v in headers.items())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "scheme": "http",
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
 
 
 def free_port() -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +10,12 @@ import pytest
 
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.auth import sign_request
+from niss.tracker.auth import TrackerSettings
 from niss.tracker.gate import App
-from niss.tracker.limits import Settings
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
-from tracker.harness import member
+from tracker.harness import ask_app, member
 
 SERVER = member(0, "server")
 TRACKER = Identity.generate(seeded_entropy("tracker"))
@@ -29,43 +24,12 @@ TRACKER = Identity.generate(seeded_entropy("tracker"))
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[App]:
     store = SqliteStore(tmp_path / "store.db", durable=False)
-    yield make_app(Tracker(store, TRACKER, server=SERVER.public, settings=Settings(address_rate=0)))
+    yield make_app(Tracker(store, TRACKER, server=SERVER.public, settings=TrackerSettings(address_rate=0)))
     store.close()
 
 
-def put(app: App, path: str, body: bytes, kind: bytes = b"application/json") -> tuple[int, Any]:
-    headers = sign_request(
-        SERVER.identity,
-        tracker=TRACKER.public,
-        method="PUT",
-        target=path,
-        body=body,
-        time=int(time.time()),
-        nonce=os.urandom(16),
-    )
-    scope = {
-        "type": "http",
-        "method": "PUT",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", kind), *((k.encode(), v.encode()) for k, v in headers.items())],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+def put(app: App, path: str, body: bytes, **changes: Any) -> tuple[int, Any]:
+    return ask_app(app, "PUT", path, body=body, by=SERVER, tracker=TRACKER.public, **changes)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +78,7 @@ def test_a_degree_is_a_number_above_zero(app: App, neighbours: bytes) -> None:
 
 
 def test_a_body_of_another_type_is_no_json(app: App) -> None:
-    assert put(app, "/v1/runs/ab", b'{"rounds": 3}', b"text/plain")[0] == 422
+    assert put(app, "/v1/runs/ab", b'{"rounds": 3}', kind=b"text/plain")[0] == 422
 
 
 @pytest.mark.parametrize(

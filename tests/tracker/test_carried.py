@@ -10,7 +10,7 @@ from niss.protocol.agreement import participants_hash, terms_hash
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon
-from niss.tracker.auth import Refusal
+from niss.tracker.auth import RequestRefusal
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
@@ -74,13 +74,13 @@ def test_every_round_is_let_out_with_the_list_of_the_next_also_after_a_crash(car
 
 def test_nothing_is_let_out_before_the_next_round_is_seated(carried: Carried) -> None:
     alone = carried.seat(0).seats.hash + terms_hash(terms(0))
-    with pytest.raises(Refusal, match="nobody is seated in the next round") as refused:
+    with pytest.raises(RequestRefusal, match="nobody is seated in the next round") as refused:
         carried.beacon(0, alone + bytes(32))
     assert refused.value.field == "commitment"
     carried.seat(1)
-    with pytest.raises(Refusal, match="other participants of the next round"):
+    with pytest.raises(RequestRefusal, match="other participants of the next round"):
         carried.beacon(0, alone + bytes(32))
-    with pytest.raises(Refusal, match="other participants of the next round"):
+    with pytest.raises(RequestRefusal, match="other participants of the next round"):
         carried.beacon(0, alone + NOBODY)
     assert carried.tracker.rounds.run(RUN).highest == 0
 
@@ -88,7 +88,7 @@ def test_nothing_is_let_out_before_the_next_round_is_seated(carried: Carried) ->
 def test_a_cohort_that_was_announced_cannot_be_seated_otherwise(carried: Carried) -> None:
     carried.beacon(0)
     carried.crash()
-    with pytest.raises(Refusal, match="by another request"):
+    with pytest.raises(RequestRefusal, match="by another request"):
         carried.seat(1, carried.cohorts[0])
 
 
@@ -101,7 +101,7 @@ def test_the_next_round_is_let_out_for_the_list_that_was_announced_alone(carried
     carried.crash()
     carried.tracker.rounds.lists = False
     for _ in range(2):
-        with pytest.raises(Refusal, match="another list than round 0 announced") as refused:
+        with pytest.raises(RequestRefusal, match="another list than round 0 announced") as refused:
             carried.beacon(1, other + agreed + mine)
         assert refused.value.status == 409
     carried.beacon(1, next_list + agreed + mine)
@@ -110,17 +110,17 @@ def test_the_next_round_is_let_out_for_the_list_that_was_announced_alone(carried
 def test_no_round_is_skipped(carried: Carried) -> None:
     carried.beacon(0)
     carried.seat(3)
-    with pytest.raises(Refusal, match="round 1 was not opened") as refused:
+    with pytest.raises(RequestRefusal, match="round 1 was not opened") as refused:
         carried.beacon(2)
     assert refused.value.hint is not None
-    with pytest.raises(Refusal, match="round 2 was not opened"):
+    with pytest.raises(RequestRefusal, match="round 2 was not opened"):
         carried.beacon(3)
 
 
 def test_a_round_is_tried_once(carried: Carried) -> None:
     again = carried.seat(0, attempt=1).seats.hash + terms_hash(terms(0, 1)) + carried.seat(1).seats.hash
     for _ in range(2):
-        with pytest.raises(Refusal, match="one attempt at a round"):
+        with pytest.raises(RequestRefusal, match="one attempt at a round"):
             carried.beacon(0, again, attempt=1)
         carried.beacon(0)
 
@@ -128,20 +128,20 @@ def test_a_round_is_tried_once(carried: Carried) -> None:
 def test_the_last_round_carries_to_nobody(carried: Carried) -> None:
     for number in range(ROUNDS - 1):
         carried.beacon(number)
-    with pytest.raises(Refusal, match="last round"):
+    with pytest.raises(RequestRefusal, match="last round"):
         carried.beacon(ROUNDS - 1, carried.commitment(ROUNDS - 1, bytes(32)))
     carried.beacon(ROUNDS - 1)
 
 
 def test_a_run_carries_from_its_first_round_on_or_not_at_all(carried: Carried) -> None:
     carried.beacon(0)
-    with pytest.raises(Refusal, match="carries noise from round to round"):
+    with pytest.raises(RequestRefusal, match="carries noise from round to round"):
         carried.beacon(1, carried.commitment(1)[:64])
 
 
 def test_a_run_that_did_not_carry_does_not_begin_to(carried: Carried) -> None:
     carried.beacon(0, carried.commitment(0)[:64])
-    with pytest.raises(Refusal, match="round 0 announced nobody"):
+    with pytest.raises(RequestRefusal, match="round 0 announced nobody"):
         carried.beacon(1)
 
 
@@ -149,7 +149,7 @@ def test_those_who_are_away_are_seated_where_the_server_wants_a_missing_seat(car
     carried.now += 1_000_000.0
     for one in carried.cohorts[0][1:]:
         carried.tracker.members.heartbeat(one.public)
-    with pytest.raises(Refusal, match="2 of the clients"):
+    with pytest.raises(RequestRefusal, match="2 of the clients"):
         carried.seat(0)
     assert carried.seat(0, absent=True).seats.size == 3
 

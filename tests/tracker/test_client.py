@@ -14,9 +14,9 @@ import pytest
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import Identity
-from niss.tracker.beacons import OwnChains
 from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
-from niss.tracker.rounds import LIST_PURPOSE, RoundView, Seats, list_message
+from niss.tracker.rounds import LIST_PURPOSE, RoundView, SeatList, list_message
+from niss.tracker.service import OwnChains
 from niss.tracker.store import pack_participants
 from support.protocol_round import seeded_entropy
 from tracker.harness import free_port, member, members
@@ -171,9 +171,9 @@ def test_an_anchor_the_holder_did_not_sign_for_this_run_is_refused(stub: Stub, l
             line.describe(RUN)
 
 
-def listed(link: int) -> tuple[dict[str, Any], Seats]:
+def listed(link: int) -> tuple[dict[str, Any], SeatList]:
     packed = pack_participants([(one.public, one.batch(1)[0].encode()) for one in members(3)])
-    seats = Seats(packed, lambda found: TRACKER.sign(LIST_PURPOSE, list_message(RUN, link, found)))
+    seats = SeatList(packed, lambda found: TRACKER.sign(LIST_PURPOSE, list_message(RUN, link, found)))
     return json.loads(RoundView(seats, None, None).list_json), seats
 
 

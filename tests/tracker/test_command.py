@@ -13,7 +13,7 @@ import pytest
 
 from niss.errors import ConfigError, NissError
 from niss.protocol.keyfile import create_keyfile, load_identity
-from niss.tracker.limits import Settings
+from niss.tracker.auth import TrackerSettings
 from niss.tracker.serve import Options, find_identity
 from niss.tracker.store import open_store
 from niss.tracker.store_sqlite import SqliteStore
@@ -145,7 +145,7 @@ def test_no_redis_there_is_said() -> None:
 
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="--stock"):
-        Settings(stock=0)
+        TrackerSettings(stock=0)
 
 
 def test_the_command_line_loads_nothing_heavy_for_it() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from niss.tracker.auth import Refusal
-from niss.tracker.gate import Gate, Receive, Scope, Send
-from niss.tracker.observability import Metrics, log, start_logging
+from niss.tracker.auth import RequestRefusal
+from niss.tracker.gate import Gate, Metrics, Receive, Scope, Send, log, start_logging
 from niss.tracker.store import Counts
 
 
@@ -81,7 +80,7 @@ def test_invented_methods_do_not_become_labels() -> None:
 
 def test_a_refusal_says_when_to_come_back() -> None:
     async def busy(*_: Any) -> None:
-        raise Refusal(429, "too often", retry_after=0.3)
+        raise RequestRefusal(429, "too often", retry_after=0.3)
 
     status, body, headers = ask(busy, chunks(b""))
     assert (status, headers["retry-after"]) == (429, "1")

@@ -15,9 +15,8 @@ from niss.errors import ConfigError, NissError
 from niss.protocol import keys
 from niss.protocol.keys import SignedPrekey
 from niss.tracker import serve
-from niss.tracker.auth import Refusal
+from niss.tracker.auth import RequestRefusal, TrackerSettings
 from niss.tracker.client import Connection, TrackerClient
-from niss.tracker.limits import Settings
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
 from tracker.harness import Member, free_port, member
@@ -41,11 +40,11 @@ def tracker(tmp_path: Path) -> Iterator[Tracker]:
 
 def test_degenerate_keys_are_neither_registered_nor_deposited(tracker: Tracker) -> None:
     one, server = member(1), member(0, "server")
-    with pytest.raises(Refusal, match="degenerate") as refused:
+    with pytest.raises(RequestRefusal, match="degenerate") as refused:
         tracker.members.register(one.public, (*one.batch(1), degenerate(one, 1)), None)
     assert refused.value.status == 422
     tracker.members.register(one.public, one.batch(1), None)
-    with pytest.raises(Refusal, match="degenerate"):
+    with pytest.raises(RequestRefusal, match="degenerate"):
         tracker.members.deposit(server.public, one.public, (degenerate(one, 5),))
 
 
@@ -97,7 +96,7 @@ def listening(folder: Path) -> Iterator[int]:
         "127.0.0.1", free_port(), f"sqlite:///{folder / 'a.db'}", member(0, "server").public
     )
     store = SqliteStore(folder / "a.db", durable=False)
-    made = Tracker(store, member(0, "tracker").identity, server=chosen.server, settings=Settings())
+    made = Tracker(store, member(0, "tracker").identity, server=chosen.server, settings=TrackerSettings())
     running = serve._Server(serve._config(chosen, made), made, chosen)
     port = serve._listen(chosen)
     thread = threading.Thread(target=running.run, args=([port],))

@@ -18,9 +18,8 @@ import pytest
 
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.auth import sign_request
+from niss.tracker.auth import TrackerSettings, sign_request
 from niss.tracker.gate import App, Receive, Scope, Send
-from niss.tracker.limits import Settings
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
@@ -82,7 +81,7 @@ def make_schema(path: Path, sender: str) -> Any:
     store = SqliteStore(path / "store.db", durable=False)
     identity = Identity.generate(seeded_entropy("tracker"))
     tracker = Tracker(
-        store, identity, server=SERVER.public, settings=Settings(address_rate=0, identity_rate=0)
+        store, identity, server=SERVER.public, settings=TrackerSettings(address_rate=0, identity_rate=0)
     )
     for one in members(5):
         tracker.members.register(one.public, one.batch(20), "clinics")

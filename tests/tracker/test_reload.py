@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from niss.protocol.coalition_file import Coalition
-from niss.tracker.auth import Refusal
+from niss.tracker.auth import RequestRefusal
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker
 from niss.tracker.store import Attempt, SeatRequest, Store
@@ -134,11 +134,11 @@ def test_whoever_is_not_on_the_list_is_let_go_at_its_next_sign_of_life(
         server=SERVER.public,
         admitted=Coalition({"second": second.public}),
     )
-    with pytest.raises(Refusal, match="not admitted"):
+    with pytest.raises(RequestRefusal, match="not admitted"):
         now.members.heartbeat(first.public)
-    with pytest.raises(Refusal, match="not admitted"):
+    with pytest.raises(RequestRefusal, match="not admitted"):
         now.members.deposit(SERVER.public, third.public, third.batch(1))
-    with pytest.raises(Refusal, match="not admitted"):
+    with pytest.raises(RequestRefusal, match="not admitted"):
         now.members.join(first.public, None)
     assert store.counts(now=time.time()).registered == 1
     assert now.members.heartbeat(second.public).held == 2
@@ -157,5 +157,5 @@ def test_a_closed_coalition_loses_those_who_left_its_file(store: Store, people: 
         SERVER.public, Attempt(b"run", 0, 0), SeatRequest(count=2, coalition="clinics", at_least=1)
     )
     assert [one.identity for one in view.seats.participants] == [second.public]
-    with pytest.raises(Refusal, match="not in the coalition"):
+    with pytest.raises(RequestRefusal, match="not in the coalition"):
         tracker.members.join(first.public, "clinics")

@@ -9,8 +9,7 @@ import pytest
 
 from niss.protocol.coalition_file import Coalition
 from niss.protocol.keys import Identity
-from niss.tracker.auth import NONCE, SIGNATURE, TIME, Refusal, sign_request
-from niss.tracker.limits import Buckets, Settings
+from niss.tracker.auth import NONCE, SIGNATURE, TIME, Buckets, RequestRefusal, TrackerSettings, sign_request
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
@@ -80,7 +79,7 @@ def test_a_signed_request_is_its_signers(scene: Scene) -> None:
 def test_a_request_signed_for_something_else_is_refused(scene: Scene, change: dict[str, Any]) -> None:
     request = scene.request(member(1), **change)
     request["headers"][NONCE] = bytes(16).hex()
-    with pytest.raises(Refusal, match="the signature") as refused:
+    with pytest.raises(RequestRefusal, match="the signature") as refused:
         scene.check(request)
     assert (refused.value.status, refused.value.field) == (401, SIGNATURE)
 
@@ -88,7 +87,7 @@ def test_a_request_signed_for_something_else_is_refused(scene: Scene, change: di
 def test_a_signature_of_another_identity_is_refused(scene: Scene) -> None:
     request, other = scene.request(member(1)), scene.request(member(2))
     request["headers"][SIGNATURE] = other["headers"][SIGNATURE]
-    with pytest.raises(Refusal, match="the signature"):
+    with pytest.raises(RequestRefusal, match="the signature"):
         scene.check(request)
 
 
@@ -99,7 +98,7 @@ def test_missing_and_malformed_headers_are_named(scene: Scene, name: str, value:
     del request["headers"][name]
     if value is not None:
         request["headers"][name] = value
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestRefusal) as refused:
         scene.check(request)
     assert (refused.value.status, refused.value.field) == (401, name)
 
@@ -107,7 +106,7 @@ def test_missing_and_malformed_headers_are_named(scene: Scene, name: str, value:
 def test_a_key_under_which_anyone_can_sign_is_refused(scene: Scene) -> None:
     request = scene.request(member(1))
     request["headers"]["niss-identity"] = (1).to_bytes(32, "little").hex()
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(RequestRefusal) as refused:
         scene.check(request)
     assert refused.value.status == 401
 
@@ -118,7 +117,7 @@ def test_clocks_may_differ_by_a_minute(scene: Scene, off: int, passes: bool) -> 
     if passes:
         assert scene.check(request) == member(1).public
     else:
-        with pytest.raises(Refusal, match="more than 60 s apart") as refused:
+        with pytest.raises(RequestRefusal, match="more than 60 s apart") as refused:
             scene.check(request)
         assert refused.value.field == TIME
 
@@ -133,7 +132,7 @@ def test_a_copy_is_refused_as_long_as_its_time_would_pass(scene: Scene, off: int
             scene.store.first_use(
                 b"x" * 32, bytes(scene.clock.now.hex(), "ascii")[:16], now=scene.clock.now, expires=0
             )
-        with pytest.raises(Refusal):
+        with pytest.raises(RequestRefusal):
             scene.check(scene.request(member(1), time=stamp))
 
 
@@ -145,7 +144,7 @@ def test_each_identity_has_its_own_rate_and_the_server_has_none(scene: Scene) ->
 
     for number in range(20):
         ask(member(1), number)
-    with pytest.raises(Refusal, match="too many") as refused:
+    with pytest.raises(RequestRefusal, match="too many") as refused:
         ask(member(1), 20)
     assert refused.value.status == 429
     assert refused.value.retry_after == pytest.approx(0.1)
@@ -168,7 +167,7 @@ def test_buckets_forget_the_oldest_and_zero_means_any_rate() -> None:
 
 def test_a_prekey_must_be_signed_by_its_owner(scene: Scene) -> None:
     one, other = members(2)
-    with pytest.raises(Refusal, match="signature") as refused:
+    with pytest.raises(RequestRefusal, match="signature") as refused:
         scene.tracker.members.register(one.public, (*one.batch(1), *other.batch(1)), None)
     assert (refused.value.status, refused.value.field) == (422, "prekeys.1.signature")
     assert scene.store.counts(now=START).registered == 0
@@ -178,16 +177,16 @@ def test_an_old_identity_with_a_new_key_store_is_told_so(scene: Scene) -> None:
     one, again = member(1), member(1)
     scene.tracker.members.register(one.public, one.batch(3), None)
     again.label = "another store"
-    with pytest.raises(Refusal, match="used before") as refused:
+    with pytest.raises(RequestRefusal, match="used before") as refused:
         scene.tracker.members.register(again.public, again.batch(2), None)
     assert refused.value.status == 409
 
 
 def test_only_the_server_deposits_prekeys_and_only_for_the_registered(scene: Scene) -> None:
     one, tracked = member(1), scene.tracker.members
-    with pytest.raises(Refusal, match="only the server"):
+    with pytest.raises(RequestRefusal, match="only the server"):
         tracked.deposit(one.public, one.public, one.batch(1))
-    with pytest.raises(Refusal, match="no client") as refused:
+    with pytest.raises(RequestRefusal, match="no client") as refused:
         tracked.deposit(scene.server.public, one.public, one.batch(1))
     assert refused.value.status == 404
     tracked.register(one.public, one.batch(1), None)
@@ -211,7 +210,7 @@ def test_time_runs_out_and_a_heartbeat_renews_it(scene: Scene) -> None:
     assert scene.store.counts(now=scene.clock.now).live == 1
     scene.clock.now += scene.tracker.settings.forget_after + 601
     assert scene.tracker.sweep() == 1
-    with pytest.raises(Refusal, match="no client"):
+    with pytest.raises(RequestRefusal, match="no client"):
         tracked.heartbeat(one.public)
 
 
@@ -223,29 +222,29 @@ def test_closed_lists_keep_strangers_out(tmp_path: Path) -> None:
         coalitions={"clinics": Coalition({"friend": friend.public})},
     )
     tracked = scene.tracker.members
-    with pytest.raises(Refusal, match="not admitted") as refused:
+    with pytest.raises(RequestRefusal, match="not admitted") as refused:
         tracked.register(outsider.public, outsider.batch(1), None)
     assert refused.value.status == 403
     tracked.register(friend.public, friend.batch(1), "clinics")
     guest = member(5)
-    with pytest.raises(Refusal, match="not in the coalition"):
+    with pytest.raises(RequestRefusal, match="not in the coalition"):
         tracked.register(guest.public, guest.batch(1), "clinics")
     assert scene.store.counts(now=START).registered == 1
     tracked.register(guest.public, guest.batch(1), "farms")
-    with pytest.raises(Refusal, match="not in the coalition"):
+    with pytest.raises(RequestRefusal, match="not in the coalition"):
         tracked.join(guest.public, "clinics")
     tracked.join(guest.public, None)
     scene.store.close()
 
 
 def test_a_full_tracker_says_so(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, settings=Settings(max_clients=2))
+    scene = Scene(tmp_path, settings=TrackerSettings(max_clients=2))
     tracked = scene.tracker.members
     for one in members(2):
         tracked.register(one.public, one.batch(1), None)
         scene.clock.now += 10
     third = member(3)
-    with pytest.raises(Refusal, match="no more clients") as refused:
+    with pytest.raises(RequestRefusal, match="no more clients") as refused:
         tracked.register(third.public, third.batch(1), None)
     assert refused.value.status == 503
     scene.store.close()

@@ -12,10 +12,10 @@ import pytest
 from niss.protocol.agreement import agree, link_of, participants_hash, terms_hash, verify_beacon
 from niss.protocol.keys import Identity, verify
 from niss.protocol.messages import Beacon, RoundOpen, Terms
-from niss.tracker.auth import Refusal, check_anchor
-from niss.tracker.rounds import LIST_PURPOSE, RoundView, list_message
+from niss.tracker.auth import RequestRefusal, check_anchor
+from niss.tracker.rounds import LIST_PURPOSE, RoundCache, RoundView, SeatList, list_message
 from niss.tracker.service import Tracker
-from niss.tracker.store import Attempt, Release, SeatRequest
+from niss.tracker.store import Attempt, Release, SeatRequest, pack_participants
 from niss.tracker.store_sqlite import SqliteStore
 from support.protocol_round import seeded_entropy
 from tracker.harness import Member, member, members
@@ -136,13 +136,13 @@ def test_another_commitment_is_refused_also_after_a_crash(scene: Scene) -> None:
     view = scene.seat(many)
     scene.beacon(view, agreed)
     for _ in range(2):
-        with pytest.raises(Refusal, match="for another commitment") as refused:
+        with pytest.raises(RequestRefusal, match="for another commitment") as refused:
             scene.beacon(view, agreed, commitment=view.seats.hash + bytes(32))
         assert (refused.value.status, refused.value.field) == (409, "commitment")
         scene.crash()
     late = scene.seat(many, 0, 1)
     scene.beacon(scene.seat(many, 1), terms(1))
-    with pytest.raises(Refusal, match="link 5 was let out"):
+    with pytest.raises(RequestRefusal, match="link 5 was let out"):
         scene.beacon(late, terms(0, 1))
 
 
@@ -158,7 +158,7 @@ def test_a_crash_between_writing_down_and_answering_changes_nothing(scene: Scene
     with pytest.raises(KeyboardInterrupt):
         scene.beacon(view, agreed)
     scene.crash()
-    with pytest.raises(Refusal, match="for another commitment"):
+    with pytest.raises(RequestRefusal, match="for another commitment"):
         scene.beacon(view, agreed, commitment=view.seats.hash + bytes(32))
     check(scene, scene.beacon(view, agreed), view.seats.hash + terms_hash(agreed), 0, 0)
 
@@ -167,13 +167,13 @@ def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
     many = members(4)
     scene.enrol(many)
     view = scene.seat(many[:3])
-    with pytest.raises(Refusal, match="by another request"):
+    with pytest.raises(RequestRefusal, match="by another request"):
         scene.seat(many)
     other = participants_hash(scene.seat(many, 0, 1).seats.participants)
-    with pytest.raises(Refusal, match="other participants than were seated"):
+    with pytest.raises(RequestRefusal, match="other participants than were seated"):
         scene.beacon(view, terms(), commitment=other + terms_hash(terms()))
     swapped = participants_hash(view.seats.participants[::-1])
-    with pytest.raises(Refusal, match="other participants than were seated"):
+    with pytest.raises(RequestRefusal, match="other participants than were seated"):
         scene.beacon(view, terms(), commitment=swapped + terms_hash(terms()))
 
 
@@ -182,12 +182,12 @@ def test_a_link_is_let_out_for_a_seating_alone(scene: Scene) -> None:
     many, rounds = members(3), scene.tracker.rounds
     scene.enrol(many)
     for number in range(4):
-        with pytest.raises(Refusal, match="nobody is seated") as refused:
+        with pytest.raises(RequestRefusal, match="nobody is seated") as refused:
             rounds.beacon(SERVER.public, Attempt(RUN, number, 0), Release(bytes(64), None))
         assert (refused.value.status, refused.value.field) == (409, "attempt")
     assert rounds.run(RUN).highest == 0
     view = scene.seat(many, 2)
-    with pytest.raises(Refusal, match="nobody is seated"):
+    with pytest.raises(RequestRefusal, match="nobody is seated"):
         scene.beacon(view, terms(2, 1))
     scene.beacon(view, terms(2))
     assert rounds.run(RUN).highest == link_of(2, 0)
@@ -204,7 +204,7 @@ def test_a_link_is_told_again_when_its_list_has_been_erased(
     scene.beacon(scene.seat(many, 3), terms(3))
     assert scene.store.seating(RUN, link_of(0, 0)) is None
     assert scene.beacon(view, terms()) == first
-    with pytest.raises(Refusal, match="nobody is seated"):
+    with pytest.raises(RequestRefusal, match="nobody is seated"):
         scene.beacon(view, terms(), commitment=bytes(64))
 
 
@@ -212,7 +212,7 @@ def test_a_holder_for_another_tracker_leaves_the_lists_to_that_one(scene: Scene)
     rounds = Tracker(scene.store, scene.identity, server=SERVER.public, lists=False).rounds
     first = rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"a" * 64, None))
     check(scene, first, b"a" * 64, 0, 0)
-    with pytest.raises(Refusal, match="for another commitment"):
+    with pytest.raises(RequestRefusal, match="for another commitment"):
         rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"b" * 64, None))
 
 
@@ -233,10 +233,10 @@ def test_nobody_has_neighbours_before_the_beacon_or_without_a_degree(scene: Scen
     many = members(4)
     scene.enrol(many)
     view = scene.seat(many)
-    with pytest.raises(Refusal, match="not out"):
+    with pytest.raises(RequestRefusal, match="not out"):
         view.neighbours_json(many[0].public)
     scene.beacon(view, terms())
-    with pytest.raises(Refusal, match="how many neighbours"):
+    with pytest.raises(RequestRefusal, match="how many neighbours"):
         scene.tracker.rounds.view(Attempt(RUN, 0, 0)).neighbours_json(many[0].public)
 
 
@@ -244,21 +244,21 @@ def test_only_the_server_opens_and_only_what_there_is(scene: Scene) -> None:
     many, rounds = members(3), scene.tracker.rounds
     scene.enrol(many)
     stranger = many[0].public
-    with pytest.raises(Refusal, match="only the server"):
+    with pytest.raises(RequestRefusal, match="only the server"):
         rounds.start_run(stranger, b"other", 5)
-    with pytest.raises(Refusal, match="only the server"):
+    with pytest.raises(RequestRefusal, match="only the server"):
         rounds.beacon(stranger, Attempt(RUN, 0, 0), Release(bytes(64), None))
-    with pytest.raises(Refusal, match="only the server"):
+    with pytest.raises(RequestRefusal, match="only the server"):
         rounds.seat(stranger, Attempt(RUN, 0, 0), SeatRequest(count=2))
     for round_number, attempt, field in ((5, 0, "round"), (0, 4, "attempt")):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RequestRefusal) as refused:
             rounds.beacon(SERVER.public, Attempt(RUN, round_number, attempt), Release(bytes(64), None))
         assert (refused.value.status, refused.value.field) == (404, field)
-    with pytest.raises(Refusal, match="has begun, with 5"):
+    with pytest.raises(RequestRefusal, match="has begun, with 5"):
         rounds.start_run(SERVER.public, RUN, 6)
-    with pytest.raises(Refusal, match="no run"):
+    with pytest.raises(RequestRefusal, match="no run"):
         rounds.view(Attempt(b"nothing", 0, 0))
-    with pytest.raises(Refusal, match="not seated"):
+    with pytest.raises(RequestRefusal, match="not seated"):
         rounds.view(Attempt(RUN, 0, 0))
 
 
@@ -270,7 +270,7 @@ def test_what_is_asked_for_must_make_sense(scene: Scene) -> None:
         (SeatRequest(named, coalition="clinics"), "coalition"),
         (SeatRequest((*named, named[0])), "members"),
     ):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RequestRefusal) as refused:
             rounds.seat(SERVER.public, Attempt(RUN, 0, 0), wanted)
         assert (refused.value.status, refused.value.field) == (422, field)
 
@@ -307,3 +307,19 @@ def test_when_all_ask_at_once_a_round_is_made_ready_once(
     with ThreadPoolExecutor(8) as pool:
         views = set(pool.map(lambda _: scene.tracker.rounds.view(Attempt(RUN, 0, 0)), range(32)))
     assert len(views) == len(made) == 1
+
+
+def test_views_are_kept_by_the_number_of_their_seats() -> None:
+    def view(size: int) -> RoundView:
+        packed = pack_participants([(one.public, one.batch(1)[0].encode()) for one in members(size)])
+        return RoundView(SeatList(packed, lambda found: found), None, None)
+
+    cache = RoundCache(most_seats=5)
+    first, second, large = view(2), view(3), view(6)
+    cache.keep(Attempt(RUN, 0, 1), first)
+    cache.keep(Attempt(RUN, 0, 2), second)
+    assert (cache.get(Attempt(RUN, 0, 1)), cache.get(Attempt(RUN, 0, 2))) == (first, second)
+    cache.keep(Attempt(RUN, 0, 1), view(2))
+    assert cache.get(Attempt(RUN, 0, 2)) is second
+    cache.keep(Attempt(RUN, 0, 3), large)
+    assert [cache.get(Attempt(RUN, 0, link)) for link in (1, 2, 3)] == [None, None, large]

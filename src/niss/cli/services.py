@@ -19,7 +19,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """How a tracker is run. Fields that `niss.tracker` has too, in `Options` or `Settings`, go there by name.
+    """How a tracker is run. Fields that `niss.tracker` has too, in `Options` or `TrackerSettings`, go there by name.
 
     server_key       The public key of the server that opens rounds, from `niss keys show`.
     host             The address to listen on.
@@ -70,11 +70,11 @@ def tracker_command(options: TrackerOptions) -> None:
     niss tracker --server-key 3b6a27bc... --host 0.0.0.0 --tls-cert tracker.pem --tls-key tracker-key.pem
     niss tracker --server-key 3b6a27bc... --store redis://127.0.0.1:6379/0 --identity tracker.key
     """
-    from niss.tracker.limits import Settings
+    from niss.tracker.auth import TrackerSettings
 
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    names = {field.name for field in dataclasses.fields(Settings)}
-    settings = Settings(**{name: values.pop(name) for name in names & set(values)})
+    names = {field.name for field in dataclasses.fields(TrackerSettings)}
+    settings = TrackerSettings(**{name: values.pop(name) for name in names & set(values)})
     if options.log_level not in LOG_LEVELS:
         raise ConfigError(
             f"unknown level {options.log_level!r}",

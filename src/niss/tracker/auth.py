@@ -1,22 +1,25 @@
-"""What is signed: requests to the tracker, its participant lists, the anchors of runs. And how it refuses.
+"""Who may ask what: what is signed, how often and how much one may ask, and how the tracker refuses.
 
 In a request are signed the tracker's own key, the method, the path with its query, a hash of the body, the time and a
 nonce. A copy of a request is refused as long as its time is within the tolerance, and for its time afterwards. Reading
-is signed too, but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see.
+is signed too, but its nonces are not kept: a copy of a question yields an answer its sender was allowed to see. The
+tracker also signs: participant lists, and the anchors of runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from niss.errors import RemoteProtocolError
+from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import Identity, fingerprint, length_prefixed, uint64, verify
 
 
-class Refusal(RemoteProtocolError):
+class RequestRefusal(RemoteProtocolError):
     """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do.
 
     status       of the answer; 4xx is the sender's fault, 503 means "later"
@@ -46,7 +49,7 @@ class Refusal(RemoteProtocolError):
 def require_server(caller: bytes, server: bytes) -> None:
     """Refuse (403) whoever is not the server of this federation, whose key the tracker was started with."""
     if caller != server:
-        raise Refusal(
+        raise RequestRefusal(
             403,
             f"only the server may do this, not {fingerprint(caller)}",
             field="niss-identity",
@@ -102,7 +105,7 @@ def check_request(
     now: float,
     tolerance: float,
 ) -> Signed:
-    """Who signed the request; one that is unsigned, too old or changed on its way is a `Refusal` with status 401.
+    """Who signed the request; one that is unsigned, too old or changed on its way is refused (401).
 
     headers            as they arrived, names in lower case
     tracker            this tracker's public key: a request signed for another one does not verify
@@ -116,7 +119,7 @@ def check_request(
     values = {name: headers.get(name, "") for name in _SHAPES}
     for name, shape in _SHAPES.items():
         if not shape.fullmatch(values[name]):
-            raise Refusal(
+            raise RequestRefusal(
                 401,
                 "is malformed" if values[name] else "is missing: this request must be signed",
                 field=name,
@@ -124,7 +127,7 @@ def check_request(
             )
     time, nonce, identity = int(values[TIME]), bytes.fromhex(values[NONCE]), bytes.fromhex(values[IDENTITY])
     if abs(now - time) > tolerance:
-        raise Refusal(
+        raise RequestRefusal(
             401,
             f"the request is from {time}, here it is {now:.0f}: more than {tolerance:.0f} s apart",
             field=TIME,
@@ -134,7 +137,7 @@ def check_request(
     try:
         verify(identity, PURPOSE, message, bytes.fromhex(values[SIGNATURE]))
     except RemoteProtocolError as error:
-        raise Refusal(
+        raise RequestRefusal(
             401,
             error.message,
             field=SIGNATURE,
@@ -165,3 +168,72 @@ def anchor_message(run: bytes, rounds: int, anchor: bytes) -> bytes:
 def check_anchor(holder: bytes, run: bytes, rounds: int, anchor: bytes, signature: bytes) -> None:
     """Raises `RemoteProtocolError` for an anchor that the holder did not commit to for this run and length."""
     verify(holder, ANCHOR_PURPOSE, anchor_message(run, rounds, anchor), signature)
+
+
+LARGEST_BATCH = 256
+"""Most prekeys in one request."""
+LARGEST_ROUND = 10_000
+"""Most seats in one attempt."""
+LONGEST_RUN = 25_000
+"""Most rounds of one run, which bounds the time to derive its chain."""
+
+
+@dataclass(frozen=True)
+class TrackerSettings:
+    """What the person who runs the tracker decides.
+
+    ttl              seconds without a heartbeat after which a client is no longer seated
+    forget_after     seconds after that until it is erased
+    tolerance        seconds a client's clock may be off
+    address_rate     requests a second from one address, on average; 0: any number
+    identity_rate    the same for one identity, of requests that change something; the server is exempt
+    body_bytes       largest body of a request
+    max_clients      most clients that can be registered
+    stock            most prekeys of one client; `low`: when it is told to replenish, up to `wanted`
+    """
+
+    ttl: float = 600.0
+    forget_after: float = 30 * 86_400.0
+    tolerance: float = 60.0
+    address_rate: float = 200.0
+    identity_rate: float = 10.0
+    body_bytes: int = 1 << 20
+    max_clients: int = 1_000_000
+    stock: int = 1024
+    low: int = 4
+    wanted: int = 16
+
+    def __post_init__(self) -> None:
+        """Every setting is above 0 and finite; a rate may be 0, which means no limit."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            may_be_zero = field.name.endswith("_rate")
+            if not (0 < value < float("inf") or (may_be_zero and value == 0)):
+                raise ConfigError("must be above 0", field=f"--{field.name.replace('_', '-')}")
+
+
+class Buckets:
+    """Token buckets by name: `rate` a second on average, twice that at once; a rate of 0 lets everything pass.
+
+    Bounded in memory: of very many names the one not seen for longest is forgotten, and starts anew with a full bucket.
+    """
+
+    _MOST = 1 << 16
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._burst = rate, max(1.0, 2.0 * rate)
+        self._levels: OrderedDict[object, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, name: object, now: float) -> float:
+        """0 if this request may pass, else how many seconds to wait. `now` is a monotonic time."""
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            level, since = self._levels.pop(name, (self._burst, now))
+            level = min(self._burst, level + (now - since) * self._rate)
+            passes = level >= 1.0
+            self._levels[name] = (level - 1.0 if passes else level, now)
+            if len(self._levels) > self._MOST:
+                self._levels.popitem(last=False)
+            return 0.0 if passes else (1.0 - level) / self._rate

@@ -434,7 +434,7 @@ def _path(attempt: Attempt, what: str) -> str:
 
 
 def _prekey_entries(prekeys: Sequence[Prekey | SignedPrekey]) -> list[dict[str, object]]:
-    """Prekeys as the API takes them: `PrekeyBody` of `niss.tracker.schema`."""
+    """Prekeys as the API takes them: `PrekeyBody` of `niss.tracker.app`."""
     return [
         {
             "number": one.number if isinstance(one, Prekey) else one.id,

@@ -1,28 +1,27 @@
-"""What every request passes before the framework: limits of rate and size, counting, logging, and a fast path.
+"""What every request passes before the framework: limits of rate and size, counting and logging.
 
-Routing and validation cost as much as the signature check. A plain request for neighbours in a round that is in
-memory, the one question every client asks in every round, is answered by `HotPath`; everything else, and every doubt,
-is passed on to the application, which checks it all.
+Counters are for Prometheus and name no client; the log is one JSON object a line on stderr. It says what happened,
+never a key, a signature, a nonce or a link.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import math
-import re
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from types import SimpleNamespace
 from typing import Any
 
 from niss.protocol.keys import fingerprint
-from niss.tracker.auth import Refusal
-from niss.tracker.limits import Buckets
-from niss.tracker.observability import Metrics, log
-from niss.tracker.service import Tracker
-from niss.tracker.store import Attempt
+from niss.redaction import redact, safe_traceback
+from niss.tracker.auth import Buckets, RequestRefusal
+from niss.tracker.store import Counts
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -35,6 +34,8 @@ CALLER = "niss.caller"
 """Where the identity that signed it lies, for the log."""
 _BODY_SECONDS = 15.0
 _UNLIMITED = ("/healthz", "/metrics")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Gate:
@@ -72,7 +73,7 @@ class Gate:
             body = await self._body(scope, receive)
             scope[BODY] = body
             await self._app(scope, _once(body, receive), watched)
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             await answer(refusal, watched)
         except Exception as error:
             # Answered with 500 by the application before it raised.
@@ -89,7 +90,7 @@ class Gate:
             return
         wait = self._buckets.take(client[0], time.monotonic())
         if wait:
-            raise Refusal(
+            raise RequestRefusal(
                 429, "too many requests from this address", hint=f"wait {wait:.1f} s", retry_after=wait
             )
 
@@ -112,11 +113,11 @@ class Gate:
                         raise self._too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise Refusal(408, "the body did not arrive in time", hint="send it again") from None
+            raise RequestRefusal(408, "the body did not arrive in time", hint="send it again") from None
         return b"".join(parts)
 
-    def _too_large(self) -> Refusal:
-        return Refusal(
+    def _too_large(self) -> RequestRefusal:
+        return RequestRefusal(
             413,
             f"larger than {self._body_bytes} bytes",
             field="body",
@@ -146,7 +147,7 @@ class Gate:
         )
 
 
-async def answer(refusal: Refusal, send: Send) -> None:
+async def answer(refusal: RequestRefusal, send: Send) -> None:
     """Send a refusal as it stands in the API."""
     body = json.dumps(refusal.body()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -155,7 +156,7 @@ async def answer(refusal: Refusal, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def extra_headers(refusal: Refusal) -> dict[str, str]:
+def extra_headers(refusal: RequestRefusal) -> dict[str, str]:
     """The headers that a refusal needs beside its body: when to come back, how to authenticate, not to go on."""
     headers = {}
     if refusal.retry_after is not None:
@@ -188,49 +189,100 @@ def _once(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-NEIGHBOURS_ROUTE = "/v1/runs/{run}/rounds/{round}/attempts/{attempt}/neighbours"
-_PATH = re.compile(rb"/v1/runs/((?:[0-9a-f]{2}){1,64})/rounds/([0-9]{1,5})/attempts/([0-9])/neighbours")
-_ROUTE = SimpleNamespace(path=NEIGHBOURS_ROUTE)
+class Metrics:
+    """What this process counted since it started: requests by route and status, and histograms of seconds by route.
 
-
-class HotPath:
-    """ASGI middleware right before the application, for the request every client makes in every round.
-
-    It answers only a plain, signed, well-formed GET of neighbours from someone who has a seat, in a round whose view
-    is in memory. It refuses nothing itself: the application answers everything else, so the two cannot disagree about
-    what is allowed. No store is asked and no thread is used; nearly all of the time is the signature check.
+    Of several processes on one store, each counts its own requests, while the gauges (clients, prekeys, runs) come
+    from the store and are the same in all.
     """
 
-    def __init__(self, app: App, tracker: Tracker) -> None:
-        self._app, self._tracker = app, tracker
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._buckets: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._answer(scope)
-        if body is None:
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = _ROUTE
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one answer; `route` is the pattern of the path, never the path itself, so that labels stay few."""
+        place = next((at for at, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))
+        with self._lock:
+            self._requests[method, route, status] += 1
+            self._buckets.setdefault(route, [0] * (len(_BOUNDS) + 1))[place] += 1
+            self._sums[route] = self._sums.get(route, 0.0) + seconds
 
-    def _answer(self, scope: Scope) -> bytes | None:
-        """The body of the answer, or None where the application has to decide."""
-        if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
-            return None
-        parts = _PATH.fullmatch(scope["raw_path"])
-        if parts is None:
-            return None
-        attempt = Attempt(bytes.fromhex(parts[1].decode()), int(parts[2]), int(parts[3]))
-        view = self._tracker.rounds.final_view(attempt)
-        if view is None:
-            return None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            signed = self._tracker.check(headers, method="GET", target=scope["raw_path"], body=b"")
-            if not view.has_seat(signed.identity):
-                return None
-            scope[CALLER] = signed.identity
-            return view.neighbours_json(signed.identity)
-        except Refusal:
-            return None
+    def text(self, counts: Counts) -> str:
+        """Everything in the text format of Prometheus, version 0.0.4; `counts` are the gauges, from the store.
+
+        Labels are patterns of this application and methods that it knows: nothing in them needs to be escaped.
+        """
+        with self._lock:
+            requests, sums = dict(self._requests), dict(self._sums)
+            buckets = {route: list(numbers) for route, numbers in self._buckets.items()}
+        lines = _head("requests_total", "counter", "Requests answered.")
+        for (method, route, status), count in sorted(requests.items()):
+            labels = f'method="{method}",route="{route}",status="{status}"'
+            lines.append(f"niss_tracker_requests_total{{{labels}}} {count}")
+        lines += _head("request_seconds", "histogram", "Time to answer.")
+        for route, numbers in sorted(buckets.items()):
+            name, labels = "niss_tracker_request_seconds", f'route="{route}"'
+            for bound, below in zip((*map(str, _BOUNDS), "+Inf"), itertools.accumulate(numbers), strict=True):
+                lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {below}')
+            lines.append(f"{name}_sum{{{labels}}} {sums[route]:.6f}")
+            lines.append(f"{name}_count{{{labels}}} {sum(numbers)}")
+        for gauge, meaning, value in (
+            ("clients_registered", "Clients registered, live or not.", counts.registered),
+            ("clients_live", "Clients that can be seated.", counts.live),
+            ("prekeys", "One-time keys in stock.", counts.prekeys),
+            ("runs", "Runs begun.", counts.runs),
+        ):
+            lines += [*_head(gauge, "gauge", meaning), f"niss_tracker_{gauge} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, meaning: str) -> list[str]:
+    """The lines before the samples of a metric."""
+    return [f"# HELP niss_tracker_{name} {meaning}", f"# TYPE niss_tracker_{name} {kind}"]
+
+
+_LOGGER = "niss.tracker"
+
+
+class _JsonLines(logging.Formatter):
+    """A log record as one JSON object; facts and messages pass `redact`, tracebacks show no values of variables."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "event": redact(record.getMessage()),
+        }
+        # A reason is what some library said, of an address with its password for example.
+        for name, fact in getattr(record, "facts", {}).items():
+            entry[name] = redact(fact) if isinstance(fact, str) else fact
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            # What an exception says could hold a secret.
+            entry["traceback"] = safe_traceback(record.exc_info[1]).splitlines()
+        return json.dumps(entry, default=str)
+
+
+def start_logging(level: str) -> None:
+    """Send the tracker's log and uvicorn's own to stderr, from that level on ("debug", "info", ...)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    for name in (_LOGGER, "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level.upper())
+
+
+def log(
+    event: str, *, level: int = logging.INFO, error: BaseException | None = None, **facts: object
+) -> None:
+    """Log an event with its facts.
+
+    event   what happened, always in the same words, so that it can be searched for
+    error   its traceback is logged, without the values of variables
+    facts   entries of the JSON object; strings pass `redact`
+    """
+    logging.getLogger(_LOGGER).log(level, event, extra={"facts": facts}, exc_info=error)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,13 +27,11 @@ from niss.graph import ShareGraph
 from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, link_of, participants_hash
 from niss.protocol.keys import Entropy, Identity, draw
 from niss.protocol.messages import Beacon, Participant
-from niss.tracker.auth import LIST_PURPOSE, Refusal, list_message, require_server
-from niss.tracker.beacons import BeaconHolder
-from niss.tracker.limits import LONGEST_RUN
+from niss.tracker.auth import LIST_PURPOSE, LONGEST_RUN, RequestRefusal, list_message, require_server
 from niss.tracker.store import Attempt, Release, Run, SeatRequest, Store, unknown_run, unpack_participants
 
 
-class Seats:
+class SeatList:
     """Who sits in an attempt, signed by the tracker; each seat is kept as the JSON that shows it.
 
     size, hash   how many they are, and the hash of the list that the server commits to
@@ -62,7 +61,7 @@ class RoundView:
     release and beacon are None until then; a view with them never changes, and is made once.
     """
 
-    def __init__(self, seats: Seats, release: Release | None, beacon: Beacon | None) -> None:
+    def __init__(self, seats: SeatList, release: Release | None, beacon: Beacon | None) -> None:
         self.seats, self.release, self.beacon = seats, release, beacon
 
     def has_seat(self, identity: bytes) -> bool:
@@ -98,7 +97,7 @@ class RoundView:
         Refused (409) before the beacon is out, and where the server did not tell the number of neighbours.
         """
         if self.release is None or self.beacon is None:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "the beacon of this attempt is not out: nobody has neighbours yet",
                 field="attempt",
@@ -106,7 +105,7 @@ class RoundView:
             )
         neighbours = self.release.neighbours
         if neighbours is None:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "the server did not say how many neighbours each client has",
                 field="attempt",
@@ -146,12 +145,12 @@ class RoundCache:
 
 
 def beacon_entries(beacon: Beacon) -> dict[str, object]:
-    """A beacon as the API shows it: `BeaconAnswer` of `niss.tracker.schema`."""
+    """A beacon as the API shows it: `BeaconAnswer` of `niss.tracker.app`."""
     return {"index": beacon.index, "value": beacon.value.hex(), "signature": beacon.signature.hex()}
 
 
 def _seat_entries(seat: int, participant: Participant) -> dict[str, object]:
-    """A seat as the API shows it: `SeatAnswer` of `niss.tracker.schema`."""
+    """A seat as the API shows it: `SeatAnswer` of `niss.tracker.app`."""
     prekey = participant.prekey
     key = {"number": prekey.number, "public": prekey.public.hex(), "signature": prekey.signature.hex()}
     return {"seat": seat, "identity": participant.identity.hex(), "prekey": key}
@@ -166,9 +165,33 @@ _HASH_BYTES = 32
 _NOBODY = participants_hash(())
 
 
+class BeaconHolder(ABC):
+    """Who commits to a chain and lets its links out; `public` is the key its signatures verify under.
+
+    Both methods have the same answer for the same arguments, before and after a restart. They refuse where
+    the holder is elsewhere and cannot be reached (503) or will not answer (409).
+    """
+
+    public: bytes
+
+    @abstractmethod
+    def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:
+        """The anchor of a chain for that many rounds, and the holder's signature under run, rounds and anchor.
+
+        `salt` are 32 random bytes, drawn once for each run; the same salt gives the same chain.
+        """
+
+    @abstractmethod
+    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:
+        """The signed link of an attempt at `run`, for this commitment.
+
+        The caller has written down before, durably, that the link is let out for it and nothing else.
+        """
+
+
 @dataclass(eq=False)
 class Rounds:
-    """The runs and rounds of a tracker; only the server changes anything here. What is wrong is a `Refusal`.
+    """The runs and rounds of a tracker; only the server changes anything here. What is wrong is a `RequestRefusal`.
 
     store     where runs, seatings and releases are written before they are answered
     identity  the tracker's, which signs participant lists
@@ -197,7 +220,7 @@ class Rounds:
         """
         require_server(caller, self.server)
         if not 1 <= rounds <= LONGEST_RUN:
-            raise Refusal(
+            raise RequestRefusal(
                 422, f"a run has 1 to {LONGEST_RUN} rounds", field="rounds", hint="split it into several runs"
             )
         started = self.store.run(run)
@@ -206,7 +229,7 @@ class Rounds:
             anchor, signature = self.holder.commit(run, rounds, salt)
             started = self.store.start_run(run, Run(rounds, salt, anchor, signature))
         if started.rounds != rounds:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 f"this run has begun, with {started.rounds} rounds",
                 field="rounds",
@@ -225,14 +248,14 @@ class Rounds:
         """The run of an attempt; refused (404) where it was not started, or has no such round or attempt."""
         run = self.run(attempt.run)
         if not 0 <= attempt.number < LINKS_PER_ROUND:
-            raise Refusal(
+            raise RequestRefusal(
                 404,
                 f"a round can be tried {LINKS_PER_ROUND} times",
                 field="attempt",
                 hint="go on with the next round",
             )
         if not 0 <= attempt.round < run.rounds:
-            raise Refusal(
+            raise RequestRefusal(
                 404,
                 f"this run has rounds 0 to {run.rounds - 1}",
                 field="round",
@@ -263,7 +286,7 @@ class Rounds:
         seating = self.store.seating(attempt.run, attempt.link)
         if self.store.released(attempt.run, attempt.link) != wanted:
             if seating is None and self.lists:
-                raise Refusal(
+                raise RequestRefusal(
                     409,
                     "nobody is seated in this attempt",
                     field="attempt",
@@ -271,14 +294,14 @@ class Rounds:
                 )
             self._check_announced(attempt, run, wanted)
         if seating is not None and committed != participants_hash(seating.participants()):
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "this commitment is to other participants than were seated",
                 field="commitment",
                 hint="open the round with the list that seating it returned, in its order",
             )
         if self.store.release(attempt.run, attempt.link, wanted) != wanted:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "the link of this attempt was let out for another commitment",
                 field="commitment",
@@ -294,7 +317,7 @@ class Rounds:
         highest = self.store.released(attempt.run, run.highest) if run.highest else None
         if wanted.following is None:
             if highest is not None and highest.following is not None:
-                raise Refusal(
+                raise RequestRefusal(
                     409,
                     "this run carries noise from round to round: a commitment names the next round's list too",
                     field="commitment",
@@ -302,7 +325,7 @@ class Rounds:
                 )
             return
         if attempt.number:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "a run that carries noise from round to round has one attempt at a round",
                 field="attempt",
@@ -312,7 +335,7 @@ class Rounds:
             self._check_is_next(attempt, wanted)
         if attempt.round + 1 == run.rounds:
             if wanted.following != _NOBODY:
-                raise Refusal(
+                raise RequestRefusal(
                     409,
                     "the last round carries noise to nobody",
                     field="commitment",
@@ -328,14 +351,14 @@ class Rounds:
         before = self.store.released(attempt.run, link_of(number, 0))
         announced = None if before is None else before.following
         if announced is None:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 f"round {number} was not opened" if before is None else f"round {number} announced nobody",
                 field="round",
                 hint="open the rounds in order, each with the list of the next",
             )
         if announced != wanted.commitment[:_HASH_BYTES]:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 f"this commitment is to another list than round {number} announced",
                 field="commitment",
@@ -346,14 +369,14 @@ class Rounds:
         """The list that is announced must be seated, in the next round's one attempt."""
         seating = self.store.seating(attempt.run, link_of(attempt.round + 1, 0))
         if seating is None:
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "nobody is seated in the next round, to which this one carries noise",
                 field="commitment",
                 hint="seat the next round first",
             )
         if following != participants_hash(seating.participants()):
-            raise Refusal(
+            raise RequestRefusal(
                 409,
                 "this commitment is to other participants of the next round than were seated",
                 field="commitment",
@@ -376,18 +399,18 @@ class Rounds:
             self._cache.keep(attempt, view)
             return view
 
-    def _seats(self, attempt: Attempt) -> Seats:
+    def _seats(self, attempt: Attempt) -> SeatList:
         """The list of an attempt from the store, signed."""
         run, link = attempt.run, attempt.link
         seating = self.store.seating(run, link)
         if seating is None:
-            raise Refusal(
+            raise RequestRefusal(
                 404,
                 "this attempt was not seated here, or so long ago that its list is erased",
                 field="attempt",
                 hint="the server seats it first",
             )
-        return Seats(
+        return SeatList(
             seating.packed,
             lambda list_hash: self.identity.sign(LIST_PURPOSE, list_message(run, link, list_hash)),
         )

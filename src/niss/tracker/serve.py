@@ -26,10 +26,9 @@ from niss.protocol.coalition_file import load_coalition
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.beacons import ExternalChains
-from niss.tracker.limits import Settings
-from niss.tracker.observability import log, start_logging
-from niss.tracker.service import Tracker
+from niss.tracker.auth import TrackerSettings
+from niss.tracker.gate import log, start_logging
+from niss.tracker.service import ExternalChains, Tracker
 from niss.tracker.store import open_store, sqlite_path
 
 _GRACE_SECONDS = 10
@@ -72,7 +71,7 @@ class Options:
     holder_only: bool = False
     admit: Path | None = None
     coalitions: dict[str, Path] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
+    settings: TrackerSettings = field(default_factory=TrackerSettings)
     log_level: str = "info"
 
 

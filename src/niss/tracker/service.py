@@ -1,26 +1,42 @@
-"""The tracker without HTTP: who asks, which clients are registered and live, and the runs.
+"""The tracker without HTTP: who asks, which clients are registered and live, whose chains the links are of.
 
 A client speaks for itself alone: every `caller` here has signed its request.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
 
 from niss.errors import RemoteProtocolError
+from niss.protocol.agreement import BeaconChain
 from niss.protocol.coalition_file import Coalition
-from niss.protocol.keys import Entropy, Identity, fingerprint
-from niss.tracker.auth import Refusal, Signed, check_request, require_server
-from niss.tracker.beacons import BeaconHolder, OwnChains
-from niss.tracker.limits import Buckets, Settings
-from niss.tracker.rounds import Rounds
-from niss.tracker.store import Batch, Counts, Stock, Store, bind_identity
+from niss.protocol.keys import Entropy, Identity, SecretBytes, fingerprint, length_prefixed, uint64
+from niss.protocol.messages import Beacon
+from niss.tracker.auth import (
+    ANCHOR_PURPOSE,
+    Buckets,
+    RequestRefusal,
+    Signed,
+    TrackerSettings,
+    anchor_message,
+    check_request,
+    require_server,
+)
+from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
+from niss.tracker.rounds import BeaconHolder, Rounds
+from niss.tracker.store import Attempt, Batch, Counts, Run, Stock, Store, bind_identity
 
+_CHAINS_IN_MEMORY = 8
 _SECONDS_BETWEEN_COUNTS = 5.0
 _SECONDS_BETWEEN_GAUGES = 1.0
 T = TypeVar("T")
@@ -28,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Membership:
-    """The clients of a tracker. Every `caller` has signed its request; what is wrong is a `Refusal`.
+    """The clients of a tracker. Every `caller` has signed its request; what is wrong is a `RequestRefusal`.
 
     store        where clients and their prekeys are
     settings     how long a client stays live, and how many clients and prekeys there may be
@@ -40,7 +56,7 @@ class Membership:
     """
 
     store: Store
-    settings: Settings
+    settings: TrackerSettings
     server: bytes
     admitted: Coalition | None
     coalitions: Mapping[str, Coalition]
@@ -116,7 +132,7 @@ class Membership:
         if self.admitted is None or identity in self.admitted:
             return
         self.store.leave(identity, now=self.clock())
-        raise Refusal(
+        raise RequestRefusal(
             403,
             f"identity {fingerprint(identity)} is not admitted here",
             field="niss-identity",
@@ -129,7 +145,7 @@ class Membership:
         if self.monotonic() < self._room_until:
             return
         if self.store.counts(now=self.clock()).registered >= self.settings.max_clients:
-            raise Refusal(
+            raise RequestRefusal(
                 503, "no more clients can be registered", hint="raise --max-clients", retry_after=60.0
             )
         self._room_until = self.monotonic() + _SECONDS_BETWEEN_COUNTS
@@ -141,7 +157,7 @@ class Membership:
             try:
                 prekey.verify(identity)
             except RemoteProtocolError as error:
-                raise Refusal(
+                raise RequestRefusal(
                     422,
                     error.message,
                     field=f"prekeys.{place}.signature",
@@ -152,7 +168,7 @@ class Membership:
         """Refuse whoever is not on the closed list of a coalition, where it has one."""
         closed = self.coalitions.get(name)
         if closed is not None and caller not in closed:
-            raise Refusal(
+            raise RequestRefusal(
                 403,
                 f"identity {fingerprint(caller)} is not in the coalition {name!r}",
                 field="coalition",
@@ -168,8 +184,82 @@ def _gone(before: Coalition, after: Coalition | None) -> list[bytes]:
 def _known(outcome: T | None, field: str = "niss-identity") -> T:
     """What a store answered about a client; refused (404) where that is None or False: it is not registered."""
     if outcome is None or outcome is False:
-        raise Refusal(404, "no client with this identity is registered", field=field, hint="register first")
+        raise RequestRefusal(
+            404, "no client with this identity is registered", field=field, hint="register first"
+        )
     return outcome
+
+
+class OwnChains(BeaconHolder):
+    """Chains that follow from this tracker's identity; the last few are kept in memory, since deriving one is slow.
+
+    A chain's seed is never stored: a restart finds every chain again, and whoever reads the store learns no link.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self.public = identity.public
+        self._chain = lru_cache(_CHAINS_IN_MEMORY)(self._derive)
+
+    def _derive(self, run: bytes, rounds: int, salt: bytes) -> BeaconChain:
+        """The chain of a run: its seed is SHA-256 of a deterministic Ed25519 signature under run, length and salt.
+
+        The signature is never sent or stored, so the seed is known only to whoever holds the identity.
+        """
+        signature = self._identity.sign("beacon-seed", length_prefixed(run, uint64(rounds), salt))
+        seed = SecretBytes(hashlib.sha256(b"niss.beacon-seed.v1" + signature).digest())
+        return BeaconChain(rounds, holder=self._identity, entropy=lambda _count: seed)
+
+    def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:
+        anchor = self._chain(run, rounds, salt).anchor
+        return anchor, self._identity.sign(ANCHOR_PURPOSE, anchor_message(run, rounds, anchor))
+
+    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:
+        # A copy: the chain's own memory of what was let out ends with the process; the store's does not.
+        fresh = copy.copy(self._chain(attempt.run, run.rounds, run.salt))
+        return fresh.release(attempt.round, attempt.number, commitment)
+
+
+class ExternalChains(BeaconHolder):
+    """Asks the tracker at `url` for anchors and links; it writes down what it lets out, as this one does.
+
+    The two can be run by different people: then whoever draws up the lists, here, cannot know a link beforehand. The
+    other one is started with this one's key as its --server-key, and with --holder-only.
+    """
+
+    def __init__(self, url: str, identity: Identity, *, ca: Path | None = None) -> None:
+        """`identity` is this tracker's, which the other one takes for its server; `ca` verifies its certificate.
+
+        Asks for its public key at once, so that a wrong address shows at the start (`TrackerUnavailable`).
+        """
+        self._client = TrackerClient(url, identity, ca=ca, retries=3)
+        self.public = self._client.describe().holder
+
+    def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """The other tracker's anchor and signature, verified; the salt is not needed, since that one draws its own."""
+        with _passed_on():
+            self._client.start_run(run, rounds)
+            about = self._client.describe(run)
+        assert about.anchor is not None
+        assert about.signature is not None
+        return about.anchor, about.signature
+
+    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:  # noqa: ARG002
+        with _passed_on():
+            return self._client.beacon(*attempt, commitment)
+
+
+@contextmanager
+def _passed_on() -> Iterator[None]:
+    """Trouble with the holder, as this tracker's own answer."""
+    try:
+        yield
+    except TrackerUnavailable as error:
+        raise RequestRefusal(
+            503, f"the beacon's holder: {error.detail}", hint=error.advice, retry_after=5.0
+        ) from None
+    except TrackerRefused as error:
+        raise RequestRefusal(409, f"the beacon's holder: {error.detail}", hint=error.advice) from None
 
 
 class Tracker:
@@ -184,7 +274,7 @@ class Tracker:
         identity: Identity,
         *,
         server: bytes,
-        settings: Settings | None = None,
+        settings: TrackerSettings | None = None,
         holder: BeaconHolder | None = None,
         admitted: Coalition | None = None,
         coalitions: Mapping[str, Coalition] | None = None,
@@ -206,7 +296,7 @@ class Tracker:
         """
         bind_identity(store, identity.public)
         self.store, self.server, self.public = store, server, identity.public
-        self.settings, self.holder = settings or Settings(), holder or OwnChains(identity)
+        self.settings, self.holder = settings or TrackerSettings(), holder or OwnChains(identity)
         self.members = Membership(store, self.settings, server, admitted, coalitions or {}, clock, monotonic)
         self.rounds = Rounds(store, identity, self.holder, server, clock, entropy, lists)
         self._clock, self._monotonic = clock, monotonic
@@ -252,13 +342,13 @@ class Tracker:
         if signed.identity != self.server:
             wait = self._buckets.take(signed.identity, self._monotonic())
             if wait:
-                raise Refusal(
+                raise RequestRefusal(
                     429, "too many requests of this identity", hint=f"wait {wait:.1f} s", retry_after=wait
                 )
         # Twice, for the clocks of several trackers on one store may differ too.
         expires = signed.time + 2 * self.settings.tolerance
         if not self.store.first_use(signed.identity, signed.nonce, now=self._clock(), expires=expires):
-            raise Refusal(
+            raise RequestRefusal(
                 401,
                 "this request was made before",
                 field="niss-nonce",

@@ -1,67 +1,38 @@
 """The shared store: one Redis server, for several tracker processes.
 
-Whatever hangs together is a single Lua script, which Redis runs in one piece between other requests: seatings,
-releases, the start of a run, new prekeys, a change of coalition. Leaving is an optimistic transaction (WATCH, MULTI,
-EXEC): where another process touched the same keys in between, nothing is written and the change is computed anew. So
-two processes cannot hand out one prekey or let out one link for two commitments. Redis must write its log before it
-answers (`appendfsync always`) and must not evict; `connect` refuses one that does otherwise.
+Whatever hangs together is a single Lua script, which Redis runs in one piece between other requests. So two processes
+cannot hand out one prekey or let out one link for two commitments. Redis must write its log before it answers
+(`appendfsync always`) and must not evict; `connect` refuses one that does otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.protocol.keys import DEGENERATE, PUBLIC_BYTES
-from niss.tracker.store import (
-    COMMITMENT_BYTES,
-    NUMBER_BYTES,
-    Batch,
-    Counts,
-    Release,
-    Run,
-    Seating,
-    SeatRequest,
-    Stock,
-    Store,
-)
+from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
 
 # Seat an attempt with those candidates who are live and have a prekey left, and take the first prekey of each.
-# Keys that nobody can agree on, or that another one in the list has too, are thrown away: earlier versions let them in.
 # KEYS: run, seatings, live, number of prekeys, public keys in stock.
-# ARGV: link, hash of the request, now, at least, at most, prefix of stocks, degenerate keys, candidates...
+# ARGV: link, hash of the request, now, at least, at most, prefix of stocks, candidates...
 # Answers 'seated' and the record, 'few' and how many there are, or 'over' and the highest link (none: no such run).
 _SEAT = """
 local before = redis.call('HGET', KEYS[2], ARGV[1])
 if before then return {'seated', before} end
 local highest = redis.call('HGET', KEYS[1], 'highest')
 if not highest or tonumber(ARGV[1]) <= tonumber(highest) then return {'over', highest} end
-local useless = {}
-for at = 1, #ARGV[7], 32 do useless[string.sub(ARGV[7], at, at + 31)] = true end
-local function has_key(one)
-    while true do
-        local key = redis.call('LINDEX', ARGV[6] .. one, 0)
-        if not key then return false end
-        local public = string.sub(key, 9, 40)
-        if not useless[public] then
-            useless[public] = true
-            return true
-        end
-        redis.call('LPOP', ARGV[6] .. one)
-        redis.call('DECR', KEYS[4])
-    end
-end
 local chosen = {}
-for place = 8, #ARGV do
+for place = 7, #ARGV do
     if #chosen >= tonumber(ARGV[5]) then break end
     local one = ARGV[place]
     local expires = redis.call('ZSCORE', KEYS[3], one)
-    if expires and tonumber(expires) > tonumber(ARGV[3]) and has_key(one) then
+    if expires and tonumber(expires) > tonumber(ARGV[3])
+            and redis.call('EXISTS', ARGV[6] .. one) == 1 then
         chosen[#chosen + 1] = one
     end
 end
@@ -140,9 +111,25 @@ end
 return 1
 """
 
+# Erase a client's stock and coalition; its highest number is kept for a while, so that used prekeys do not come back.
+# KEYS: live, number of prekeys, public keys in stock, stock, coalition of the client, highest.
+# ARGV: identity, prefix of coalitions, seconds for which the highest number is kept. 0 where it is not registered.
+_LEAVE = """
+for _, key in ipairs(redis.call('LRANGE', KEYS[4], 0, -1)) do
+    redis.call('SREM', KEYS[3], string.sub(key, 9, 40))
+    redis.call('DECR', KEYS[2])
+end
+local before = redis.call('GET', KEYS[5])
+if before then redis.call('SREM', ARGV[2] .. before, ARGV[1]) end
+redis.call('DEL', KEYS[4], KEYS[5])
+redis.call('EXPIRE', KEYS[6], ARGV[3])
+return redis.call('ZREM', KEYS[1], ARGV[1])
+"""
+
 # One hash tag: all keys of a tracker lie in one slot, so that scripts and transactions may touch several.
 _PREFIX = b"niss:{tracker}:"
 _TIMEOUT_SECONDS = 5.0
+_VERSION = b"1"
 _SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 
 
@@ -168,9 +155,10 @@ class RedisStore(Store):
         """`redis` is a connected `redis.Redis`; `prefix` keeps several stores on one server apart."""
         self._redis, self.trouble = redis, trouble
         self._prefix = prefix
-        self._run_seat, self._run_release, self._run_start, self._run_add, self._run_join = (
-            redis.register_script(script) for script in (_SEAT, _RELEASE, _START, _ADD, _JOIN)
+        self._run_seat, self._run_release, self._run_start = map(
+            redis.register_script, (_SEAT, _RELEASE, _START)
         )
+        self._run_add, self._run_join, self._run_leave = map(redis.register_script, (_ADD, _JOIN, _LEAVE))
 
     @classmethod
     def connect(cls, url: str) -> RedisStore:
@@ -197,7 +185,20 @@ class RedisStore(Store):
         # A hosted Redis may not tell its settings; the guide says what they must be.
         with contextlib.suppress(redis.ResponseError):
             _check_settings(client.config_get(*_SAFE_SETTINGS))
-        return cls(client, trouble=(redis.RedisError, OSError))
+        store = cls(client, trouble=(redis.RedisError, OSError))
+        store._check_version()
+        return store
+
+    def _check_version(self) -> None:
+        """Refuse what another version of niss has used; a new store is marked as this one's."""
+        used, version = self._redis.mget(self._key("about", b"identity"), self._key("about", b"version"))
+        if used is not None and version != _VERSION:
+            raise ConfigError(
+                "this Redis was written to by another version of niss",
+                field="--store",
+                hint="name another server or database number",
+            )
+        self.bind("version", _VERSION)
 
     def _key(self, kind: str, name: bytes = b"") -> bytes:
         return self._prefix + kind.encode() + b":" + name
@@ -243,25 +244,10 @@ class RedisStore(Store):
         return None if known is None else Stock(held)
 
     def leave(self, identity: bytes, *, now: float) -> bool:  # noqa: ARG002
-        held_key, group_key = self._key("stock", identity), self._key("coalition-of", identity)
-
-        def change(pipe: Any) -> bool:
-            known = pipe.zscore(self._key("live"), identity) is not None
-            group: bytes | None = pipe.get(group_key)
-            held: list[bytes] = pipe.lrange(held_key, 0, -1)
-            pipe.multi()
-            pipe.zrem(self._key("live"), identity)
-            pipe.delete(held_key, group_key)
-            if held:
-                pipe.decrby(self._key("prekeys"), len(held))
-                pipe.srem(self._key("publics"), *(packed[NUMBER_BYTES:][:PUBLIC_BYTES] for packed in held))
-            # Kept for a while, so that used prekeys do not come back with their owner.
-            pipe.expire(self._key("highest", identity), int(self.REMEMBER_LEFT))
-            if group is not None:
-                pipe.srem(self._key("coalition", group), identity)
-            return known
-
-        return bool(self._redis.transaction(change, held_key, group_key, value_from_callable=True))
+        own = (self._key(kind, identity) for kind in ("stock", "coalition-of", "highest"))
+        keys = [self._key("live"), self._key("prekeys"), self._key("publics"), *own]
+        settings = [identity, self._key("coalition"), int(self.REMEMBER_LEFT)]
+        return bool(self._run_leave(keys=keys, args=settings))
 
     def set_coalition(self, identity: bytes, coalition: str | None) -> bool:
         keys = [self._key("live"), self._key("coalition-of", identity)]
@@ -287,8 +273,7 @@ class RedisStore(Store):
         keys = [self._key(*name) for name in names]
         most = len(candidates) if request.members is not None else request.count
         settings = [link, request.hash, repr(now), request.at_least, most, self._key("stock")]
-        useless = b"".join(sorted(DEGENERATE))
-        outcome, result = self._run_seat(keys=keys, args=[*settings, useless, *candidates])
+        outcome, result = self._run_seat(keys=keys, args=[*settings, *candidates])
         if outcome == b"seated":
             return _as_seating(result)
         if outcome == b"few":
@@ -353,18 +338,14 @@ def _as_seating(record: bytes) -> Seating:
 
 
 def _release_record(release: Release) -> bytes:
-    """List and terms of the commitment, then as JSON the number of neighbours, in a pair with the next list if any."""
-    about: object = release.neighbours
-    if release.following is not None:
-        about = [about, release.following.hex()]
-    return release.commitment[:COMMITMENT_BYTES] + json.dumps(about).encode()
+    """The number of neighbours as a float of 8 bytes, 0 for none, then the commitment."""
+    return struct.pack(">d", release.neighbours or 0.0) + release.commitment
 
 
 def _as_release(record: bytes) -> Release:
     """What `_release_record` made."""
-    commitment, about = record[:COMMITMENT_BYTES], json.loads(record[COMMITMENT_BYTES:])
-    neighbours, following = about if isinstance(about, list) else (about, "")
-    return Release(commitment + bytes.fromhex(following), neighbours)
+    (neighbours,) = struct.unpack_from(">d", record)
+    return Release(record[8:], neighbours or None)
 
 
 def _check_settings(settings: Mapping[Any, Any]) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.protocol.keys import DEGENERATE
 from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
 
 # Prekey numbers are blobs of 8 bytes, since SQLite's integers end at 2^63. A client that left has a negative expiry.
@@ -40,13 +39,6 @@ CREATE TABLE IF NOT EXISTS seatings (
     run BLOB, link INTEGER, asked BLOB NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (run, link));
 CREATE TABLE IF NOT EXISTS releases (
     run BLOB, link INTEGER, commitment BLOB NOT NULL, neighbours REAL, PRIMARY KEY (run, link)) WITHOUT ROWID;
-"""
-
-# Earlier versions let in keys that nobody can agree on, and copies of somebody else's.
-_CLEAN = f"""
-DELETE FROM prekeys WHERE substr(packed, 9, 32) IN ({", ".join(f"x'{key.hex()}'" for key in sorted(DEGENERATE))});
-DELETE FROM prekeys WHERE substr(packed, 9, 32) IN
-    (SELECT substr(packed, 9, 32) FROM prekeys GROUP BY 1 HAVING count(DISTINCT identity) > 1);
 """
 
 _VERSION = 1
@@ -75,11 +67,9 @@ class SqliteStore(Store):
         try:
             # Created by us, so that it never exists with wider rights than these.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600))
-            self._db = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._reader = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            self._db, self._reader = (
+                sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+                for _ in range(2)
             )
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
@@ -89,9 +79,7 @@ class SqliteStore(Store):
                     hint="name a new file",
                 )
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.executescript(
-                f"BEGIN IMMEDIATE; {_LAYOUT} {_CLEAN} PRAGMA user_version = {_VERSION}; COMMIT;"
-            )
+            self._db.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version = {_VERSION}; COMMIT;")
             self._reader.execute("PRAGMA query_only = ON")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
