@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from niss.errors import ConfigError
-from niss.local import Settings, check_app
-from niss.local.template import new_app
+from niss.local import check_app, new_app
 
 
 def test_the_app_has_its_name_everywhere(tmp_path: Path) -> None:
@@ -27,7 +26,7 @@ def test_the_app_has_its_name_everywhere(tmp_path: Path) -> None:
 
 def test_niss_up_takes_it_and_its_parts_can_be_loaded(tmp_path: Path) -> None:
     app = new_app(tmp_path / "digits")
-    check_app(app, Settings(), {"colluders": 0})
+    check_app(app, ["colluders"], tracker=True)
     code = "import digits.client_app, digits.server_app; print(digits.client_app.app, digits.server_app.app)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=app, capture_output=True, text=True, check=False, timeout=120

@@ -29,7 +29,7 @@ def new_command(options: NewOptions) -> None:
     niss new my-app
     niss new apps/digits      then: niss up --app apps/digits
     """
-    from niss.local.template import new_app
+    from niss.local import new_app
 
     folder = new_app(options.folder)
     typer.echo(str(folder))

@@ -109,7 +109,7 @@ def _prepared(folder: Path, options: UpOptions) -> _Prepared:
             field="--app",
             hint="name the folder of your app, or leave --app out for the one that is built in",
         )
-    check_app(app, parts, settings)
+    check_app(app, settings, tracker=parts.tracker)
     if RESUME in app_settings(app):
         settings[RESUME] = str(folder / "server")
     made = _Prepared(parts, app.resolve(), settings)

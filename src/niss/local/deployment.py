@@ -25,7 +25,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -43,11 +42,6 @@ NAME = "niss-up"
 _READY_SECONDS = 90.0
 _FEDERATION = "federation.json"
 _STARTED = ("nodes", "tls", "tracker", "pinned")
-# What every app must have among its settings; those of trackers where there is one.
-_NEEDED = ("server-key", "coalition", "report", "min-nodes", "rounds")
-_FOR_TRACKERS = ("tracker", "tracker-ca")
-RESUME = "resume"
-"""The setting that names the folder in which the ServerApp saves the run."""
 
 
 @dataclass(frozen=True)
@@ -76,41 +70,6 @@ class Settings:
         if values is None:
             raise ConfigError(f"no federation was started in {folder}", field="--resume")
         return cls(**{name: values[name] for name in _STARTED})
-
-
-def built_in_app() -> Path:
-    """The app that learns digits: `examples/flower_app`, which a wheel has beside this file."""
-    packaged = Path(__file__).parent / "app"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / "flower_app"
-
-
-def app_settings(app: Path) -> dict[str, Any]:
-    """The settings of a Flower app, `[tool.flwr.app.config]`, with names as `--run-config` has them."""
-    try:
-        project = tomllib.loads((app / "pyproject.toml").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{app} is not a Flower app: {error}", field="--app") from None
-    return _flat(project.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {}))
-
-
-def check_app(app: Path, settings: Settings, more: Mapping[str, Any]) -> None:
-    """Refuse an app that does not know the settings it would be given; Flower calls that an invalid configuration."""
-    known = app_settings(app)
-    wanted = [*_NEEDED, *(_FOR_TRACKERS if settings.tracker else ()), *more]
-    if missing := [name for name in dict.fromkeys(wanted) if name not in known]:
-        raise ConfigError(
-            f"{app} has no setting {', '.join(map(repr, missing))}",
-            field="--app",
-            hint="add what is missing to [tool.flwr.app.config] in its pyproject.toml, for example "
-            f'{missing[0]} = "", and use it as the ServerApp of the built-in app does',
-        )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 class Deployment:

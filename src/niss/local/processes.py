@@ -2,13 +2,13 @@
 
 Flower's processes start others in sessions of their own, so no process group holds them all. Each process is therefore
 started with a random mark in its environment (`NISS_PROCESS`). Its descendants inherit the mark, and /proc shows it.
-All of them share a second mark (`NISS_OWNER`), by which a watchdog finds them should this process be killed
-(`niss.local.watchdog`).
+All of them share a second mark (`NISS_OWNER`), by which a watchdog finds them should this process be killed (`watch`).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +27,8 @@ _MARK = "NISS_PROCESS"
 OWNER = "NISS_OWNER"
 """Names the environment variable that all processes of one `Processes` have in common."""
 _GRACE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.1
+_WATCH = "import sys; from niss.local.processes import watch; watch(*sys.argv[1:])"
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Processes:
             self.started.remove(one)
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "niss.local.watchdog", self._owner]
+        command = [sys.executable, "-c", _WATCH, self._owner]
         self._watchdog = subprocess.Popen(
             command if self._scratch is None else [*command, str(self._scratch)],
             stdin=subprocess.PIPE,
@@ -170,3 +172,22 @@ def marked(mark: str, variable: str = _MARK) -> list[int]:
             if entry in environment.read_bytes().split(b"\0"):
                 processes.append(int(environment.parent.name))
     return processes
+
+
+def watch(mark: str, folder: str | None = None) -> None:
+    """The watchdog: takes everything down when its owner cannot, and outlives it by as long as that takes.
+
+    It waits for the end of its standard input, a pipe whose other end its owner alone holds: when the owner ends, even
+    by kill -9, the system closes it. Then everything with its mark is killed, and `folder`, which holds private keys,
+    is removed. An owner that takes everything down itself leaves nothing to do.
+    """
+    while sys.stdin.buffer.read(1):
+        pass
+    # Processes that are being killed can start others, so look until there are none.
+    while processes := marked(mark, OWNER):
+        for process in processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(_PAUSE_SECONDS)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
