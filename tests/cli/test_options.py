@@ -18,7 +18,6 @@ from niss.errors import ConfigError
 with warnings.catch_warnings():
     # Some releases of typer use names that click has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
-    import click
     import typer
     from typer.testing import CliRunner
 
@@ -154,9 +153,6 @@ def test_names_and_metadata() -> None:
     options = {one.name: one for one in typer.main.get_command(made(Settings)[1]).params}
     assert options["tls"].secondary_opts == ["--no-tls"]
     assert options["quickly"].secondary_opts == []
-    assert [
-        one.value for one in options["names"].shell_complete(click.Context(click.Command("x")), "one,")
-    ] == ["one,two"]
 
 
 def test_a_command_can_be_called_from_python() -> None:

@@ -21,7 +21,6 @@ _FOREIGN = {
     "participations": "it follows from --rounds, --clients and --participants",
     "tau2": "what a carried run promises depends on all of its rounds",
     "search": "what colluders can do is known exactly here",
-    "group": "shares are not carried within coalitions",
 }
 _BAR = 40
 
