@@ -60,7 +60,7 @@ def test_a_command_of_the_readme_has_its_extras_after_make_demo(command):
 
 
 def test_all_means_all_that_a_user_runs():
-    assert expanded("all") - {"all"} == set(EXTRAS) - {"all", "dev", "docs", "wandb"}
+    assert expanded("all") - {"all"} == set(EXTRAS) - {"all", "dev", "docs"}
 
 
 def test_every_extra_is_listed():

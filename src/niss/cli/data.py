@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from niss.cli.errors import optional_packages
 from niss.cli.options import Quiet, argument, examples, from_options, option, register
 from niss.cli.terminal import DownloadProgress, kept_on_interrupt, print_json, print_table
-from niss.errors import ConfigError
+from niss.errors import ConfigError, RunFolderError
 
 app = typer.Typer(
     help="List and get datasets.",
@@ -114,17 +113,11 @@ class ExportOptions:
     """Which runs to export, and where to.
 
     folders      The folders of runs or comparisons, finished or not.
-    tensorboard  Write event files for TensorBoard below this folder.
-    mlflow       Write a file store for MLflow into this folder; needs no further package.
-    wandb        Write offline runs of Weights & Biases below this folder, for `wandb sync`.
     csv          Write one line a round as CSV.
     overwrite    Replace what an earlier export wrote there.
     """
 
     folders: list[Path] = argument(metavar="RUN...")
-    tensorboard: Path | None = option(None, metavar="DIR")
-    mlflow: Path | None = option(None, metavar="DIR")
-    wandb: Path | None = option(None, metavar="DIR")
     csv: Path | None = option(None, metavar="FILE")
     overwrite: bool = False
 
@@ -134,35 +127,13 @@ def export_command(options: ExportOptions) -> None:
     """Export accuracy, loss, tau^2, noise and epsilon spent, round by round, and print where it is.
 
     Examples:
-    niss export runs/demo --tensorboard tb      then: tensorboard --logdir tb
     niss export runs/demo runs/mine --csv metrics.csv
-    niss export runs/demo --tensorboard tb --overwrite
-    niss export runs/demo --mlflow mlruns      then: mlflow ui --backend-store-uri mlruns
-    niss export runs/demo --wandb wb      then: wandb sync wb/wandb/offline-run-*
     """
-    from niss.report.export import check_free, read_series, write_csv
-    from niss.report.export_trackers import write_mlruns, write_wandb
+    from niss.report.export import read_rows, write_csv
 
-    tensorboard, csv = options.tensorboard, options.csv
-    if not any((tensorboard, csv, options.mlflow, options.wandb)):
-        raise ConfigError(
-            "nowhere to export to",
-            field="--tensorboard",
-            hint="give --tensorboard, --mlflow or --wandb DIR, or --csv FILE",
-        )
-    series = read_series(options.folders)
-    if csv is not None:
-        check_free([csv], overwrite=options.overwrite)
-    if tensorboard is not None:
-        with optional_packages():
-            from niss.report.export import write_event_files
-        for path in write_event_files(series, tensorboard, overwrite=options.overwrite):
-            typer.echo(str(path))
-    if options.mlflow is not None:
-        for path in write_mlruns(series, options.mlflow, overwrite=options.overwrite):
-            typer.echo(str(path))
-    if options.wandb is not None:
-        for path in write_wandb(series, options.wandb):
-            typer.echo(str(path))
-    if csv is not None:
-        typer.echo(str(write_csv(series, csv)))
+    if options.csv is None:
+        raise ConfigError("nowhere to export to", field="--csv", hint="give --csv FILE")
+    rows = read_rows(options.folders)
+    if options.csv.exists() and not options.overwrite:
+        raise RunFolderError(f"{options.csv} already exists", hint="choose another place, or add --overwrite")
+    typer.echo(str(write_csv(rows, options.csv)))

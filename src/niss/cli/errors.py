@@ -58,7 +58,6 @@ _PACKAGES = {
     "fastapi": ("serves HTTP", "'niss[tracker,ui]'"),
     "uvicorn": ("serves HTTP", "'niss[tracker,ui]'"),
     "redis": ("stores data in Redis", "'niss[tracker]'"),
-    "tensorboard": ("writes TensorBoard files", "'niss[tensorboard]'"),
 }
 """Optional packages: what a command that needs one does, and what pip should install."""
 

@@ -4,7 +4,7 @@
     write_report("runs/demo")                       # runs/demo/report.html: one file, which loads nothing
 
 `read_report_input` gives the values behind the page and `summary_rows` its table of results as text; `save_png` writes
-two of its figures, `plan_figure` the trade-off of a plan. All numbers round by round, as CSV or for TensorBoard, are in
+two of its figures, `plan_figure` the trade-off of a plan. All numbers round by round, as CSV, are in
 `niss.report.export`. Importing this room is cheap: what is heavy is loaded when it is used, matplotlib only with what
 draws, jinja2 with the page. Nothing here needs torch.
 """

@@ -21,6 +21,7 @@ from niss.data import Dataset
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, SUMMARY, read_json, write_json
 from niss.learning import threads
+from niss.runs import RoundRecord
 from niss.simulation.config import Config, make_config
 from niss.simulation.materials import (
     Datasets,
@@ -81,6 +82,8 @@ class TrainingEvent:
 Progress = Callable[[RoundEvent], None]
 """Told of every round. Where it has a method `training`, that is told of every group of clients."""
 
+OnRound = Callable[[RoundRecord], None]
+
 
 def run(
     config: Config,
@@ -91,6 +94,7 @@ def run(
     test: tuple[Any, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    on_round: OnRound | None = None,
 ) -> RunResult:
     """Run one method.
 
@@ -103,6 +107,7 @@ def run(
     test       (inputs, labels) to evaluate on; needed with `clients`
     overwrite  replace an earlier run in `out`; anything else in there is never touched
     progress   called after every round with a `RoundEvent`
+    on_round   called with the `RoundRecord` of every round, once it is on disk
 
     Returns a `RunResult`. Raises `ConfigError` before any work starts where settings, data and model do not go
     together, `RunFolderError` where `out` cannot be used, and `PrivacyError` where a round would break its promise.
@@ -125,7 +130,7 @@ def run(
             if out is not None and ranks.first:
                 manifest = make_manifest("run", config, materials, trainer.engine)
                 folder = RunFolder.create(Path(out), manifest, overwrite=overwrite)
-            return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress)[0]
+            return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress, on_round)[0]
 
 
 def compare(
@@ -164,12 +169,13 @@ def resume(
     clients: Datasets | None = None,
     test: tuple[Any, Any] | None = None,
     progress: Progress | None = None,
+    on_round: OnRound | None = None,
 ) -> RunResult | Comparison:
     """Go on with a run or comparison that was stopped; one that had finished is read back unchanged.
 
     folder                what `run` or `compare` was given as `out`
     model, clients, test  the same as then, where they were given
-    progress              as in `run`
+    progress, on_round    as in `run`; a comparison has only the first, which is told whose round it is
 
     Returns what `run` or `compare` would have returned, with the same bytes in the folder. Raises `RunFolderError`
     where the folder is not that of a run, is damaged, or was begun with other data or another model.
@@ -192,8 +198,14 @@ def resume(
         run_folder = _folder(ranks, path)
         with Trainer(config, materials, ranks) as trainer:
             if manifest["kind"] == "comparison":
+                if on_round is not None:
+                    raise ConfigError(
+                        "a comparison has several", field="on_round", hint="give progress instead"
+                    )
                 return _play_entries([_Entry(config, materials, run_folder)], trainer, progress)[0]
-            return play_runs([MethodRun(config, materials, trainer, run_folder)], trainer, progress)[0]
+            return play_runs(
+                [MethodRun(config, materials, trainer, run_folder)], trainer, progress, on_round
+            )[0]
 
 
 def _begun(path: Path, ranks: Ranks) -> dict[str, Any]:
@@ -316,12 +328,18 @@ def _play_entries(entries: Sequence[_Entry], trainer: Trainer, progress: Progres
     ]
 
 
-def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | None) -> list[RunResult]:
+def play_runs(
+    runs: Sequence[MethodRun],
+    trainer: Trainer,
+    progress: Progress | None,
+    on_round: OnRound | None = None,
+) -> list[RunResult]:
     """Play the rounds that are still missing, all runs in step, then write down what came of it.
 
     Runs whose clients do the same local work train as one cohort, as many as have room for their updates.
     """
-    progress = progress if trainer.ranks.first else None
+    if not trainer.ranks.first:
+        progress = on_round = None
     with ExitStack() as stack, threads(runs[0].config.training.threads):
         for one in runs:
             stack.enter_context(one)
@@ -332,7 +350,11 @@ def play_runs(runs: Sequence[MethodRun], trainer: Trainer, progress: Progress | 
                 for one in waiting
                 if one.rounds_done == first.rounds_done and local_work(one.config) == local_work(first.config)
             ]
-            _play_round(runs, alike[: trainer.together(first.config)], trainer, progress)
+            turn = alike[: trainer.together(first.config)]
+            _play_round(runs, turn, trainer, progress)
+            if on_round is not None:
+                for one in turn:
+                    on_round(one.rounds[-1])
     return [one.conclude() for one in runs]
 
 
