@@ -7,6 +7,7 @@ same clients, batches and initial weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from experiments.reproduce.runner import Watch, common_settings, run_cells
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, given_sigma
 from niss.data import list_datasets
 from niss.errors import ConfigError
+from niss.settings import to_values
 from niss.simulation import Config, make_config, preset, with_overrides
 
 SHARES = 10
@@ -38,7 +40,7 @@ def base_config(
         },
     )
     if panel.model == "cnn":
-        config = config.model_copy(update={"model": config.model.model_copy(update={"hidden": None})})
+        config = replace(config, model=replace(config.model, hidden=None))
     return with_overrides(config, overrides or {})
 
 
@@ -48,7 +50,7 @@ def setup_of(config: Config) -> Setup:
     if isinstance(epsilon, tuple):
         raise ConfigError("one epsilon for all clients, please", field="privacy.epsilon")
     size = next(info.train_size for info in list_datasets() if info.name == config.data.dataset)
-    records = config.data.samples_per_client or size // config.data.clients
+    records = config.data.samples_per_client or size // config.clients
     return Setup(
         records=records,
         clip=config.privacy.clip,
@@ -76,7 +78,7 @@ def cell_config(base: Config, *, x: float, seed: int, reading: Reading) -> Confi
         "tau2": x,
         "neighbours": float(SHARES),
     }
-    values = base.model_dump(mode="json", exclude_none=True)
+    values = to_values(base)
     values["privacy"]["epsilon"] = setup.epsilon * scale
     return make_config({**values, "seed": seed, "methods": [method]})
 

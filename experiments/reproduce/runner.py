@@ -23,6 +23,7 @@ from experiments.reproduce.results import (
 from niss.data import Dataset
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
+from niss.settings import to_values
 from niss.simulation import Comparison, Config, RoundEvent, RunResult, TrainingEvent, compare_together
 from niss.simulation.sections import TrainingConfig
 
@@ -179,12 +180,12 @@ def _largest(run: RunResult, name: str) -> float | None:
 
 def common_settings(config: Config) -> dict[str, Any]:
     """A config without what cells may differ in, and without where it ran."""
-    values = config.model_dump(mode="json", exclude_none=True)
+    values = to_values(config)
     for name in ("seed", "methods"):
         del values[name]
     # What earlier results do not have had its default there.
     later = {
-        name: TrainingConfig.model_fields[name].default
+        name: getattr(TrainingConfig(), name)
         for name in ("server_rate", "server_rate_schedule", "server_optimizer")
     }
     values["training"] = {

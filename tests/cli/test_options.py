@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import pytest
 
 from niss.errors import ConfigError
+from niss.settings import described
 
 with warnings.catch_warnings():
     # Some releases of typer use names that click has deprecated.
@@ -182,12 +183,12 @@ def test_a_lazy_group_loads_its_commands_when_one_is_asked_for() -> None:
     assert len(loads) == 1
 
 
-def test_the_help_of_run_and_compare_names_every_method() -> None:
-    from niss.cli.simulate import Method, Methods
+def test_the_help_of_run_names_every_method() -> None:
     from niss.methods import METHODS
+    from niss.simulation.sections import MethodConfig
 
-    for kind in (Method, Methods):
-        assert set(re.findall(r"[a-z-]+", kind.__doc__ or "")) >= set(METHODS)
+    (setting,) = (one for one in described(MethodConfig) if one.name == "name")
+    assert set(re.findall(r"[a-z-]+", setting.help)) >= set(METHODS)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from niss.cli.plan import plan_command
-from niss.cli.simulate import Method, Training, compare_command, run_command
+from niss.cli.simulate import compare_command, run_command
 from niss.errors import ConfigError
-from niss.simulation import Config
 
 _WITHOUT_TORCH = """
 import sys
@@ -77,20 +74,3 @@ def test_more_shares_than_others_are_refused(tmp_path: Path) -> None:
         config.write_text("[training]\nparticipants = 20\n[[methods]]\nneighbours = 500\n", encoding="utf-8")
         with pytest.raises(ConfigError, match="only 19 others"):
             command(config=config, out=tmp_path / "out", **given)
-
-
-def test_the_help_names_the_defaults_of_the_settings() -> None:
-    """What stands behind `default:` is what the configuration has."""
-    settings, named = Config(), 0
-    for kind in (Training, Method):
-        for field in dataclasses.fields(kind):
-            usually = field.metadata.get("usually")
-            if usually is None:
-                continue
-            value: Any = settings.methods[0] if kind is Method else settings
-            path = {"method": "name"}.get(field.name, field.name) if kind is Method else field.metadata["key"]
-            for part in path.split("."):
-                value = getattr(value, part)
-            assert usually == (f"{value:g}" if isinstance(value, float) else str(value)), field.name
-            named += 1
-    assert named >= 20

@@ -115,7 +115,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run", "--tau2", "much"], 2, "--tau2"),
+        (["run", "--tau2", "much"], 2, "tau2: must be calibrated or number"),
         (["run", "--method", "nis"], 2, "did you mean 'niss'"),
         (["run", "--set", "privacy.epsiln=3"], 2, "did you mean 'epsilon'"),
         (["run", "--set", "epsilon"], 2, "KEY=VALUE"),

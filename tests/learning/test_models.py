@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import get_args
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from niss.learning import (
 )
 from niss.learning.models import MODEL_NAMES, accepts, recognise
 from niss.randomness import SimStream
+from niss.settings import described
 from niss.simulation.sections import ModelConfig
 
 STREAM = SimStream(7)
@@ -191,5 +191,6 @@ def test_a_model_takes_its_samples_and_names_the_models_for_others(name: str, sa
 
 
 def test_the_settings_of_a_run_are_those_of_the_models() -> None:
-    assert get_args(ModelConfig.model_fields["name"].annotation) == MODEL_NAMES
-    assert set(ModelConfig.model_fields) == {"name"} | {field.name for field in fields(ModelSettings)}
+    settings = {setting.name: setting for setting in described(ModelConfig)}
+    assert settings["name"].choices == MODEL_NAMES
+    assert set(settings) == {"name"} | {field.name for field in fields(ModelSettings)}

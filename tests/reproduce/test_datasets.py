@@ -22,6 +22,7 @@ from experiments.reproduce.tables_datasets import datasets_table, datasets_words
 from experiments.reproduce.text import computed_text
 from experiments.reproduce.tuning import axes_of
 from niss.data import load_dataset
+from niss.settings import to_values
 from niss.simulation import make_config
 
 TRAINING = len(load_dataset("mnist-mini").train_labels)
@@ -226,7 +227,7 @@ def test_the_settings_are_whole(name: str) -> None:
         config = setting_config(setting, METHODS[method], axes_of(setting).start, epsilon=3.0)
         assert config.training.participants == setting.participants
         assert config.privacy.colluders == 0
-    assert make_config(config.model_dump(mode="json", exclude_none=True)) == config
+    assert make_config(to_values(config)) == config
 
 
 def test_unmeasured_settings_are_not_asked_for() -> None:

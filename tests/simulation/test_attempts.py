@@ -190,7 +190,7 @@ def test_a_run_whose_attempts_are_used_up_ends_with_its_ledger_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
 ) -> None:
     protocol_run(SEED, monkeypatch)
-    monkeypatch.setattr("niss.simulation.config.LINKS_PER_ROUND", 1)
+    monkeypatch.setattr("niss.protocol.agreement.LINKS_PER_ROUND", 1)
     with pytest.raises(niss.errors.PrivacyError, match="more neighbours"):
         niss.run(twelve(), out=tmp_path / "a", model=linear, clients=datasets, test=held_out)
     assert not LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries

@@ -16,6 +16,7 @@ from niss.graph import CarriedGraph
 from niss.mechanism import gdp_mu
 from niss.methods import METHODS
 from niss.randomness import SimStream
+from niss.settings import to_values
 from niss.simulation.method_run import MethodRun
 from niss.simulation.round import OpenRound
 from niss.simulation.sampling import choose_participants
@@ -514,7 +515,7 @@ def test_carry_is_the_same_as_the_name_and_a_config_can_be_written_and_read():
     )
     assert by_name == by_switch
     assert by_name.methods[0].graph == "complete"
-    again = niss.make_config(by_name.model_dump(mode="json", exclude_none=True))
+    again = niss.make_config(to_values(by_name))
     assert again == by_name
     given = small_config(methods=[{"carry": True, "graph": "regular", "neighbours": 4, "kappa": 3.0}])
     assert (given.methods[0].graph, given.methods[0].kappa) == ("regular", 3.0)

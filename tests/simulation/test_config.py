@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import niss
+from niss.settings import to_values
 from niss.simulation import Config, load_config, make_config, preset, with_overrides
 
 positive = st.floats(1e-3, 1e3)
@@ -49,13 +50,13 @@ configs = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=60)
 def test_a_config_survives_the_manifest(values):
     config = make_config(values)
-    assert make_config(config.model_dump(mode="json", exclude_none=True)) == config
+    assert make_config(to_values(config)) == config
     for method in config.methods:
         assert config.plan(method).participations == config.participations
 
 
 def test_a_config_is_frozen():
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(FrozenInstanceError):
         Config().rounds = 3
 
 
@@ -114,10 +115,10 @@ def test_a_fault_is_named_with_its_fix(values, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"methods": [{"graph": "random"}]}, "methods.graph: .* not 'random'; use graph = 'regular'"),
+        ({"methods": [{"graph": "random"}]}, "methods.graph: .* not 'random'.*use graph = 'regular'"),
         (
             {"methods": [{"graph": "coalition", "groups": [[0, 1], [2, 3]]}]},
-            "methods.graph: .* not 'coalition'; use graph = 'regular'",
+            "methods.graph: .* not 'coalition'.*use graph = 'regular'",
         ),
         ({"methods": [{"graph": "complete"}]}, "methods.neighbours: 10 shares .* use neighbours = 199"),
         ({"methods": [{"distortion": "scalar", "tau2": 0.3}]}, "methods.distortion: .* 'additive'"),
@@ -131,7 +132,7 @@ def test_a_fault_is_named_with_its_fix(values, message):
 )
 def test_what_the_protocol_would_ignore_is_refused(values, message):
     make_config(values)
-    with pytest.raises(niss.errors.ConfigError, match=message):
+    with pytest.raises(niss.errors.ConfigError, match="(?s)" + message):
         make_config({**values, "exchange": "protocol"})
 
 

@@ -15,6 +15,7 @@ from niss.data.catalog import CATALOG
 from niss.errors import ConfigError
 from niss.learning import TokenSamples
 from niss.randomness import SimStream
+from niss.settings import to_values
 from niss.simulation import Config, make_config, with_overrides
 from niss.simulation.materials import gather_together, sample_spec, to_tensors
 
@@ -46,24 +47,24 @@ def config_of(**data: Any) -> Config:
 
 def test_what_is_left_out_follows_from_the_dataset():
     for spec in CATALOG:
-        data = make_config({"data": {"dataset": spec.name}}).data
+        data = make_config({"data": {"dataset": spec.name}})
         expected = ("iid", 1000) if spec.clients is None else ("natural", spec.clients)
         assert (data.split, data.clients) == expected
-    chosen = make_config({"data": {"dataset": "shakespeare", "split": "natural"}}).data
+    chosen = make_config({"data": {"dataset": "shakespeare", "split": "natural"}})
     assert (chosen.split, chosen.clients) == ("natural", 627)
-    fewer = make_config({"data": {"dataset": "shakespeare", "clients": 300}}).data
+    fewer = make_config({"data": {"dataset": "shakespeare", "clients": 300}})
     assert (fewer.split, fewer.clients) == ("natural", 300)
 
 
 def test_another_dataset_brings_its_own_clients_and_what_was_set_stays():
     plays = with_overrides(Config(), {"data.dataset": "shakespeare"})
-    assert (plays.data.split, plays.data.clients) == ("natural", 627)
+    assert (plays.split, plays.clients) == ("natural", 627)
     digits = with_overrides(plays, {"data.dataset": "mnist-mini"})
-    assert (digits.data.split, digits.data.clients) == ("iid", 1000)
+    assert (digits.split, digits.clients) == ("iid", 1000)
     chosen = with_overrides(with_overrides(Config(), {"data.clients": 400}), {"data.dataset": "shakespeare"})
-    assert (chosen.data.split, chosen.data.clients) == ("natural", 400)
+    assert (chosen.split, chosen.clients) == ("natural", 400)
     # A manifest says all of it.
-    assert make_config(plays.model_dump(mode="json", exclude_none=True)) == plays
+    assert make_config(to_values(plays)) == plays
 
 
 def test_participations_are_counted_from_the_clients_of_the_dataset():
@@ -179,7 +180,7 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
 
 
 def test_what_does_not_fit_the_clients_of_a_dataset_names_a_way_out():
-    with pytest.raises(ConfigError, match=r"only 627 clients; lower it$"):
+    with pytest.raises(ConfigError, match=r"only 627 clients\nhint: lower it$"):
         make_config({"data": {"dataset": "shakespeare"}, "training": {"participants": 700}})
     cyclic = {"participants": 50, "sampling": "cyclic"}
     with pytest.raises(ConfigError, match=r"divides them, or data.clients = 600$"):

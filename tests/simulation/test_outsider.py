@@ -8,6 +8,7 @@ import pytest
 from scipy import optimize, stats
 
 import niss
+from niss.settings import to_values
 from support.federation import small_config
 
 RATE, SIZE, CLIP = 0.5, 6, 1.0
@@ -96,9 +97,7 @@ def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(datasets,
 def test_clients_that_are_not_alike_get_no_credit_for_being_drawn_in_secret(
     datasets, held_out, linear, changes
 ) -> None:
-    config = config_of("client", "zero-out", "uniform", {"name": "central-dp"}, rounds=2).model_dump(
-        mode="json", exclude_none=True
-    )
+    config = to_values(config_of("client", "zero-out", "uniform", {"name": "central-dp"}, rounds=2))
     for section, values in changes.items():
         config[section] |= values
     statement = niss.run(niss.make_config(config), model=linear, clients=datasets, test=held_out).statement

@@ -14,6 +14,7 @@ from niss.accounting.plan_settings import USUAL, USUAL_METHOD, run_arguments, se
 from niss.cli import app
 from niss.cli.simulate import run_command
 from niss.errors import ConfigError
+from niss.settings import to_values
 from niss.simulation import Config, make_config
 from niss.simulation.config import with_overrides
 
@@ -86,7 +87,7 @@ def test_the_settings_of_a_plan_promise_what_it_promises(options: tuple[str, ...
     values = printed(*options)
     settings, method = settings_of_plan(values)
     config = with_overrides(make_config({}), settings)
-    config = make_config({**config.model_dump(mode="json", exclude_none=True), "methods": [method]})
+    config = make_config({**to_values(config), "methods": [method]})
     plan = config.plan(config.methods[0])
     assert (plan.epsilon, plan.clip) == (8.0, 1.0) if options is ROUND else (5.0, 2.0)
     assert plan.kappa == pytest.approx(values["kappa"])

@@ -17,6 +17,7 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.cli.errors import INTERRUPTED
 from niss.errors import ConfigError, NissError, RanksError
 from niss.files import read_json, read_json_lines
+from niss.settings import to_values
 from niss.simulation import RoundEvent
 from niss.simulation.ranks import Rank, Ranks, _timeout, rank_in
 from support.federation import small_config
@@ -66,7 +67,7 @@ SAME_BYTES = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.jso
 
 
 def settings(name: str, **changes: Any) -> dict[str, Any]:
-    return small_config(**{**CASES[name], **changes}).model_dump(mode="json", exclude_none=True)
+    return to_values(small_config(**{**CASES[name], **changes}))
 
 
 def run_into(folder: Path, name: str, **changes: Any) -> dict[str, Any]:

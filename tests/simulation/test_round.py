@@ -16,6 +16,7 @@ import niss
 from niss.accounting import LedgerFile
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.randomness import SimStream
+from niss.settings import to_values
 from support.federation import small_config
 
 
@@ -178,7 +179,7 @@ def test_a_spent_budget_keeps_clients_out(datasets, held_out, linear):
     )
     statement = play(config, datasets, held_out, linear).statement
     assert max(client.participations for client in statement.clients) <= 2
-    longer = small_config(**{**config.model_dump(mode="json", exclude_none=True), "rounds": 9})
+    longer = small_config(**{**to_values(config), "rounds": 9})
     with pytest.raises(niss.errors.PrivacyError, match="budget left"):
         play(longer, datasets, held_out, linear)
 

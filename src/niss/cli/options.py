@@ -33,8 +33,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 import typer
@@ -42,6 +42,7 @@ from typer.core import TyperGroup
 
 from niss.cli.terminal import be_quiet
 from niss.errors import ConfigError
+from niss.settings import described
 
 Quiet = Annotated[
     bool,
@@ -82,19 +83,63 @@ def argument(default: Any = dataclasses.MISSING, **settings: Any) -> Any:
     return option(default, argument=True, **settings)
 
 
-def from_options(*kinds: type[Any], quiet: bool = False) -> Callable[[Callable[..., None]], Command]:
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Some settings as flags of a command, which is given a dictionary of those that were typed, by their keys.
+
+    root  the settings (`niss.settings`)
+    keys  of each flag the dotted key of its setting in `root`
+    """
+
+    root: type[Any]
+    keys: Mapping[str, str]
+
+    def parameters(self) -> list[_Parameter]:
+        """An option for each flag: absent unless it is typed; its help names the default of the setting."""
+        return [self._parameter(flag, key) for flag, key in self.keys.items()]
+
+    def _parameter(self, flag: str, key: str) -> _Parameter:
+        *path, last = key.split(".")
+        kind = self.root
+        for step in path:
+            kind = get_type_hints(kind)[step]
+        setting = next(one for one in described(kind) if one.name == last)
+        kinds = {_bare(one) for one in setting.members}
+        # A number or a word is text until the settings are checked.
+        number = next((one for one in (int, float) if one in kinds), str)
+        words = get_args(setting.members[0]) if get_origin(setting.members[0]) is Literal else ()
+        text, usual = setting.help.partition(". ")[0].removesuffix(".").replace("`", ""), setting.default
+        if not all(word in text for word in words):
+            text += ": " + ", ".join(words)
+        if usual is not None:
+            text += f" (default: {usual:g})" if isinstance(usual, float) else f" (default: {usual})"
+        settings = {"help": text + ".", "names": (flag,), "flag": flag}
+        hint = str if any(get_origin(one) is Literal for one in kinds) else number
+        return _Parameter(key, hint | None, None, None, settings)
+
+    def typed(self, given: Mapping[str, Any]) -> list[str]:
+        """The flags behind those values."""
+        return [flag for flag, key in self.keys.items() if key in given]
+
+
+def _bare(hint: Any) -> Any:
+    """A type without what is noted at it."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def from_options(*kinds: type[Any] | Flags, quiet: bool = False) -> Callable[[Callable[..., None]], Command]:
     """Turn a function of one instance of each of `kinds` into a function of all their fields, by name.
 
     That is what typer makes a command of; it can be called from Python too, where fields left out have their defaults.
     With `quiet` the command takes `--quiet` behind its name too, which works through `terminal.is_quiet`.
     """
-    described = {kind: _describe(kind) for kind in kinds}
+    groups = [(kind, kind.parameters() if isinstance(kind, Flags) else _describe(kind)) for kind in kinds]
 
     def decorate(run: Callable[..., None]) -> Command:
         def command(**values: Any) -> None:
-            run(*(kind(**_chosen(parameters, values)) for kind, parameters in described.items()))
+            run(*(_made(kind, parameters, values) for kind, parameters in groups))
 
-        parameters = [one.for_typer() for parameters in described.values() for one in parameters]
+        parameters = [one.for_typer() for _, parameters in groups for one in parameters]
         if quiet:
             parameters.append(_keyword("quiet", Quiet, False))
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -144,6 +189,13 @@ class _Parameter:
     default: Any
     settings: dict[str, Any]
 
+    @property
+    def keyword(self) -> str:
+        """Its name as an argument in Python; that of a dotted key is the name of the flag."""
+        return (
+            str(self.settings["flag"]).lstrip("-").replace("-", "_") if "flag" in self.settings else self.name
+        )
+
     def for_typer(self) -> inspect.Parameter:
         """What typer reads: a type annotated with an option or argument, and a default."""
         hint, default = self.hint, self.default
@@ -156,7 +208,7 @@ class _Parameter:
         more = {key: self.settings[key] for key in _TYPER if self.settings.get(key) is not None}
         if usually := self.settings.get("usually"):
             more["help"] = f"{self.settings['help'].removesuffix('.')} (default: {usually})."
-        return _keyword(self.name, Annotated[hint, make(*names, **more)], default)
+        return _keyword(self.keyword, Annotated[hint, make(*names, **more)], default)
 
     def parse(self, value: Any) -> Any:
         """The value of the field from what was typed. `ConfigError` where a list should hold numbers and does not."""
@@ -197,9 +249,12 @@ def _describe(kind: type[Any]) -> list[_Parameter]:
     return parameters
 
 
-def _chosen(parameters: list[_Parameter], values: dict[str, Any]) -> dict[str, Any]:
-    """The values of one dataclass out of those of all."""
-    return {one.name: one.parse(values[one.name]) for one in parameters if one.name in values}
+def _made(kind: type[Any] | Flags, parameters: list[_Parameter], values: dict[str, Any]) -> Any:
+    """One dataclass out of the values of all; of flags the values that were typed."""
+    chosen = {one.name: one.parse(values[one.keyword]) for one in parameters if one.keyword in values}
+    if isinstance(kind, Flags):
+        return {key: value for key, value in chosen.items() if value is not None}
+    return kind(**chosen)
 
 
 def _flag(name: str, settings: Any) -> str:

@@ -7,14 +7,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.launch import on_all_gpus, rank
-from niss.cli.options import argument, flag_of, from_options, option
+from niss.cli.options import Flags, argument, flag_of, from_options, option
 from niss.cli.terminal import (
     RoundProgress,
     free_folder,
@@ -26,54 +25,59 @@ from niss.cli.terminal import (
 )
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, read_json
+from niss.simulation.config import Config
+from niss.simulation.sections import MethodConfig
 
 if TYPE_CHECKING:
-    from niss.simulation import Comparison, Config, RunResult
+    from niss.simulation import Comparison, RunResult
 
-_WORDS_FOR_NUMBERS = {"tau2": "calibrated", "kappa": "planned"}
 DEFAULT_METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg")
 
 
-@dataclass(frozen=True)
-class Training:
-    """What `run` and `compare` train. The metadata `key` is the setting of the configuration that a flag changes, and
-    `usually` its default there, for the help.
+# The settings that have a flag of their own, by flag; any other is changed with --set.
+TRAINING = Flags(
+    Config,
+    {
+        "--dataset": "data.dataset",
+        "--model": "model.name",
+        "--split": "data.split",
+        "--rounds": "rounds",
+        "--seed": "seed",
+        "--clients": "data.clients",
+        "--participants": "training.participants",
+        "--epochs": "training.epochs",
+        "--batch-size": "training.batch_size",
+        "--lr": "training.learning_rate",
+        "--epsilon": "privacy.epsilon",
+        "--delta": "privacy.delta",
+        "--clip": "privacy.clip",
+        "--device": "training.device",
+    },
+)
+METHOD = Flags(
+    MethodConfig,
+    {
+        "--method": "name",
+        "--tau2": "tau2",
+        "--kappa": "kappa",
+        "--neighbours": "neighbours",
+        "--graph": "graph",
+        "--distortion": "distortion",
+    },
+)
 
-    config         Settings; flags override them.
-    preset         Start from settings shipped with niss: demo or paper.
-    dataset        See `niss data list`.
-    model          mlp, cnn, resnet or logistic; gru, lstm or transformer for text.
-    split          iid, shards or dirichlet; natural, their default, for datasets that have clients.
-    rounds         Number of rounds.
-    seed           Seed of the simulation.
-    clients        Number of clients; all of them for datasets that have clients.
-    participants   Clients that take part in a round.
-    epochs         Local epochs.
-    batch_size     Local batch size.
-    learning_rate  Local learning rate.
-    epsilon        Privacy target of every client.
-    delta          Privacy target of every client.
-    clip           L2 bound on a client's update.
-    device         Where clients train: auto, cpu, cuda, or cuda:all, a process for each GPU.
-    settings       Any setting, e.g. privacy.scope=round.
+
+@dataclass(frozen=True)
+class Source:
+    """What `run` and `compare` start from; flags override it.
+
+    config    Settings.
+    preset    Start from settings shipped with niss: demo or paper.
+    settings  Any setting, e.g. privacy.scope=round.
     """
 
     config: Path | None = argument(None, metavar="[CONFIG.toml]")
     preset: str | None = None
-    dataset: str | None = option(None, key="data.dataset", usually="mnist-mini")
-    model: str | None = option(None, key="model.name", usually="mlp")
-    split: str | None = option(None, key="data.split", usually="iid")
-    rounds: int | None = option(None, key="rounds", usually="30")
-    seed: int | None = option(None, key="seed", usually="1")
-    clients: int | None = option(None, key="data.clients", usually="1000")
-    participants: int | None = option(None, key="training.participants", usually="200")
-    epochs: int | None = option(None, key="training.epochs", usually="5")
-    batch_size: int | None = option(None, key="training.batch_size", usually="10")
-    learning_rate: float | None = option(None, "--lr", key="training.learning_rate", usually="0.1")
-    epsilon: float | None = option(None, key="privacy.epsilon", usually="3")
-    delta: float | None = option(None, key="privacy.delta", usually="1e-05")
-    clip: float | None = option(None, key="privacy.clip", usually="0.5")
-    device: str | None = option(None, key="training.device", usually="auto")
     settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
 
 
@@ -94,32 +98,10 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Method:
-    """The method of `niss run`; a field is the setting of the same name in `[[methods]]`.
-
-    method      fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried, secagg-ddg, niss or
-                niss-carried.
-    tau2        Distortion of received shares: a number, or 'calibrated'.
-    kappa       Strength of the shares, in units of the noise a client would need alone: a number, or 'planned'.
-    neighbours  Unit shares each client sends.
-    graph       regular, complete or random.
-    distortion  additive, scalar or coordinate.
-    """
-
-    method: str | None = option(None, usually="niss")
-    tau2: str | None = option(None, usually="calibrated")
-    kappa: str | None = option(None, usually="planned")
-    neighbours: float | None = option(None, usually="10")
-    graph: str | None = option(None, usually="regular")
-    distortion: str | None = option(None, usually="additive")
-
-
-@dataclass(frozen=True)
 class Methods:
     """The methods of `niss compare`.
 
-    methods  Comma-separated: fedavg, dp-fedavg, central-dp, central-dp-sampled, central-mf, central-carried,
-             secagg-ddg, niss, niss-carried.
+    methods  Comma-separated names, as of `niss run --method`.
     """
 
     methods: tuple[str, ...] | None = None
@@ -135,8 +117,10 @@ class FromPlan:
     plan: Path | None = option(None, metavar="PLAN.json")
 
 
-@from_options(Training, FromPlan, Method, Output, quiet=True)
-def run_command(training: Training, source: FromPlan, method: Method, output: Output) -> None:
+@from_options(Source, TRAINING, FromPlan, METHOD, Output, quiet=True)
+def run_command(
+    source: Source, given: dict[str, Any], planned: FromPlan, method: dict[str, Any], output: Output
+) -> None:
     """Train with one method and say what it promised.
 
     Examples:
@@ -149,31 +133,27 @@ def run_command(training: Training, source: FromPlan, method: Method, output: Ou
     from niss.simulation import make_config
 
     if output.resume is not None:
-        _resume(output, training, source, method)
+        _resume(output, source, planned, flags=TRAINING.typed(given) + METHOD.typed(method))
         return
-    planned, planned_method = _read_plan(source)
-    config = _configure(training, planned)
-    flags = {name: value for name, value in dataclasses.asdict(method).items() if value is not None}
-    if len(config.methods) > 1 and "method" not in flags and not planned_method:
+    settings, planned_method = _read_plan(planned)
+    values = _configure(source, {**settings, **given})
+    methods = values.get("methods", [{}])
+    if len(methods) > 1 and "name" not in method and not planned_method:
         raise ConfigError(
-            f"{len(config.methods)} methods in these settings",
+            f"{len(methods)} methods in these settings",
             field="methods",
             hint="choose one with --method, or use `niss compare`",
         )
-    for name, word in _WORDS_FOR_NUMBERS.items():
-        if flags.get(name, word) != word:
-            flags[name] = _number(flags[name], name, word)
-    values = config.model_dump(mode="json", exclude_none=True)
     # --method starts from the defaults of that method, the other flags from the settings.
-    chosen = {"name": flags.pop("method")} if "method" in flags else planned_method or values["methods"][0]
-    config = make_config({**values, "methods": [{**chosen, **flags}]})
-    if planned:
+    chosen = {} if "name" in method else planned_method or methods[0]
+    config = make_config({**values, "methods": [{**chosen, **method}]})
+    if settings:
         _check_kept(config)
     _execute("run", config, output)
 
 
-@from_options(Methods, Training, Output, quiet=True)
-def compare_command(methods: Methods, training: Training, output: Output) -> None:
+@from_options(Methods, Source, TRAINING, Output, quiet=True)
+def compare_command(methods: Methods, source: Source, given: dict[str, Any], output: Output) -> None:
     """Train with several methods on the same clients, batches and initial weights.
 
     Examples:
@@ -184,16 +164,15 @@ def compare_command(methods: Methods, training: Training, output: Output) -> Non
     from niss.simulation import make_config
 
     if output.resume is not None:
-        _resume(output, training, methods)
+        _resume(output, source, methods, flags=TRAINING.typed(given))
         return
-    config = _configure(training)
+    values = _configure(source, given)
     names = methods.methods
-    if names is None and training.config is None and training.preset is None:
+    if names is None and source.config is None and source.preset is None:
         names = DEFAULT_METHODS
     if names is not None:
-        values = config.model_dump(mode="json", exclude_none=True)
-        config = make_config({**values, "methods": [{"name": name} for name in names]})
-    _execute("compare", config, output)
+        values["methods"] = [{"name": name} for name in names]
+    _execute("compare", make_config(values), output)
 
 
 def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -213,7 +192,7 @@ def _check_kept(config: Config) -> None:
     planned = config.privacy.participations
     if planned is None:
         return
-    free = config.model_copy(update={"privacy": config.privacy.model_copy(update={"participations": None})})
+    free = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, participations=None))
     if free.participations > planned:
         raise ConfigError(
             f"clients would take part {free.participations} times, and the plan is for {planned}",
@@ -222,22 +201,18 @@ def _check_kept(config: Config) -> None:
         )
 
 
-def _configure(training: Training, planned: Mapping[str, Any] = MappingProxyType({})) -> Config:
-    """Defaults, or a preset, or a file; then what a plan says; then flags; then --set."""
-    from niss.simulation import Config, load_config, preset, with_overrides
+def _configure(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as in TOML: a file, or a preset, or none; then what a plan and flags say; then --set."""
+    from niss.simulation.config import override, read_preset, read_toml
 
-    if training.config is not None and training.preset is not None:
+    if source.config is not None and source.preset is not None:
         raise ConfigError("give a file or a preset, not both", field="--preset")
-    if training.config is not None:
-        config = load_config(training.config)
-    else:
-        config = Config() if training.preset is None else preset(training.preset)
-    overrides = {
-        field.metadata["key"]: value
-        for field in dataclasses.fields(training)
-        if "key" in field.metadata and (value := getattr(training, field.name)) is not None
-    }
-    return with_overrides(config, {**planned, **overrides, **parse_settings(training.settings)})
+    values: dict[str, Any] = {}
+    if source.config is not None:
+        values = read_toml(source.config)
+    elif source.preset is not None:
+        values = read_preset(source.preset)
+    return override(values, {**given, **parse_settings(source.settings)})
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
@@ -256,14 +231,6 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             values[key] = text
     return values
-
-
-def _number(text: str, name: str, word: str) -> float:
-    """The value of a flag that takes a number or one word."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"expected a number or {word!r}, got {text!r}", field=f"--{name}") from None
 
 
 def _execute(work: Literal["run", "compare"], config: Config, output: Output) -> None:
@@ -285,7 +252,7 @@ def _check_neighbours(config: Config) -> None:
     """Refuse more shares than there are others to send them to; the default of 10 gives way in smaller rounds."""
     most = config.training.participants - 1
     for method in config.methods:
-        usual = type(method).model_fields["neighbours"].default
+        usual = MethodConfig().neighbours
         if method.kind.uses("neighbours") and method.neighbours > max(most, usual):
             raise ConfigError(
                 f"a round of {most + 1} has only {most} others to send shares to, not {method.neighbours:g}",
@@ -294,18 +261,22 @@ def _check_neighbours(config: Config) -> None:
             )
 
 
-def _resume(output: Output, *others: Any) -> None:
+def _resume(output: Output, *others: Any, flags: list[str]) -> None:
     """Go on with the run in a folder, which has its own settings: no other flag may be given."""
     from niss.simulation import resume
 
-    for options in (*others, output):
-        for field in dataclasses.fields(options):
-            if field.name not in ("resume", "as_json") and getattr(options, field.name):
-                raise ConfigError(
-                    "cannot be changed when a run is resumed",
-                    field=flag_of(field),
-                    hint="a resumed run goes on with the settings in its folder; start a new one with --out",
-                )
+    typed = [
+        flag_of(field)
+        for options in (*others, output)
+        for field in dataclasses.fields(options)
+        if field.name not in ("resume", "as_json") and getattr(options, field.name)
+    ]
+    for flag in (*flags, *typed):
+        raise ConfigError(
+            "cannot be changed when a run is resumed",
+            field=flag,
+            hint="a resumed run goes on with the settings in its folder; start a new one with --out",
+        )
     folder = output.resume or Path()
     if not rank():
         on_all_gpus(str(read_json(folder / MANIFEST).get("config", {}).get("training", {}).get("device")))

@@ -15,13 +15,13 @@ from niss.accounting.targets import most_dropped
 from niss.graph import ShareGraph
 from niss.mechanism.shares import SomeEdges
 from niss.methods import Carrying, Gap, enough_uploads, lag_stream
-from niss.simulation.sampling import Sampling, absent_seats, choose_participants
+from niss.simulation.sampling import absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
     from niss.simulation.round import Federation
-    from niss.simulation.sections import MethodConfig
+    from niss.simulation.sections import MethodConfig, Sampling
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -6,52 +6,38 @@ with little data each and hundreds of participants a round, where client-level p
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping
+from dataclasses import field, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import Field, ValidationError, model_validator
+from annotated_types import Ge, Lt, MinLen
+from typing_extensions import Doc
 
-from niss.accounting import Plan
-from niss.accounting.plan_noise import cheapest_kappa
 from niss.errors import ConfigError
-from niss.methods import enough_uploads
-from niss.protocol.agreement import LINKS_PER_ROUND
-from niss.simulation.carrying import plan_fields
-from niss.simulation.config_checks import check_consistency
-from niss.simulation.config_faults import explain
-from niss.simulation.sampling import Sampling, separation_of
+from niss.settings import Count, check, settings, to_values
 from niss.simulation.sections import (
-    Count,
     DataConfig,
     MethodConfig,
     ModelConfig,
     PrivacyConfig,
     ProtocolConfig,
-    Section,
+    Sampling,
     TrainingConfig,
 )
-from niss.simulation.server import rate_factors
+
+if TYPE_CHECKING:
+    from niss.accounting import Plan
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""
 
-_PLAN_FIELDS = frozenset(field.name for field in dataclasses.fields(Plan))
 
-
-class Config(Section):
+@settings
+class Config:
     """A whole simulation: data, model, training, privacy and one or more methods; frozen, and checked when made.
-
-    name            Name of the run, and of its folder where `--out` gives none.
-    seed            Every random number of a simulated run follows from it. The real protocol draws from the
-                    system.
-    rounds          Rounds of training.
-    evaluate_every  Test after every so many rounds, and after the last.
-    exchange        `simulated`: noise from the seed. `protocol`: the real protocol, keys and all, in one
-                    process.
 
     The sections are `data`, `model`, `training`, `privacy`, `protocol`, and a list of `methods`, at least one.
     Make one with `make_config`, `load_config` or `preset`, whose errors name the key and the fix.
@@ -61,22 +47,47 @@ class Config(Section):
     (3.0, 2)
     """
 
-    name: str = "run"
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    rounds: Count = 30
-    evaluate_every: Count = 1
-    exchange: Literal["simulated", "protocol"] = "simulated"
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig()
-    privacy: PrivacyConfig = PrivacyConfig()
-    protocol: ProtocolConfig = ProtocolConfig()
-    methods: Annotated[tuple[MethodConfig, ...], Field(min_length=1)] = (MethodConfig(),)
+    name: Annotated[str, Doc("Name of the run, and of its folder where `--out` gives none.")] = "run"
+    seed: Annotated[
+        Annotated[int, Ge(0), Lt(2**63)],
+        Doc(
+            "Every random number of a simulated run follows from it. The real protocol draws from the system."
+        ),
+    ] = 1
+    rounds: Annotated[Count, Doc("Rounds of training.")] = 30
+    evaluate_every: Annotated[Count, Doc("Test after every so many rounds, and after the last.")] = 1
+    exchange: Annotated[
+        Literal["simulated", "protocol"],
+        Doc("`simulated`: noise from the seed. `protocol`: the real protocol, keys and all, in one process."),
+    ] = "simulated"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
+    methods: Annotated[tuple[MethodConfig, ...], MinLen(1)] = field(default_factory=lambda: (MethodConfig(),))
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
+        from niss.simulation.config_checks import check_consistency
+
         check_consistency(self)
-        return self
+
+    @property
+    def clients(self) -> int:
+        """How many there are: as many as the settings say, else those of the dataset, else 1,000."""
+        return self.data.clients or self._of_the_dataset or 1000
+
+    @property
+    def split(self) -> str:
+        """How samples are dealt out: as the settings say, else to the clients of the dataset, else at random."""
+        return self.data.split or ("iid" if self._of_the_dataset is None else "natural")
+
+    @property
+    def _of_the_dataset(self) -> int | None:
+        from niss.data.catalog import find_spec
+
+        spec = find_spec(self.data.dataset)
+        return None if spec is None else spec.clients
 
     @property
     def participations(self) -> int:
@@ -96,7 +107,7 @@ class Config(Section):
         if self.privacy.scope == "training" and self.privacy.participations is not None:
             return self.privacy.participations
         if sampling == "shuffled":
-            cohorts = self.data.clients // self.training.participants
+            cohorts = self.clients // self.training.participants
             return -(-self.rounds // cohorts)
         return -(-self.rounds // self.separation_by(sampling))
 
@@ -109,9 +120,11 @@ class Config(Section):
 
     def separation_by(self, sampling: Sampling) -> int:
         """How many rounds after a participation a client may take part again, with participants drawn like that."""
+        from niss.simulation.sampling import separation_of
+
         return separation_of(
             sampling,
-            clients=self.data.clients,
+            clients=self.clients,
             participants=self.training.participants,
             least=self.training.separation,
         )
@@ -121,6 +134,13 @@ class Config(Section):
 
         What `PrivacyConfig`, `MethodConfig` and `Plan` call by the same name is the same; the rest is said here.
         """
+        from niss.accounting import Plan
+        from niss.accounting.plan_noise import cheapest_kappa
+        from niss.methods import enough_uploads
+        from niss.protocol.agreement import LINKS_PER_ROUND
+        from niss.simulation.carrying import plan_fields
+        from niss.simulation.server import rate_factors
+
         record = self.privacy.unit == "record"
         # A round of the protocol may draw its graph again, and its noise lies on a grid; delta pays for both.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
@@ -142,31 +162,34 @@ class Config(Section):
                 "factors": rate_factors(self.training.server_rate_schedule, self.rounds),
                 "horizon": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),
-                "sampling_probability": size / self.data.clients if sampling == "poisson" else 1.0,
+                "sampling_probability": size / self.clients if sampling == "poisson" else 1.0,
                 "threshold": threshold,
             }
             | carried
         )
         if method.kappa != "planned" or not method.kind.uses("kappa"):
             return plan
-        return dataclasses.replace(
+        return replace(
             plan, kappa=cheapest_kappa(plan, size, dropout=self.protocol.dropout, mode=self.protocol.mode)
         )
 
     def with_plan(self, plan: Plan) -> Config:
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
-        values = dataclasses.asdict(plan)
-        privacy = {name: values[name] for name in PrivacyConfig.model_fields if name in values}
-        privacy |= self.privacy.model_dump(include={"quantile", "first_clip", "clip_rate"}, exclude_none=True)
-        method = {name: values[name] for name in MethodConfig.model_fields if name in values}
+        known = {one.name for one in fields(plan)}
+        privacy = {one.name: getattr(plan, one.name) for one in fields(PrivacyConfig) if one.name in known}
+        method = {one.name: getattr(plan, one.name) for one in fields(MethodConfig) if one.name in known}
         method |= {"name": plan.method, "tau2": "calibrated" if plan.tau2 is None else plan.tau2}
-        settings = self.model_dump(mode="json", exclude_none=True)
-        return make_config({**settings, "privacy": privacy, "methods": [method]})
+        return replace(
+            self, privacy=replace(self.privacy, **privacy), methods=(replace(MethodConfig(), **method),)
+        )
 
 
-def _plan_fields(section: Section) -> dict[str, Any]:
+def _plan_fields(section: PrivacyConfig | MethodConfig) -> dict[str, Any]:
     """The settings of a section that are fields of a `Plan` too."""
-    return {name: getattr(section, name) for name in type(section).model_fields if name in _PLAN_FIELDS}
+    from niss.accounting import Plan
+
+    known = {one.name for one in fields(Plan)}
+    return {one.name: getattr(section, one.name) for one in fields(section) if one.name in known}
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
@@ -179,10 +202,31 @@ def make_config(values: Mapping[str, Any]) -> Config:
     >>> niss.make_config({"rounds": 5, "privacy": {"epsilon": 2}}).privacy.epsilon
     2.0
     """
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise explain(error, Config) from None
+    given = dict(values)
+    if isinstance(methods := given.get("methods"), list | tuple):
+        given["methods"] = [_with_defaults(method) for method in methods]
+    return check(Config, given)
+
+
+def _with_defaults(method: Any) -> Any:
+    """A table of `[[methods]]` with the defaults of its method; `carry` chooses the one that carries noise."""
+    from niss.methods import METHODS
+
+    if not isinstance(method, Mapping):
+        return method
+    name = method.get("name", "niss")
+    kind = METHODS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return method
+    if method.get("carry") is True and not kind.carries:
+        if kind.carrying is None:
+            raise ConfigError(
+                f"{name} has no shares that could be carried to the next round",
+                field="methods.carry",
+                hint="leave it out",
+            )
+        kind = METHODS[kind.carrying]
+    return {**kind.defaults, **method, "name": kind.name} | ({"carry": True} if kind.carries else {})
 
 
 def load_config(path: str | Path) -> Config:
@@ -194,6 +238,11 @@ def load_config(path: str | Path) -> Config:
 
     >>> config = niss.load_config("experiment.toml")
     """
+    return make_config(read_toml(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values in a TOML file, unchecked. `ConfigError` where it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -201,10 +250,9 @@ def load_config(path: str | Path) -> Config:
             f"cannot read {path}: {error.strerror}", hint="give the path of a TOML file"
         ) from None
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return make_config(values)
 
 
 def preset(name: str) -> Config:
@@ -215,17 +263,25 @@ def preset(name: str) -> Config:
 
     >>> config = niss.preset("demo")
     """
+    return make_config(read_preset(name))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The values of settings shipped with the package."""
     if name not in PRESETS:
         raise ConfigError(
             f"unknown preset {name!r}", field="preset", hint="use one of: " + ", ".join(PRESETS)
         )
-    text = resources.files("niss.simulation").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
-    return make_config(tomllib.loads(text))
+    return read_toml(Path(str(resources.files("niss.simulation"))) / "presets" / f"{name}.toml")
 
 
 def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     """The config with dotted keys replaced, for example `{"privacy.epsilon": 5}`, and checked again."""
-    values = config.model_dump(mode="json", exclude_none=True, exclude={"data": config.data.left_out})
+    return make_config(override(to_values(config), overrides))
+
+
+def override(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, changed in place, with dotted keys replaced."""
     for key, value in overrides.items():
         *path, last = key.split(".")
         section: Any = values
@@ -240,4 +296,4 @@ def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
             if not isinstance(section, dict):
                 raise ConfigError("is not a section with settings", field=".".join(path[:depth]))
         section[last] = value
-    return make_config(values)
+    return values

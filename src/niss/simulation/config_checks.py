@@ -1,4 +1,4 @@
-"""Settings that do not go together, refused before any work starts."""
+"""Settings that do not go together, refused before any work starts: `ConfigError`, with the key and the fix."""
 
 from __future__ import annotations
 
@@ -10,100 +10,114 @@ from niss.simulation.clipping import adaptive_clip
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
-    from niss.simulation.sections import DataConfig, MethodConfig, TrainingConfig
+    from niss.simulation.sections import MethodConfig, TrainingConfig
 
 
 def check_consistency(config: Config) -> None:
-    """Raise ValueError("field: fault; fix") for the first fault that no single key shows.
-
-    That is how a validator of pydantic speaks; `make_config` turns it into a `ConfigError`.
-    """
-    _check_data(config.data)
+    """Refuse the first fault that no single key shows."""
+    _check_data(config)
     _check_training(config)
     _check_titles(config.methods)
     if config.exchange == "protocol":
         _check_protocol(config)
     if config.privacy.colluders > config.training.participants - 2:
-        raise ValueError(
-            f"privacy.colluders: {config.privacy.colluders} of {config.training.participants} participants leave "
-            "nobody to share noise with; assume fewer, or let more take part"
+        raise ConfigError(
+            f"{config.privacy.colluders} of {config.training.participants} participants leave nobody to share noise "
+            "with",
+            field="privacy.colluders",
+            hint="assume fewer, or let more take part",
         )
     for method in config.methods:
         _check_method(config, method)
 
 
-def _check_data(data: DataConfig) -> None:
+def _check_data(config: Config) -> None:
     """Whether the samples of the dataset can be dealt out like that."""
-    spec = find_spec(data.dataset)
-    if data.split == "natural":
-        if spec is not None and spec.clients is None:
-            raise ValueError(
-                f"data.split: the samples of {spec.name} belong to nobody; use iid, shards or dirichlet"
-            )
-        if spec is not None and spec.clients is not None and data.clients > spec.clients:
-            raise ValueError(
-                f"data.clients: {spec.name} has {spec.clients} clients, not {data.clients}; lower it, or leave it out "
-                "for all of them"
-            )
-    elif spec is not None and spec.kind == "tokens":
-        raise ValueError(
-            f"data.split: a sample of {spec.name} has no label of its own to deal it out by; use natural"
+    spec = find_spec(config.data.dataset)
+    if spec is None:
+        return
+    if config.split == "natural" and spec.clients is None:
+        raise ConfigError(
+            f"the samples of {spec.name} belong to nobody",
+            field="data.split",
+            hint="use iid, shards or dirichlet",
+        )
+    if config.split == "natural" and spec.clients is not None and config.clients > spec.clients:
+        raise ConfigError(
+            f"{spec.name} has {spec.clients} clients, not {config.clients}",
+            field="data.clients",
+            hint="lower it, or leave it out for all of them",
+        )
+    if config.split != "natural" and spec.kind == "tokens":
+        raise ConfigError(
+            f"a sample of {spec.name} has no label of its own to deal it out by",
+            field="data.split",
+            hint="use natural",
         )
 
 
 def _check_training(config: Config) -> None:
     """Numbers of clients, and the units and mechanisms that ask something of training."""
-    clients, training, privacy = config.data.clients, config.training, config.privacy
+    clients, training, privacy = config.clients, config.training, config.privacy
     if training.participants > clients:
         spec = find_spec(config.data.dataset)
-        everyone = config.data.split == "natural" and spec is not None and clients == spec.clients
-        raise ValueError(
-            f"training.participants: {training.participants} in a round, but there are only {clients} clients; "
-            + ("lower it" if everyone else "lower it or raise data.clients")
+        everyone = config.split == "natural" and spec is not None and clients == spec.clients
+        raise ConfigError(
+            f"{training.participants} in a round, but there are only {clients} clients",
+            field="training.participants",
+            hint="lower it" if everyone else "lower it or raise data.clients",
         )
     if isinstance(privacy.epsilon, tuple) and len(privacy.epsilon) != clients:
-        raise ValueError(f"privacy.epsilon: {len(privacy.epsilon)} values for {clients} clients")
+        raise ConfigError(f"{len(privacy.epsilon)} values for {clients} clients", field="privacy.epsilon")
     if privacy.unit == "record" and training.epochs != 1:
-        raise ValueError(
-            "training.epochs: the record unit takes one local step a round; set it to 1 and raise rounds"
+        raise ConfigError(
+            "the record unit takes one local step a round",
+            field="training.epochs",
+            hint="set it to 1 and raise rounds",
         )
     _check_sampling(config)
     _check_server(config.training)
     if privacy.mechanism == "classical" and not privacy.allow_invalid:
         largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
         if largest >= 1.0:
-            raise ValueError(
-                f"privacy.mechanism: classical is proved only for epsilon < 1, not {largest:g}; use analytic, or "
-                "allow_invalid = true to reproduce the paper without a guarantee"
+            raise ConfigError(
+                f"classical is proved only for epsilon < 1, not {largest:g}",
+                field="privacy.mechanism",
+                hint="use analytic, or allow_invalid = true to reproduce the paper without a guarantee",
             )
 
 
 def _check_sampling(config: Config) -> None:
     """Whether participants can be drawn like that, and rest as long as they should."""
-    training, clients = config.training, config.data.clients
+    training, clients = config.training, config.clients
     for sampling in {training.sampling, *(config.sampling_of(method) for method in config.methods)}:
         if sampling == "cyclic" and clients % training.participants:
-            raise ValueError(
-                f"training.participants: {clients} clients do not make whole cohorts of {training.participants}, which "
-                "take part in turn; choose a number that divides them, or data.clients = "
-                f"{clients - clients % training.participants}"
+            raise ConfigError(
+                f"{clients} clients do not make whole cohorts of {training.participants}, which take part in turn",
+                field="training.participants",
+                hint="choose a number that divides them, or data.clients = "
+                f"{clients - clients % training.participants}",
             )
         if sampling == "poisson" and training.weights != "equal":
-            raise ValueError(
-                "training.weights: with poisson sampling a weight may not depend on who else takes part; use equal"
+            raise ConfigError(
+                "with poisson sampling a weight may not depend on who else takes part",
+                field="training.weights",
+                hint="use equal",
             )
     least = training.separation
     if least is None:
         return
     if training.sampling not in ("cyclic", "uniform"):
-        raise ValueError(
-            f"training.separation: {training.sampling} sampling may choose a client again in the next round; use "
-            "sampling = 'cyclic' or 'uniform'"
+        raise ConfigError(
+            f"{training.sampling} sampling may choose a client again in the next round",
+            field="training.separation",
+            hint="use sampling = 'cyclic' or 'uniform'",
         )
     if least * training.participants > clients:
-        raise ValueError(
-            f"training.separation: {least} cohorts of {training.participants} in a row are more than {clients} "
-            f"clients; ask for at most {clients // training.participants}"
+        raise ConfigError(
+            f"{least} cohorts of {training.participants} in a row are more than {clients} clients",
+            field="training.separation",
+            hint=f"ask for at most {clients // training.participants}",
         )
 
 
@@ -116,8 +130,10 @@ def _check_server(training: TrainingConfig) -> None:
         unused = {"server_beta2", "server_epsilon"}
     for name in sorted(unused):
         if getattr(training, name) is not None:
-            raise ValueError(
-                f"training.{name}: server_optimizer = {chosen!r} has none; leave it out, or choose another optimiser"
+            raise ConfigError(
+                f"server_optimizer = {chosen!r} has none",
+                field=f"training.{name}",
+                hint="leave it out, or choose another optimiser",
             )
 
 
@@ -126,30 +142,37 @@ def _check_titles(methods: tuple[MethodConfig, ...]) -> None:
     titles = [method.title for method in methods]
     for title in titles:
         if titles.count(title) > 1:
-            raise ValueError(f"methods: two are called {title!r}; give each its own label")
+            raise ConfigError(f"two are called {title!r}", field="methods", hint="give each its own label")
         if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
-            raise ValueError(f"methods: {title!r} cannot be the name of a folder; give it another label")
+            raise ConfigError(
+                f"{title!r} cannot be the name of a folder", field="methods", hint="give it another label"
+            )
 
 
 def _check_method(config: Config, method: MethodConfig) -> None:
     """Distortion, tau^2 and graph of one method."""
-    clients = config.data.clients
-    if isinstance(method.tau2, tuple) and len(method.tau2) != clients:
-        raise ValueError(f"methods.tau2: {len(method.tau2)} values for {clients} clients")
+    if isinstance(method.tau2, tuple) and len(method.tau2) != config.clients:
+        raise ConfigError(f"{len(method.tau2)} values for {config.clients} clients", field="methods.tau2")
     distortion = method.distorts
     if method.tau2 == "calibrated" and distortion is not None and not distortion.calibratable:
-        raise ValueError(
-            f"methods.tau2: only the additive distortion can be calibrated, not {method.distortion}; "
-            "give a number, or use distortion = 'additive'"
+        raise ConfigError(
+            f"only the additive distortion can be calibrated, not {method.distortion}",
+            field="methods.tau2",
+            hint="give a number, or use distortion = 'additive'",
         )
     repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
     if repairing and distortion is not None and not distortion.repairable:
-        raise ValueError(
-            f"methods.distortion: shares that a client has multiplied ({method.distortion!r}) cannot be "
-            "taken out of a sum again; use distortion = 'additive', or protocol.mode = 'tolerate'"
+        raise ConfigError(
+            f"shares that a client has multiplied ({method.distortion!r}) cannot be taken out of a sum again",
+            field="methods.distortion",
+            hint="use distortion = 'additive', or protocol.mode = 'tolerate'",
         )
     if method.graph == "coalition" and not method.groups:
-        raise ValueError("methods.groups: a coalition graph needs them, for example [[0, 1, 2], [3, 4, 5]]")
+        raise ConfigError(
+            "a coalition graph needs them",
+            field="methods.groups",
+            hint="for example [[0, 1, 2], [3, 4, 5]]",
+        )
     _check_whole_run(config, method)
     _check_quantile(config, method)
     try:
@@ -157,8 +180,8 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         plan = config.plan(method)
         if plan.participants is not None:
             plan.committed(plan.participants)
-    except (ConfigError, PrivacyError) as error:
-        raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None
+    except PrivacyError as error:
+        raise ConfigError(error.message, hint=error.hint) from None
     _check_threshold(config, method)
 
 
@@ -166,30 +189,37 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
     """Methods that plan their noise for all rounds promise nothing for one of them alone."""
     privacy = config.privacy
     if method.kind.whole_run and privacy.scope != "training":
-        raise ValueError(
-            f"privacy.scope: the claim of {method.name} is about the whole training; use scope = 'training'"
+        raise ConfigError(
+            f"the claim of {method.name} is about the whole training",
+            field="privacy.scope",
+            hint="use scope = 'training'",
         )
     if method.kind.secret_draw and privacy.participations is not None:
-        raise ValueError(
-            f"privacy.participations: a cap would make the secret draw of {method.name} depend on the past; leave it "
-            "out"
+        raise ConfigError(
+            f"a cap would make the secret draw of {method.name} depend on the past",
+            field="privacy.participations",
+            hint="leave it out",
         )
     if method.kind.carries and config.training.weights != "equal":
-        raise ValueError(
-            f"training.weights: {method.name} takes out in a round what clients of the one before added, so that all "
-            "have to weigh the same; use equal"
+        raise ConfigError(
+            f"{method.name} takes out in a round what clients of the one before added, so that all have to weigh the "
+            "same",
+            field="training.weights",
+            hint="use equal",
         )
     sparse = method.graph == "regular" or method.carried_neighbours is not None
     if method.kind.carries and sparse and config.exchange == "protocol" and config.protocol.mode == "repair":
-        raise ValueError(
-            f"protocol.mode: the protocol repairs noise that {method.name} carries over where everyone shares with "
-            "everyone; use graph = 'complete' without carried_neighbours, or mode = 'tolerate'"
+        raise ConfigError(
+            f"the protocol repairs noise that {method.name} carries over where everyone shares with everyone",
+            field="protocol.mode",
+            hint="use graph = 'complete' without carried_neighbours, or mode = 'tolerate'",
         )
     least = config.training.separation
     if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:
-        raise ValueError(
-            f"training.separation: {method.name} gains nothing from clients that may return at once; set it, or use "
-            "sampling = 'cyclic'"
+        raise ConfigError(
+            f"{method.name} gains nothing from clients that may return at once",
+            field="training.separation",
+            hint="set it, or use sampling = 'cyclic'",
         )
 
 
@@ -198,19 +228,24 @@ def _check_quantile(config: Config, method: MethodConfig) -> None:
     privacy = config.privacy
     if privacy.quantile is None:
         if privacy.first_clip is not None:
-            raise ValueError(
-                "privacy.first_clip: the clip stays as it is without a quantile; set clip instead"
+            raise ConfigError(
+                "the clip stays as it is without a quantile",
+                field="privacy.first_clip",
+                hint="set clip instead",
             )
         return
     if privacy.unit != "client":
-        raise ValueError(
-            f"privacy.quantile: it is one of the norms of whole updates, and with unit {privacy.unit!r} other things "
-            "are clipped; use unit = 'client'"
+        raise ConfigError(
+            f"it is one of the norms of whole updates, and with unit {privacy.unit!r} other things are clipped",
+            field="privacy.quantile",
+            hint="use unit = 'client'",
         )
     if method.kind.correlates:
-        raise ValueError(
-            f"privacy.quantile: {method.name} takes noise of one round out in another, which fails if the clip, and "
-            "the noise with it, has changed in between; leave it out, or use a method whose rounds are independent"
+        raise ConfigError(
+            f"{method.name} takes noise of one round out in another, which fails if the clip, and the noise with it, "
+            "has changed in between",
+            field="privacy.quantile",
+            hint="leave it out, or use a method whose rounds are independent",
         )
 
 
@@ -219,13 +254,16 @@ def _check_threshold(config: Config, method: MethodConfig) -> None:
     threshold, colluders = config.plan(method).threshold, config.privacy.colluders
     if method.kind.uses("threshold") and threshold is not None:
         if threshold > config.training.participants:
-            raise ValueError(
-                f"methods.threshold: {threshold} uploads of {config.training.participants} participants; lower it"
+            raise ConfigError(
+                f"{threshold} uploads of {config.training.participants} participants",
+                field="methods.threshold",
+                hint="lower it",
             )
         if threshold <= colluders:
-            raise ValueError(
-                f"methods.threshold: {colluders} colluders among {threshold} uploads leave nobody whose noise is "
-                "unknown; assume fewer, or ask for more uploads"
+            raise ConfigError(
+                f"{colluders} colluders among {threshold} uploads leave nobody whose noise is unknown",
+                field="methods.threshold",
+                hint="assume fewer, or ask for more uploads",
             )
 
 
@@ -237,38 +275,48 @@ def _check_protocol(config: Config) -> None:
     """
     privacy, training, instead = config.privacy, config.training, "or exchange = 'simulated'"
     if privacy.unit != "client":
-        raise ValueError(
-            f"privacy.unit: the protocol hides whole clients, not {privacy.unit!r}; use unit = 'client', {instead}"
+        raise ConfigError(
+            f"the protocol hides whole clients, not {privacy.unit!r}",
+            field="privacy.unit",
+            hint=f"use unit = 'client', {instead}",
         )
     if training.weights != "equal":
-        raise ValueError(
-            f"training.weights: in the protocol all clients weigh the same; use weights = 'equal', {instead}"
+        raise ConfigError(
+            "in the protocol all clients weigh the same",
+            field="training.weights",
+            hint=f"use weights = 'equal', {instead}",
         )
     sharing = [method for method in config.methods if method.kind.has_protocol]
     if sharing and isinstance(privacy.epsilon, tuple):
-        raise ValueError(
-            f"privacy.epsilon: the protocol has one target for all clients; give one number, {instead}"
+        raise ConfigError(
+            "the protocol has one target for all clients",
+            field="privacy.epsilon",
+            hint=f"give one number, {instead}",
         )
     for method in sharing:
         if method.graph not in ("regular", "complete"):
-            raise ValueError(
-                f"methods.graph: the protocol draws regular or complete graphs, not {method.graph!r}; "
-                f"use graph = 'regular', {instead}"
+            raise ConfigError(
+                f"the protocol draws regular or complete graphs, not {method.graph!r}",
+                field="methods.graph",
+                hint=f"use graph = 'regular', {instead}",
             )
         few = method.neighbours < training.participants - 1
         if method.graph == "complete" and few and not method.kind.carries:
-            raise ValueError(
-                f"methods.neighbours: {method.neighbours:g} shares from each of {training.participants} clients do "
-                f"not make a complete graph in the protocol; use neighbours = {training.participants - 1}, "
-                f"graph = 'regular', {instead}"
+            raise ConfigError(
+                f"{method.neighbours:g} shares from each of {training.participants} clients do not make a complete "
+                "graph in the protocol",
+                field="methods.neighbours",
+                hint=f"use neighbours = {training.participants - 1}, graph = 'regular', {instead}",
             )
         if isinstance(method.tau2, tuple):
-            raise ValueError(
-                "methods.tau2: the protocol has one tau2 for all clients; give one number, 'calibrated', "
-                f"{instead}"
+            raise ConfigError(
+                "the protocol has one tau2 for all clients",
+                field="methods.tau2",
+                hint=f"give one number, 'calibrated', {instead}",
             )
         if method.distorts is not None and method.distorts.multiplies:
-            raise ValueError(
-                f"methods.distortion: the protocol adds its residual noise, {method.distortion!r} would multiply; "
-                f"use distortion = 'additive', {instead}"
+            raise ConfigError(
+                f"the protocol adds its residual noise, {method.distortion!r} would multiply",
+                field="methods.distortion",
+                hint=f"use distortion = 'additive', {instead}",
             )

@@ -34,6 +34,7 @@ from niss.learning import (
     to_tensor,
 )
 from niss.randomness import SimStream
+from niss.settings import to_values
 from niss.simulation.config import Config, with_overrides
 from niss.simulation.sections import DataConfig
 from niss.version import __version__
@@ -205,10 +206,8 @@ def gather(
     clients, test_examples = Clients.from_datasets(datasets), to_examples(test, "test")
     if model is None:
         raise ConfigError("is missing", field="model", hint="your own data needs your own model")
-    if len(clients) != config.data.clients:
-        raise ConfigError(
-            f"{len(clients)} datasets for data.clients = {config.data.clients}", field="clients"
-        )
+    if len(clients) != config.clients:
+        raise ConfigError(f"{len(clients)} datasets for data.clients = {config.clients}", field="clients")
     module = _own_module(model, SimStream(config.seed).child("model"))
     return Materials.of(clients, test_examples, module, {"source": "given", "sizes": clients.sizes.tolist()})
 
@@ -230,12 +229,12 @@ def gather_together(
     train, test = to_tensors(dataset)
     data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
     gathered: list[Materials] = []
-    clients: dict[tuple[int, str], Clients] = {}
+    clients: dict[tuple[int, DataConfig], Clients] = {}
     for config in configs:
         stream = SimStream(config.seed)
-        key = (config.seed, config.data.model_dump_json())
+        key = (config.seed, config.data)
         if key not in clients:
-            rows = _deal_out(dataset, config.data, stream.child("partition"))
+            rows = _deal_out(dataset, config, stream.child("partition"))
             clients[key] = Clients(rows, None if clients else train)
         if model is not None:
             module = _own_module(model, stream.child("model"))
@@ -268,7 +267,7 @@ def to_tensors(dataset: Dataset) -> tuple[Examples, Examples]:
 
 
 def _sizes(config: Config) -> ModelSettings:
-    return ModelSettings(**config.model.model_dump(exclude={"name"}))
+    return ModelSettings(**{name: value for name, value in vars(config.model).items() if name != "name"})
 
 
 def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:
@@ -278,9 +277,9 @@ def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:
     return TokenSamples(dataset.shape[0], len(dataset.vocabulary))
 
 
-def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDArray[np.int64]]:
+def _deal_out(dataset: Dataset, config: Config, stream: SimStream) -> list[NDArray[np.int64]]:
     """The rows of each client: those it owns, or those it is dealt."""
-    if data.split != "natural":
+    if config.split != "natural":
         if dataset.train_labels.ndim != 1:
             raise ConfigError(
                 f"a sample of {dataset.name} has no label of its own to deal it out by",
@@ -288,7 +287,9 @@ def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDA
                 hint="use natural",
             )
         # The settings of the section are the arguments of `partition`, name by name.
-        return partition(dataset.train_labels, stream=stream, **data.model_dump(exclude={"dataset"}))
+        settings = vars(config.data) | {"split": config.split, "clients": config.clients}
+        del settings["dataset"]
+        return partition(dataset.train_labels, stream=stream, **settings)
     if dataset.owners is None:
         raise ConfigError(
             f"the samples of {dataset.name} belong to nobody",
@@ -296,7 +297,7 @@ def _deal_out(dataset: Dataset, data: DataConfig, stream: SimStream) -> list[NDA
             hint="use iid, shards or dirichlet",
         )
     return partition_by_owner(
-        dataset.owners, clients=data.clients, stream=stream, most=data.samples_per_client
+        dataset.owners, clients=config.clients, stream=stream, most=config.data.samples_per_client
     )
 
 
@@ -310,7 +311,7 @@ def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:
 
 def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
     """With the user's own datasets, their number is the number of clients, and at most so many take part."""
-    if datasets is None or len(datasets) in (0, 1, config.data.clients):
+    if datasets is None or len(datasets) in (0, 1, config.clients):
         return config
     participants = min(config.training.participants, len(datasets))
     return with_overrides(config, {"data.clients": len(datasets), "training.participants": participants})
@@ -324,7 +325,7 @@ def make_manifest(kind: str, config: Config, materials: Materials, engine: str) 
     return {
         "kind": kind,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": config.model_dump(mode="json", exclude_none=True),
+        "config": to_values(config),
         "seed": config.seed,
         "data": materials.data,
         "model": type(materials.module).__name__,

@@ -44,8 +44,8 @@ class MethodRun:
         plan = self.federation.plan
         # A target per round promises nothing about the whole training, so it is no budget.
         filtered = plan.calibrated and config.privacy.scope == "training"
-        budget = plan.budget(config.data.clients) if filtered else None
-        state = Checkpoint(0, materials.start, Ledger.empty(config.data.clients, budget))
+        budget = plan.budget(config.clients) if filtered else None
+        state = Checkpoint(0, materials.start, Ledger.empty(config.clients, budget))
         self.rounds: list[RoundRecord] = []
         with read_by_all(trainer.ranks, folder) as kept:
             if kept is not None:

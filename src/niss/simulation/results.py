@@ -141,7 +141,7 @@ def summarise(config: Config, materials: Materials, results: Sequence[RunResult]
         "title": f"{config.name}: {len(results)} methods on the same clients",
         "niss_version": __version__,
         "rounds": config.rounds,
-        "clients": config.data.clients,
+        "clients": config.clients,
         "participants": config.training.participants,
         "participations": config.participations,
         "model_parameters": materials.layout.size,
@@ -150,7 +150,7 @@ def summarise(config: Config, materials: Materials, results: Sequence[RunResult]
         "unit": config.privacy.unit,
         "relation": config.privacy.relation,
         "dataset": materials.data["source"],
-        "split": config.data.split,
+        "split": config.split,
         "methods": [result.summary for result in results],
     }
 
@@ -202,7 +202,7 @@ def _outsider(federation: Federation, rounds: Rounds) -> OutsiderClaim | None:
         unit=plan.unit,
         relation=relation,
         sampling="shuffled" if in_turn else sampling,
-        clients=config.data.clients,
+        clients=config.clients,
         participants=config.training.participants,
         delta=plan.delta,
         participations=min(config.most_participations_by(sampling), len(mus)) if capped else None,

@@ -33,7 +33,8 @@ from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchanged, ProtocolExchange
 from niss.simulation.materials import Materials
-from niss.simulation.sampling import Sampling, absent_seats, aggregation_weights, choose_participants
+from niss.simulation.sampling import absent_seats, aggregation_weights, choose_participants
+from niss.simulation.sections import Sampling
 from niss.simulation.server import FRESH, Optimizer, ServerState
 from niss.simulation.training import Trainer
 from niss.simulation.uploads import Clipping, Uploads

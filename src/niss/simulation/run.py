@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,7 @@ def compare_seeds(
     A seed decides partition, initial weights, participants, batches and noise. With `out`, seed s is kept in
     `out/seed-s`, and what is already there is continued.
     """
-    configs = {f"seed-{seed}": config.model_copy(update={"seed": seed}) for seed in seeds}
+    configs = {f"seed-{seed}": replace(config, seed=seed) for seed in seeds}
     comparisons = compare_together(configs, out=out, dataset=dataset, progress=progress)
     return {seed: comparisons[f"seed-{seed}"] for seed in seeds}
 
@@ -299,7 +299,7 @@ class _Entry:
         """The runs of all methods, each in a folder of its own, made where it is missing."""
         runs = []
         for method in self.config.methods:
-            config = self.config.model_copy(update={"methods": (method,)})
+            config = replace(self.config, methods=(method,))
             folder = None
             if self.folder is not None:
                 folder = RunFolder(self.folder.path / method.title)
@@ -425,6 +425,4 @@ def _settings(manifest: Mapping[str, Any], key: str) -> Any:
     if key != "config" or not isinstance(value, dict):
         return value
     config = make_config(value)
-    return config.model_copy(
-        update={"training": config.training.model_copy(update={"device": "auto", "workers": None})}
-    )
+    return replace(config, training=replace(config.training, device="auto", workers=None))

@@ -14,16 +14,15 @@ All draws follow from the seed, the number of the round, and who took part befor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.randomness import SimStream
+from niss.simulation.sections import Sampling
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-Sampling = Literal["shuffled", "uniform", "cyclic", "poisson"]
 
 
 def choose_participants(

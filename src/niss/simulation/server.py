@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,9 @@ from niss.runs import RoundRecord, SumNoise
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from niss.simulation.sections import TrainingConfig
+    from niss.simulation.sections import OptimizerName, ServerRateSchedule, TrainingConfig
 
 FloatArray = NDArray[np.float64]
-ServerRateSchedule = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["sgd", "momentum", "adam", "yogi"]
 
 MOMENTUM, BETA2, EPSILON = 0.9, 0.99, 1e-3
 """Where the settings give none."""

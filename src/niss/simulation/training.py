@@ -18,6 +18,7 @@ from torch import Tensor
 from niss.errors import ConfigError
 from niss.learning import ClippedStep, Cohort, Evaluation, Job, LocalTraining, choose_device
 from niss.learning.cohort import available_cores
+from niss.settings import to_values
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
 from niss.simulation.ranks import ALONE, Ranks, require_same
@@ -61,7 +62,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             facts = require_same(
                 ranks,
                 own_room=self._room,
-                settings=zlib.crc32(config.model_dump_json().encode()),
+                settings=zlib.crc32(json.dumps(to_values(config)).encode()),
                 data=zlib.crc32(json.dumps(materials.data).encode()),
                 weights=zlib.crc32(materials.start.numpy().tobytes()),
                 device=device.partition(":")[0],
