@@ -39,6 +39,7 @@ from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity, PrekeyStore, published
 from niss.protocol.messages import Participant, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.server import Server
+from niss.protocol.shares import EdgeKeys
 from niss.protocol.wire import encode, signed_part
 from niss.randomness import SecretStream, secret
 from niss.randomness.compiled import Demand, load_loop
@@ -292,9 +293,8 @@ class NissRound:
         one = self.stand_ins[seat - self.case.sampled]
         commitment, pieces = b"", b""
         if self.mode == "repair":
-            dealer = self.agreed, seat, self._private(seat)
-            commitment = committee.commit_mask(self.agreed, seat, committee.own_mask(*dealer))
-            pieces = committee.deal(*dealer, os.urandom)
+            mask, pieces = committee.deal(EdgeKeys(self.agreed, seat, self._private(seat)), os.urandom)
+            commitment = committee.commit_mask(self.agreed, seat, mask)
         fresh = published(one.store.batch(1, one.identity, os.urandom))
         return one.signed("upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces))
 

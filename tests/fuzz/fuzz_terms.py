@@ -66,21 +66,21 @@ def worst_mu(opened: RoundOpen, seat: int, colluders: int) -> float:
     others = [one for one in range(size) if one != seat]
     near = {one: set(agreed.neighbours(one)) for one in range(size)}
     most = terms.dropped if terms.mode == "repair" else 0
-    worst, everyone = 0.0, set(agreed.committee)
+    worst = 0.0
     for known in itertools.combinations(others, colluders):
         rest = [one for one in others if one not in known]
         for lost in itertools.combinations(rest, min(most, len(rest))):
             held = Held(opened, known, agreed)
             held.uploads = dict.fromkeys(set(range(size)) - set(lost))  # type: ignore[assignment]
+            held.unmasked = set(held.uploads)
             for one in held.uploads:
-                held.partials[one, None] = everyone
                 if len(near[one] & set(lost)) <= terms.revealed:
-                    held.partials |= {(one, other): everyone for other in near[one] & set(lost)}
+                    held.told |= {frozenset((one, other)) for other in near[one] & set(lost)}
             worst = max(worst, held.mu_of(seat))
     if terms.mode == "repair":
         alone = Held(opened, (), agreed)
         alone.uploads = dict.fromkeys([seat])  # type: ignore[assignment]
-        alone.partials |= {(seat, other): everyone for other in near[seat]}
+        alone.told = {frozenset((seat, other)) for other in near[seat]}
         worst = max(worst, alone.mu_of(seat))
     return worst
 

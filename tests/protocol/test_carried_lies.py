@@ -9,7 +9,7 @@ import pytest
 
 from niss.accounting import Promise
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import agree
+from niss.protocol.agreement import _signed, agree, participants_hash
 from niss.protocol.carrying import previous_of
 from niss.protocol.messages import Cohorts, Participant, RoundOpen
 from niss.protocol.wire import decode, encode
@@ -130,7 +130,7 @@ def test_lists_of_other_sizes_doubles_and_false_prekeys_are_refused(where: str) 
         from niss.protocol.carrying import check_cohorts
 
         with pytest.raises(RemoteProtocolError, match="listed twice"):
-            check_cohorts(double, 1, None, anchor=bytes(32), holder=bytes(32))
+            check_cohorts(double, None, anchor=bytes(32), holder=bytes(32))
 
 
 def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> None:
@@ -191,7 +191,7 @@ def test_a_repeated_round_is_refused_as_another_attempt_too() -> None:
     fresh = (federation.seat_of(0), *opened.participants[1:])
     for one in (0, 1):
         federation.restart(one)
-    refused(federation, 0, federation.forged(again, participants=fresh), "round 0 comes 0 after round 0")
+    refused(federation, 0, federation.forged(again, participants=fresh), "has one attempt")
     single = CarriedFederation(schedule())
     opened = single.open_next(0)
     again = single.forged(replace(opened, terms=replace(opened.terms, attempt=1)))
@@ -365,12 +365,18 @@ def test_graphs_are_drawn_again_until_they_are_what_the_schedule_says(part: str)
 
 
 def test_two_versions_of_a_round_split_the_noise_and_cost_less() -> None:
-    """Even where the holder signs everything: with several attempts a server has as many versions."""
-    federation = CarriedFederation(schedule(rounds=6, **NOISY), attempts=2)
+    """Even where the holder signs everything: the same clients in another order, which the round before announced."""
+    federation = CarriedFederation(schedule(rounds=6, **NOISY))
     federation.play_round(0)
     first = federation.open_next(1)
-    terms = replace(first.terms, attempt=1)
-    other = federation.forged(replace(first, terms=terms))
+    turned = first.participants[::-1]
+    before = cohorts(first).previous
+    assert before is not None
+    announced = participants_hash(before.participants) + before.terms + participants_hash(turned)
+    link = before.beacon
+    signature = federation.holder.sign("beacon", _signed(link.index, link.value, announced))
+    before = replace(before, beacon=replace(link, signature=signature))
+    other = federation.forged(first, participants=turned, cohorts=replace(cohorts(first), previous=before))
     for one, opened in ((4, first), (5, first), (6, other), (7, other)):
         federation.answer(one, opened)
     covered(federation)

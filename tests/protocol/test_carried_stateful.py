@@ -223,7 +223,7 @@ class CarriedRounds(RuleBasedStateMachine):
             number = terms.round + 1
             after = federation.listed(number + 1) if number + 1 < federation.schedule.rounds else ()
             changes = {
-                "terms": federation.schedule.terms(terms.run, number, other % 2),
+                "terms": federation.schedule.terms(terms.run, number),
                 "participants": cohorts.following,
                 "cohorts": Cohorts(after, previous_of(opened)),
             }
@@ -302,7 +302,7 @@ def test_the_machine_itself_has_lies_answered() -> None:
     run.start(3, 2, 4, noisy=True, cyclic=True, closing=False, label=2)
     run.open()
     run.answer(0, run.versions[0])
-    run.lie(0, "attempt", 0)
+    run.lie(0, "following", 4)
     run.answer(1, run.versions[-1])
     run.answer(0, run.versions[-1])
     assert run.answered == {(0, 0): 1, (1, 0): 1}

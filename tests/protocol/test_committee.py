@@ -1,4 +1,4 @@
-"""Sharing a round key among a committee: pieces, partials, proofs, and what a lying server can make of them."""
+"""Sharing an upload's secret among a committee: pieces, partials, proofs, and what a lying server can make of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from niss.protocol.agreement import Agreed, agree
 from niss.protocol.committee import Statement
 from niss.protocol.keys import SecretBytes
 from niss.protocol.messages import Partials
-from niss.protocol.shares import PairSecrets, pair_secret
+from niss.protocol.shares import EdgeKeys, pair_secret
 from tests.support.protocol_round import Federation
 
 SIZE, MEMBERS, THRESHOLD = 8, 5, 3
@@ -29,8 +29,13 @@ def private(federation: Federation, agreed: Agreed, seat: int) -> SecretBytes:
     return federation.clients[seat]._prekeys.private(agreed.participants[seat].prekey.number)
 
 
-def dealt(federation: Federation, agreed: Agreed, seat: int = OWNER) -> bytes:
-    return committee.deal(agreed, seat, private(federation, agreed, seat), federation.entropy)
+def dealt(federation: Federation, agreed: Agreed, seat: int = OWNER) -> tuple[SecretBytes, bytes]:
+    """The seed of a client's mask, and what it deals."""
+    return committee.deal(keys_of(federation, agreed, seat), federation.entropy)
+
+
+def keys_of(federation: Federation, agreed: Agreed, seat: int) -> EdgeKeys:
+    return EdgeKeys(agreed, seat, private(federation, agreed, seat))
 
 
 def partials_of(federation: Federation, agreed: Agreed, member: int, pieces: bytes) -> Partials:
@@ -47,29 +52,31 @@ def numbered(agreed: Agreed, made: dict[int, Partials], place: int) -> dict[int,
 
 
 @pytest.mark.parametrize("chosen", [(0, 1, 2), (2, 3, 4), (0, 2, 4)])
-def test_any_threshold_of_partials_gives_mask_and_shared_secret(chosen: tuple[int, ...]) -> None:
+def test_any_threshold_of_partials_gives_mask_and_edge_key(chosen: tuple[int, ...]) -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    own, pieces = dealt(federation, agreed)
     made = {
         agreed.committee[one]: partials_of(federation, agreed, agreed.committee[one], pieces)
         for one in chosen
     }
     mask = committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0)))
-    assert mask == committee.own_mask(agreed, OWNER, private(federation, agreed, OWNER))
-    shared = committee.shared_secret(agreed, OWNER, GONE, committee.combine(numbered(agreed, made, 1)))
-    own = PairSecrets(agreed, OWNER, private(federation, agreed, OWNER))
-    assert shared == own.secret(GONE)
+    assert mask == own
+    point = committee.combine(numbered(agreed, made, 1))
+    key = committee.open_seal(agreed, OWNER, GONE, point, pieces)
+    assert key == keys_of(federation, agreed, OWNER).key(GONE) == keys_of(federation, agreed, GONE).key(OWNER)
+    # The point of one edge opens no other.
+    other = committee.open_seal(agreed, OWNER, GONE - 1, point, pieces)
+    assert other != keys_of(federation, agreed, OWNER).key(GONE - 1)
 
 
 def test_fewer_partials_give_something_else() -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    own, pieces = dealt(federation, agreed)
     made = {
         member: partials_of(federation, agreed, member, pieces)
         for member in agreed.committee[: THRESHOLD - 1]
     }
-    found = committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0)))
-    assert found != committee.own_mask(agreed, OWNER, private(federation, agreed, OWNER))
+    assert committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0))) != own
 
 
 def test_the_committee_is_drawn_anew_for_each_list_and_has_each_seat_once() -> None:
@@ -79,37 +86,37 @@ def test_the_committee_is_drawn_anew_for_each_list_and_has_each_seat_once() -> N
     assert opened("draw 0")[1].committee == drawn[0]
 
 
-def test_a_client_called_dropped_keeps_its_mask_though_all_its_secrets_come_out() -> None:
-    """Pads made of the secret that two prekeys share would open every piece of its key to the server."""
-    federation, agreed = opened()
-    pieces = dealt(federation, agreed)
-    mask = committee.own_mask(agreed, OWNER, private(federation, agreed, OWNER))
-    own = PairSecrets(agreed, OWNER, private(federation, agreed, OWNER))
-    points = {}
-    for number, member in enumerate(agreed.committee, start=1):
-        if member == OWNER:
-            continue
-        part = committee.piece_for(agreed, member, pieces)
-        pad = committee._pad(agreed, OWNER, member, own.secret(member))
-        sealed = part[64:]
-        piece = curve.to_scalar(curve.to_number(sealed) - curve.to_number(pad)) if sealed else pad
-        assert curve.times_base(piece) != part[32:64]
-        points[number] = curve.times(piece, committee.mask_point(agreed, OWNER))
-    chosen = dict(list(points.items())[:THRESHOLD])
-    assert committee.mask_seed(agreed, OWNER, committee.combine(chosen)) != mask
-
-
 def test_two_dealings_have_nothing_in_common() -> None:
+    """Also after a rollback each secret serves one upload: neither points nor seals of the same keys come again."""
     federation, agreed = opened()
-    first, second = dealt(federation, agreed), dealt(federation, agreed)
-    assert len(first) == committee.pieces_size(MEMBERS, THRESHOLD)
+    (mask, first), (another, second) = dealt(federation, agreed), dealt(federation, agreed)
+    assert len(first) == len(second) == committee.pieces_size(agreed, OWNER)
+    assert len(first) == 32 * (2 * MEMBERS - THRESHOLD + 3 + SIZE - 1)
     assert not set(committee.cut(first)) & set(committee.cut(second))
+    assert mask != another
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_partials_that_make_zero_together_are_refused(place: int) -> None:
+    """The last of three that cancels the others: neither a mask nor a key, and no exception of another kind."""
+    federation, agreed = opened()
+    _, pieces = dealt(federation, agreed)
+    made = {
+        member: partials_of(federation, agreed, member, pieces) for member in agreed.committee[:THRESHOLD]
+    }
+    points = numbered(agreed, made, 0)
+    factors = committee.coefficients(tuple(sorted(points)), 0)
+    others = [one for one in range(THRESHOLD) if one != place]
+    rest = curve.total(curve.times(curve.to_scalar(factors[one]), points[one + 1]) for one in others)
+    points[place + 1] = curve.times(curve.to_scalar(-pow(factors[place], -1, curve.ORDER)), rest)
+    with pytest.raises(RemoteProtocolError, match="zero"):
+        committee.combine(points)
 
 
 def test_an_added_number_only_adds_a_known_point() -> None:
     """A server that shifts a piece under its pad, and its point, gets `f(c) P + 5 P`: it could add that itself."""
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    _, pieces = dealt(federation, agreed)
     member = agreed.committee[-1]
     part = committee.piece_for(agreed, member, pieces)
     shifted = curve.to_scalar(curve.to_number(part[64:]) + 5)
@@ -125,7 +132,7 @@ def test_an_added_number_only_adds_a_known_point() -> None:
 def test_a_member_leaves_out_a_piece_that_was_tampered_with(where: int) -> None:
     federation, agreed = opened()
     member = agreed.committee[-1]
-    part = bytearray(committee.piece_for(agreed, member, dealt(federation, agreed)))
+    part = bytearray(committee.piece_for(agreed, member, dealt(federation, agreed)[1]))
     part[where] ^= 1
     own = private(federation, agreed, member)
     assert committee.answer(agreed, member, own, {OWNER: [GONE]}, {OWNER: bytes(part)}) == ()
@@ -133,7 +140,7 @@ def test_a_member_leaves_out_a_piece_that_was_tampered_with(where: int) -> None:
 
 def test_pieces_of_another_owner_member_or_round_do_not_open() -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    _, pieces = dealt(federation, agreed)
     member, other = agreed.committee[0], agreed.committee[1]
     part = committee.piece_for(agreed, member, pieces)
     own = private(federation, agreed, member)
@@ -147,10 +154,10 @@ def test_pieces_of_another_owner_member_or_round_do_not_open() -> None:
 
 def test_a_proof_holds_for_its_points_alone() -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    _, pieces = dealt(federation, agreed)
     member = agreed.committee[0]
     made = partials_of(federation, agreed, member, pieces)
-    point = committee.commitments(agreed, pieces)[0]
+    point = committee.commitments(agreed, pieces)[1]
 
     def holds(points: bytes, proof: bytes = made.proof, lost: int = GONE, claimed: bytes = point) -> bool:
         return Statement(agreed, member, {OWNER: points}, {OWNER: [lost]}).is_proven(OWNER, claimed, proof)
@@ -162,7 +169,7 @@ def test_a_proof_holds_for_its_points_alone() -> None:
     assert not holds(mask + curve.times(two, edge))
     assert not holds(edge + mask)
     assert not holds(made.points, lost=GONE - 1)
-    assert not holds(made.points, claimed=committee.commitments(agreed, pieces)[1])
+    assert not holds(made.points, claimed=committee.commitments(agreed, pieces)[2])
     for place in range(committee.PROOF_BYTES):
         assert not holds(
             made.points, made.proof[:place] + bytes([made.proof[place] ^ 1]) + made.proof[place + 1 :]
@@ -172,10 +179,10 @@ def test_a_proof_holds_for_its_points_alone() -> None:
 @pytest.mark.parametrize("point", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32, b"\x02" + bytes(31)])
 def test_points_that_are_none_prove_nothing(point: bytes) -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    _, pieces = dealt(federation, agreed)
     member = agreed.committee[0]
     made = partials_of(federation, agreed, member, pieces)
-    claimed = committee.commitments(agreed, pieces)[0]
+    claimed = committee.commitments(agreed, pieces)[1]
     mask, edge = committee.cut(made.points)
     for points in (point + edge, mask + point):
         statement = Statement(agreed, member, {OWNER: points}, {OWNER: [GONE]})
@@ -187,7 +194,7 @@ def test_points_that_are_none_prove_nothing(point: bytes) -> None:
 
 def test_the_same_question_has_the_same_answer() -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    _, pieces = dealt(federation, agreed)
     member = agreed.committee[0]
     assert partials_of(federation, agreed, member, pieces) == partials_of(federation, agreed, member, pieces)
 
@@ -210,7 +217,7 @@ def test_a_committee_without_a_majority_or_larger_than_the_round_is_refused(chan
 
 def test_pads_differ_from_what_prekeys_share() -> None:
     federation, agreed = opened()
-    pieces = dealt(federation, agreed)
+    _, pieces = dealt(federation, agreed)
     member = agreed.committee[0]
     fresh = pieces[:32]
     own = private(federation, agreed, member)

@@ -78,7 +78,7 @@ class Watched:
         """Notes the seeds that go into each upload the victim works on, finished or not."""
         masked, derive = client_module.masked_upload, shares_module.derive_seed
 
-        def noted(ties: shares_module.PairSecrets, *rest: Any) -> Any:
+        def noted(ties: shares_module.EdgeKeys, *rest: Any) -> Any:
             if ties.seat != VICTIM:
                 return masked(ties, *rest)
             self.seeds.append(set())

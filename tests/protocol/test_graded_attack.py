@@ -23,7 +23,7 @@ from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.client import Client
 from niss.protocol.messages import RevealRequest
-from niss.protocol.shares import PairSecrets
+from niss.protocol.shares import EdgeKeys
 from niss.protocol.states import ClientState
 from support.protocol_round import Federation, carried, resigned
 
@@ -128,15 +128,14 @@ class Scene:
             if len(given) < threshold:
                 continue
             point = committee.combine(dict(list(given.items())[:threshold]))
-            private = self._private(seat)
+            upload = self.uploads[seat]
             if other is None:
-                assert committee.mask_seed(self.agreed, seat, point) == committee.own_mask(
-                    self.agreed, seat, private
-                )
+                seed = committee.mask_seed(self.agreed, seat, point)
+                assert committee.is_committed(self.agreed, seat, seed, upload.commitment)
                 masks.add(seat)
             else:
-                secret = PairSecrets(self.agreed, seat, private).secret(other)
-                assert committee.shared_secret(self.agreed, seat, other, point) == secret
+                key = committee.open_seal(self.agreed, seat, other, point, upload.pieces)
+                assert key == EdgeKeys(self.agreed, seat, self._private(seat)).key(other)
                 pairs |= {(seat, other), (other, seat)}
         return pairs, masks
 

@@ -22,6 +22,7 @@ from niss.protocol.messages import (
     Terms,
     Upload,
 )
+from niss.protocol.shares import EdgeKeys
 from niss.protocol.wire import signed_part
 from support.protocol_round import Federation, carried, resigned
 
@@ -140,7 +141,8 @@ def test_one_unopenable_dealing_does_not_silence_the_committee() -> None:
     for seat, client in enumerate(federation.clients):
         upload = client.upload(opened, updates[seat], federation.entropy)
         if seat == 1:
-            other = committee.deal(agree(opened), 2, client._prekeys.private(0), federation.entropy)
+            keys = EdgeKeys(agree(opened), 2, federation.seats[2].privates[0])
+            _, other = committee.deal(keys, federation.entropy)
             upload = signed_by(federation, 1, replace(upload, pieces=other), "upload")
         federation.server.take_upload(upload)
     federation.repair()

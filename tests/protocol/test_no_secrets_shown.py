@@ -18,7 +18,6 @@ import pytest
 from niss.errors import LocalProtocolError, NissError
 from niss.protocol import client as client_module
 from niss.protocol import committee as committee_module
-from niss.protocol import curve as curve_module
 from niss.protocol import shares as shares_module
 from niss.protocol.client import Client
 from niss.protocol.states import dump, restore
@@ -78,11 +77,10 @@ class Story:
 
             return wrapped
 
-        for name in ("derive_seed", "pair_secret"):
+        for name in ("derive_seed", "edge_key", "pair_secret"):
             monkeypatch.setattr(shares_module, name, noting(getattr(shares_module, name)))
-        for name in ("own_mask", "_pad", "_open", "pair_secret"):
+        for name in ("draw", "mask_seed", "_pad", "_open", "pair_secret"):
             monkeypatch.setattr(committee_module, name, noting(getattr(committee_module, name)))
-        monkeypatch.setattr(curve_module, "scalar_of", noting(curve_module.scalar_of))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from niss.protocol.agreement import Agreed, agree
 from niss.protocol.messages import Partials, Reveal, Upload
 from niss.protocol.server import Outcome
 from niss.protocol.wire import encode, pack, signed_part, unpack
-from support.protocol_round import Federation, carried, seeded_entropy
+from support.protocol_round import Federation, carried
 
 SIZE = 7
 ABSENT = (5, 6)
@@ -105,6 +105,14 @@ def no_points_at_all(reveal: Reveal) -> Reveal:
     return each(reveal, lambda one: replace(one, points=b"\xff" * len(one.points)))
 
 
+def zeros(reveal: Reveal) -> Reveal:
+    return each(reveal, lambda one: replace(one, points=curve.ZERO * (len(one.points) // 32)))
+
+
+def of_small_order(reveal: Reveal) -> Reveal:
+    return each(reveal, lambda one: replace(one, points=bytes(len(one.points))))
+
+
 def false_proofs(reveal: Reveal) -> Reveal:
     return each(reveal, lambda one: replace(one, proof=bytes(48)))
 
@@ -140,6 +148,8 @@ PROVABLE_IN_REVEALS: list[Lie] = [
     one_false_edge,
     swapped_points,
     no_points_at_all,
+    zeros,
+    of_small_order,
     false_proofs,
     points_of_another,
     one_point_kept_back,
@@ -156,8 +166,8 @@ def keeps_all_back(reveal: Reveal) -> Reveal:
 def false_commitments(upload: Upload) -> Upload:
     """Points other than those of the pieces, each of them a point."""
     parts = committee.cut(upload.pieces)
-    moved = [curve.times(curve.to_scalar(3), part) for part in parts[1 : SIZE + 1]]
-    return replace(upload, pieces=b"".join((parts[0], *moved, *parts[SIZE + 1 :])))
+    moved = [curve.times(curve.to_scalar(3), part) for part in parts[2 : SIZE + 2]]
+    return replace(upload, pieces=b"".join((*parts[:2], *moved, *parts[SIZE + 2 :])))
 
 
 def rubbish(upload: Upload) -> Upload:
@@ -171,16 +181,15 @@ def false_mask_commitment(upload: Upload) -> Upload:
 IN_UPLOADS: list[Lie] = [false_commitments, rubbish, false_mask_commitment]
 
 
-def of_another_key(agreed: Agreed, seat: int) -> Lie:
-    """Pieces that open and fit their commitments, of a key that is not the client's own."""
+def of_another_secret(upload: Upload) -> Upload:
+    """Pieces that open and fit their points, but not the point of the secret."""
+    parts = committee.cut(upload.pieces)
+    return replace(upload, pieces=b"".join((parts[0], curve.times(curve.to_scalar(3), parts[1]), *parts[2:])))
 
-    def lie(upload: Upload) -> Upload:
-        entropy = seeded_entropy("another key")
-        from niss.protocol.keys import SecretBytes
 
-        return replace(upload, pieces=committee.deal(agreed, seat, SecretBytes(entropy(32)), entropy))
-
-    return lie
+def false_seals(upload: Upload) -> Upload:
+    """Other keys under the seals than those that the shares were made of."""
+    return replace(upload, pieces=upload.pieces[:-32] + bytes(32))
 
 
 @pytest.mark.parametrize("liar", SURVIVORS)
@@ -228,6 +237,42 @@ def test_lies_are_named_too_where_nobody_dropped_out(lie: Lie) -> None:
     assert settled.outcome.liars == (() if lie is false_proofs else (first,))
 
 
+@pytest.mark.parametrize("absent", [(), ABSENT])
+def test_a_member_that_cancels_the_others_is_named_and_ends_nothing(absent: tuple[int, ...]) -> None:
+    """It knows all other partials of its own upload, and adds the one that makes zero of them."""
+    federation = Federation(SIZE)
+    values = {"neighbours": SIZE - 1.0, "committee": SIZE, "threshold": 4}
+    opened = federation.open(federation.terms(mode="repair", **values))
+    federation.upload(opened, federation.updates(), absent)
+    said = {
+        seat: carried(federation.clients[seat].reveal(carried(request)))
+        for seat, request in federation.server.request_reveals().items()
+    }
+    members = [seat for seat in agree(opened).committee if seat in said][:4]
+    liar, places = members[-1], tuple(agree(opened).committee.index(seat) + 1 for seat in members)
+    factors = committee.coefficients(tuple(sorted(places)), 0)
+    by_place = dict(zip(sorted(places), factors, strict=True))
+
+    def cancelling(one: Partials) -> Partials:
+        others = [next(two for two in said[seat].partials if two.seat == one.seat) for seat in members[:-1]]
+        found = []
+        for number in range(len(committee.cut(one.points))):
+            parts = (
+                curve.times(curve.to_scalar(by_place[place]), committee.cut(other.points)[number])
+                for place, other in zip(places, others, strict=False)
+            )
+            minus = curve.to_scalar(-pow(by_place[places[-1]], -1, curve.ORDER))
+            found.append(curve.times(minus, curve.total(parts)))
+        return replace(one, points=b"".join(found))
+
+    said[liar] = signed_by(federation, liar, each(said[liar], cancelling), "reveal")
+    for reveal in said.values():
+        federation.server.take_reveal(reveal)
+    outcome = federation.server.finish()
+    assert outcome.exact
+    assert outcome.liars == (liar,)
+
+
 def test_an_honest_member_with_a_false_piece_is_not_named() -> None:
     """The owner sealed one thing and committed to another: the member notices, and gives nothing."""
     for lie in (false_commitments, rubbish):
@@ -238,9 +283,8 @@ def test_an_honest_member_with_a_false_piece_is_not_named() -> None:
         assert any("seat 3" in problem for problem in settled.outcome.problems)
 
 
-def test_an_owner_that_shares_another_key_is_named() -> None:
-    agreed = settle().agreed
-    settled = settle(uploads={3: of_another_key(agreed, 3)})
+def test_an_owner_whose_pieces_are_of_another_secret_is_named() -> None:
+    settled = settle(uploads={3: of_another_secret})
     assert not settled.outcome.exact
     assert settled.outcome.masked == (3,)
     assert settled.outcome.uncancelled == 4
@@ -256,16 +300,17 @@ def test_an_owner_whose_key_does_not_give_its_mask_is_named() -> None:
 
 
 def test_what_no_proof_can_show() -> None:
-    """A false vector: the server may not look into it."""
+    """A false vector, or a false key under a seal: the server may not look into either."""
 
     def shifts(upload: Upload) -> Upload:
         vector = unpack(upload.vector, 16, 64).view(np.int64) + 5
         return replace(upload, vector=pack(vector, 64))
 
-    settled = settle(uploads={2: shifts})
-    assert settled.outcome.exact
-    assert not settled.right
-    assert settled.outcome.liars == ()
+    for lie in (shifts, false_seals):
+        settled = settle(uploads={2: lie})
+        assert settled.outcome.exact
+        assert not settled.right
+        assert settled.outcome.liars == ()
 
 
 @pytest.mark.parametrize("change", [-32, -1, 1, 32])
@@ -280,10 +325,10 @@ def test_an_upload_with_other_pieces_than_the_committee_needs_is_refused(change:
 
 @pytest.mark.parametrize(("members", "threshold"), [(7, 4), (7, 6), (5, 3)])
 def test_what_the_pieces_cost(members: int, threshold: int) -> None:
-    """A fresh key, a point a member, a piece for those it does not follow for; and nothing for a neighbour."""
+    """A fresh key, the secret's point, a point a member, a piece where it does not follow, a seal a neighbour."""
     upload = settle(committee=members, threshold=threshold, absent=()).uploads[0]
     bare = replace(upload, pieces=b"", commitment=b"")
-    extra = 32 + 32 * (2 * members - threshold + 2)
+    extra = 32 + 32 * (2 * members - threshold + 3 + SIZE - 1)
     assert len(encode(upload)) - len(encode(bare)) == extra + 1
 
 

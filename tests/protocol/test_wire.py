@@ -19,7 +19,7 @@ from support.protocol_messages import example_prekey, examples, filler, messages
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 NAMES = sorted(examples())
 CONTEXT = filler("context", 32)
-HEAD = b"NISS\x02"
+HEAD = b"NISS\x01"
 
 
 def refused(data: bytes, match: str, limits: Limits | None = None) -> None:
@@ -114,7 +114,7 @@ def test_nothing_may_follow(name: str) -> None:
 
 def test_unknown_versions_types_and_strangers_are_refused_by_name() -> None:
     data = encode(examples()["Reveal"])
-    refused(data[:4] + b"\x01" + data[5:], "wire version 1, this side speaks version 2")
+    refused(data[:4] + b"\x02" + data[5:], "wire version 2, this side speaks version 1")
     refused(data[:4] + b"\x00" + data[5:], "wire version 0")
     for tag in (0, 3, 4, 11, 255):
         refused(data[:5] + bytes([tag]) + data[6:], f"no message of type {tag}")

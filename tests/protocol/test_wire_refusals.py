@@ -16,7 +16,7 @@ from support.protocol_messages import example_prekey, examples, filler
 
 NAMES = sorted(examples())
 CONTEXT = filler("context", 32)
-HEAD = b"NISS\x02"
+HEAD = b"NISS\x01"
 GENEROUS = Limits(*[2**40] * 5)
 
 
@@ -145,7 +145,7 @@ def test_refusals_quote_nothing(name: str) -> None:
         ("Upload", {"commitment": bytes(16)}, "Upload.commitment: must be 32 bytes, or empty"),
         ("Upload", {"vector": "no bytes"}, "Upload.vector: must be bytes"),
         ("Upload", {"pieces": ()}, "Upload.pieces: must be bytes"),
-        ("Upload", {"pieces": bytes(960_001)}, "Upload.pieces: must hold between 0 and 960000 bytes"),
+        ("Upload", {"pieces": bytes(1_600_097)}, "Upload.pieces: must hold between 0 and 1600096 bytes"),
         ("Upload", {"fresh_prekeys": (Prekey(1, bytes(31), b""),)}, r"fresh_prekeys\[0\].public: must be 32"),
         ("Upload", {"fresh_prekeys": (Prekey(-1, bytes(32), b""),)}, r"fresh_prekeys\[0\].number"),
         ("Upload", {"fresh_prekeys": (None,)}, r"fresh_prekeys\[0\]: must be a Prekey"),

@@ -17,7 +17,7 @@ from niss.protocol.carrying import previous_of
 from niss.protocol.client import Client
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload
 from niss.protocol.server import Outcome
-from niss.protocol.shares import PairSecrets
+from niss.protocol.shares import EdgeKeys
 from niss.protocol.states import rounds_answered
 from niss.protocol.wire import decode
 from support.protocol_round import Federation, carried, resigned
@@ -222,7 +222,7 @@ class Seen:
     def take(self, owner: bytes, opened: RoundOpen, privates: dict[int, Any], upload: Upload) -> None:
         agreed = agree(opened)
         people, own = agreed.participants, agreed.participants[upload.seat].prekey.number
-        secrets = PairSecrets(agreed, upload.seat, privates[own])
+        secrets = EdgeKeys(agreed, upload.seat, privates[own])
         shares = []
         for sender, receiver, steps in agreed.edges_of(upload.seat):
             mine = sender == upload.seat

@@ -20,7 +20,7 @@ from niss.protocol.agreement import (
     terms_hash,
 )
 from niss.protocol.client import Client, Policy
-from niss.protocol.keys import Identity
+from niss.protocol.keys import Identity, SecretBytes
 from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode
@@ -45,7 +45,7 @@ def carried(message: Any) -> Any:
 
 @dataclass
 class Seat:
-    """One client with its identity, its durable storage and what it was charged."""
+    """One client with its identity, its durable storage and what it was charged; `privates` of all prekeys it made."""
 
     identity: Identity
     policy: Policy
@@ -54,6 +54,7 @@ class Seat:
     assess: Callable[[Agreed, int], float] = lambda _agreed, _colluders: 0.5
     book: Callable[[Agreed, float], None] = lambda _agreed, _mu: None
     client: Client = field(init=False)
+    privates: dict[int, SecretBytes] = field(default_factory=dict)
 
     def start(self, kept: bytes | None = None) -> Client:
         """Start, or restart from what was kept; a crash loses everything else."""
@@ -72,6 +73,7 @@ class Seat:
 
     def _persist(self, kept: bytes) -> None:
         self.kept.append(kept)
+        self.privates |= self.client._prekeys._privates
 
     def _charge(self, agreed: Agreed, mu: float) -> None:
         self.book(agreed, mu)

@@ -374,7 +374,6 @@ def propose_carried_round(
     previous: Previous | None,
     release: Callable[[int, bytes], Beacon],
     account: CarriedAccount,
-    attempts: int = 1,
 ) -> RoundOpen:
     """Round `number` (from 0) of a run, unsigned: committed to, its beacon let out, its graphs good enough.
 
@@ -383,16 +382,13 @@ def propose_carried_round(
     previous      `previous_of` the round before; None in the first
     release       (attempt, commitment) -> the beacon, which its holder lets out for this commitment alone
     account       anyone's, without participations: says whether clients accept the graphs that were drawn
-    attempts      how many graphs may be drawn before anyone is told of one; matters on sparse graphs alone
 
-    Raises PrivacyError where no attempt will do.
+    A scheduled run has one attempt at a round (`Schedule.check_terms`): a PrivacyError where it will not do.
     """
 
     def propose(attempt: int, _more: float) -> RoundOpen:
-        terms = schedule.terms(run, number, attempt)
+        terms = schedule.terms(run, number)
         beacon = release(attempt, commitment_of(terms, participants, following))
         return RoundOpen(terms, participants, beacon, cohorts=Cohorts(following, previous))
 
-    return draw_round(
-        propose, account.assess, attempts=attempts, colluders=account.colluders, allowed=math.inf
-    )[0]
+    return draw_round(propose, account.assess, attempts=1, colluders=account.colluders, allowed=math.inf)[0]

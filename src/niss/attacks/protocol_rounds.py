@@ -267,11 +267,11 @@ def known_edges(uploaded: UploadedRound, revealed: RevealedSecrets) -> dict[tupl
     for (seat, other), point in revealed.combined(agreed).items():
         if other is None:
             continue
-        shared = committee.shared_secret(agreed, seat, other, point)
+        key = committee.open_seal(agreed, seat, other, point, uploaded.uploads[seat].pieces)
         for ends in ((seat, other), (other, seat)):
             if agreed.steps_between(*ends):
                 sender, receiver = (people[end].identity for end in ends)
-                seeds[ends] = derive_seed(shared, agreed.context, sender, receiver, "share")
+                seeds[ends] = derive_seed(key, agreed.context, sender, receiver, "share")
     return seeds
 
 

@@ -178,6 +178,31 @@ class Agreed:
             *(() if after is None else after.receivers),
         )
 
+    def edge_places(self, seat: int) -> list[int]:
+        """The places in `everyone` of all who share an edge with the client in this seat, ascending.
+
+        Its neighbours, those of the round before who carried noise to it, and those of the next to whom it carries.
+        """
+        size, first = len(self.participants), len(self.everyone)
+        places = self.neighbours(seat)
+        if self.before is not None:
+            places += [size + sender for sender, _ in self.before.edges_to(seat)]
+        if self.after is not None:
+            first -= len(self.after.receivers)
+            places += [first + receiver for receiver, _ in self.after.edges_from(seat)]
+        return places
+
+    def edge_context(self, place: int) -> RoundContext | CarriedContext:
+        """What the key of an edge to the client at this place in `everyone` is bound to."""
+        size = len(self.participants)
+        if place < size:
+            return self.context
+        gap = (
+            self.before if self.before is not None and place < size + len(self.before.senders) else self.after
+        )
+        assert gap is not None
+        return gap.context
+
     def check_fits(self) -> float:
         """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
 

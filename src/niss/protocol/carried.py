@@ -158,12 +158,12 @@ class Schedule:
         """Variance of the fresh noise of an upload of round `number`, from 0."""
         return self.residual_variance * (self.ends if number in (0, self.rounds - 1) else 1.0)
 
-    def terms(self, run: bytes, number: int, attempt: int = 0) -> Terms:
-        """The terms of round `number`, from 0: there is no choice in them."""
+    def terms(self, run: bytes, number: int) -> Terms:
+        """The terms of round `number`, from 0: there is no choice in them, and one attempt."""
         return Terms(
             run=run,
             round=number,
-            attempt=attempt,
+            attempt=0,
             mode=self.mode,
             coordinates=self.coordinates,
             grid_bits=self.grid_bits,
@@ -187,13 +187,18 @@ class Schedule:
         )
 
     def check_terms(self, terms: Terms) -> None:
-        """Refuse (`RemoteProtocolError`) a round past the end, and terms that are not those of their round."""
+        """Refuse (`RemoteProtocolError`) a round past the end, a second attempt, and terms that are not the round's."""
         if not 0 <= terms.round < self.rounds:
             raise RemoteProtocolError(
                 f"round {terms.round} lies past the committed end of {self.rounds} rounds",
                 hint="going on is a new run, with its own budget",
             )
-        if terms != self.terms(terms.run, terms.round, terms.attempt):
+        if terms.attempt:
+            raise RemoteProtocolError(
+                "a round of a run with carried shares has one attempt",
+                hint="what is carried to it would be known from the other",
+            )
+        if terms != self.terms(terms.run, terms.round):
             raise RemoteProtocolError("the terms are not those of the schedule that was committed to")
 
     def check_return(self, number: int, last: int | None) -> None:
@@ -252,7 +257,7 @@ class CarriedContext:
     run                 name of the run
     plan                hash of its schedule
     round               t, of those who add the shares; those who subtract them are of round t + 1
-    beacon, terms       the beacon's value in round t, and the hash of that round's terms (its attempt among them)
+    beacon, terms       the beacon's value in round t, and the hash of that round's terms
     senders, receivers  hashes of both lists of participants
     """
 

@@ -5,22 +5,17 @@ The noise of a run with carried shares is one chain over all rounds. What a serv
 - other terms, a longer run, another next cohort, a skipped or repeated round, a client asked back too soon: refused;
 - no next round, or a cohort that never answers: those uploads are missing, which shows less than all of them would;
 - two versions of a round for two clients: the beacon's holder lets out one link for one commitment, so one of the two
-  is refused. Where a run has several attempts, each has a link; a client answers one of them, and shares between
-  versions do not cancel: of the inverse of the covariance no entry grows (its entries off the diagonal only rise to
-  0), so nobody's mu does;
+  is refused. With a holder that obeys the server shares between versions do not cancel: of the inverse of the
+  covariance no entry grows (its entries off the diagonal only rise to 0), so nobody's mu does;
+- a second attempt at a round: refused. It has another link and so another committee, under the same context of what is
+  carried: one could be told that a client survived whom the other called dropped;
 - a next cohort of strangers: refused by whoever trusts listed identities alone, else they count among the colluders.
 """
 
 from __future__ import annotations
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import (
-    LINKS_PER_ROUND,
-    link_of,
-    participants_hash,
-    terms_hash,
-    verify_beacon,
-)
+from niss.protocol.agreement import link_of, participants_hash, terms_hash, verify_beacon
 from niss.protocol.carried import Schedule
 from niss.protocol.keys import check_prekey
 from niss.protocol.messages import Participant, Previous, RoundOpen
@@ -66,7 +61,6 @@ def check_schedule(opened: RoundOpen, schedule: Schedule | None, last: int | Non
 
 def check_cohorts(
     opened: RoundOpen,
-    attempts: int,
     trusted: frozenset[bytes] | None,
     *,
     anchor: bytes,
@@ -74,8 +68,8 @@ def check_cohorts(
 ) -> None:
     """Refuse neighbouring rounds with strangers, doubles or false prekeys, and a round that was not announced.
 
-    This round must be the one that the beacon of the round before was let out for. `attempts` is how many links that
-    round had; the rest is as in the client's `Policy`.
+    This round must be the one that the beacon of the round before was let out for; the rest is as in the client's
+    `Policy`.
     """
     if (cohorts := opened.cohorts) is None:
         return
@@ -84,11 +78,10 @@ def check_cohorts(
     if (previous := cohorts.previous) is None:
         return
     _check_list(previous.participants, here, trusted)
-    links = [link_of(opened.terms.round - 1, attempt) for attempt in range(min(attempts, LINKS_PER_ROUND))]
     verify_beacon(
         previous.beacon,
         participants_hash(previous.participants) + previous.terms + participants_hash(opened.participants),
-        expected=previous.beacon.index if previous.beacon.index in links else links[0],
+        expected=link_of(opened.terms.round - 1, 0),
         anchor=anchor,
         holder=holder,
         after=0,

@@ -34,7 +34,7 @@ from niss.protocol.carried import Schedule
 from niss.protocol.carrying import check_cohorts, check_schedule
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
 from niss.protocol.messages import MODES, Prekey, Reveal, RevealRequest, RoundOpen, Terms, Upload
-from niss.protocol.shares import PairSecrets, Steps, masked_upload, round_update
+from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_update
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
 from niss.protocol.verdicts import dropped_after, dropped_before, vote
 from niss.protocol.wire import decode, encode, pack, signed_part
@@ -88,9 +88,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Accepted:
-    """A round that was charged and is still to be answered: its secrets, and the key for a later one."""
+    """A round that was charged and is still to be answered: its edge keys, and the prekey for a later one."""
 
-    secrets: PairSecrets
+    keys: EdgeKeys
     fresh: tuple[Prekey, ...]
 
 
@@ -181,7 +181,7 @@ class Client:
         """The upload of the round that was accepted last, once."""
         if self._accepted is None:
             raise LocalProtocolError("no round has been accepted that is still to be answered")
-        steps = self._rounded(self._accepted.secrets.agreed, update, entropy)
+        steps = self._rounded(self._accepted.keys.agreed, update, entropy)
         accepted, self._accepted = self._accepted, None
         return self._hidden(accepted, steps, entropy)
 
@@ -196,8 +196,8 @@ class Client:
             )
         following = client_step(self._memory.state, "RoundOpen")
         own = agreed.participants[seat].prekey.number
-        secrets = PairSecrets(agreed, seat, self._prekeys.private(own))
-        secrets.check_neighbours()
+        keys = EdgeKeys(agreed, seat, self._prekeys.private(own))
+        keys.agree_with_all()
         self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
         self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
@@ -213,19 +213,17 @@ class Client:
             # What the next round costs depends on those that were paid for: on no upload that cannot have left.
             self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
             self._remember()
-        return _Accepted(secrets, published(fresh))
+        return _Accepted(keys, published(fresh))
 
     def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
         """The upload of a round that was charged: shares, residual noise and, in mode `repair`, the self-mask."""
-        secrets, terms = accepted.secrets, accepted.secrets.agreed.terms
+        keys, agreed = accepted.keys, accepted.keys.agreed
         commitment, pieces, mask = b"", b"", None
-        if terms.mode == "repair":
-            dealer = secrets.agreed, secrets.seat
-            mask = committee.own_mask(*dealer, secrets.private)
-            commitment = committee.commit_mask(*dealer, mask)
-            pieces = committee.deal(*dealer, secrets.private, entropy)
-        vector = pack(masked_upload(secrets, steps, mask, entropy), terms.modulus_bits)
-        message = Upload(secrets.agreed.digest, secrets.seat, vector, accepted.fresh, commitment, pieces)
+        if agreed.terms.mode == "repair":
+            mask, pieces = committee.deal(keys, entropy)
+            commitment = committee.commit_mask(agreed, keys.seat, mask)
+        vector = pack(masked_upload(keys, steps, mask, entropy), agreed.terms.modulus_bits)
+        message = Upload(agreed.digest, keys.seat, vector, accepted.fresh, commitment, pieces)
         return self._signed("upload", message)
 
     def _rounded(self, agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
@@ -354,7 +352,7 @@ class Client:
             holder=policy.holder,
             after=self._memory.beacon.get(policy.anchor.hex(), 0),
         )
-        check_cohorts(opened, policy.attempts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
+        check_cohorts(opened, policy.trusted, anchor=policy.anchor, holder=policy.holder)
         agreed = agree(opened)
         try:
             agreed.check_fits()

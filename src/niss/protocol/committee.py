@@ -1,29 +1,31 @@
-"""Repair by a committee: each client's round key, shared among a few members who can use it together and never see it.
+"""Repair by a committee: each upload's secret, shared among a few members who can use it together and never see it.
 
-Client i has the scalar x of its prekey, `lift(A_i) = x B`. In its upload it shares x among the n members of the round's
-committee (Shamir, modulo the order of the curve): member number c = 1..n gets f(c) of a polynomial of degree t - 1 with
-`f(0) = x`. With its piece a member can make the *partial* `f(c) P` of a point P; any t partials give `x P`, by
-interpolation in the exponent, fewer nothing (Desmedt and Frankel, 1989; Naor, Pinkas and Reingold, 1999). That serves
-both halves of a repair:
+For each upload client i draws a number r, uses it and forgets it. With it the upload *seals* the key of each of the
+client's edges, and makes its self-mask. It shares r among the n members of the round's committee (Shamir, modulo the
+order of the curve): member number c = 1..n gets f(c) of a polynomial of degree t - 1 with `f(0) = r`. With its piece a
+member can make the *partial* `f(c) P` of a point P; any t partials give `r P`, by interpolation in the exponent, fewer
+nothing (Desmedt and Frankel, 1989; Naor, Pinkas and Reingold, 1999). All points come from hashes:
 
-    P = lift(A_j)   `x P` is what i and j agree on: the seeds of their shares, if j dropped out
-    P = H_i         a point from a hash of the round and i: `x P` is the seed of i's own mask, if i survived
+    P = T_k   of the round and a place k: a hash of `r P` is what hides the key of i's edge to k, if k dropped out
+    P = H_i   of the round and i: a hash of `r P` is the seed of i's own mask, if i survived
 
-For each client members give the one or the other, as follows from the survivor set; nobody learns x.
+For each client members give the one or the other, as follows from the survivor set; nobody learns r. One-time keys are
+never multiplied with anything for the server: a key that comes out is that of one edge in one context.
 
 **Dealing** (`deal`). The pieces travel under pads that member c derives from its prekey and a fresh key that the client
-makes for this upload and forgets. *Why not from the secret that the two prekeys share:* if i is called dropped, the
-secrets of i with all survivors come out. Under such pads the members' pieces of x would come out with them, and with x
-the mask of i, whose upload the server may well hold. The pieces of the first t - 1 members *are* their pads, which with
-`f(0) = x` fixes f, and is as random as any choice of coefficients; only the other n - t + 1 are sent, each with its
-pad added. To add something to such a piece adds a known multiple of P to the partial: it tells a server nothing.
+makes for this upload and forgets. *Why not from the secret that the two prekeys share:* a client whose memory was set
+back would put two secrets under the same pads. The pieces of the first t - 1 members *are* their pads,
+which with `f(0) = r` fixes f, and is as random as any choice of coefficients; only the other n - t + 1 are sent, each
+with its pad added. To add something to such a piece adds a known multiple of P to the partial: it tells a server
+nothing.
 
-**Proofs.** The client publishes `S_c = f(c) B` for each member. A member's partials of i carry a proof that one number
-takes B to S_c and each P to its partial (Chaum and Pedersen, 1992; several points at once under weights from a hash;
-made non-interactive by Fiat and Shamir, 1986). A member checks its piece against S_c before it uses it, so an honest
-one is never caught with a false partial. That the S_c belong to `lift(A_i)` is checked on those that are interpolated.
+**Proofs.** The client publishes `R = r B`, and `S_c = f(c) B` for each member. A member's partials of i carry a proof
+that one number takes B to S_c and each P to its partial (Chaum and Pedersen, 1992; several points at once under weights
+from a hash; made non-interactive by Fiat and Shamir, 1986). A member checks its piece against S_c before it uses it, so
+an honest one is never caught with a false partial. That the S_c belong to R is checked on those that are interpolated.
 
-An upload has 32 (2n - t + 2) bytes for it: the fresh key, n points, n - t + 1 pieces under their pads.
+An upload with v edges has 32 (2n - t + 3 + v) bytes for it: the fresh key, R, n points, n - t + 1 pieces under their
+pads, v seals in the order of `Agreed.edge_places`.
 """
 
 from __future__ import annotations
@@ -48,13 +50,15 @@ from niss.protocol.keys import (
     x25519_public,
 )
 from niss.protocol.messages import Partials
-from niss.protocol.shares import hash_agreement, pair_secret
+from niss.protocol.shares import EdgeKeys, pair_secret
 
 CHALLENGE_BYTES = 16
 PROOF_BYTES = CHALLENGE_BYTES + SCALAR_BYTES
 _PAD_TAG = b"niss.committee-pad.v1"
-_POINT_TAG = b"niss.mask-point.v1"
-_MASK_TAG = b"niss.mask-seed.v1"
+_MASK_POINT_TAG = b"niss.mask-point.v1"
+_EDGE_POINT_TAG = b"niss.edge-point.v1"
+_MASK_TAG = b"niss.mask-seed.v2"
+_SEAL_TAG = b"niss.edge-seal.v1"
 _COMMITMENT_TAG = b"niss.commitment.v1"
 _WEIGHT_TAG = b"niss.partials.v1"
 _CARRIED_WEIGHT_TAG = b"niss.carried-partials.v1"
@@ -62,24 +66,33 @@ _NONCE_TAG = b"niss.partials-nonce.v1"
 _PROOF_TAG = b"niss.partials-proof.v1"
 
 
-def pieces_size(committee: int, threshold: int) -> int:
-    """Bytes of what `deal` returns."""
-    return POINT_BYTES * (1 + committee) + SCALAR_BYTES * (committee - threshold + 1)
+def pieces_size(agreed: Agreed, seat: int) -> int:
+    """Bytes of the pieces and seals that the client in this seat deals."""
+    terms = agreed.terms
+    return SCALAR_BYTES * (2 * terms.committee - terms.threshold + 3 + len(agreed.edge_places(seat)))
 
 
-def deal(agreed: Agreed, seat: int, private: SecretBytes, entropy: Entropy) -> bytes:
-    """The client's scalar in pieces for the committee, with a commitment to each: `Upload.pieces`.
+def deal(keys: EdgeKeys, entropy: Entropy) -> tuple[SecretBytes, bytes]:
+    """The seed of the client's self-mask, and `Upload.pieces`: a secret in pieces, and the keys it seals.
 
-    private   of the prekey that it is listed with
-    entropy   gives the 32 bytes of the fresh key, which is forgotten here
+    entropy   gives the 64 bytes of the secret and the 32 of a fresh key, both of which are forgotten here
     """
+    agreed, seat = keys.agreed, keys.seat
+    secret = curve.to_scalar(curve.to_number(draw(entropy, 2 * SECRET_BYTES)))
     fresh = draw(entropy, SECRET_BYTES)
     pads = [
         _pad(agreed, seat, member, pair_secret(fresh, agreed.participants[member].prekey.public))
         for member in agreed.committee
     ]
-    pieces, sealed = _split(curve.scalar_of(private), pads, agreed.terms.threshold)
-    return b"".join((x25519_public(fresh), *(curve.times_base(piece) for piece in pieces), *sealed))
+    pieces, padded = _split(secret, pads, agreed.terms.threshold)
+    points = (curve.times_base(number) for number in (secret, *pieces))
+    places = zip(agreed.edge_places(seat), keys.agree_with_all(), strict=True)
+    seals = (
+        _sealed(agreed, seat, place, curve.times(secret, edge_point(agreed, place)), key)
+        for place, key in places
+    )
+    mask = mask_seed(agreed, seat, curve.times(secret, mask_point(agreed, seat)))
+    return mask, b"".join((x25519_public(fresh), *points, *padded, *seals))
 
 
 def _pad(agreed: Agreed, owner: int, member: int, shared: SecretBytes) -> SecretBytes:
@@ -92,15 +105,15 @@ def _pad(agreed: Agreed, owner: int, member: int, shared: SecretBytes) -> Secret
 def _split(
     scalar: SecretBytes, pads: list[SecretBytes], threshold: int
 ) -> tuple[list[SecretBytes], list[bytes]]:
-    """All pieces, and those beyond the first `threshold - 1` with their pads added."""
+    """All pieces of a secret, and those beyond the first `threshold - 1` with their pads added."""
     values = [curve.to_number(scalar), *(curve.to_number(pad) for pad in pads[: threshold - 1])]
     places = tuple(range(threshold))
-    pieces, sealed = pads[: threshold - 1], []
+    pieces, padded = pads[: threshold - 1], []
     for index in range(threshold, len(pads) + 1):
         value = sum(a * b for a, b in zip(coefficients(places, index), values, strict=True))
         pieces.append(curve.to_scalar(value))
-        sealed.append(bytes(curve.to_scalar(value + curve.to_number(pads[index - 1]))))
-    return pieces, sealed
+        padded.append(bytes(curve.to_scalar(value + curve.to_number(pads[index - 1]))))
+    return pieces, padded
 
 
 @lru_cache(maxsize=4_096)
@@ -117,11 +130,8 @@ def coefficients(places: tuple[int, ...], at: int) -> tuple[int, ...]:
 
 
 def commitments(agreed: Agreed, pieces: bytes) -> list[bytes]:
-    """The points S_c of a dealing, one for each member in order; one of another size is a `RemoteProtocolError`."""
-    size = agreed.terms.committee
-    if len(pieces) != pieces_size(size, agreed.terms.threshold):
-        raise RemoteProtocolError("the pieces are not those of this round's committee")
-    return [pieces[POINT_BYTES * place : POINT_BYTES * (place + 1)] for place in range(1, size + 1)]
+    """R and the points S_c of a dealing, by the member's number from 1."""
+    return cut(pieces[POINT_BYTES : POINT_BYTES * (2 + agreed.terms.committee)])
 
 
 def _piece_bytes(agreed: Agreed, member: int) -> int:
@@ -132,11 +142,11 @@ def _piece_bytes(agreed: Agreed, member: int) -> int:
 def piece_for(agreed: Agreed, member: int, pieces: bytes) -> bytes:
     """What that member needs of a dealing."""
     place = agreed.committee.index(member)
-    own = commitments(agreed, pieces)[place]
+    own = pieces[:POINT_BYTES] + commitments(agreed, pieces)[place + 1]
     if _follows(agreed, member):
-        return pieces[:POINT_BYTES] + own
-    start = POINT_BYTES * (1 + agreed.terms.committee) + SCALAR_BYTES * (place - agreed.terms.threshold + 1)
-    return pieces[:POINT_BYTES] + own + pieces[start : start + SCALAR_BYTES]
+        return own
+    start = POINT_BYTES * (2 + agreed.terms.committee) + SCALAR_BYTES * (place - agreed.terms.threshold + 1)
+    return own + pieces[start : start + SCALAR_BYTES]
 
 
 def _follows(agreed: Agreed, member: int) -> bool:
@@ -146,35 +156,48 @@ def _follows(agreed: Agreed, member: int) -> bool:
 
 def _open(agreed: Agreed, owner: int, member: int, private: SecretBytes, given: bytes) -> SecretBytes:
     """The piece in what `piece_for` gave; one that its owner did not commit to is a `RemoteProtocolError`."""
-    fresh, point, sealed = given[:POINT_BYTES], given[POINT_BYTES : 2 * POINT_BYTES], given[2 * POINT_BYTES :]
+    fresh, point, padded = given[:POINT_BYTES], given[POINT_BYTES : 2 * POINT_BYTES], given[2 * POINT_BYTES :]
     piece = _pad(agreed, owner, member, pair_secret(private, fresh))
-    if sealed:
-        piece = curve.to_scalar(curve.to_number(sealed) - curve.to_number(piece))
+    if padded:
+        piece = curve.to_scalar(curve.to_number(padded) - curve.to_number(piece))
     if curve.times_base(piece) != point:
         raise RemoteProtocolError("a piece is not the one that its owner committed to")
     return piece
 
 
-@lru_cache(maxsize=16_384)
-def _mask_point(digest: bytes, identity: bytes) -> bytes:
-    return curve.hash_to_point(_POINT_TAG, digest, identity)
+_hashed_point = lru_cache(maxsize=65_536)(curve.hash_to_point)
 
 
 def mask_point(agreed: Agreed, seat: int) -> bytes:
-    """H_i: what a client's scalar is multiplied with to give its self-mask."""
-    return _mask_point(agreed.digest, agreed.participants[seat].identity)
+    """H_i: what a client's secret is multiplied with to give its self-mask."""
+    return _hashed_point(_MASK_POINT_TAG, agreed.digest, agreed.participants[seat].identity)
 
 
-def own_mask(agreed: Agreed, seat: int, private: SecretBytes) -> SecretBytes:
-    """The seed of a client's own self-mask."""
-    return mask_seed(agreed, seat, curve.times(curve.scalar_of(private), mask_point(agreed, seat)))
+def edge_point(agreed: Agreed, place: int) -> bytes:
+    """T_k: what is multiplied with a client's secret to seal the key of its edge to this place in `Agreed.everyone`."""
+    return _hashed_point(_EDGE_POINT_TAG, agreed.digest, uint64(place))
 
 
 def mask_seed(agreed: Agreed, seat: int, point: bytes) -> SecretBytes:
-    """The seed of the self-mask that belongs to the point `x H_i`."""
-    identity = agreed.participants[seat].identity
-    hashed = length_prefixed(_MASK_TAG, agreed.digest, identity, curve.u_coordinate(point))
+    """The seed of the self-mask that belongs to the point `r H_i`, as it is encoded."""
+    hashed = length_prefixed(_MASK_TAG, agreed.digest, agreed.participants[seat].identity, point)
     return SecretBytes(hashlib.sha256(hashed).digest())
+
+
+def _sealed(agreed: Agreed, owner: int, place: int, point: bytes, key: bytes) -> bytes:
+    """A key under what the point `r T_k` gives, or the other way round."""
+    identity = agreed.participants[owner].identity
+    hashed = length_prefixed(_SEAL_TAG, agreed.digest, identity, uint64(place), point)
+    pad = int.from_bytes(hashlib.sha256(hashed).digest(), "big")
+    return (pad ^ int.from_bytes(key, "big")).to_bytes(SECRET_BYTES, "big")
+
+
+def open_seal(agreed: Agreed, owner: int, place: int, point: bytes, pieces: bytes) -> SecretBytes:
+    """The key of the edge from `owner` to that place in `Agreed.everyone`, from `r T_k` and what `owner` dealt."""
+    places = agreed.edge_places(owner)
+    seals = pieces[-SECRET_BYTES * len(places) :]
+    start = SECRET_BYTES * places.index(place)
+    return SecretBytes(_sealed(agreed, owner, place, point, seals[start : start + SECRET_BYTES]))
 
 
 def commit_mask(agreed: Agreed, seat: int, seed: bytes) -> bytes:
@@ -186,12 +209,6 @@ def commit_mask(agreed: Agreed, seat: int, seed: bytes) -> bytes:
 def is_committed(agreed: Agreed, seat: int, seed: bytes, commitment: bytes) -> bool:
     """Whether that client committed to this seed; in constant time."""
     return hmac.compare_digest(commit_mask(agreed, seat, seed), commitment)
-
-
-def shared_secret(agreed: Agreed, one: int, other: int, point: bytes) -> SecretBytes:
-    """The `pair_secret` of two clients that belongs to the point `x A`; by their places in `Agreed.everyone`."""
-    people = agreed.everyone
-    return hash_agreement(curve.u_coordinate(point), people[one].prekey.public, people[other].prekey.public)
 
 
 def lost_neighbours(
@@ -267,9 +284,9 @@ def answer(
 
 
 def _points(agreed: Agreed, owner: int, others: Iterable[int], masks: bool) -> list[bytes]:
-    """What a member multiplies with its piece of `owner`: the point of its mask, then its lost neighbours' keys."""
-    keys = [curve.lift(agreed.everyone[other].prekey.public) for other in others]
-    return [mask_point(agreed, owner), *keys] if masks else keys
+    """What a member multiplies with its piece of `owner`: the point of its mask, then those of its lost neighbours."""
+    edges = [edge_point(agreed, other) for other in others]
+    return [mask_point(agreed, owner), *edges] if masks else edges
 
 
 class Statement:
@@ -305,12 +322,9 @@ class Statement:
 
     def _joint_point(self, owner: int) -> bytes:
         """All that is multiplied with a piece of `owner`, as one point."""
-        people = self.agreed.everyone
         for other in self.lost[owner]:
             if other not in self._weighted:
-                self._weighted[other] = curve.times(
-                    self._weight(other), curve.lift(people[other].prekey.public)
-                )
+                self._weighted[other] = curve.times(self._weight(other), edge_point(self.agreed, other))
         mask = (mask_point(self.agreed, owner),) if self.masks else ()
         return curve.total((*mask, *(self._weighted[other] for other in self.lost[owner])))
 
@@ -354,7 +368,13 @@ def cut(points: bytes) -> list[bytes]:
 
 
 def combine(points: Mapping[int, bytes]) -> bytes:
-    """`f(0) P` from the partials `f(c) P` of as many members as the threshold, by the member's number from 1."""
+    """`f(0) P` from the partials `f(c) P` of as many members as the threshold, by the member's number from 1.
+
+    Points that are none, or that make zero together, are a `RemoteProtocolError`.
+    """
     places = tuple(sorted(points))
     factors = zip(coefficients(places, 0), places, strict=True)
-    return curve.total(curve.times(curve.to_scalar(factor), points[place]) for factor, place in factors)
+    found = curve.total(curve.times(curve.to_scalar(factor), points[place]) for factor, place in factors)
+    if found == curve.ZERO:
+        raise RemoteProtocolError("the partials make zero together")
+    return found

@@ -28,6 +28,8 @@ from niss.protocol.secrets import SecretBytes, length_prefixed
 ORDER = 2**252 + 27742317777372353535851937790883648493
 FIELD = 2**255 - 19
 POINT_BYTES = SCALAR_BYTES = 32
+# The neutral element, as it is encoded: no partial, and no sum of some.
+ZERO = b"\x01" + bytes(31)
 
 if not sodium.has_crypto_core_ed25519:
     raise LocalProtocolError(

@@ -3,7 +3,7 @@
 A round, in order (`tolerate` ends after the uploads, `repair` goes on):
 
     server -> client   RoundOpen      who takes part, on which terms, with which beacon
-    client -> server   Upload         the noisy update; in repair also pieces of its round key for the committee
+    client -> server   Upload         the noisy update; in repair also a secret in pieces, and what it seals
     server -> member   RevealRequest  whose uploads arrived, and the pieces meant for this member of the committee
     member -> server   Reveal         what takes out the masks of the survivors and their shares with the dropped
 
@@ -153,7 +153,7 @@ class Upload:
     vector          grid steps modulo 2^modulus_bits, packed
     fresh_prekeys   to be used in later rounds
     commitment      to the seed of its self-mask; empty in mode `tolerate`
-    pieces          of its round key, for the committee (`niss.protocol.committee.deal`); empty in mode `tolerate`
+    pieces          of a secret, and the edge keys that it seals (`niss.protocol.committee.deal`); empty likewise
     """
 
     context: bytes

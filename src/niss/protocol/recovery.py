@@ -1,9 +1,9 @@
-"""What the server makes of a committee's answers: the self-masks of the survivors, their secrets with the dropped.
+"""What the server makes of a committee's answers: the self-masks of the survivors, the keys of their edges to the lost.
 
 For each survivor the partials of as many members as the threshold are combined. Where it lost no neighbour, its own
 commitment to its self-mask says whether the result is right, and no proof is looked at. Where it did, or where that
 fails, proofs are checked one member after another until enough of them hold, and with them that the points S_c of these
-members give the survivor's key. What is not needed is not looked at: a member beyond those may have lied unnoticed, and
+members give the survivor's R. What is not needed is not looked at: a member beyond those may have lied unnoticed, and
 without effect.
 
 Work: for a survivor that lost d neighbours `t (2 d + 6)` multiplications of points at most, `t` where it lost none; 50
@@ -30,13 +30,13 @@ class Recovered(Secret):
     """What came out for one survivor.
 
     mask     the seed of its self-mask; None: it stays
-    shared   by dropped neighbour, the secret that the two shared
+    keys     by lost neighbour, its place in `Agreed.everyone`: the key of the edge to it
     lies     (seat, what it did) of whoever is proven to have lied about it
     short    whether too few members gave true partials
     """
 
     mask: SecretBytes | None = None
-    shared: dict[int, SecretBytes] = field(default_factory=dict)
+    keys: dict[int, SecretBytes] = field(default_factory=dict)
     lies: list[tuple[int, str]] = field(default_factory=list)
     short: bool = False
 
@@ -114,7 +114,7 @@ def _recover_one(
     points = committee.commitments(agreed, upload.pieces)
     true: dict[int, _Answer] = {}
     for member, answer in given.items():
-        if answer.statement.is_proven(seat, points[answer.number - 1], answer.proofs[seat]):
+        if answer.statement.is_proven(seat, points[answer.number], answer.proofs[seat]):
             true[answer.number] = answer
         else:
             found.lies.append((member, "revealed partials that it cannot prove"))
@@ -123,29 +123,33 @@ def _recover_one(
     if len(true) < threshold:
         found.short = True
         return found
-    key = curve.lift(agreed.participants[seat].prekey.public)
-    try:
-        rebuilt = committee.combine({number: points[number - 1] for number in true})
-    except RemoteProtocolError:
-        rebuilt = b""
-    if rebuilt != key:
-        found.lies.append((seat, "made pieces that are not those of its key"))
+    if _combined({number: points[number] for number in true}) != points[0]:
+        found.lies.append((seat, "made pieces that do not fit together"))
         return found
     parts = {number: committee.cut(answer.statement.points[seat]) for number, answer in true.items()}
     if masks:
         found.mask = _mask(agreed, seat, upload, {number: one[0] for number, one in parts.items()})
         if found.mask is None:
-            found.lies.append((seat, "committed to another self-mask than its key gives"))
+            found.lies.append((seat, "committed to another self-mask than its pieces give"))
     for place, other in enumerate(lost, start=int(masks)):
-        point = committee.combine({number: one[place] for number, one in parts.items()})
-        found.shared[other] = committee.shared_secret(agreed, seat, other, point)
+        point = _combined({number: one[place] for number, one in parts.items()})
+        if point is not None:
+            found.keys[other] = committee.open_seal(agreed, seat, other, point, upload.pieces)
     return found
+
+
+def _combined(points: Mapping[int, bytes]) -> bytes | None:
+    """What these points make together; None where one of them is none, or they make zero."""
+    try:
+        return committee.combine(points)
+    except RemoteProtocolError:
+        return None
 
 
 def _mask(agreed: Agreed, seat: int, upload: Upload, partials: Mapping[int, bytes]) -> SecretBytes | None:
     """The seed that these partials give, if it is the one that its owner committed to."""
-    try:
-        seed = committee.mask_seed(agreed, seat, committee.combine(partials))
-    except RemoteProtocolError:
+    point = _combined(partials)
+    if point is None:
         return None
+    seed = committee.mask_seed(agreed, seat, point)
     return seed if committee.is_committed(agreed, seat, seed, upload.commitment) else None

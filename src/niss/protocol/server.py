@@ -5,15 +5,16 @@ never waits for anyone, the driver decides when a stage is over. A message that 
 `RemoteProtocolError` and changes nothing; a lie that only shows later is noted in `Outcome.problems`.
 
 **Liars in a repair.** Each upload commits to its self-mask and, before anyone knows who drops out, to every piece of
-its round key. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
+its secret. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
 many as the threshold are combined (`recovery`). Named in `Outcome.liars`, and an honest client never, is
 
 - a member whose partials do not fit the pieces that their owners committed to, or that it was not asked for;
-- a client that committed to pieces that are not those of its key, or to another self-mask than its key gives.
+- a client whose pieces do not fit together, or that committed to another self-mask than they give.
 
 Not named, since owner or member may have lied: a piece that a member leaves out. *Not detected* is a client that was
-false from the start and consistently: another update than it should send, other shares, or another self-mask than it
-committed to. Each of these is a false update, which no server that may not look into uploads can see.
+false from the start and consistently: another update than it should send, other shares, false keys under its seals, or
+another self-mask than it committed to. Each of these is a false update, which no server that may not look into uploads
+can see.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Server:
         check_packed(upload.vector, terms.coordinates, terms.modulus_bits)
         for prekey in upload.fresh_prekeys:
             check_prekey(prekey, agreed.participants[upload.seat].identity)
-        wanted = committee.pieces_size(terms.committee, terms.threshold) if terms.mode == "repair" else 0
+        wanted = committee.pieces_size(agreed, upload.seat) if terms.mode == "repair" else 0
         if len(upload.pieces) != wanted or bool(upload.commitment) != bool(wanted):
             raise RemoteProtocolError(
                 f"seat {upload.seat} did not send a commitment to its self-mask and pieces for the committee"
@@ -356,14 +357,13 @@ def _take_out_edges(
             continue
         sent = sender in survivors
         here, gone = (sender, receiver) if sent else (receiver, sender)
-        shared = recovered[here].shared.get(gone) if here in recovered else None
-        if shared is None:
+        key = recovered[here].keys.get(gone) if here in recovered else None
+        if key is None:
             uncancelled += 1
             extra += variance
             continue
-        seed = derive_seed(
-            shared, agreed.context, people[sender].identity, people[receiver].identity, "share"
-        )
+        ends = people[sender].identity, people[receiver].identity
+        seed = derive_seed(key, agreed.context, *ends, "share")
         noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
     add_gaussians(total, noises)
     return uncancelled, extra
@@ -409,11 +409,11 @@ def _take_out_carried(
     for half, shares, sign in edges:
         for sender, receiver, variance in shares:
             found = added.get(sender) if half else recovered.get(receiver)
-            shared = None if found is None else found.shared.get(first + receiver if half else size + sender)
-            if shared is None:
+            key = None if found is None else found.keys.get(first + receiver if half else size + sender)
+            if key is None:
                 continue
             ends = before.senders[sender].identity, before.receivers[receiver].identity
-            seed = carried_seed(shared, before.context, *ends)
+            seed = carried_seed(key, before.context, *ends)
             noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), sign))
             variances[half].append(variance)
     add_gaussians(total, noises)

@@ -1,9 +1,13 @@
-"""From two prekeys to the noise of an upload: shared secrets, the seeds derived from them, noise.
+"""From two prekeys to the noise of an upload: edge keys, the seeds derived from them, noise.
 
-**Seeds.** Two neighbours agree on a secret (X25519, RFC 7748) and derive from it, by HKDF-SHA256 (RFC 5869) over
-everything that names a share, the same seed at both ends; nobody else can. Any difference in run, round, attempt,
-beacon, participants, graph, direction or purpose gives an unrelated seed; the same context twice gives the same seeds,
-which is why a client answers each context at most once.
+**Keys.** Two neighbours agree on a secret (X25519, RFC 7748) that never leaves either of them. For each context, a
+round or what is carried between two, they derive an *edge key* from it (HKDF-SHA256, RFC 5869): all that a repair
+brings out. Edge keys of different contexts have nothing in common, so that what comes out for one list is of no use in
+another with the same prekeys.
+
+**Seeds.** From an edge key both ends derive the same seeds, over everything that names a share; nobody else can. Any
+difference in run, round, attempt, beacon, participants, graph, direction or purpose gives an unrelated seed; the same
+context twice gives the same seeds, which is why a client answers each context at most once.
 
 **Noise.** A client adds to its rounded update the shares of its edges, fresh residual noise and, in mode `repair`, its
 self-mask (Bonawitz et al., 2017, mask twice for the same reason: a late upload must not be bared by a repair). All of
@@ -34,11 +38,11 @@ from niss.protocol.keys import (
     length_prefixed,
     purpose_bytes,
 )
-from niss.protocol.messages import Participant
 from niss.randomness import SecretStream, add_gaussians
 
 SEED_BYTES = 32
 _PAIR_TAG = b"niss.pair.v1"
+_KEY_TAG = b"niss.edge-key.v1"
 _SEED_TAG = b"niss.seed.v1"
 _CARRIED_TAG = b"niss.carried-seed.v1"
 
@@ -64,107 +68,116 @@ def pair_secret(own_prekey_private: bytes, their_prekey_public: bytes) -> Secret
             "the other side's prekey is degenerate: it would make the shared secret known to all",
             hint="do not use it",
         ) from None
-    return hash_agreement(agreed, own_public, their_prekey_public)
-
-
-def hash_agreement(agreed: SecretBytes, one: bytes, other: bytes) -> SecretBytes:
-    """The secret of two prekeys from what X25519 makes of them and their public halves, in either order."""
-    first, second = sorted((one, other))
+    first, second = sorted((own_public, their_prekey_public))
     return SecretBytes(hashlib.sha256(length_prefixed(_PAIR_TAG, agreed, first, second)).digest())
 
 
+def edge_key(secret: bytes, context: RoundContext | CarriedContext, one: bytes, other: bytes) -> SecretBytes:
+    """What two clients share in one context: HKDF of their `pair_secret`, the same for both, in either order."""
+    secret = SecretBytes(secret)
+    first, second = sorted((one, other))
+    info = length_prefixed(_KEY_TAG, context.digest(), first, second)
+    return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(secret))
+
+
 def derive_seed(
-    shared: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str
+    key: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str
 ) -> SecretBytes:
     """The 32-byte seed of what `sender` shares with `receiver`; the way back has another one. HKDF-SHA256.
 
-    `shared` is their `pair_secret`; `sender` and `receiver` are identities; `purpose` is "share" for noise.
+    `key` is their `edge_key`; `sender` and `receiver` are identities; `purpose` is "share" for noise.
     """
-    shared = SecretBytes(shared)
-    return _expand(_SEED_TAG, shared, context, sender, receiver, purpose)
+    key = SecretBytes(key)
+    return _expand(_SEED_TAG, key, context, sender, receiver, purpose)
 
 
-def carried_seed(shared: bytes, context: CarriedContext, sender: bytes, receiver: bytes) -> SecretBytes:
+def carried_seed(key: bytes, context: CarriedContext, sender: bytes, receiver: bytes) -> SecretBytes:
     """The seed of the share that `sender` adds in one round and `receiver` subtracts in the next."""
-    shared = SecretBytes(shared)
-    return _expand(_CARRIED_TAG, shared, context, sender, receiver, "carried")
+    key = SecretBytes(key)
+    return _expand(_CARRIED_TAG, key, context, sender, receiver, "carried")
 
 
 def _expand(
     tag: bytes,
-    shared: SecretBytes,
+    key: SecretBytes,
     context: RoundContext | CarriedContext,
     sender: bytes,
     receiver: bytes,
     purpose: str,
 ) -> SecretBytes:
-    """32 bytes of HKDF-SHA256 over the pair's secret, bound to context, direction and purpose."""
+    """32 bytes of HKDF-SHA256 over an edge key, bound to context, direction and purpose."""
     for name, identity in (("sender", sender), ("receiver", receiver)):
         if not isinstance(identity, bytes) or len(identity) != PUBLIC_BYTES:
             raise LocalProtocolError(f"{name}: must be the {PUBLIC_BYTES} bytes of an identity")
     if sender == receiver:
         raise LocalProtocolError("sender and receiver are the same", hint="no client is its own neighbour")
-    if len(shared) != SEED_BYTES:
-        raise LocalProtocolError(f"a shared secret has {SEED_BYTES} bytes, as `pair_secret` returns it")
+    if len(key) != SEED_BYTES:
+        raise LocalProtocolError(f"the key of an edge has {SEED_BYTES} bytes, as `edge_key` returns it")
     info = length_prefixed(tag, *context.fields(), sender, receiver, purpose_bytes(purpose))
-    return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(shared))
+    return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(key))
 
 
-class PairSecrets(Secret):
-    """What the client in one seat of a round shares with each other client, agreed on once.
+class EdgeKeys(Secret):
+    """What the client in one seat of a round shares with each client that it has an edge with, agreed on once.
 
     agreed, seat    the round, and where this client sits in it
     private         the private half of the prekey it is listed with
     """
 
-    __slots__ = ("_secrets", "agreed", "private", "seat")
+    __slots__ = ("_keys", "agreed", "private", "seat")
 
     def __init__(self, agreed: Agreed, seat: int, private: SecretBytes) -> None:
         self.agreed, self.seat, self.private = agreed, seat, private
-        self._secrets: dict[bytes, SecretBytes] = {}
+        self._keys: dict[int, SecretBytes] = {}
 
-    def secret(self, other: int) -> SecretBytes:
-        """The `pair_secret` with the client in that seat; refuses a prekey with which none can be shared."""
-        return self._with(self.agreed.participants[other])
+    def key(self, place: int) -> SecretBytes:
+        """The `edge_key` with the client at that place in `Agreed.everyone`; refuses a prekey with which there is none.
 
-    def _with(self, other: Participant) -> SecretBytes:
-        public = other.prekey.public
-        if public not in self._secrets:
-            self._secrets[public] = pair_secret(self.private, public)
-        return self._secrets[public]
+        What the two prekeys share is not kept.
+        """
+        if place not in self._keys:
+            agreed, other = self.agreed, self.agreed.everyone[place]
+            own = agreed.participants[self.seat].identity
+            self._keys[place] = edge_key(
+                pair_secret(self.private, other.prekey.public),
+                agreed.edge_context(place),
+                own,
+                other.identity,
+            )
+        return self._keys[place]
 
-    def check_neighbours(self) -> None:
-        """Refuse a neighbour's prekey with which no secret can be shared, before anything is charged."""
-        for other in self.agreed.neighbours(self.seat):
-            self.secret(other)
-        self.carried()
+    def agree_with_all(self) -> list[SecretBytes]:
+        """The keys of all edges, in the order of `Agreed.edge_places`.
+
+        Asked before anything is charged: it refuses a neighbour's prekey with which no secret can be shared.
+        """
+        return [self.key(place) for place in self.agreed.edge_places(self.seat)]
 
     def carried(self) -> list[tuple[SecretBytes, float, int]]:
         """Seed, variance and sign of every share that is carried from this client, or to it."""
         before, after, shares = self.agreed.before, self.agreed.after, []
         if after is not None:
-            own = after.senders[self.seat].identity
+            own, first = after.senders[self.seat].identity, len(self.agreed.everyone) - len(after.receivers)
             for seat, variance in after.edges_from(self.seat):
-                other = after.receivers[seat]
-                seed = carried_seed(self._with(other), after.context, own, other.identity)
+                seed = carried_seed(
+                    self.key(first + seat), after.context, own, after.receivers[seat].identity
+                )
                 shares.append((seed, variance, 1))
         if before is not None:
-            own = before.receivers[self.seat].identity
+            own, first = before.receivers[self.seat].identity, len(self.agreed.participants)
             for seat, variance in before.edges_to(self.seat):
-                other = before.senders[seat]
-                seed = carried_seed(self._with(other), before.context, other.identity, own)
+                seed = carried_seed(
+                    self.key(first + seat), before.context, before.senders[seat].identity, own
+                )
                 shares.append((seed, variance, -1))
         return shares
 
     def edge_seed(self, sender: int, receiver: int) -> SecretBytes:
         """The seed of the share from `sender` to `receiver`, this client being one of the two."""
-        shared = self.secret(receiver if self.seat == sender else sender)
-        return derive_seed(shared, self.agreed.context, *self.ends(sender, receiver), "share")
-
-    def ends(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
-        """The identities in two seats."""
         people = self.agreed.participants
-        return people[sender].identity, people[receiver].identity
+        key = self.key(receiver if self.seat == sender else sender)
+        ends = people[sender].identity, people[receiver].identity
+        return derive_seed(key, self.agreed.context, *ends, "share")
 
 
 def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy) -> Steps:
@@ -177,7 +190,7 @@ def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy
 
 
 def masked_upload(
-    secrets: PairSecrets, steps: Steps, mask: SecretBytes | None, entropy: Entropy
+    keys: EdgeKeys, steps: Steps, mask: SecretBytes | None, entropy: Entropy
 ) -> NDArray[np.uint64]:
     """`p_k x_k + shares sent - shares received + residual (+ self-mask)`, in grid steps modulo 2^64.
 
@@ -186,15 +199,15 @@ def masked_upload(
 
     `steps` is the rounded update, `mask` the seed of the self-mask where there is one.
     """
-    agreed, terms = secrets.agreed, secrets.agreed.terms
+    agreed, terms = keys.agreed, keys.agreed.terms
     vector = steps.astype(np.int64).view(np.uint64)
     noises = [
-        (SecretStream(secrets.edge_seed(sender, receiver)), deviation, 1 if sender == secrets.seat else -1)
-        for sender, receiver, deviation in agreed.edges_of(secrets.seat)
+        (SecretStream(keys.edge_seed(sender, receiver)), deviation, 1 if sender == keys.seat else -1)
+        for sender, receiver, deviation in agreed.edges_of(keys.seat)
     ]
     noises += [
         (SecretStream(seed), agreed.grid.deviation_steps(variance), sign)
-        for seed, variance, sign in secrets.carried()
+        for seed, variance, sign in keys.carried()
     ]
     if terms.residual_variance:
         # Never from a seed anyone else could replay.

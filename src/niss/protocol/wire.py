@@ -4,8 +4,8 @@
 
     tag  message         bytes, with its signature, for seats below 128
     1    RoundOpen       about 250, and 130 for each participant
-    2    Upload          109, the vector, 98 for each fresh prekey; in `repair` 96 more, and 64 for each member of the
-                         committee, or 32 for one whose piece follows
+    2    Upload          109, the vector, 98 for each fresh prekey; in `repair` 97 more, 64 for each member of the
+                         committee, or 32 for one whose piece follows, and 32 for each edge
     5    RevealRequest   106, and for each survivor 97, or 65 where the piece follows
     6    Reveal          105, for each survivor 51, and 32 for its mask and for each neighbour that it lost
     7    Refusal         104, and its text
@@ -135,7 +135,7 @@ def _plain(data: bytes, modulus_bits: int) -> NDArray[Any]:
 
 
 MAGIC = b"NISS"
-VERSION = 2
+VERSION = 1
 HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
 RUN_BYTES = 64
@@ -143,8 +143,10 @@ POINT_BYTES, PROOF_BYTES = 32, 48
 
 _DEFAULT = Limits()
 _participants: Bound = attrgetter("max_participants")
-# Of 32 bytes each: a fresh key, and for each member a point and a piece; or for each survivor; or for each lost client.
-_pieces: Bound = lambda limits: POINT_BYTES * 3 * limits.max_participants  # noqa: E731
+# Of 32 bytes each: a fresh key, the secret's point, for each member a point and a piece, for each edge (to clients of
+# three rounds) a seal; for each survivor a key, a point and a piece; for each lost client a point.
+_pieces: Bound = lambda limits: POINT_BYTES * (3 + 5 * limits.max_participants)  # noqa: E731
+_asked: Bound = lambda limits: POINT_BYTES * 3 * limits.max_participants  # noqa: E731
 _points: Bound = lambda limits: POINT_BYTES * 2 * limits.max_participants  # noqa: E731
 _reason_bytes: Bound = attrgetter("max_reason_bytes")
 
@@ -237,7 +239,7 @@ def _request(verdict: Field) -> Record:
         messages.RevealRequest,
         context=HASH,
         survivors=SURVIVORS,
-        pieces=Blob(_pieces),
+        pieces=Blob(_asked),
         signature=SIGNATURE,
         verdict=verdict,
     )

@@ -190,7 +190,6 @@ class CarriedExchange(Parties):
                 previous=previous,
                 release=lambda attempt, commitment: self._chain.release(number, attempt, commitment),
                 account=self._account(),
-                attempts=self._plan.attempts,
             )
         except PrivacyError as error:
             raise PrivacyError(f"round {number + 1}: {error.message}", hint=error.hint) from None
