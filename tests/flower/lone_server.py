@@ -11,8 +11,7 @@ from flwr.app import Message, RecordDict
 
 from flower.grid import FIRST, FakeGrid, config, global_model
 from niss.accounting import Plan, make_terms
-from niss.flower.proposal import Enrolment, Proposal
-from niss.flower.transport import Request, Stage
+from niss.flower.transport import to_record
 from niss.protocol.agreement import (
     LINKS_PER_ROUND,
     Agreed,
@@ -26,6 +25,8 @@ from niss.protocol.agreement import (
 from niss.protocol.keys import Identity, PrekeyStore, published
 from niss.protocol.messages import Beacon, Participant, Refusal, RoundOpen, Terms, Upload
 from niss.protocol.wire import decode, encode, signed_part
+from niss.session.proposal import Enrolment, Proposal
+from niss.session.requests import Request, Stage
 from support.protocol_round import seeded_entropy
 
 COORDINATES = 16
@@ -66,7 +67,7 @@ class LoneServer:
 
     def send(self, stage: Stage, body: bytes) -> Message:
         """A message to the victim, and its reply."""
-        record = Request(stage, body, 0, self.proposal.run).to_record()
+        record = to_record(Request(stage, body, 0, self.proposal.run))
         content = RecordDict({"niss": record})
         if stage is Stage.ROUND:
             content = RecordDict({"arrays": global_model(), "config": config(), "niss": record})

@@ -19,10 +19,9 @@ from flower.test_trust import with_folders
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.adaptive import adaptive_clip
-from niss.flower.metrics import BELOW_CLIP, PART
 from niss.flower.run_config import strategy_options
 from niss.mechanism.adaptive import RATE
+from niss.session.metrics import BELOW_CLIP, PART, adaptive_clip
 
 NODES = 6
 ROOM = math.sqrt(1.0 - PART**2)
@@ -112,11 +111,11 @@ def test_a_client_sends_one_number_more_and_need_not_agree_to_anything() -> None
 def test_a_node_holds_the_run_to_its_own_limit() -> None:
     strategy, _ = start(FakeGrid(NODES, **{"niss-clip": 0.5 * WITHOUT_NOISE.clip}), rounds=1)
     assert strategy.rounds[0].survivors == 0
-    assert all("this node allows at most" in why for why in strategy.session.left_out.values())
+    assert all("this node allows at most" in why for why in strategy.session.members.left_out.values())
 
 
 def test_a_server_that_raises_the_clip_above_the_plans_is_refused(monkeypatch) -> None:
-    from niss.flower import session as module
+    from niss.session import server as module
 
     monkeypatch.setattr(module, "next_clip", lambda *_: 1.01 * WITHOUT_NOISE.clip)
     grid = FakeGrid(NODES)

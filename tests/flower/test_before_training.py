@@ -126,7 +126,7 @@ class TestOrder:
         again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
         again.apps[ODD] = training.app
         strategy = start(again, rounds=1)
-        assert ODD in strategy.session.left_out
+        assert ODD in strategy.session.members.left_out
         assert training.calls == []
 
     def test_a_model_of_another_size_than_the_round_is_refused_uncharged_and_untrained(self, tmp_path):

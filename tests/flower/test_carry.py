@@ -22,11 +22,11 @@ from flower.test_tracker import Service, service  # noqa: F401
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
 from niss.flower import Limits, NissMod, NissStrategy
-from niss.flower.metrics import NOISE
-from niss.flower.proposal import read_proposal
 from niss.flower.saving import RunFolder
 from niss.flower.state import open_store
 from niss.protocol import MODES, decode
+from niss.session.metrics import NOISE
+from niss.session.proposal import read_proposal
 
 ROUNDS, NODES, SEPARATION = 3, 6, 2
 SIZE = NODES // SEPARATION
@@ -157,7 +157,7 @@ def test_nodes_that_do_not_come_leave_noise_and_the_run_goes_on():
             following = decode(record["body"]).cohorts.following
             second = [
                 node
-                for node, one in strategy.session.members.items()
+                for node, one in strategy.session.members.by_node.items()
                 if one.identity in {other.identity for other in following}
             ]
             grid.dead.add(second[0])
@@ -287,7 +287,7 @@ def lose(strategy: NissStrategy, grid: FakeGrid, seats: dict[int, set[int]], *, 
         if stage == "enrol":
             return message
         if message.metadata.dst_node_id not in current.nodes:
-            assert stage == "request"
+            assert stage == "late"
             return None if mute else message
         seat = current.nodes.index(message.metadata.dst_node_id)
         return None if seat in seats.get(current.number + 1, ()) else message
@@ -323,7 +323,7 @@ def test_what_the_committee_of_the_round_before_does_not_reveal_stays_and_is_sai
     assert [one.exact for one in strategy.rounds] == [True, True, False, True, True]
     assert len(strategy.rounds[2].problems) == size
     assert all("no answer in time" in one for one in strategy.rounds[2].problems)
-    assert not strategy.session.left_out
+    assert not strategy.session.members.left_out
     said = strategy.rounds[2].deviation
     left = values(result.arrays) - model_of(summed_in(strategy, grid), size)
     assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
@@ -417,7 +417,7 @@ def check(tmp_path: Path, strategy: NissStrategy, grids: list[FakeGrid], result)
         assert {one for one in summed if number in asked[one]} <= set(rounds)
     # The server's account counts everyone who had a seat: they may have been asked before it was killed.
     seats = [one.identity for body in bodies.values() for one in decode(body).participants]
-    members = sorted(strategy.session.members.values(), key=lambda one: one.number)
+    members = sorted(strategy.session.members.by_node.values(), key=lambda one: one.number)
     assert [one.participations for one in strategy.statement.clients] == [
         seats.count(one.identity) for one in members
     ]
@@ -440,7 +440,11 @@ def test_killed_at_any_save_no_round_is_repeated_and_the_announced_cohort_comes(
     again = carried(resume=tmp_path / "run")
     later = renumbered(grid) if moved else grid
     result = start(again, later)
-    lost = None if not seen or seen[-1]["pending"] is None else seen[-1]["pending"]["round"]
+    lost = (
+        None
+        if not seen or seen[-1]["session"]["pending"] is None
+        else seen[-1]["session"]["pending"]["round"]
+    )
     assert [one.round for one in again.rounds if not one.survivors] == ([] if lost is None else [lost])
     if lost is None:
         check(tmp_path, again, [grid] if later is grid else [grid, later], result)
@@ -596,7 +600,11 @@ def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypat
     monkeypatch.undo()
     again = service.strategy(**options)
     result = start(again, grid)
-    lost = None if not seen or seen[-1]["pending"] is None else seen[-1]["pending"]["round"]
+    lost = (
+        None
+        if not seen or seen[-1]["session"]["pending"] is None
+        else seen[-1]["session"]["pending"]["round"]
+    )
     assert [one.round for one in again.rounds if not one.survivors] == ([] if lost is None else [lost])
     if lost is None:
         np.testing.assert_allclose(values(result.arrays), model_of(cohorts(grid)), rtol=0, atol=1e-5)
@@ -618,13 +626,10 @@ def changed(strategy: NissStrategy, body: bytes, **values) -> bytes:
     return strategy._identity.sign("flower proposal", text) + text
 
 
-def test_the_schedule_travels_in_a_version_that_older_nodes_refuse():
+def test_the_schedule_travels_in_the_proposal():
     strategy, _, body = proposed()
-    assert json.loads(body[64:])["version"] == 3
+    assert json.loads(body[64:])["schedule"]
     assert read_proposal(body) == strategy.session.proposal
-    for values_of in ({"version": 2}, {"version": 1}):
-        with pytest.raises(RemoteProtocolError, match="version"):
-            read_proposal(changed(strategy, body, **values_of))
     plain = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=Plan(clip=0.5, epsilon=8.0))
     text = json.loads(plain.session._proposed[64:])
     assert "schedule" not in text

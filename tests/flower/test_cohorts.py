@@ -1,4 +1,4 @@
-"""Cohorts of a run that carries noise over: the separation is never broken, and everyone is seated evenly."""
+"""Turns of a run that carries noise over: the separation is never broken, and everyone is seated evenly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, ProtocolError
-from niss.flower.cohorts import Cohorts
+from niss.session.turns import Turns
 
 shapes = st.tuples(
     st.integers(2, 6), st.integers(1, 6), st.sampled_from(("cyclic", "any")), st.integers(0, 12)
@@ -28,7 +28,7 @@ def require_apart(rounds: dict[int, list[int]], separation: int, pattern: str) -
 @given(shape=shapes, length=st.integers(1, 40))
 def test_with_everyone_there_all_are_seated_evenly(shape: tuple[int, int, str, int], length: int) -> None:
     participants, separation, pattern, more = shape
-    cohorts = Cohorts(participants, separation, pattern)
+    cohorts = Turns(participants, separation, pattern)
     everyone = range(cohorts.needed + more)
     cohorts.require(len(everyone))
     rounds: dict[int, list[int]] = defaultdict(list)
@@ -58,7 +58,7 @@ def test_whoever_comes_and_goes_the_separation_holds_and_rounds_keep_their_size(
     shape: tuple[int, int, str, int], data: st.DataObject
 ) -> None:
     participants, separation, pattern, more = shape
-    cohorts = Cohorts(participants, separation, pattern)
+    cohorts = Turns(participants, separation, pattern)
     known = list(range(cohorts.needed))
     rounds: dict[int, list[int]] = defaultdict(list)
     for number in range(3 * separation + 2):
@@ -76,12 +76,12 @@ def test_whoever_comes_and_goes_the_separation_holds_and_rounds_keep_their_size(
             known.append(len(known))
         if data.draw(st.booleans()):
             kept = json.loads(json.dumps(cohorts.to_json()))
-            cohorts = Cohorts(participants, separation, pattern).restore(kept)
+            cohorts = Turns(participants, separation, pattern).restore(kept)
     require_apart(rounds, separation, pattern)
 
 
 def test_one_who_is_gone_is_replaced_by_one_that_never_sat() -> None:
-    cohorts = Cohorts(2, 2, "cyclic")
+    cohorts = Turns(2, 2, "cyclic")
     everyone = set(range(6))
     for number in range(2):
         cohorts.commit(number, cohorts.choose(number, everyone))
@@ -92,7 +92,7 @@ def test_one_who_is_gone_is_replaced_by_one_that_never_sat() -> None:
 
 
 def test_without_a_spare_the_place_of_one_who_is_gone_is_kept() -> None:
-    cohorts = Cohorts(2, 2, "cyclic")
+    cohorts = Turns(2, 2, "cyclic")
     for number in range(2):
         cohorts.commit(number, cohorts.choose(number, range(4)))
     gone = cohorts.choose(2, range(4))[0]
@@ -104,7 +104,7 @@ def test_without_a_spare_the_place_of_one_who_is_gone_is_kept() -> None:
 
 
 def test_too_few_nodes_are_refused_with_what_to_do() -> None:
-    cohorts = Cohorts(10, 5, "cyclic")
+    cohorts = Turns(10, 5, "cyclic")
     with pytest.raises(ProtocolError, match="need 50 nodes, and 40 are there") as refused:
         cohorts.require(40)
     assert refused.value.hint == (
@@ -114,7 +114,7 @@ def test_too_few_nodes_are_refused_with_what_to_do() -> None:
 
 
 def test_a_cohort_that_breaks_the_separation_cannot_be_committed() -> None:
-    cohorts = Cohorts(2, 3, "any")
+    cohorts = Turns(2, 3, "any")
     cohorts.commit(0, (0, 1))
     with pytest.raises(ConfigError, match="too early"):
         cohorts.commit(2, (1, 2))

@@ -17,13 +17,13 @@ import pytest
 from flower.lone_server import COORDINATES, LoneServer, body_of, refused
 from niss.accounting import Plan
 from niss.errors import NissError
-from niss.flower.proposal import _PLAN_FIELDS, _PROPOSAL_PURPOSE, Enrolment, Proposal, read_proposal
-from niss.flower.transport import Stage
 from niss.mechanism import gdp_mu
 from niss.protocol.agreement import agree
 from niss.protocol.keys import SIGNATURE_BYTES
 from niss.protocol.messages import Participant, Terms
 from niss.protocol.wire import encode
+from niss.session.proposal import _PLAN_FIELDS, _PROPOSAL_PURPOSE, Enrolment, Proposal, read_proposal
+from niss.session.requests import Stage
 from support.hostile import COLLUDERS, SIZE, spoilt, true_mu
 
 PLAN = Plan(

@@ -14,8 +14,8 @@ from flower.grid import FIRST, FakeGrid, global_model, make_app, step_of
 from niss.accounting import Plan
 from niss.errors import ProtocolError, RemoteProtocolError
 from niss.flower import NissStrategy, niss_mod
-from niss.flower.transport import Stage
 from niss.protocol.wire import decode
+from niss.session.requests import Stage
 
 NODES = 8
 ODD = FIRST + 3
@@ -204,7 +204,7 @@ def test_a_node_lost_during_the_repair_does_not_spoil_it():
 
     def lose(message: Message) -> Message | None:
         node, now = message.metadata.dst_node_id, message.content["niss"]["stage"]
-        lost = (node == ODD and now == Stage.ROUND) or (node == gone and now == Stage.REQUEST)
+        lost = (node == ODD and now == Stage.ROUND) or (node == gone and now == Stage.REVEAL)
         return None if lost else message
 
     grid.tamper = lose
@@ -229,7 +229,7 @@ def test_rounds_that_lose_more_than_planned_cost_no_member_its_place():
     left = NODES - len(gone)
     assert [one.survivors for one in strategy.rounds] == [left, left, NODES]
     assert [one.masked for one in strategy.rounds] == [left, left, 0]
-    assert not strategy.session.left_out
+    assert not strategy.session.members.left_out
 
 
 def test_too_few_nodes_skip_the_round_and_the_statement_says_so():
@@ -284,16 +284,17 @@ def test_an_unlucky_graph_is_drawn_again_before_anyone_is_asked():
     grid = FakeGrid(NODES)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=TOLERATED)
     session, seen = strategy.session, []
+    honest = session.books.assess
 
     def unlucky_once(agreed, colluders):
         seen.append(agreed.terms)
-        return 2.0 * session.proposal.round_mu if len(seen) == 1 else strategy._assess(agreed, colluders)
+        return 2.0 * session.proposal.round_mu if len(seen) == 1 else honest(agreed, colluders)
 
-    session._assess = unlucky_once
+    session.books.assess = unlucky_once
     config = ConfigRecord()
     messages = strategy.configure_train(1, global_model(), config, grid)
     strategy.aggregate_train(1, grid.send_and_receive(messages, timeout=1))
-    assert [terms.attempt for terms in seen] == [0, 1]
+    assert list(dict.fromkeys(terms.attempt for terms in seen)) == [0, 1]
     assert seen[1].residual_variance == pytest.approx(4.4 * seen[0].residual_variance)
     assert strategy.rounds[0].survivors == NODES
     keys = [decode(message.content["niss"]["body"]).participants[0].prekey.number for message in messages]
@@ -303,7 +304,7 @@ def test_an_unlucky_graph_is_drawn_again_before_anyone_is_asked():
 def test_a_plan_no_graph_keeps_skips_the_round():
     grid = FakeGrid(NODES)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=TOLERATED)
-    strategy.session._assess = lambda _agreed, _colluders: np.inf
+    strategy.session.books.assess = lambda _agreed, _colluders: np.inf
     assert strategy.configure_train(1, global_model(), ConfigRecord(), grid) == []
     assert strategy.rounds[0].skipped.startswith("none of 3 graphs keeps the promise for every client")
 
@@ -311,15 +312,15 @@ def test_a_plan_no_graph_keeps_skips_the_round():
 def test_a_graph_nobody_would_repair_on_is_drawn_again():
     grid = FakeGrid(NODES)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=TOLERATED)
-    seen = []
+    seen, honest = [], strategy.session.books.assess
 
     def refused_once(agreed, colluders):
         seen.append(agreed.terms)
         if len(seen) == 1:
             raise RemoteProtocolError("a client has a single neighbour")
-        return strategy._assess(agreed, colluders)
+        return honest(agreed, colluders)
 
-    strategy.session._assess = refused_once
+    strategy.session.books.assess = refused_once
     assert strategy.configure_train(1, global_model(), ConfigRecord(), grid)
-    assert [terms.attempt for terms in seen] == [0, 1]
+    assert list(dict.fromkeys(terms.attempt for terms in seen)) == [0, 1]
     assert seen[1].residual_variance == seen[0].residual_variance

@@ -16,9 +16,10 @@ from fuzz.fuzz_flower import NASTY_HEADERS, NASTY_NUMBERS, TARGET, feed, make_se
 from niss.accounting import Plan
 from niss.errors import RemoteProtocolError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.transport import Replies, Reply, read_reply
+from niss.flower.transport import read_reply, to_content
 from niss.protocol.keys import SIGNATURE_BYTES
 from niss.redaction import printable
+from niss.session.requests import Reply
 
 NODES = 6
 ODD = FIRST + 2
@@ -74,7 +75,7 @@ def test_a_step_out_of_range_is_that_nodes_failure(stage: str, step) -> None:
 
 
 def test_only_the_bytes_that_a_client_packs_are_a_body() -> None:
-    content = Reply(b"some bytes", 1).to_content()
+    content = to_content(Reply(b"some bytes", 1))
     reply = Message(content, dst_node_id=1, message_type="train")
     assert read_reply(reply).body == b"some bytes"
     array = content.array_records["niss-upload"]["body"]
@@ -160,7 +161,7 @@ def test_escape_codes_of_a_client_are_not_printed(stage: str, caplog: pytest.Log
     assert any("]0;owned" in text for text in said)
     assert not any("\x1b" in text or "\x07" in text or "\r" in text or "y" * 600 in text for text in said)
     shown = [
-        *strategy.session.left_out.values(),
+        *strategy.session.members.left_out.values(),
         *(why for one in strategy.rounds for why in one.lost.values()),
     ]
     assert all(text.isprintable() for text in shown)
@@ -212,10 +213,10 @@ def test_the_fuzzer_notices_a_crash_and_another_body(monkeypatch: pytest.MonkeyP
     session, bodies = make_session()
     sent = Message(RecordDict(), dst_node_id=77, message_type="train")
     sent.metadata.__dict__["_message_id"] = "1"
-    reply = Message(Reply(bodies[0], 1).to_content(), reply_to=sent)
+    reply = Message(to_content(Reply(bodies[0], 1)), reply_to=sent)
     assert feed(session, sent, reply) == "taken"
-    other = Replies({77: Reply(b"other", 1)})
-    reply = Message(Reply(bodies[0], 1).to_content(), reply_to=sent)
+    other = {77: Reply(b"other", 1)}
+    reply = Message(to_content(Reply(bodies[0], 1)), reply_to=sent)
     monkeypatch.setattr("fuzz.fuzz_flower.sort_replies", lambda *_: other)
     assert feed(session, sent, reply) == "another body"
     monkeypatch.setattr("fuzz.fuzz_flower.sort_replies", lambda *_: [][0])

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from flower.grid import FakeGrid, arrays
 from niss.accounting import Plan
 from niss.flower import NissStrategy, niss_mod
-from niss.flower.session import Session
+from niss.session.server import Session
 
 SIZE, NODES = 200_000, 6
 MODEL = 4 * SIZE
@@ -53,13 +53,13 @@ def played(neighbours: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, floa
         content = {"arrays": arrays({"weights": weights + np.float32(1e-4)}), "metrics": MetricRecord()}
         return Message(RecordDict(content), reply_to=message)
 
-    take = Session.take_uploads
+    take = Session._take_uploads
 
     def taken(session: Session, replies) -> None:
         take(session, replies)
         seen["server"] = (tracemalloc.get_traced_memory()[0] - at_first) / MODEL
 
-    monkeypatch.setattr(Session, "take_uploads", taken)
+    monkeypatch.setattr(Session, "_take_uploads", taken)
     plan = Plan(clip=0.5, epsilon=8.0, participations=1, neighbours=neighbours)
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
     model = arrays({"weights": np.zeros(SIZE, dtype=np.float32)})

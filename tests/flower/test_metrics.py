@@ -32,9 +32,6 @@ from flower.test_trust import body_of, with_folders
 from niss.accounting import LedgerFile, Plan, make_terms
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.metrics import NoisyMetrics
-from niss.flower.proposal import read_proposal
-from niss.flower.session import Session
 from niss.mechanism import l2_norm
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import round_randomly
@@ -42,6 +39,9 @@ from niss.protocol.keys import SIGNATURE_BYTES
 from niss.protocol.messages import Refusal, Upload
 from niss.protocol.wire import decode
 from niss.randomness import SecretStream
+from niss.session.metrics import NoisyMetrics
+from niss.session.proposal import read_proposal
+from niss.session.server import Session
 
 NODES = 6
 ODD = FIRST + 2
@@ -316,7 +316,7 @@ class TestAgreement:
         grid.apps[ODD] = reporting_app(NissMod(metrics=agreed))
         strategy, _ = start(grid, rounds=2)
         assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
-        assert "which this client has not agreed to send" in strategy.session.left_out[ODD]
+        assert "which this client has not agreed to send" in strategy.session.members.left_out[ODD]
         from_odd = [reply for reply in grid.received if reply.metadata.src_node_id == ODD]
         assert from_odd
         assert all(isinstance(decode(body_of(reply)), Refusal) for reply in from_odd)
@@ -346,10 +346,12 @@ class TestAgreement:
 
     @pytest.mark.parametrize("metrics", [None, RANGES])
     def test_a_round_with_more_coordinates_than_were_agreed_is_refused(self, metrics, monkeypatch) -> None:
-        opening = Session.open
-        monkeypatch.setattr(
-            Session, "open", lambda self, number, nodes, size: opening(self, number, nodes, size + 1)
-        )
+        begin = Session.begin
+
+        def begin_with_more(session: Session, number: int, nodes, *, coordinates: int, **rest) -> None:
+            begin(session, number, nodes, coordinates=coordinates + 1, **rest)
+
+        monkeypatch.setattr(Session, "begin", begin_with_more)
         grid = FakeGrid(NODES, reporting_app())
         strategy, _ = start(grid, rounds=1, metrics=metrics)
         assert uploads(grid) == []
@@ -369,13 +371,12 @@ class TestAgreement:
         assert result.train_metrics_clientapp[1]["accuracy"] < 1.1
         assert result.train_metrics_clientapp[1]["accuracy_noise_sd"] == 0.0
 
-    def test_the_proposal_says_which_metrics_and_has_no_such_field_without(self) -> None:
+    def test_the_proposal_says_which_metrics(self) -> None:
         for metrics in (RANGES, None):
             strategy = NissStrategy(FedAvg(), plan=PRIVATE, metrics=metrics, metric_part=0.3)
             proposal = strategy.session.proposal
             data = proposal.signed(strategy._identity)
             assert read_proposal(data).metrics.names == tuple(metrics or ())
-            assert ("metrics" in json.loads(data[SIGNATURE_BYTES:])) == (metrics is not None)
         assert read_proposal(
             replace(proposal, metrics=NoisyMetrics.of(RANGES, 0.3)).signed(strategy._identity)
         )
@@ -409,7 +410,7 @@ def test_the_plain_app_of_the_other_tests_still_sends_no_metrics() -> None:
     grid = FakeGrid(NODES, make_app())
     strategy, _ = start(grid, rounds=1)
     assert strategy.rounds[0].skipped
-    assert len(strategy.session.left_out) == NODES
+    assert len(strategy.session.members.left_out) == NODES
 
 
 def _terms():

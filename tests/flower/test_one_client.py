@@ -16,13 +16,13 @@ from flower.grid import FIRST, FakeGrid, global_model
 from flower.test_trust import _entropy, with_folders, write_coalition
 from niss.accounting import Plan
 from niss.flower import NissStrategy
-from niss.flower.coordinator import Relay
-from niss.flower.declines import SPOILED, Declines
-from niss.flower.proposal import Enrolment, Proposal, read_proposal
-from niss.flower.session import LIED
 from niss.protocol import keys
 from niss.protocol.messages import Prekey, Reveal
 from niss.protocol.wire import decode, encode, signed_part
+from niss.session.coordinator import Relay
+from niss.session.members import SPOILED, Declines
+from niss.session.proposal import Enrolment, Proposal, read_proposal
+from niss.session.server import LIED
 
 NODES = 8
 ODD = FIRST + 3
@@ -87,8 +87,8 @@ def test_a_degenerate_key_at_enrolment_costs_nobody_else_anything(tmp_path: Path
     enrol_with(grid, public)
     strategy = start(grid, rounds=2)
     assert survivors(strategy) == [NODES - 1, NODES - 1]
-    assert "degenerate" in strategy.session.left_out[ODD]
-    assert set(strategy.session.left_out) == {ODD}
+    assert "degenerate" in strategy.session.members.left_out[ODD]
+    assert set(strategy.session.members.left_out) == {ODD}
 
 
 def test_whoever_all_others_decline_because_of_is_left_out_not_they(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_whoever_all_others_decline_because_of_is_left_out_not_they(tmp_path: Pa
     strategy = start(grid)
     # Nor is the one upload of the first round passed on as if it were a sum.
     assert survivors(strategy) == [0, NODES - 1, NODES - 1, NODES - 1]
-    assert strategy.session.left_out == {ODD: SPOILED}
+    assert strategy.session.members.left_out == {ODD: SPOILED}
 
 
 def test_a_client_that_declined_once_is_asked_again() -> None:
@@ -118,7 +118,7 @@ def test_a_client_that_declined_once_is_asked_again() -> None:
     grid.tamper = damage
     strategy = start(grid, rounds=3)
     assert survivors(strategy) == [NODES - 1, NODES, NODES]
-    assert strategy.session.left_out == {}
+    assert strategy.session.members.left_out == {}
 
 
 def test_a_client_that_always_declines_is_left_out_alone() -> None:
@@ -134,7 +134,7 @@ def test_a_client_that_always_declines_is_left_out_alone() -> None:
     strategy = start(grid)
     assert survivors(strategy) == [NODES - 1] * 4
     assert [one.participants for one in strategy.rounds] == [NODES, NODES, NODES - 1, NODES - 1]
-    assert set(strategy.session.left_out) == {ODD}
+    assert set(strategy.session.members.left_out) == {ODD}
 
 
 def lie_in_repair(grid: FakeGrid) -> None:
@@ -166,7 +166,7 @@ def test_a_liar_in_the_repair_is_named_and_left_out(tmp_path: Path, caplog: pyte
     finally:
         flower.removeHandler(caplog.handler)
     assert survivors(strategy) == [NODES, NODES - 1, NODES - 1]
-    assert strategy.session.left_out == {ODD: LIED}
+    assert strategy.session.members.left_out == {ODD: LIED}
     assert f"node {ODD}: {LIED}" in strategy.rounds[0].problems
     assert [one.problems for one in strategy.rounds[1:]] == [(), ()]
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]

@@ -18,11 +18,12 @@ from flower.test_trust import NODES, ODD, PLAN, body_of, letter, start, with_fol
 from niss.accounting import LedgerFile
 from niss.cli import app
 from niss.errors import ConfigError, PrivacyError
-from niss.flower import Limits, state
-from niss.flower.limits import Budget, Ceiling
-from niss.flower.state import ClientState, ContextStore, FolderStore, StateStore
+from niss.flower import Limits
+from niss.flower.state import ContextStore, FolderStore
 from niss.protocol.messages import Upload
 from niss.protocol.wire import decode
+from niss.session.limits import Budget, Ceiling
+from niss.session.store import ClientState, Store
 
 GENEROUS = Budget(100.0, 1e-5, 1e-6)
 
@@ -154,7 +155,7 @@ class TestFirstUse:
         grid = FakeGrid(NODES, **{"niss-uncalibrated": False})
         strategy = start(grid, rounds=1, plan=plan)
         assert strategy.rounds[0].skipped
-        assert any(why in one for one in strategy.session.left_out.values())
+        assert any(why in one for one in strategy.session.members.left_out.values())
 
     def test_up_to_the_ceiling_it_does(self):
         grid = FakeGrid(NODES, **{"niss-uncalibrated": False})
@@ -243,7 +244,7 @@ class TestFailuresAreSummed:
         joined(again, "one that cannot fail", 0.0)
 
     def test_runs_that_may_fail_are_counted_and_capped(self, kind, tmp_path, monkeypatch):
-        monkeypatch.setattr(state, "MOST_FAILING_RUNS", 2)
+        monkeypatch.setattr("niss.session.store.MOST_FAILING_RUNS", 2)
         store = a_store(kind, tmp_path)
         for number in range(5):
             joined(store, f"cannot fail {number}", 0.0)
@@ -336,12 +337,12 @@ class TestNotesDoNotGrow:
         assert set(kept.steps) == set(kept.first_keys) == set(kept.proposals)
 
 
-def a_store(kind: str, folder: Path, before: StateStore | None = None) -> StateStore:
+def a_store(kind: str, folder: Path, before: Store | None = None) -> Store:
     """A store that remembers something; opened again from what `before` wrote."""
     if kind == "folder":
         home = folder / "home"
         home.mkdir(mode=0o700, exist_ok=True)
-        store: StateStore = FolderStore(home)
+        store: Store = FolderStore(home)
     else:
         context = FakeGrid(1).contexts[FIRST] if before is None else before._context
         store = ContextStore(context)
@@ -351,11 +352,11 @@ def a_store(kind: str, folder: Path, before: StateStore | None = None) -> StateS
     return store
 
 
-def joined(store: StateStore, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
+def joined(store: Store, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
     store.join(run, b"proposal", failure=failure, first_key=0, budget=GENEROUS, ceiling=ceiling)
 
 
-def spend(store: StateStore, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
+def spend(store: Store, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
     """Join a run and answer a round of it."""
     joined(store, run, failure, ceiling)
     store.ledger(run, "zero-out", GENEROUS, ceiling).charge(0, 0, {"self": (0.01, 0.01)}, {})

@@ -10,8 +10,8 @@ import pytest
 from fuzz.driver import run_chunk
 from fuzz.fuzz_proposal import SERVER, TARGET, join, originals
 from niss.errors import RemoteProtocolError
-from niss.flower.limits import Limits
-from niss.flower.proposal import read_proposal
+from niss.session.limits import Limits
+from niss.session.proposal import read_proposal
 
 
 def test_odd_proposals_are_declined_or_kept_within_the_limits() -> None:

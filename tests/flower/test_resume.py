@@ -19,9 +19,9 @@ from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
 from niss.flower import NissStrategy, niss_mod
-from niss.flower.declines import Declines
 from niss.flower.saving import RunFolder
 from niss.protocol import Identity, create_keyfile
+from niss.session.members import Declines
 
 ROUNDS, NODES = 3, 5
 WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=ROUNDS, neighbours=3)
@@ -133,14 +133,14 @@ def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(
     with pytest.raises(Killed):
         start(strategy(tmp_path / "run"), grid)
     monkeypatch.undo()
-    opened = seen[-1]["pending"] if seen else None
+    opened = seen[-1]["session"]["pending"] if seen else None
     result = start(strategy(tmp_path / "run"), renumbered(grid) if moved else grid)
     check(tmp_path, result, set() if opened is None else {opened["round"]})
 
 
 @pytest.mark.parametrize(
     ("stage", "number"),
-    [("enrol", 1), ("round", 1), ("round", 3), ("request", 1), ("request", 3)],
+    [("enrol", 1), ("round", 1), ("round", 3), ("reveal", 1), ("reveal", 3)],
 )
 def test_killed_while_it_waits_in_any_stage(tmp_path, stage, number):
     grid = nodes_with_state(tmp_path)
@@ -347,7 +347,7 @@ def test_a_client_that_may_have_forgotten_what_it_spent_does_not_come_back(tmp_p
     again = strategy(tmp_path / "run")
     start(again, renumbered(grid))
     assert [one.survivors for one in again.rounds] == [NODES, NODES, NODES - 1]
-    (why,) = again.session.left_out.values()
+    (why,) = again.session.members.left_out.values()
     assert "niss-state" in why
 
 
@@ -369,7 +369,7 @@ def test_a_client_with_an_older_copy_of_its_state_does_not_come_back(tmp_path):
     again = strategy(tmp_path / "run")
     start(again, renumbered(grid))
     assert again.rounds[-1].survivors == NODES - 1
-    (why,) = again.session.left_out.values()
+    (why,) = again.session.members.left_out.values()
     assert "its state is at step" in why
 
 
@@ -379,7 +379,7 @@ def test_who_was_left_out_stays_out_under_another_id(tmp_path):
 
     def dying(number, arrays):
         if number == 1:
-            one.session.leave_out(FIRST, "a reason")
+            one.session.members.leave_out(FIRST, "a reason")
         if number == 2:
             raise Killed
         return evaluate(number, arrays)
@@ -389,7 +389,7 @@ def test_who_was_left_out_stays_out_under_another_id(tmp_path):
     again = strategy(tmp_path / "run")
     start(again, renumbered(grid))
     assert [len(charged) for charged in charged_rounds(tmp_path)] == [1, 3, 3, 3, 3]
-    assert again.session.left_out == {FIRST + 5000: "a reason"}
+    assert again.session.members.left_out == {FIRST + 5000: "a reason"}
 
 
 def test_what_is_known_of_declines_survives_and_follows_a_node():

@@ -13,10 +13,11 @@ from flower.grid import FIRST, FakeGrid
 from flower.test_trust import NODES, ODD, PLAN, body_of, letter, start, with_folders
 from niss.accounting.ledger_file import LedgerFile
 from niss.errors import LocalProtocolError, PrivacyError
-from niss.flower.limits import Budget
-from niss.flower.state import ClientState, ContextStore, FolderStore
+from niss.flower.state import ContextStore, FolderStore
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.wire import decode
+from niss.session.limits import Budget
+from niss.session.store import ClientState
 
 NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 
@@ -42,7 +43,7 @@ def test_a_spent_budget_holds_in_the_next_run_too(tmp_path):
     again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
     strategy = start(again, rounds=3)
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 3
-    assert NOT_ALLOWED in strategy.session.left_out[ODD]
+    assert NOT_ALLOWED in strategy.session.members.left_out[ODD]
     assert [one.participants for one in strategy.rounds] == [NODES - 1] * 3
 
 
@@ -148,6 +149,6 @@ def test_damaged_notes_are_refused_without_showing_them():
     kept = json.dumps({"version": 1, "memory": "ab" * 20}).encode()
     with pytest.raises(LocalProtocolError, match="damaged") as caught:
         ClientState.from_bytes(kept)
-    shown = [str(entry.locals) for entry in caught.traceback if entry.path.name == "state.py"]
+    shown = [str(entry.locals) for entry in caught.traceback if entry.path.name == "store.py"]
     assert shown
     assert "abab" not in "".join(shown)

@@ -19,12 +19,12 @@ from flower.test_trust import with_folders
 from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import Limits, NissStrategy
-from niss.flower.proposal import read_proposal
-from niss.flower.session import Session
 from niss.flower.state import open_store
 from niss.local import Processes, Started, free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
+from niss.session.proposal import read_proposal
+from niss.session.server import Session
 from niss.tracker.client import TrackerClient
 
 pytestmark = pytest.mark.skipif(
@@ -126,15 +126,15 @@ def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
 ):
     """The tracker lets nobody sit down twice: a killed server may not look at graphs until it likes one."""
     grid = FakeGrid(6, **{"niss-holder": service.holder})
-    opened = Session.open
+    opened = Session._open
 
-    def killed_once_open(session: Session, number: int, *arguments) -> None:
-        requests = opened(session, number, *arguments)
-        if number == 1:
+    def killed_once_open(session: Session, begun, nodes):
+        found = opened(session, begun, nodes)
+        if begun.number == 1:
             raise KeyboardInterrupt
-        return requests
+        return found
 
-    monkeypatch.setattr(Session, "open", killed_once_open)
+    monkeypatch.setattr(Session, "_open", killed_once_open)
     with pytest.raises(KeyboardInterrupt):
         service.strategy(resume=tmp_path / "run").start(grid, global_model(), num_rounds=3, timeout=1)
     monkeypatch.undo()
@@ -143,7 +143,7 @@ def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
     again.start(grid, global_model(), num_rounds=3, timeout=1)
     assert [one.survivors for one in again.rounds] == [6, 0, 5]
     assert "the tracker refused" in again.rounds[1].skipped
-    assert len(again.account.charges) == 2
+    assert len(again.session.books.charges) == 2
 
 
 def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
     with perhaps_without_a_round():
         strategy.start(grid, global_model(), num_rounds=1, timeout=1)
     assert strategy.rounds[0].skipped
-    assert set(strategy.session.left_out.values()) == {"declined: the tracker cannot be used"}
+    assert set(strategy.session.members.left_out.values()) == {"declined: the tracker cannot be used"}
 
 
 def test_an_address_of_the_servers_choice_tells_it_nothing(service, monkeypatch):
@@ -210,8 +210,8 @@ def test_an_address_of_the_servers_choice_tells_it_nothing(service, monkeypatch)
         grid.tamper = lie
         with perhaps_without_a_round():
             strategy.start(grid, global_model(), num_rounds=1, timeout=1)
-        assert len(strategy.session.left_out) == 2
-        reasons |= set(strategy.session.left_out.values())
+        assert len(strategy.session.members.left_out) == 2
+        reasons |= set(strategy.session.members.left_out.values())
     assert reasons == {"declined: the tracker cannot be used"}
 
 
@@ -231,7 +231,7 @@ def test_a_pinned_tracker_is_the_only_one_that_is_spoken_to(service, monkeypatch
     strategy.start(grid, global_model(), num_rounds=1, timeout=1)
     assert strategy.rounds[0].survivors == 3
     assert set(asked) == {service.url}
-    (why,) = strategy.session.left_out.values()
+    (why,) = strategy.session.members.left_out.values()
     assert why == "declined: the tracker of this run is not the one this node expects"
 
 
@@ -240,7 +240,7 @@ def test_where_an_authority_is_set_the_tracker_must_speak_https(service, tmp_pat
     strategy = service.strategy()
     with perhaps_without_a_round():
         strategy.start(grid, global_model(), num_rounds=1, timeout=1)
-    assert set(strategy.session.left_out.values()) == {
+    assert set(strategy.session.members.left_out.values()) == {
         "declined: the tracker of this run is not the one this node expects"
     }
     with pytest.raises(ConfigError, match="https"):
@@ -260,7 +260,7 @@ def test_runs_with_a_pinned_holder_are_paid_for_and_then_refused(service, tmp_pa
         survivors += [one.survivors for one in strategy.rounds]
     assert survivors == [6] * 8 + [0, 0]
     why = "declined: this client's own limits or its ledger do not allow it"
-    assert set(strategy.session.left_out.values()) == {why}
+    assert set(strategy.session.members.left_out.values()) == {why}
     for context in grid.contexts.values():
         home = Path(context.node_config["niss-state"])
         notes = json.loads((home / "notes").read_bytes())

@@ -14,11 +14,12 @@ from flower.grid import FIRST, FakeGrid, global_model, perhaps_without_a_round
 from niss.accounting import Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.flower import Limits, NissStrategy
-from niss.flower.proposal import read_proposal
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 from niss.protocol.messages import RoundOpen
 from niss.protocol.wire import decode, encode
+from niss.session.proposal import read_proposal
+from niss.session.requests import Stage, drive
 
 NODES = 6
 ODD = FIRST + 2
@@ -153,9 +154,10 @@ class TestLies:
         session = strategy.session
         grid.tamper = weaken
         strategy._coordinator._prekeys.clear()  # So that everyone is asked again.
-        strategy._enrol(list(grid.contexts), grid)
-        assert len(session.left_out) == NODES
-        assert all("another plan" in why for why in session.left_out.values())
+        session.begin(1, list(grid.contexts))
+        drive(session, strategy._deliver, until=Stage.ROUND)
+        assert len(session.members.left_out) == NODES
+        assert all("another plan" in why for why in session.members.left_out.values())
 
 
 class TestPins:

@@ -14,11 +14,12 @@ from flwr.serverapp.strategy import FedAvg
 from flower.grid import FIRST, FakeGrid, global_model, make_app
 from flower.test_trust import NODES, ODD, PLAN, _packed, body_of, start, with_folders
 from niss.errors import ProtocolError, RemoteProtocolError
-from niss.flower import NissStrategy, limits, niss_mod, proposal
-from niss.flower.proposal import read_proposal
+from niss.flower import NissStrategy, niss_mod
 from niss.flower.transport import RECORD
 from niss.protocol import wire
 from niss.protocol.keys import Identity
+from niss.session import limits, proposal
+from niss.session.proposal import read_proposal
 from niss.version import __version__
 from support.protocol_round import seeded_entropy
 
@@ -35,7 +36,7 @@ def test_an_older_node_says_that_it_must_be_upgraded_and_pays_nothing(tmp_path):
     with_folders(grid, tmp_path)
     grid.apps[ODD] = make_app([older_node])
     strategy = start(grid)
-    why = strategy.session.left_out[ODD]
+    why = strategy.session.members.left_out[ODD]
     assert f"the proposal has version {proposal.VERSION}" in why
     assert f"this node (niss {__version__}) reads 0: upgrade niss on this node" in why
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
@@ -72,7 +73,7 @@ def test_a_node_that_could_not_read_the_rounds_does_not_join(tmp_path, speaks, o
 
     grid.apps[ODD] = make_app([another])
     strategy = start(grid)
-    why = strategy.session.left_out[ODD]
+    why = strategy.session.members.left_out[ODD]
     assert f"the wire format has version {wire.VERSION}" in why
     assert why.endswith(f"reads {speaks}: upgrade niss on {older}")
     assert [one.participants for one in strategy.rounds] == [NODES - 1] * 2
@@ -91,8 +92,8 @@ def test_a_newer_node_is_left_out_with_what_to_do():
 
     grid.mangle = newer
     strategy = start(grid)
-    assert "the enrolment has version 2" in strategy.session.left_out[ODD]
-    assert strategy.session.left_out[ODD].endswith("reads 1: upgrade niss on the server")
+    assert "the enrolment has version 2" in strategy.session.members.left_out[ODD]
+    assert strategy.session.members.left_out[ODD].endswith("reads 1: upgrade niss on the server")
     assert [one.survivors for one in strategy.rounds] == [NODES - 1] * 2
 
 
@@ -123,7 +124,9 @@ def test_a_stage_that_a_node_does_not_know():
 
     grid.tamper = newer
     strategy = start(grid)
-    assert f"niss {__version__} on this node does not know: upgrade it" in strategy.session.left_out[ODD]
+    assert (
+        f"niss {__version__} on this node does not know: upgrade it" in strategy.session.members.left_out[ODD]
+    )
 
 
 @pytest.mark.parametrize("version", ["9" * 400, 10**30, -1, [1], None, True, 2.5])

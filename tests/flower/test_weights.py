@@ -21,10 +21,9 @@ from flower.test_trust import with_folders
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.account import Account
-from niss.flower.adaptive import with_own
-from niss.flower.metrics import WEIGHT, NoisyMetrics
 from niss.mechanism import l2_norm
+from niss.session.books import Books
+from niss.session.metrics import WEIGHT, NoisyMetrics, with_own
 
 NODES, CAP = 6, 50
 AGREED = {"num-examples": (0, CAP)}
@@ -134,18 +133,21 @@ def test_a_client_that_has_not_agreed_does_not_join(agreed) -> None:
     grid.apps[FIRST + 1] = weighted_app([NissMod(metrics=agreed)])
     strategy, _ = start(grid, rounds=1)
     assert strategy.rounds[0].survivors == NODES - 1
-    why = strategy.session.left_out[FIRST + 1]
+    why = strategy.session.members.left_out[FIRST + 1]
     assert "'num-examples' between 0 and 50, which this client has not agreed to send" in why
 
 
 def test_noise_in_the_weights_is_averaged_over_the_rounds_and_never_divides_by_nothing() -> None:
-    account = Account(PRIVATE)
-    assert account.weigh(None) == 1.0
-    assert account.weights == []
-    assert account.weigh(0.6) == 0.6
-    assert account.weigh(0.2) == pytest.approx(0.4)
-    assert Account.restored(PRIVATE, account.saved(), None).weigh(0.4) == pytest.approx(0.4)
-    assert Account(PRIVATE).weigh(-3.0) == 0.05
+    session = NissStrategy(FedAvg(), plan=PRIVATE).session
+    books = session.books
+    assert books.weigh(None) == 1.0
+    assert books.weights == []
+    assert books.weigh(0.6) == 0.6
+    assert books.weigh(0.2) == pytest.approx(0.4)
+    again = Books(session.proposal, session.members, books.assess)
+    again.restore(books.saved())
+    assert again.weigh(0.4) == pytest.approx(0.4)
+    assert Books(session.proposal, session.members, books.assess).weigh(-3.0) == 0.05
 
 
 def test_settings_that_cannot_be() -> None:

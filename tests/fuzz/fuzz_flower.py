@@ -2,7 +2,7 @@
 
 An input is the reply of a node to one message, whole at first, in which the records, the array with its `.npy` header,
 the fields beside it, the metrics or the protocol's bytes are then damaged. A reply may be refused with a reason in
-words; an exception of any kind out of `sort_replies`, `Session.admit` or the mean of the metrics is a finding, and so
+words; an exception of any kind out of `sort_replies`, `Session._admit` or the mean of the metrics is a finding, and so
 is a reason that could move the cursor of a terminal. So is a body other than the one numpy reads.
 """
 
@@ -30,13 +30,14 @@ else:
 
 from fuzz.driver import Feed, Target
 from niss.accounting import Plan
-from niss.flower.coordinator import Relay
-from niss.flower.proposal import Enrolment
-from niss.flower.session import Session
-from niss.flower.transport import Reply, sign_refusal, sort_replies
+from niss.flower.transport import sort_replies, to_content
 from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
 from niss.protocol.keys import published
+from niss.session.coordinator import Relay
+from niss.session.proposal import Enrolment
+from niss.session.requests import Reply, sign_refusal
+from niss.session.server import Session, Setup
 
 NODE = 77
 NASTY_NUMBERS = [0, 1, -1, 2, 255, 256, 2**16, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 2**80, 10**400]
@@ -79,16 +80,8 @@ def npy(header: bytes, data: bytes, version: int = 1) -> bytes:
 def make_session() -> tuple[Session, list[bytes]]:
     """A run that nobody has joined, and bodies that a node may send to it."""
     draw = random.Random("identities").randbytes
-    session = Session(
-        Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3),
-        mode="tolerate",
-        identity=Identity.generate(draw),
-        coordinator=Relay(),
-        rounds=3,
-        participants=2,
-        coalition=None,
-        assess=lambda _round, _colluders: 0.0,
-    )
+    setup = Setup(plan=Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3), rounds=3, participants=2)
+    session = Session(setup, identity=Identity.generate(draw), coordinator=Relay())
     client = Identity.generate(draw)
     prekeys = published(PrekeyStore().batch(4, client, draw))
     joining = Enrolment(client.public, prekeys, ("server",)).signed(client, session.proposal).to_bytes()
@@ -141,7 +134,7 @@ def content_of(rng: random.Random, bodies: list[bytes]) -> RecordDict:
         )
         for _ in range(rng.randrange(3))
     }
-    content = Reply(body, rng.randrange(9), MetricRecord(metrics) if metrics else None).to_content()
+    content = to_content(Reply(body, rng.randrange(9), metrics))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         array = (
             content.array_records["niss-upload"].get("body")
@@ -174,19 +167,22 @@ def feed(session: Session, sent: Message, reply: Message) -> str:
     sent_back = None if reply.has_error() else reply.content.get("niss-upload")
     try:
         replies = sort_replies([sent], [reply])
-        for one in replies.received.values():
+        failures = [one for one in replies.values() if isinstance(one, str)]
+        for one in replies.values():
+            if isinstance(one, str):
+                continue
             # numpy is not to be asked before the header is known; by now it is.
             if np.load(BytesIO(sent_back["body"].data)).tobytes() != one.body:
                 return "another body"
-            session.admit(NODE, one)
-            mean_metrics([one.metrics, MetricRecord({"loss": math.inf}), one.metrics])
+            session._admit(NODE, one)
+            mean_metrics([one.clear, MetricRecord({"loss": math.inf}), one.clear])
         alike([reply])
     except BaseException as error:
         return f"raised {type(error).__name__}"
-    reasons = [*replies.failures.values(), *session.left_out.values()]
-    joined = bool(session.members)
-    session.members.clear()
-    session.left_out.clear()
+    reasons = [*failures, *session.members.left_out.values()]
+    joined = bool(session.members.by_node)
+    session.members.by_node.clear()
+    session.members.left_out.clear()
     if not all(reason.isprintable() and len(reason) < 1000 for reason in reasons):
         return "a reason that cannot be printed"
     return "taken" if joined else "refused"

@@ -20,17 +20,19 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 from flwr.app import Context, Message, RecordDict
 
 import niss.flower.mod
+import niss.tracker.coordinator
 from fuzz.driver import Feed, Target
 from fuzz.fuzz_flower import NASTY_FLOATS, NASTY_NUMBERS, NASTY_TEXTS, NODE
 from niss.accounting import Plan, carried_plan, make_schedule
 from niss.errors import NissError, RemoteProtocolError
-from niss.flower.limits import FIRST_USE, Limits
 from niss.flower.mod import NissMod
-from niss.flower.proposal import ENROLMENT_TAG, Proposal, read_proposal
-from niss.flower.run_plan import carrying, for_nodes, for_rounds
-from niss.flower.transport import Request, Stage, read_reply
+from niss.flower.run_config import carrying, for_nodes, for_rounds
+from niss.flower.transport import read_reply, to_record
 from niss.mechanism import gdp_mu
 from niss.protocol import Identity, Refusal, decode
+from niss.session.limits import FIRST_USE, Limits
+from niss.session.proposal import ENROLMENT_TAG, Proposal, read_proposal
+from niss.session.requests import Request, Stage
 
 LIMITS = [
     Limits(),
@@ -171,7 +173,7 @@ def never(_message: Message, _context: Context) -> Message:
 
 def join(body: bytes, run: bytes) -> str:
     """What a node with nothing pinned answers: joined, declined, or what went wrong."""
-    content = RecordDict({"niss": Request(Stage.ENROL, body, 0, run).to_record()})
+    content = RecordDict({"niss": to_record(Request(Stage.ENROL, body, 0, run))})
     message = Message(content, dst_node_id=NODE, message_type="train")
     message.metadata.__dict__["_message_id"] = "1"
     reply = NissMod()(message, Context(1, NODE, {}, RecordDict(), {}), never)
@@ -188,7 +190,7 @@ def join(body: bytes, run: bytes) -> str:
 def start(_label: str) -> Iterator[Feed]:
     """Without a tracker's client: proposals name addresses."""
     known, logged = originals(), niss.flower.mod.LOG.disabled
-    real, niss.flower.mod.TrackerClient = niss.flower.mod.TrackerClient, NoTracker  # type: ignore[misc,assignment]
+    real, niss.tracker.coordinator.TrackerClient = niss.tracker.coordinator.TrackerClient, NoTracker  # type: ignore[misc,assignment]
     niss.flower.mod.LOG.disabled = True
 
     def one_input(rng: random.Random) -> tuple[str, str]:
@@ -217,7 +219,7 @@ def start(_label: str) -> Iterator[Feed]:
     try:
         yield one_input
     finally:
-        niss.flower.mod.TrackerClient = real  # type: ignore[misc]
+        niss.tracker.coordinator.TrackerClient = real  # type: ignore[misc]
         niss.flower.mod.LOG.disabled = logged
 
 

@@ -80,7 +80,8 @@ def main() -> None:
         with only_first_speaks(), optional_packages():
             app()
     except NissError as error:
-        print_error(error)
+        if not error.told_elsewhere:
+            print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _end_interrupted()

@@ -1,22 +1,14 @@
 """NISS on Flower: `ClientApp(mods=[niss_mod])` and `NissStrategy(FedAvg(...), plan=plan)`.
 
-Where to read, on the client and on the server:
+A transport for `niss.session`, which has the two halves of a run. Here is what Flower needs of them, on the client and
+on the server:
 
-    mod          answers a message: trains, checks, hides the update
-    limits       what the owner of a node insists on
-    state        what a client keeps between messages
+    mod          answers a message: has it checked, trains, has the update hidden
+    state        where a client keeps its memory and its ledger
     strategy     wraps one of Flower's strategies; a round from its side
     wrapped      what is asked of that strategy, and what it gets to see
-    run_config   its settings in an app's pyproject.toml
-    run_plan     what is refused of them, and made of the plan
-    session      a run of the protocol: enrolment, rounds, repair
-    carrying     the rounds of a run that carries noise from each to the next
-    cohorts      whose turn it is in them
-    coordinator  who hands out keys and holds the beacon: the server, or a tracker
-    saving       what is kept of a run, to go on after the server was killed
-    account      what was charged and what happened; the statement
-    metrics      metrics inside the upload, on both sides
-    proposal     how a run begins, on both sides
+    run_config   its settings in an app's pyproject.toml, what is refused of them, and made of the plan
+    saving       where a run is kept, to go on after the server was killed
     transport    what Flower's messages carry, on both sides
 
 The names are imported on first use, so that importing this package does not need Flower. Nothing here loads torch: an
@@ -31,11 +23,16 @@ from typing import TYPE_CHECKING, Any
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.flower.limits import Limits
     from niss.flower.mod import NissMod, niss_mod
     from niss.flower.strategy import NissStrategy
+    from niss.session.limits import Limits
 
-_HOME = {"Limits": "limits", "NissMod": "mod", "NissStrategy": "strategy", "niss_mod": "mod"}
+_HOME = {
+    "Limits": "niss.session.limits",
+    "NissMod": "niss.flower.mod",
+    "NissStrategy": "niss.flower.strategy",
+    "niss_mod": "niss.flower.mod",
+}
 
 __all__ = ["Limits", "NissMod", "NissStrategy", "niss_mod"]
 
@@ -44,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'niss.flower' has no attribute {name!r}")
     try:
-        value = getattr(import_module(f"niss.flower.{_HOME[name]}"), name)
+        value = getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "flwr":
             raise

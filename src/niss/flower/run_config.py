@@ -9,15 +9,32 @@
 A setting that is left out, or empty text, keeps its default. In mode `repair` one client may drop out of a round, and
 one edge be revealed, unless the settings say otherwise. Flower hands the run configuration to the nodes too, but they
 take no limit from it: it is the server's side that writes it.
+
+What `NissStrategy` refuses, and makes of the plan that it is given, is here too: all of it before anyone is asked
+anything.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from niss.accounting import Plan
 from niss.errors import ConfigError
+from niss.methods import METHODS
+from niss.protocol import LINKS_PER_ROUND
+from niss.session.limits import MOST_ROUNDS
+from niss.session.metrics import NoisyMetrics
+
+# Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
+_ATTEMPTS = 3
+# A plan pays for so many chains as long as the run's, so that clients can join that many runs under one delta.
+_CHAINS = 4
+# Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
+_KAPPA = 4.0
+_DEFAULTS = {field.name: field.default for field in fields(Plan)}
 
 
 def _switch(value: Any) -> bool:
@@ -97,3 +114,105 @@ def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
         return parse(value)
     except (TypeError, ValueError):
         raise ConfigError(f"invalid value {value!r}", field=name) from None
+
+
+def carrying(plan: Plan) -> Plan:
+    """The plan, with noise carried from round to round; what it leaves at its default is that of such plans.
+
+    Everyone shares with everyone, so that delta does not have to pay for unlucky graphs.
+    """
+    if plan.kind.carries:
+        return replace(plan, on_grid=True)
+    if plan.kind.carrying is None:
+        raise ConfigError(
+            f"{plan.method} has no noise that could be carried to the next round", field="carry"
+        )
+    if plan.separation < 2:
+        raise ConfigError(
+            "clients that take part in every round gain nothing from noise that is carried to the next",
+            field="plan.separation",
+            hint="with a separation of 3, for example, a third of the nodes takes part in each round, in turn",
+        )
+    kind = METHODS[plan.kind.carrying]
+    usual = dict(kind.defaults) | {"kappa": _KAPPA}
+    usual = {name: value for name, value in usual.items() if getattr(plan, name) == _DEFAULTS[name]}
+    return replace(
+        plan,
+        method=kind.name,
+        participations=max(plan.participations, math.ceil(plan.planned_rounds / plan.separation)),
+        on_grid=True,
+        **usual | {"graph": "complete"},
+    )
+
+
+def check_settings(weight: str, metrics: NoisyMetrics, *, tracker: object, key: object) -> None:
+    """Refuse a hidden metric with the name of a result's weight, and a tracker without a key for the server."""
+    if weight in metrics.names:
+        raise ConfigError(f"{weight!r} is the weight of a result", field="metrics", hint="use another name")
+    if tracker is not None and key is None:
+        raise ConfigError(
+            "is needed with a tracker, which lets in one server and knows it by its key",
+            field="key",
+            hint="make one with `niss keys new --out server.key`, and give its public key to `niss tracker`",
+        )
+
+
+def prepared(plan: Plan, *, independent: bool) -> Plan:
+    """The plan as far as it is known before the number of rounds is.
+
+    independent  whether somebody other than the server holds the beacon
+    """
+    if plan.attempts > LINKS_PER_ROUND:
+        raise ConfigError(f"a round can have at most {LINKS_PER_ROUND} attempts", field="plan.attempts")
+    if plan.kind.carries:
+        # What is carried to a round goes to one list of participants, on one graph.
+        return replace(plan, attempts=1)
+    plan = replace(plan, attempts=max(plan.attempts, _ATTEMPTS))
+    # A server that holds the beacon can place colluders after it knows the graph: then all may be neighbours.
+    return plan if independent else replace(plan, graph="complete")
+
+
+def for_rounds(plan: Plan, rounds: int) -> Plan:
+    """The plan of a run of that many rounds: how many graphs a client has to reckon with, or what noise is carried."""
+    if plan.kind.carries:
+        return _committed_to(plan, rounds)
+    planned = plan.chain_rounds or min(_CHAINS * rounds, MOST_ROUNDS)
+    if not rounds <= planned <= MOST_ROUNDS:
+        raise ConfigError(
+            f"a run of {rounds} rounds needs a plan for {rounds} to {MOST_ROUNDS} rounds, not {planned}",
+            field="plan.chain_rounds",
+            hint="leave it out, or split the run",
+        )
+    return replace(plan, chain_rounds=planned)
+
+
+def for_nodes(plan: Plan, participants: int | None, nodes: int) -> Plan:
+    """The plan of a run that carries noise, with its rounds' size: as given, or as many as take turns.
+
+    nodes  how many are there when the run begins
+    """
+    size = plan.participants or participants or nodes // plan.separation
+    if participants not in (None, size):
+        raise ConfigError(
+            f"rounds of {participants}, but the plan is for {size}", field="participants", hint="leave it out"
+        )
+    if size < max(2, plan.colluders + 2):
+        raise ConfigError(
+            f"{nodes} nodes that take part in one round of {plan.separation} make rounds of {size}, too few against "
+            f"{plan.colluders} colluders",
+            field="participants",
+            hint="have more nodes, or plan a smaller separation or fewer colluders",
+        )
+    return replace(plan, participants=size)
+
+
+def _committed_to(plan: Plan, rounds: int) -> Plan:
+    """Noise is carried to the very end, so that the number of rounds is part of what is promised."""
+    training = rounds - plan.closing
+    if training < 1 or plan.horizon not in (None, training):
+        raise ConfigError(
+            f"a plan that carries noise over {plan.horizon or 1} rounds is not one for {training}",
+            field="plan.horizon",
+            hint="leave it out, or start that many rounds" + (" and the closing one" if plan.closing else ""),
+        )
+    return replace(plan, horizon=training, participations=math.ceil(training / plan.separation))

@@ -10,13 +10,9 @@
 The arrays are written before the state that names them, each file whole or not at all, so a kill at any moment leaves a
 state and the arrays that belong to it.
 
-`RunRecorder` drives a strategy as Flower does, and saves: when the run begins, before anyone is asked to join it; when
-a round is opened, before anyone is asked to answer it; when its sum is in the model; and with the metrics that follow.
-
-**Nothing is charged twice.** A client answers no attempt of a round a second time, and pays before it answers. So a
-round that was open when the server died is given up and charged, as those asked may have paid for it, and the run goes
-on with the next. A round that nobody was asked about is begun anew. Clients enrol again under the same proposal, which
-costs them nothing, and are known by their identity.
+Saved is: when the run begins, before anyone is asked to join it; when a round is opened, before anyone is asked to
+answer it; when its sum is in the model; and with the metrics that follow. `niss.session.server` says why nothing is
+charged twice. Clients enrol again under the same proposal, which costs them nothing, and are known by their identity.
 """
 
 from __future__ import annotations
@@ -26,32 +22,26 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError, PrivacyError, RunFolderError
 from niss.files import lock_file, parse_json, read_private, write_atomically
-from niss.flower.account import Pending
 from niss.protocol import Identity, SecretBytes
-
-if TYPE_CHECKING:
-    from niss.flower.strategy import NissStrategy
 
 LOG = logging.getLogger("flwr")
 _STATE, _VERSION = "state.json", 1
 _DAMAGED = "restore the folder from a copy, or start a new run in a new one"
 # What Flower's strategies that average carry from round to round: FedAdam, FedYogi and FedAdagrad, and FedAvgM.
 _MOMENTS = ("m_t", "v_t", "momentum_vector")
-_KILLED = "the server ended while it was open; it is charged to those who were asked"
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Named = dict[str, NDArray[Any]]
@@ -64,21 +54,15 @@ class Saved:
     """A run as it was saved.
 
     done      rounds that are over
-    pending   the round that was open, if one was
     session   `Session.to_json`
-    account   `Account.saved`
-    metrics   by kind and round, in text, the metrics so far
+    metrics   so far
     model     after the last round that is done
-    moments   by attribute of the wrapped strategy: what it carries from round to round
     """
 
     done: int
-    pending: Pending | None
     session: dict[str, Any]
-    account: dict[str, Any]
-    metrics: dict[str, dict[str, dict[str, Any]]]
+    metrics: MetricsByRound
     model: ArrayRecord
-    moments: dict[str, Named | list[NDArray[Any]]]
 
 
 class RunFolder:
@@ -121,8 +105,17 @@ class RunFolder:
         secret = None if values is None else values["identity"]
         return None if secret is None else SecretBytes(bytes.fromhex(secret))
 
-    def load(self, rounds: int) -> Saved | None:
-        """The run that was saved here, None where there is none; `ConfigError` if it is not one of so many rounds."""
+    def load(self, rounds: int, inner: Strategy) -> Saved | None:
+        """The run that was saved here, None where there is none; `ConfigError` if it is not one of so many rounds.
+
+        The wrapped strategy is given back what it carries from round to round.
+        """
+        if not type(inner).__module__.startswith("flwr."):
+            LOG.warning(
+                "niss: of what %s carries from round to round, %s are saved, and nothing else",
+                type(inner).__name__,
+                ", ".join(_MOMENTS),
+            )
         values = self._values()
         if values is None:
             return None
@@ -134,20 +127,18 @@ class RunFolder:
             )
         try:
             model, moments = _unpack((self._folder / values["arrays"]).read_bytes(), values["layout"])
-            pending = values["pending"]
-            return Saved(
-                int(values["done"]),
-                None if pending is None else Pending.from_json(pending),
-                values["session"],
-                values["account"],
-                values["metrics"],
-                model,
-                moments,
-            )
+            metrics = {
+                kind: {int(number): MetricRecord(record) for number, record in records.items()}
+                for kind, records in values["metrics"].items()
+            }
+            saved = Saved(int(values["done"]), values["session"], metrics, model)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(
                 f"the run saved in {self._folder} is damaged ({type(error).__name__})", hint=_DAMAGED
             ) from None
+        for attribute, value in moments.items():
+            setattr(inner, attribute, value)
+        return saved
 
     def write_arrays(self, done: int, model: ArrayRecord, inner: Strategy) -> dict[str, Any]:
         """Write model and moments after so many rounds; returns what `write` must be given of them."""
@@ -224,148 +215,3 @@ def _unpack(
         elif names is not None:
             moments[attribute] = {name: next(arrays) for name in names}
     return model, moments
-
-
-class RunRecorder(Strategy):
-    """Runs a `NissStrategy`, from where it stopped, with its metrics and report kept up to date.
-
-    Flower counts rounds from 1 in each `start`; the strategy is called with the number of the round in the run.
-    """
-
-    def __init__(self, strategy: NissStrategy, folder: RunFolder | None, rounds: int) -> None:
-        self._strategy, self._folder, self._rounds = strategy, folder, rounds
-        self._done = self._before = 0
-        self._arrays: dict[str, Any] = {}
-        self.metrics: MetricsByRound = {"train": {}, "evaluate": {}, "server": {}}
-        strategy.save = self._save
-
-    def run(
-        self,
-        grid: Grid,
-        arrays: ArrayRecord,
-        timeout: float,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
-        evaluate_fn: Evaluate | None,
-    ) -> Result:
-        """The rounds that are left; the result has the metrics of those before too."""
-        with nullcontext() if self._folder is None else self._folder.locked():
-            self._model = arrays
-            if self._folder is not None:
-                self._resume(self._folder)
-            evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn)
-            left = self._rounds - self._before
-            result = self.start(grid, self._model, left, timeout, train_config, evaluate_config, evaluate)
-        if not result.arrays and self._before:
-            result.arrays = self._model
-        result.train_metrics_clientapp = self.metrics["train"]
-        result.evaluate_metrics_clientapp = self.metrics["evaluate"]
-        result.evaluate_metrics_serverapp = self.metrics["server"]
-        return result
-
-    def _resume(self, folder: RunFolder) -> None:
-        strategy = self._strategy
-        if not type(strategy.inner).__module__.startswith("flwr."):
-            LOG.warning(
-                "niss: of what %s carries from round to round, %s are saved, and nothing else",
-                type(strategy.inner).__name__,
-                ", ".join(_MOMENTS),
-            )
-        saved = folder.load(self._rounds)
-        if saved is None:
-            return
-        strategy.restore(saved.session, saved.account)
-        self._model, self._done = saved.model, saved.done
-        for attribute, value in saved.moments.items():
-            setattr(strategy.inner, attribute, value)
-        for kind, records in saved.metrics.items():
-            self.metrics[kind] = {int(number): MetricRecord(values) for number, values in records.items()}
-        if saved.pending is not None:
-            strategy.account.lose(saved.pending, _KILLED)
-            self._done = saved.pending.round
-        self._before = self._done
-        strategy.account.resumed += 1
-        self._arrays = folder.write_arrays(self._done, self._model, strategy.inner)
-        self._save()
-        LOG.info("niss: going on after round %d of %d", self._done, self._rounds)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        number, strategy = self._before + server_round, self._strategy
-        self._model = arrays
-        if self._folder is not None and not self._arrays:
-            self._arrays = self._folder.write_arrays(self._done, arrays, strategy.inner)
-            self._save()
-        messages = list(strategy.configure_train(number, arrays, config, grid))
-        if (pending := strategy.pending) is not None:
-            self._save(pending)
-        return messages
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        number, strategy = self._before + server_round, self._strategy
-        arrays, metrics = strategy.aggregate_train(number, replies)
-        self._model = self._model if arrays is None else arrays
-        self._done = number
-        if metrics is not None:
-            self.metrics["train"][number] = metrics
-        if self._folder is not None and self._arrays:
-            self._arrays = self._folder.write_arrays(number, self._model, strategy.inner)
-        self._keep()
-        return arrays, metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self._strategy.configure_evaluate(self._before + server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        number = self._before + server_round
-        metrics = self._strategy.aggregate_evaluate(number, replies)
-        if metrics is not None:
-            self.metrics["evaluate"][number] = metrics
-            self._keep()
-        return metrics
-
-    def summary(self) -> None:
-        self._strategy.summary()
-
-    def _evaluation(self, evaluate: Evaluate) -> Evaluate:
-        """The evaluation on the server, with the round's number in the run."""
-
-        def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            number = self._before + server_round
-            metrics = evaluate(number, arrays)
-            if metrics is not None:
-                self.metrics["server"][number] = metrics
-                self._keep()
-            return metrics
-
-        return evaluated
-
-    def _keep(self) -> None:
-        self._strategy.write_report(self.metrics)
-        self._save()
-
-    def _save(self, pending: Pending | None = None) -> None:
-        if self._folder is None or not self._arrays:
-            return
-        strategy = self._strategy
-        secret = strategy.secret_to_save
-        self._folder.write(
-            {
-                **self._arrays,
-                "rounds": self._rounds,
-                "done": self._done,
-                "pending": None if pending is None else asdict(pending),
-                "identity": None if secret is None else secret.hex(),
-                "session": strategy.session.to_json(),
-                "account": strategy.account.saved(),
-                "metrics": {
-                    kind: {str(number): dict(record) for number, record in records.items()}
-                    for kind, records in self.metrics.items()
-                },
-            }
-        )

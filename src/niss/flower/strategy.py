@@ -8,7 +8,7 @@ unless `weight_cap` is given; how many examples a client has stays with it.
 
 Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys. In
 mode `repair` members of a round's committee are sent a second one, and with `carry` a third after the next round. What
-a client must trust, and can pin, is in `niss.flower.limits`.
+a client must trust, and can pin, is in `niss.session.limits`.
 
 A round: Flower calls `configure_train`, which enrols whoever is new and opens the round; sends the messages; and calls
 `aggregate_train` with the replies, which sums the uploads, repairs what was lost, charges the account and hands the
@@ -20,39 +20,40 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Assessor, Plan, Promise, Statement, outlook
-from niss.errors import ConfigError, PrivacyError, ProtocolError
+from niss.accounting import Plan, Statement, outlook
+from niss.errors import ConfigError, ProtocolError
 from niss.files import SHARED, write_atomically
-from niss.flower.account import Account, Pending, RoundReport
-from niss.flower.adaptive import adaptive_clip, with_own
-from niss.flower.coordinator import Coordinator, Relay, Tracked
-from niss.flower.metrics import PART, NoisyMetrics
-from niss.flower.proposal import check_mode, plan_values, read_proposal
-from niss.flower.run_config import plan_of, strategy_options
-from niss.flower.run_plan import carrying, check_settings, for_nodes, for_rounds, prepared
-from niss.flower.saving import MetricsByRound, RunFolder, RunRecorder, saved_or_new
-from niss.flower.session import Round, Session
+from niss.flower.run_config import (
+    carrying,
+    check_settings,
+    for_nodes,
+    for_rounds,
+    plan_of,
+    prepared,
+    strategy_options,
+)
+from niss.flower.saving import Evaluate, MetricsByRound, RunFolder, saved_or_new
 from niss.flower.transport import (
     METRICS,
     RECORD,
     USE_THE_MOD,
     Model,
-    Replies,
-    Request,
     send_requests,
     shared_model,
     sort_replies,
+    to_record,
 )
 from niss.flower.wrapped import (
-    GridOfWilling,
+    WillingNodes,
     alike,
     fewest_nodes,
     guard_metrics,
@@ -64,11 +65,17 @@ from niss.flower.wrapped import (
     warn_of_strategy,
     weight_of,
 )
-from niss.protocol import Outcome, SecretBytes, load_coalition, load_identity
+from niss.protocol import load_coalition, load_identity
+from niss.session.books import RoundReport
+from niss.session.coordinator import Coordinator, Relay
+from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
+from niss.session.proposal import check_mode, plan_values, read_proposal
+from niss.session.requests import Reply, Request, Stage, drive
+from niss.session.server import Session, Setup
+from niss.tracker.coordinator import Tracked
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
-_MOST_FAILED_ENROLMENTS = 2
 
 _OWN_BEACON = (
     "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
@@ -100,8 +107,8 @@ class NissStrategy(Strategy):
                    charged with them; a node that has not agreed to them in its `NissMod` does not join
     metric_part    how much of the clip all of them together may take up
     quantile       of the updates' norms that the clip follows, from `first_clip` on and never above the plan's, by one
-                   more such metric (`niss.flower.adaptive`); None: the clip stays
-    weight_cap     weigh updates by the metric that the strategy weighs by, up to this many (`niss.flower.metrics`)
+                   more such metric (`niss.session.metrics`); None: the clip stays
+    weight_cap     weigh updates by the metric that the strategy weighs by, up to this many (`niss.session.metrics`)
 
     After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
     cannot be carried out.
@@ -158,10 +165,10 @@ class NissStrategy(Strategy):
             raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
         self._stage_timeout = stage_timeout
         self._sent: list[Message] = []
-        self._failed_enrolments: dict[int, int] = {}
         self._begun: Session | None = None
-        self.save: Callable[[], None] = lambda: None
-        self.account = Account(self.plan)
+        self._done = self._before = 0
+        self._arrays: dict[str, Any] = {}
+        self.metrics: MetricsByRound = {"train": {}, "evaluate": {}, "server": {}}
 
     @classmethod
     def from_run_config(cls, context: Context, strategy: Strategy, **options: Any) -> Self:
@@ -190,16 +197,76 @@ class NissStrategy(Strategy):
         `ProtocolError` if no update of any client came to be summed.
         """
         self._plan_for(num_rounds)
-        self._begun = None
+        self._begun, self._done, self._before, self._arrays = None, 0, 0, {}
+        self.metrics = {"train": {}, "evaluate": {}, "server": {}}
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         self._warn()
-        recorder = RunRecorder(self, self._folder, num_rounds)
         try:
-            result = recorder.run(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
+            with nullcontext() if self._folder is None else self._folder.locked():
+                arrays = self._resumed(initial_arrays)
+                evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn)
+                left = num_rounds - self._before
+                result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
         finally:
-            self._conclude(recorder.metrics)
+            self._conclude()
+        if not result.arrays and self._before:
+            result.arrays = arrays
+        result.train_metrics_clientapp = self.metrics["train"]
+        result.evaluate_metrics_clientapp = self.metrics["evaluate"]
+        result.evaluate_metrics_serverapp = self.metrics["server"]
         self._require_a_round()
         return result
+
+    def _resumed(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The model that a run saved in the folder has come to, which then goes on; these weights where there is none.
+
+        Flower counts rounds from 1 in each `start`; from here on they are counted on from those of the run.
+        """
+        if self._folder is None or (saved := self._folder.load(self._rounds, self.inner)) is None:
+            return arrays
+        session = self._begin(saved.session)
+        self.metrics = saved.metrics
+        last = session.books.rounds[-1].round if session.books.rounds else 0
+        self._done = self._before = max(saved.done, last)
+        self._arrays = self._folder.write_arrays(self._done, saved.model, self.inner)
+        self._save(session.to_json())
+        LOG.info("niss: going on after round %d of %d", self._done, self._rounds)
+        return saved.model
+
+    def _evaluation(self, evaluate: Evaluate) -> Evaluate:
+        """The evaluation on the server, with the round's number in the run."""
+
+        def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            number = self._before + server_round
+            metrics = evaluate(number, arrays)
+            self._keep("server", number, metrics)
+            return metrics
+
+        return evaluated
+
+    def _keep(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
+        """Note metrics of a round, and keep report and run up to date."""
+        if metrics is not None:
+            self.metrics[kind][number] = metrics
+        self._write_report()
+        if self._folder is not None and self._begun is not None:
+            self._save(self._begun.to_json())
+
+    def _save(self, session: Mapping[str, Any]) -> None:
+        """Replace the run in the folder, durably; nothing before it has begun."""
+        if self._folder is None or not self._arrays:
+            return
+        secret = None if self._own_key else self._identity.secret_bytes()
+        self._folder.write(
+            {
+                **self._arrays,
+                "rounds": self._rounds,
+                "done": self._done,
+                "identity": None if secret is None else secret.hex(),
+                "session": session,
+                "metrics": _plain(self.metrics),
+            }
+        )
 
     def _warn(self) -> None:
         """Say what will go wrong, while nobody has been asked anything."""
@@ -209,7 +276,7 @@ class NissStrategy(Strategy):
     def _say_outlook(self) -> None:
         """Before the first round that anyone pays for: can this model learn anything under this noise?"""
         opened = self.session.round
-        if opened is None or any(one.participants for one in self.rounds):
+        if opened is None or any(report.participants for report in self.rounds):
             return
         terms = opened.agreed.terms
         judged = outlook(
@@ -230,27 +297,24 @@ class NissStrategy(Strategy):
             lost = f"every upload was lost ({most_common(last.lost.values())})"
             why = last.skipped or lost
             hint = "the log says why of each node; `participants` is how many a round needs"
-        if self._begun is not None and not self._begun.members:
-            why += f"; no node joined ({most_common(self._begun.left_out.values())})"
+        if self._begun is not None and not self._begun.members.by_node:
+            why += f"; no node joined ({most_common(self._begun.members.left_out.values())})"
             hint = USE_THE_MOD
         raise ProtocolError(f"no round took place: {why}", hint=hint)
 
     def _plan_for(self, rounds: int) -> None:
         """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
         self._rounds, self.plan = rounds, for_rounds(self._given, rounds)
-        self._assess = Assessor(
-            relation=self.plan.relation, failure=self.plan.failure, promise=Promise.of(self.plan)
-        )
 
     @property
     def statement(self) -> Statement:
         """What the run has promised so far, against whom, and what happened on the way."""
-        return self.account.statement(self.session)
+        return self.session.books.statement
 
     @property
     def rounds(self) -> list[RoundReport]:
         """What happened, round by round."""
-        return self.account.rounds
+        return [] if self._begun is None else self._begun.books.rounds
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -261,42 +325,37 @@ class NissStrategy(Strategy):
         round is skipped.
         """
         self._sent.clear()
-        number, carries = server_round - 1, self.plan.kind.carries
+        self._weights = arrays
+        number, carries = self._before + server_round, self.plan.kind.carries
+        nodes = WillingNodes(grid, self._willing, fewest_nodes(self.inner))
         try:
-            willing = grid if carries else GridOfWilling(grid, self._willing, fewest_nodes(self.inner))
-            messages = list(self.inner.configure_train(server_round, arrays, config, willing))
+            willing = grid if carries else cast(Grid, nodes)
+            messages = list(self.inner.configure_train(number, arrays, config, willing))
         except ProtocolError as error:
-            return self._skip(number, error.message)
+            self.session.skip(number - 1, error.message)
+            return self._skipped()
         if not messages:
             return []
         self._grid, self._type = grid, messages[0].metadata.message_type
         self._model, self._array_key = shared_model(messages)
-        drawn = [message.metadata.dst_node_id for message in messages]
-        if carries:
-            # Who takes part is not for the wrapped strategy to draw; it says what they are sent.
-            drawn = list(grid.get_node_ids())
-            self._nodes, self._coordinates = len(drawn), self._model.size
-        self._enrol(drawn, grid)
-        seatable = self.session.seatable(drawn)
-        nodes = self.account.with_room(seatable, self.session.members)
-        try:
-            if carries:
-                requests = self.session.open_next(number, nodes, set(drawn), self.save)
-            else:
-                requests = self.session.open(number, nodes, self._model.size)
-        except (ProtocolError, PrivacyError) as error:
-            # Too few, unlucky graphs, or a tracker that is away: the next round may do better.
-            spent = len(seatable) - len(nodes)
-            why = getattr(error, "detail", error.message) + (
-                f"; {spent} have spent what the plan allows" if spent else ""
-            )
-            return self._skip(number, f"{why}; {error.hint}" if carries and error.hint else why)
+        connected = list(grid.get_node_ids())
+        # With `carry`, who takes part is not for the wrapped strategy to draw; it says what they are sent.
+        drawn = connected if carries else [message.metadata.dst_node_id for message in messages]
+        self._nodes, self._coordinates = len(connected), self._model.size
+        session = self.session
+        if self._folder is not None and not self._arrays:
+            self._arrays = self._folder.write_arrays(self._done, arrays, self.inner)
+            self._save(session.to_json())
+        session.begin(number - 1, drawn, connected=connected, coordinates=self._model.size)
+        drive(session, self._deliver, until=Stage.ROUND)
+        if session.stage is Stage.DONE:
+            return self._skipped()
         self._say_outlook()
         made = {message.metadata.dst_node_id: message for message in messages}
-        for node, request in requests.items():
+        for node, request in session.requests().items():
             # The wrapped strategy may have given all messages the same content.
             content = RecordDict(dict(made.get(node, messages[0]).content.items()))
-            content[RECORD] = request.to_record()
+            content[RECORD] = to_record(request)
             if node in made:
                 made[node].content = content
             else:
@@ -305,18 +364,12 @@ class NissStrategy(Strategy):
         return list(self._sent)
 
     def _willing(self, nodes: list[int]) -> list[int]:
-        """Those of these nodes that could take part if they were drawn; new ones count."""
-        if self._begun is None:
-            return nodes
-        members = self._begun.members
-        known = [node for node in nodes if node in members]
-        spent = set(known) - set(self.account.with_room(known, members))
-        return [node for node in self._begun.not_left_out(nodes) if node not in spent]
+        return nodes if self._begun is None else self._begun.willing(nodes)
 
-    def _skip(self, number: int, why: str) -> list[Message]:
-        """Note that a round did not take place; no message is sent."""
-        LOG.warning("niss: round %d is skipped: %s", number + 1, why)
-        self.account.rounds.append(RoundReport.skip(number, why))
+    def _skipped(self) -> list[Message]:
+        """Say that a round does not take place; no message is sent."""
+        report = self.rounds[-1]
+        LOG.warning("niss: round %d is skipped: %s", report.round, report.skipped)
         return []
 
     def aggregate_train(
@@ -327,33 +380,52 @@ class NissStrategy(Strategy):
         Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`. Those that
         travelled inside the uploads reach it as the metrics of that one result, each with its noise.
         """
-        if self._begun is None or self._begun.round is None:
-            return self.inner.aggregate_train(server_round, [])
-        replies = list(replies)
+        number = self._before + server_round
+        arrays, metrics = self._aggregated(number, list(replies))
+        self._done = number
+        if self._folder is not None and self._arrays:
+            model = self._weights if arrays is None else arrays
+            self._arrays = self._folder.write_arrays(number, model, self.inner)
+        self._keep("train", number, metrics)
+        return arrays, metrics
+
+    def _aggregated(
+        self, number: int, replies: list[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        session = self._begun
+        if session is None or session.stage is not Stage.ROUND:
+            return self.inner.aggregate_train(number, [])
         uploads = sort_replies(self._sent, replies)
-        self.session.take_uploads(uploads)
-        if self._mode == "repair":
-            self.session.repair(self._send)
-        current, outcome = self.session.finish()
-        report = self.account.enter(current, outcome, self.session.members, self._mu_of(current))
-        report.log()
+        clear = {node: reply.clear for node, reply in uploads.items() if isinstance(reply, Reply)}
+        session.take(uploads)
+        drive(session, self._deliver)
+        total, report = session.finish()
+        _log_report(report)
         results = [shown(reply) for reply in replies if reply.has_error()]
-        if not outcome.survivors:
-            return self.inner.aggregate_train(server_round, results)
-        results.insert(0, self._mean_as_reply(current, outcome, uploads))
-        arrays, metrics = self.inner.aggregate_train(server_round, results)
+        if total is None:
+            return self.inner.aggregate_train(number, results)
+        mean, hidden = session.mean(total, report)
+        metrics = mean_metrics([values for node, values in clear.items() if str(node) not in report.lost])
+        session.books.clear_metrics |= set(metrics)
+        metrics.update(hidden)
+        metrics[weight_of(self.inner)] = 1
+        content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
+        results.insert(0, Message(content, reply_to=self._sent[0]))
+        arrays, made = self.inner.aggregate_train(number, results)
         if arrays is not None:
             arrays = self._model.restored(arrays)
         counts = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
-        counts.update({} if metrics is None else metrics)
+        counts.update({} if made is None else made)
         return arrays, counts
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does; that metrics will travel unprotected is noted for the statement."""
-        messages = list(self.inner.configure_evaluate(server_round, arrays, config, grid))
-        self.account.evaluations += len(messages)
+        number = self._before + server_round
+        messages = list(self.inner.configure_evaluate(number, arrays, config, grid))
+        if self._begun is not None:
+            self._begun.books.evaluations += len(messages)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -361,11 +433,15 @@ class NissStrategy(Strategy):
 
         Where it fails on their values, the round has no metrics: what a node sends does not end the run.
         """
+        number = self._before + server_round
         try:
-            return self.inner.aggregate_evaluate(server_round, alike(replies))
+            metrics = self.inner.aggregate_evaluate(number, alike(replies))
         except Exception as error:
-            LOG.warning("niss: no metrics of `evaluate` in round %d: %s", server_round, type(error).__name__)
+            LOG.warning("niss: no metrics of `evaluate` in round %d: %s", number, type(error).__name__)
             return None
+        if metrics is not None:
+            self._keep("evaluate", number, metrics)
+        return metrics
 
     def summary(self) -> None:
         """Log the settings of both strategies, as Flower does before the first round."""
@@ -390,93 +466,40 @@ class NissStrategy(Strategy):
         """The protocol's run: begun when it is first needed, and anew by each `start`."""
         return self._begin() if self._begun is None else self._begun
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is a session yet; to ask for it begins it."""
-        return self._begun is not None
-
     def _begin(self, saved: dict[str, Any] | None = None) -> Session:
         if self.plan.kind.carries:
             before = None if saved is None else read_proposal(bytes.fromhex(saved["proposal"])).participants
             self.plan = for_nodes(self.plan, before or self._size, self._nodes)
             self._participants = self.plan.participants or 0
-        self._begun = Session(
-            self.plan,
+        setup = Setup(
+            plan=self.plan,
             mode=self._mode,
-            identity=self._identity,
-            coordinator=self._coordinator,
             rounds=self._rounds,
             participants=self._participants,
             coalition=self._coalition,
-            assess=self._assess,
             metrics=self._metrics,
             adaptive=self._adaptive,
-            coordinates=self._coordinates + len(self._metrics),
+            coordinates=self._coordinates,
+        )
+        self._begun = Session(
+            setup,
+            identity=self._identity,
+            coordinator=self._coordinator,
+            save=None if self._folder is None else self._save,
             saved=saved,
         )
-        self.account = Account(self.plan, schedule=self._begun.proposal.schedule)
-        self._failed_enrolments.clear()
         self._sent.clear()
         return self._begun
 
-    def restore(self, session: dict[str, Any], account: dict[str, Any]) -> None:
-        """Go on with a run that was saved, in place of a new one."""
-        begun = self._begin(session)
-        self.account = Account.restored(self.plan, account, begun.proposal.schedule)
-
-    @property
-    def secret_to_save(self) -> SecretBytes | None:
-        """The secret of the server's identity, where no key file has it."""
-        return None if self._own_key else self._identity.secret_bytes()
-
-    @property
-    def pending(self) -> Pending | None:
-        """What the round under way costs its participants, should nothing more be heard of it."""
-        if self._begun is None or (current := self._begun.round) is None:
-            return None
-        return self.account.pending(current, self._begun.members, self._mu_of(current))
-
-    def _mu_of(self, current: Round) -> float | None:
-        """What a round costs each of its participants; None where that depends on the rounds before."""
-        return None if self.plan.kind.carries else self._assess(current.agreed, self.plan.colluders)
-
-    def _enrol(self, nodes: list[int], grid: Grid) -> None:
-        """At first everyone who is there, afterwards those of the round who are new or have no key left."""
-        everyone = dict.fromkeys(nodes)
-        if not self.session.gathered:
-            everyone |= dict.fromkeys(grid.get_node_ids())
-        replies = self._send(self.session.enrolment_requests(everyone))
-        for node, reply in replies.received.items():
-            self.session.admit(node, reply)
-        for node, why in replies.failures.items():
-            LOG.warning("niss: node %d did not join: %s. %s", node, why, USE_THE_MOD)
-            self._failed_enrolments[node] = self._failed_enrolments.get(node, 0) + 1
-            if self._failed_enrolments[node] >= _MOST_FAILED_ENROLMENTS:
-                self.session.leave_out(node, f"did not join: {why}")
-
-    def _send(self, requests: dict[int, Request]) -> Replies:
+    def _deliver(self, requests: Mapping[int, Request]) -> dict[int, Reply | str]:
         """Exchange messages outside of Flower's own round, through the grid that the round was configured with."""
-        return send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
+        replies = send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
+        for node, reply in replies.items():
+            if isinstance(reply, str) and requests[node].stage is Stage.ENROL:
+                LOG.warning("niss: node %d did not join: %s. %s", node, reply, USE_THE_MOD)
+        return replies
 
-    def _mean_as_reply(self, current: Round, outcome: Outcome, uploads: Replies) -> Message:
-        """The survivors' mean as the reply of one client; the sum was taken with weights 1 / participants.
-
-        Where noise is carried over it stays the sum: every round has to enter the model with the same factor.
-        """
-        mean = outcome.total * self.account.scale(len(current.nodes), len(outcome.survivors))
-        survivors = [uploads.received[current.nodes[seat]] for seat in outcome.survivors]
-        metrics = mean_metrics([reply.metrics for reply in survivors])
-        self.account.clear_metrics |= set(metrics)
-        size, clip, weight = self._model.size, current.agreed.terms.clip, len(current.nodes) / len(survivors)
-        metrics.update(
-            self._metrics.means(outcome.total[size:] * weight, clip, self.account.noise_of_round() * weight)
-        )
-        metrics[weight_of(self.inner)] = 1
-        mean[:size] /= self.account.weigh(self._metrics.mean_weight(mean[size:], clip))
-        content = RecordDict({self._array_key: self._model.moved_by(mean[:size]), METRICS: metrics})
-        return Message(content, reply_to=self._sent[0])
-
-    def _conclude(self, metrics: MetricsByRound) -> None:
+    def _conclude(self) -> None:
         """Log the statement and write the report, unless the run failed before it began."""
         if self._begun is None:
             return
@@ -484,15 +507,34 @@ class NissStrategy(Strategy):
         LOG.info("niss: %s", statement.words)
         for caveat in statement.caveats:
             LOG.info("niss: \t- %s", caveat)
-        self.write_report(metrics)
+        self._write_report()
 
-    def write_report(self, metrics: MetricsByRound) -> None:
-        """Replace the report, if there is to be one; `metrics` are all those of the run so far."""
+    def _write_report(self) -> None:
+        """Replace the report, if there is to be one."""
         if self._report is None or self._begun is None:
             return
-        report = self.account.to_json(self.session)
-        report["metrics"] = {
-            name: {str(number): dict(record) for number, record in records.items()}
-            for name, records in metrics.items()
-        }
+        report = self._begun.books.to_json()
+        report["metrics"] = _plain(self.metrics)
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
+
+
+def _log_report(report: RoundReport) -> None:
+    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+    LOG.info(
+        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
+        report.survivors,
+        report.participants,
+        report.deviation,
+    )
+    for node, why in report.lost.items():
+        LOG.info("niss: \t> node %s: %s", node, why)
+    for problem in report.problems:
+        LOG.warning("niss: \t> %s", problem)
+
+
+def _plain(metrics: MetricsByRound) -> dict[str, dict[str, dict[str, Any]]]:
+    """By kind and round, as JSON holds it."""
+    return {
+        kind: {str(number): dict(record) for number, record in records.items()}
+        for kind, records in metrics.items()
+    }

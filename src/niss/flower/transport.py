@@ -1,13 +1,8 @@
 """NISS in Flower's messages: one record beside, or instead of, what the app itself sends.
 
-Everything is a Flower message of type `train` with a stage, because a mod only sees the actions that an app registered:
-
-    stage    server -> client, body of the record `niss`   client -> server, body of the record `niss-upload`
-    enrol    signed `Proposal` of the run                  signed `Enrolment`: identity and one-time keys
-    round    `RoundOpen`, beside the app's own records     `Upload`: the noisy update
-    request  `RevealRequest` (to the committee, `repair`)  `Reveal`; noise carried over: once more after the next round
-
-In place of any of its answers a client may send a signed `Refusal`.
+Everything is a Flower message of type `train` with a stage (`niss.session.requests`), because a mod only sees the
+actions that an app registered. The record `niss` of a message has the request; the record `niss-upload` of the answer
+has the reply's body, and a round's request goes beside the app's own records.
 
 A model's arrays become one vector, and a vector arrays again, in `Model`. Only arrays of floating-point numbers take
 part. Integers (the step counters of some layers) are not part of an update, since a single counter would use up the
@@ -16,11 +11,9 @@ whole clip; they stay as the server sent them.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -28,17 +21,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError, LocalProtocolError, NissError, RemoteProtocolError
-from niss.protocol import Identity, Limits, Refusal, signed_part, verify
+from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.redaction import printable
+from niss.session.requests import NO_REPLY, Reply, Request, Stage, in_words
 from niss.version import __version__
 
 RECORD = "niss"
 UPLOAD = "niss-upload"
 METRICS = "metrics"
-NO_REPLY = "no answer in time"
 USE_THE_MOD = "Does its ClientApp have `mods=[niss_mod]`, and is it the first mod?"
-_REFUSAL = "refusal"
 _LARGEST_STEP = 2**63 - 1
 # A string of bytes as numpy saves it, and nothing else that numpy could read: the header is text that it evaluates.
 _NPY = re.compile(
@@ -51,70 +42,21 @@ FloatArray = NDArray[np.float64]
 Value = TypeVar("Value")
 
 
-class Stage(StrEnum):
-    """What a message is about: joining a run, a round, and its repair."""
-
-    ENROL = "enrol"
-    ROUND = "round"
-    REQUEST = "request"
-
-
-@dataclass(frozen=True)
-class Request:
-    """From the server to a client.
-
-    stage  what it is about
-    body   the message of the protocol, encoded
-    after  the last step of this client that the server has seen: a client whose own count is lower has lost state
-    run    id of the run
-    """
-
-    stage: Stage
-    body: bytes
-    after: int = 0
-    run: bytes = b""
-
-    def to_record(self) -> ConfigRecord:
-        """The record `niss` of a message to a client."""
-        return ConfigRecord(
-            {"stage": self.stage.value, "body": self.body, "after": self.after, "run": self.run}
-        )
-
-    @property
-    def digest(self) -> bytes:
-        """Identifies this request in a refusal of it."""
-        return hashlib.sha256(b"niss.letter.v1" + self.stage.encode() + self.body).digest()
+def to_record(request: Request) -> ConfigRecord:
+    """The record `niss` of a message to a client."""
+    return ConfigRecord(
+        {"stage": request.stage.value, "body": request.body, "after": request.after, "run": request.run}
+    )
 
 
-@dataclass(frozen=True)
-class Reply:
-    """From a client to the server.
-
-    body     the message of the protocol, encoded
-    step     how many requests of this run the client has answered
-    metrics  metrics of `train` that the client sends unprotected
-    """
-
-    body: bytes
-    step: int
-    metrics: MetricRecord | None = None
-
-    def to_content(self) -> RecordDict:
-        """The content of a message to the server."""
-        # An array rather than plain bytes: Flower cuts large arrays into pieces, not large bytes.
-        body = Array(np.frombuffer(self.body, dtype=np.uint8))
-        content = RecordDict({RECORD: ConfigRecord({"step": self.step}), UPLOAD: ArrayRecord({"body": body})})
-        if self.metrics is not None:
-            content[METRICS] = self.metrics
-        return content
-
-
-@dataclass
-class Replies:
-    """By node: its reply, or why there is none."""
-
-    received: dict[int, Reply] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+def to_content(reply: Reply) -> RecordDict:
+    """The content of a message to the server."""
+    # An array rather than plain bytes: Flower cuts large arrays into pieces, not large bytes.
+    body = Array(np.frombuffer(reply.body, dtype=np.uint8))
+    content = RecordDict({RECORD: ConfigRecord({"step": reply.step}), UPLOAD: ArrayRecord({"body": body})})
+    if reply.clear:
+        content[METRICS] = MetricRecord(dict(reply.clear))  # type: ignore[arg-type]
+    return content
 
 
 def records_of(content: RecordDict, kind: type[Value]) -> dict[str, Value]:
@@ -158,7 +100,7 @@ def read_reply(message: Message) -> Reply:
     step = _field(note, "step", int)
     if not 0 <= step <= _LARGEST_STEP:
         raise RemoteProtocolError("the step of the reply is out of range")
-    return Reply(_body(upload.get("body")), step, records_of(content, MetricRecord).get(METRICS))
+    return Reply(_body(upload.get("body")), step, records_of(content, MetricRecord).get(METRICS, {}))
 
 
 def _body(array: Array | None) -> bytes:
@@ -185,63 +127,37 @@ def _field(record: ConfigRecord, name: str, kind: type[Value]) -> Value:
 
 def send_requests(
     grid: Grid, requests: Mapping[int, Request], *, message_type: str, timeout: float | None
-) -> Replies:
+) -> dict[int, Reply | str]:
     """Send each node its request, and wait up to `timeout` seconds for the replies."""
-    if not requests:
-        return Replies()
     messages = [
-        Message(RecordDict({RECORD: request.to_record()}), dst_node_id=node, message_type=message_type)
+        Message(RecordDict({RECORD: to_record(request)}), dst_node_id=node, message_type=message_type)
         for node, request in requests.items()
     ]
     return sort_replies(messages, grid.send_and_receive(messages, timeout=timeout))
 
 
-def in_words(error: Exception) -> str:
-    """What is wrong with a reply, for the report and the log."""
-    if isinstance(error, NissError):
-        return printable(error.message)
-    return f"the reply cannot be read ({type(error).__name__})"
-
-
-def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> Replies:
-    """What came back for the messages in `sent`, by node; only the first reply of a node counts.
+def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> dict[int, Reply | str]:
+    """By node, what came back for the messages in `sent`, or why nothing did; only the first reply of a node counts.
 
     Flower reports a lost node in the server's name, so the id of the message replied to says whose reply it is.
     """
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    sorted_replies = Replies()
+    found: dict[int, Reply | str] = {}
     for reply in replies:
         node = node_of.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-        if node not in node_of.values() or node in sorted_replies.received:
+        if node not in node_of.values() or isinstance(found.get(node), Reply):
             continue
         if reply.has_error():
-            sorted_replies.failures[node] = printable(reply.error.reason or f"error {reply.error.code}")
+            found[node] = printable(reply.error.reason or f"error {reply.error.code}")
             continue
         try:
-            sorted_replies.received[node] = read_reply(reply)
+            found[node] = read_reply(reply)
             # The body was copied out of it, and a copy of every client's would be as large as so many models.
             del reply.content[UPLOAD]
-        except RemoteProtocolError as error:
-            sorted_replies.failures[node] = error.message
         except Exception as error:
             # Whatever a node sends is at most that node's failure.
-            sorted_replies.failures[node] = f"the reply cannot be read ({type(error).__name__})"
-    for node in node_of.values():
-        if node not in sorted_replies.received:
-            sorted_replies.failures.setdefault(node, NO_REPLY)
-    return sorted_replies
-
-
-def sign_refusal(identity: Identity, request: bytes, reason: str) -> Refusal:
-    """A client declines the request with this digest, under its signature: no relay can decline in its name."""
-    short = reason.encode()[: Limits().max_reason_bytes].decode(errors="ignore")
-    unsigned = Refusal(request, short)
-    return replace(unsigned, signature=identity.sign(_REFUSAL, signed_part(unsigned)))
-
-
-def check_refusal(refusal: Refusal, identity: bytes) -> None:
-    """Raise `RemoteProtocolError` unless the client with this public key declined."""
-    verify(identity, _REFUSAL, signed_part(refusal), refusal.signature)
+            found[node] = in_words(error)
+    return {node: found.get(node, NO_REPLY) for node in node_of.values()}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -143,18 +143,21 @@ def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) ->
         )
 
 
-class GridOfWilling(Grid):
+class WillingNodes:
     """A grid as the wrapped strategy sees it: without the nodes that could not take part if they were drawn.
 
     A strategy that drew them would have a smaller round than it wanted, with the noise of a smaller round.
 
-    grid     the one that it stands for
+    grid     the one that it stands for, and that does everything else
     willing  of these nodes, those that can take part
     fewest   how many the strategy waits for
     """
 
     def __init__(self, grid: Grid, willing: Callable[[list[int]], list[int]], fewest: int) -> None:
         self._grid, self._willing, self._fewest = grid, willing, fewest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
 
     def get_node_ids(self) -> list[int]:
         """The nodes that can take part.
@@ -171,34 +174,12 @@ class GridOfWilling(Grid):
             )
         return willing
 
-    @property
-    def run(self) -> Any:
-        return self._grid.run
 
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    def create_message(self, *args: Any, **named: Any) -> Message:
-        return self._grid.create_message(*args, **named)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return self._grid.send_and_receive(messages, timeout=timeout)
-
-
-def mean_metrics(records: list[MetricRecord | None]) -> MetricRecord:
+def mean_metrics(records: Sequence[Mapping[str, object]]) -> MetricRecord:
     """The mean, with equal weights, of each number that every client sent; everything else is left out."""
-    sent = [record for record in records if record is not None]
     means: dict[str, int | float | list[int] | list[float]] = {}
-    for name in sent[0] if len(sent) == len(records) else ():
-        values = [record.get(name) for record in sent]
+    for name in records[0] if records else ():
+        values = [record.get(name) for record in records]
         numbers = [value for value in values if isinstance(value, int | float)]
         if len(numbers) == len(values):
             # Opposite infinities, or numbers beyond a float: such a metric has no mean.

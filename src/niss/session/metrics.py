@@ -20,6 +20,11 @@ So weights are as private as all else, and nobody's depends on anyone else's; se
 `n_k / sum n` would not do: one client's count would move the uploads of all.) Updates of clients below the cap use less
 of the clip under the same noise. Capped weights: McMahan et al., Learning Differentially Private Recurrent Language
 Models (2018), where their sum is taken to be public.
+
+**A clip that follows the norms.** `niss.mechanism.adaptive` says how it moves, and what it costs. The bit of a client
+travels as the metric `niss-below-clip`. The clip of a round stands in its terms, as it always did: a client accepts any
+that is not above the plan's, nor above its own limit, and finds for itself what the round costs with it. Terms have
+noise in proportion to their clip, so that is the same.
 """
 
 from __future__ import annotations
@@ -32,12 +37,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.accounting import Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import clip_l2, l2_norm
-from niss.mechanism.adaptive import was_short
+from niss.mechanism.adaptive import AdaptiveClip, was_short
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
-from niss.protocol import Terms
+from niss.protocol import Agreed, Outcome, Terms
 
 PART = 0.2
 """Leaves 98 % of the clip to the update."""
@@ -55,6 +61,7 @@ WEIGHT = "niss-weight:"
 with the range (0, cap). A client agrees to that by agreeing to send the metric with this range."""
 
 FloatArray = NDArray[np.float64]
+Ranges = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -213,3 +220,49 @@ def _range(name: str, pair: Iterable[float]) -> tuple[float, float]:
             hint="for an accuracy: (0, 1)",
         )
     return least, most
+
+
+def adaptive_clip(plan: Plan, quantile: float | None, first: float | None) -> AdaptiveClip | None:
+    """How the clip moves below that of the plan; None without a quantile, where it stays.
+
+    Raises `ConfigError` for numbers that cannot be, and for a plan whose rounds must all have the same clip.
+    """
+    if quantile is None:
+        if first is not None:
+            raise ConfigError("the clip stays as it is without a quantile", field="first_clip")
+        return None
+    _require_independent(plan, "quantile", "the clip, and the noise with it, has changed")
+    return AdaptiveClip(plan.clip, quantile, first)
+
+
+def with_own(
+    plan: Plan, ranges: Ranges | None, adaptive: AdaptiveClip | None, weight: str, cap: float | None
+) -> Ranges | None:
+    """The metrics of a run; with the fraction of short updates where the clip follows it, and capped weights if any."""
+    own: dict[str, tuple[float, float]] = {}
+    if adaptive is not None:
+        own[BELOW_CLIP] = 0.0, 1.0
+    if cap is not None:
+        if not 0.0 < cap < math.inf:
+            raise ConfigError(f"must be a finite number above 0, not {cap!r}", field="weight_cap")
+        _require_independent(plan, "weight_cap", "the sum is divided by another weight")
+        own[WEIGHT + weight] = 0.0, float(cap)
+    return {**(ranges or {}), **own} if own else ranges
+
+
+def _require_independent(plan: Plan, field: str, change: str) -> None:
+    if plan.kind.correlates:
+        raise ConfigError(
+            f"the plan takes noise of one round out in another, which fails if {change} in between",
+            field=field,
+            hint="leave it out, or use a plan whose rounds are independent",
+        )
+
+
+def next_clip(adaptive: AdaptiveClip, metrics: NoisyMetrics, agreed: Agreed, outcome: Outcome) -> float:
+    """The clip of the round after this one; the same again where no upload arrived."""
+    clip, size = agreed.terms.clip, len(outcome.survivors)
+    if not size:
+        return clip
+    tail = outcome.total[-len(metrics) :] * (len(agreed.participants) / size)
+    return adaptive.after(clip, metrics.means(tail, clip, 0.0)[BELOW_CLIP])

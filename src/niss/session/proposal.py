@@ -22,7 +22,6 @@ import numpy as np
 
 from niss.accounting import Plan
 from niss.errors import ConfigError, NissError, RemoteProtocolError
-from niss.flower.metrics import NO_METRICS, NoisyMetrics
 from niss.protocol import (
     MODES,
     PUBLIC_BYTES,
@@ -36,6 +35,7 @@ from niss.protocol import (
     verify,
 )
 from niss.protocol.wire import VERSION as WIRE_VERSION
+from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.version import which_to_upgrade
 
 VERSION = 1

@@ -6,9 +6,9 @@ its colluders see of all uploads together, and the marginal one, of a single upl
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -26,12 +26,12 @@ from niss.accounting import (
     run_grid_delta,
     upload_mu,
 )
-from niss.flower.metrics import BELOW_CLIP, WEIGHT
-from niss.flower.session import Member, Round, Session
 from niss.mechanism.adaptive import in_words
-from niss.protocol import Outcome, Schedule
+from niss.protocol import Agreed, Outcome, Schedule
+from niss.session.members import Members
+from niss.session.metrics import BELOW_CLIP, WEIGHT
+from niss.session.proposal import Proposal
 
-LOG = logging.getLogger("flwr")
 _OWN = (BELOW_CLIP, WEIGHT)
 # Noise must not make a mean weight of nearly nothing, or less, of a small one.
 _LEAST_WEIGHT = 0.05
@@ -80,19 +80,6 @@ class RoundReport:
     clip: float | None = None
     under_way: float = 0.0
 
-    def log(self) -> None:
-        """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
-        LOG.info(
-            "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
-            self.survivors,
-            self.participants,
-            self.deviation,
-        )
-        for node, why in self.lost.items():
-            LOG.info("niss: \t> node %s: %s", node, why)
-        for problem in self.problems:
-            LOG.warning("niss: \t> %s", problem)
-
     @classmethod
     def skip(cls, number: int, reason: str) -> RoundReport:
         """The report of round `number`, counted from 0, that did not take place."""
@@ -123,13 +110,39 @@ class Pending:
 
 
 @dataclass
-class Account:
+class SessionRound:
+    """The round under way.
+
+    number          counts rounds from 0
+    agreed          participants, terms, beacon and the graph that follows from them
+    nodes           the transport's ids of the participants, by seat
+    lost            by node: why its upload is missing
+    unhelpful       by node: why its part in the repair is missing, or does not count
+    refused         by node that declined under its signature, and so uploaded nothing: why
+    bytes_uploaded  size of all uploads that were accepted
+    outcome         the sum and what is left in it, once the round is over
+    """
+
+    number: int
+    agreed: Agreed
+    nodes: tuple[int, ...]
+    lost: dict[int, str] = field(default_factory=dict)
+    unhelpful: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    bytes_uploaded: int = 0
+    outcome: Outcome | None = None
+
+
+@dataclass
+class Books:
     """Everything that is charged and everything that happened, as the server knows it.
 
     Each client keeps its own ledger and trusts it alone; this one serves the report, and spares clients a round
     that they would refuse.
 
-    plan           what the clients are promised
+    proposal       what the clients are promised
+    members        who they are
+    assess         (round, colluders) -> the worst mu of any client in it
     charges        for each round: numbers of the members charged, and their mu in the joint and the marginal view
     rounds         the reports, skipped rounds too
     evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
@@ -137,20 +150,28 @@ class Account:
     grid_delta     the most that the grid of any round adds to delta
     resumed        how often the server ended and the run went on
     weights        the noisy mean weight of the updates in each round
-    extra_variance the noise that dropouts left in the last sum
-    schedule       what a run that carries noise from round to round is committed to
     """
 
-    plan: Plan
+    proposal: Proposal
+    members: Members
+    assess: Callable[[Agreed, int], float]
     charges: list[tuple[tuple[int, ...], float | tuple[float, ...], float]] = field(default_factory=list)
     rounds: list[RoundReport] = field(default_factory=list)
     evaluations: int = 0
     clear_metrics: set[str] = field(default_factory=set)
     grid_delta: float = 0.0
     resumed: int = 0
-    extra_variance: float = 0.0
     weights: list[float] = field(default_factory=list)
-    schedule: Schedule | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What the clients are promised."""
+        return self.proposal.plan
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """What a run that carries noise from round to round is committed to."""
+        return self.proposal.schedule
 
     def weigh(self, weight: float | None) -> float:
         """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it.
@@ -162,24 +183,23 @@ class Account:
         self.weights.append(weight)
         return max(math.fsum(self.weights) / len(self.weights), _LEAST_WEIGHT)
 
-    def pending(self, current: Round, members: dict[int, Member], mu: float | None) -> Pending:
-        """What a round costs, at `mu` each, everyone who may have answered it.
-
-        None: where noise is carried over, it costs each what it adds to the participations before.
-        """
+    def pending(self, current: SessionRound) -> Pending:
+        """What a round costs everyone who may have answered it: where noise is carried over, each what it adds to the
+        participations before."""
         terms, size, relation = current.agreed.terms, len(current.nodes), self.plan.relation
-        charged = tuple(members[node].number for node in current.nodes if node not in current.refused)
-        if mu is None:
-            assert self.schedule is not None
-            return Pending(
-                current.number + 1,
-                charged,
-                tuple(self._planned_mu(np.array(charged, dtype=np.int64)).tolist()),
-                CarriedAccount(self.schedule, relation=relation).marginal_mu(terms.round),
-                run_grid_delta(self.schedule, Promise.of(self.plan)),
-            )
-        marginal = upload_mu(terms, size, relation)
-        return Pending(current.number + 1, charged, mu, marginal, grid_delta(self.plan, terms, size))
+        numbers = [self.members.by_node[node].number for node in current.nodes if node not in current.refused]
+        charged, number = tuple(numbers), current.number + 1
+        if self.schedule is None:
+            mu = self.assess(current.agreed, self.plan.colluders)
+            marginal = upload_mu(terms, size, relation)
+            return Pending(number, charged, mu, marginal, grid_delta(self.plan, terms, size))
+        return Pending(
+            number,
+            charged,
+            tuple(self._planned_mu(np.array(charged, dtype=np.int64)).tolist()),
+            CarriedAccount(self.schedule, relation=relation).marginal_mu(terms.round),
+            run_grid_delta(self.schedule, Promise.of(self.plan)),
+        )
 
     def _charge(self, pending: Pending) -> None:
         self.charges.append((pending.members, pending.joint, pending.marginal))
@@ -198,14 +218,15 @@ class Account:
             return 1.0
         return participants / survivors if survivors else 0.0
 
-    def enter(
-        self, current: Round, outcome: Outcome, members: dict[int, Member], mu: float | None
-    ) -> RoundReport:
-        """Charge a round, at `mu` each, to everyone who may have answered it, whether the answer arrived or not."""
+    def skip(self, number: int, why: str) -> None:
+        """Note that round `number`, counted from 0, did not take place."""
+        self.rounds.append(RoundReport.skip(number, why))
+
+    def enter(self, current: SessionRound, outcome: Outcome) -> RoundReport:
+        """Charge a round to everyone who may have answered it, whether the answer arrived or not."""
         terms, size = current.agreed.terms, len(current.nodes)
-        pending = self.pending(current, members, mu)
+        pending = self.pending(current)
         self._charge(pending)
-        self.extra_variance = outcome.extra_variance
         variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
         scale, most = self.scale(size, len(outcome.survivors)), float(np.max(pending.joint, initial=0.0))
         report = RoundReport(
@@ -243,27 +264,23 @@ class Account:
         rounds = [asdict(one) for one in self.rounds]
         return values | {"rounds": rounds, "clear_metrics": sorted(self.clear_metrics)}
 
-    @classmethod
-    def restored(cls, plan: Plan, values: dict[str, Any], schedule: Schedule | None) -> Self:
-        """What `saved` gave."""
-        return cls(
-            plan,
-            [(tuple(members), _joint(joint), marginal) for members, joint, marginal in values["charges"]],
-            [RoundReport(**one | {"problems": tuple(one["problems"])}) for one in values["rounds"]],
-            values["evaluations"],
-            set(values["clear_metrics"]),
-            values["grid_delta"],
-            values["resumed"],
-            weights=values.get("weights", []),
-            schedule=schedule,
-        )
+    def restore(self, values: dict[str, Any]) -> None:
+        """Go on from what `saved` gave."""
+        self.charges = [
+            (tuple(members), _joint(joint), marginal) for members, joint, marginal in values["charges"]
+        ]
+        self.rounds = [RoundReport(**one | {"problems": tuple(one["problems"])}) for one in values["rounds"]]
+        self.clear_metrics = set(values["clear_metrics"])
+        self.evaluations, self.resumed = values["evaluations"], values["resumed"]
+        self.grid_delta, self.weights = values["grid_delta"], values["weights"]
 
-    def with_room(self, nodes: list[int], members: dict[int, Member]) -> list[int]:
-        """Those of these nodes whose budget, by the plan, leaves them another round."""
+    def with_room(self, nodes: Iterable[int]) -> list[int]:
+        """Those of these nodes, all of which joined, whose budget, by the plan, leaves them another round."""
+        nodes = list(nodes)
         if not self.plan.calibrated:
             return nodes
-        numbers = np.array([members[node].number for node in nodes], dtype=np.int64)
-        room = self._ledger(len(members)).room(numbers, self._planned_mu(numbers))
+        numbers = np.array([self.members.by_node[node].number for node in nodes], dtype=np.int64)
+        room = self._ledger(len(self.members.by_node)).room(numbers, self._planned_mu(numbers))
         return [node for node, has_room in zip(nodes, room.tolist(), strict=True) if has_room]
 
     def _planned_mu(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -271,22 +288,23 @@ class Account:
         history = [np.array(charged, dtype=np.int64) for charged, _, _ in self.charges]
         return self.plan.kind.planned_mu(self.plan, numbers, len(history), history)
 
-    def statement(self, session: Session) -> Statement:
+    @property
+    def statement(self) -> Statement:
         """The guarantee of the run, with what happened in it."""
         return make_statement(
             self.plan,
-            self._ledger(max(1, len(session.members))),
-            notes=self._caveats(session),
+            self._ledger(max(1, len(self.members.by_node))),
+            notes=self._caveats(),
             noise_from="clients",
         )
 
-    def to_json(self, session: Session) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Statement, rounds, members and those who were left out, as `report.json` holds them."""
         return {
-            "statement": self.statement(session).to_json(),
+            "statement": self.statement.to_json(),
             "rounds": [asdict(one) for one in self.rounds],
-            "left_out": {str(node): why for node, why in session.left_out.items()},
-            "members": {str(node): one.identity.hex() for node, one in session.members.items()},
+            "left_out": {str(node): why for node, why in self.members.left_out.items()},
+            "members": {str(node): one.identity.hex() for node, one in self.members.by_node.items()},
         }
 
     def _carried_caveats(self) -> list[str]:
@@ -326,7 +344,7 @@ class Account:
         ledger.budget = self.plan.budget(clients) if self.plan.calibrated else None
         return ledger
 
-    def _caveats(self, session: Session) -> tuple[str, ...]:
+    def _caveats(self) -> tuple[str, ...]:
         caveats = []
         if self.charges and self.plan.calibrated:
             caveats.append(
@@ -334,7 +352,7 @@ class Account:
                 f"{self.grid_delta:.2g} of delta, which is part of it; the claim is "
                 "computational, as are the keys behind it."
             )
-        if not session.proposal.tracker:
+        if not self.proposal.tracker:
             placed = ": colluders are counted as if they were placed after it was drawn."
             caveats.append(
                 "The server holds the beacon itself (no tracker), so it could have chosen the graph"
@@ -344,14 +362,14 @@ class Account:
                     else ", which would matter only if clients colluded with it."
                 )
             )
-        caveats += _taken_on_trust(session)
+        caveats += _taken_on_trust(self.members)
         if lost := sum(len(one.lost) for one in self.rounds):
             noisy = sum(not one.exact for one in self.rounds)
             caveats.append(
                 f"Uploads lost or declined: {lost}; rounds in which noise was left uncancelled: {noisy}. Every round "
                 "is charged as if the server had lied about it."
             )
-        caveats += [f"Node {node} was left out: {why}." for node, why in session.left_out.items()]
+        caveats += [f"Node {node} was left out: {why}." for node, why in self.members.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
         caveats += self._carried_caveats()
@@ -360,16 +378,16 @@ class Account:
                 f"Times that the server ended and the run went on: {self.resumed}. A round that was under way then is "
                 "charged, and not in the model."
             )
-        if BELOW_CLIP in session.proposal.metrics.names:
+        if BELOW_CLIP in self.proposal.metrics.names:
             caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
-        if (weight := session.proposal.metrics.weight) is not None:
+        if (weight := self.proposal.metrics.weight) is not None:
             mean = f" ({self.weights[-1]:.2g} in the last round)" if self.weights else ""
             caveats.append(
                 f"Updates were weighted by {weight[0].removeprefix(WEIGHT)!r}, up to {weight[1]:g}. Weights are "
                 "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
                 f"participants and by their noisy mean weight{mean}."
             )
-        if inside := [name for name in session.proposal.metrics.names if not name.startswith(_OWN)]:
+        if inside := [name for name in self.proposal.metrics.names if not name.startswith(_OWN)]:
             names = ", ".join(inside)
             caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
         if self.evaluations:
@@ -384,11 +402,11 @@ def _joint(saved: float | list[float]) -> float | tuple[float, ...]:
     return tuple(saved) if isinstance(saved, list) else saved
 
 
-def _taken_on_trust(session: Session) -> list[str]:
+def _taken_on_trust(members: Members) -> list[str]:
     """What the clients did not pin, in a sentence; none where everyone pinned everything."""
-    size = len(session.members)
+    size = len(members.by_node)
     trusting = Counter(
-        name for member in session.members.values() for name in _TRUSTED if name not in member.pinned
+        name for member in members.by_node.values() for name in _TRUSTED if name not in member.pinned
     )
     if not trusting:
         return []

@@ -20,10 +20,10 @@ import numpy as np
 
 from niss.accounting import RELATIONS, Plan, carried_plan
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.flower.proposal import Proposal
 from niss.mechanism import gdp_mu
 from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
 from niss.protocol.wire import VERSION as WIRE_VERSION
+from niss.session.proposal import Proposal
 from niss.version import which_to_upgrade
 
 MOST_ROUNDS = 100_000

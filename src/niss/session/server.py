@@ -1,0 +1,551 @@
+"""The server's half of a run: who joined, the round under way, what became of everyone.
+
+It sends nothing itself: requests come out, replies go in (`niss.session.requests.drive`). A round goes through stages:
+
+    begin     enrol: whoever is new, or has no key left, is asked to join
+    take      enrol -> round: the round is opened, and saved before anyone is told; nobody to open it for: done
+    take      round -> reveal, mode `repair`: the committee reveals what takes the noise of the lost out
+    take      reveal -> late, noise carried over: the committee of the round before is asked once more
+    finish    the sum, and what is left in it; everyone who may have answered is charged
+
+The checks are those of `niss.protocol.server`; here a node that breaks the rules becomes a reason in words. Keys are
+handed out, and the beacon is held, by a coordinator.
+
+A server that was killed goes on with the same run from what `save` was given last. A transport may know the nodes by
+other ids then, so everyone enrols once more under the same proposal, and members are known again by their identity.
+
+**Nothing is charged twice.** A client answers no attempt of a round a second time, and pays before it answers. So a
+round that was open when the server died is given up and charged, as those asked may have paid for it, and the run goes
+on with the next. A round that nobody was asked about is begun anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niss.accounting import Assessor, Plan, Promise, make_schedule, make_terms, propose_round
+from niss.errors import ConfigError, NissError, PrivacyError, ProtocolError, RemoteProtocolError
+from niss.mechanism.adaptive import AdaptiveClip
+from niss.protocol import (
+    Beacon,
+    Coalition,
+    Entropy,
+    Identity,
+    Message,
+    Participant,
+    Prekey,
+    Refusal,
+    Reveal,
+    RoundOpen,
+    Schedule,
+    Server,
+    Terms,
+    Upload,
+    agree,
+    decode,
+    encode,
+)
+from niss.protocol.messages import Cohorts
+from niss.redaction import printable
+from niss.session.books import Books, Pending, RoundReport, SessionRound
+from niss.session.coordinator import Coordinator
+from niss.session.members import Member, Members
+from niss.session.metrics import NO_METRICS, NoisyMetrics, next_clip
+from niss.session.proposal import (
+    ENROLMENT_PREFIX,
+    RUN_BYTES,
+    Enrolment,
+    Proposal,
+    read_proposal,
+    require_same,
+)
+from niss.session.requests import Reply, Request, Stage, check_refusal, in_words
+from niss.session.turns import CarriedRounds
+
+# Each upload brings a fresh key; the others are for rounds whose upload is lost.
+PREKEYS = 4
+LIED = "what it revealed in the repair, or committed to, is proven false"
+_KILLED = "the server ended while it was open; it is charged to those who were asked"
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run is started with.
+
+    plan          what the clients are promised
+    rounds        how many rounds the beacon chain is made for
+    participants  fewest participants of a round
+    mode          how dropouts are handled
+    coordinates   of the model; needed beforehand only where noise is carried from round to round
+    metrics       what travels inside the uploads beside the updates
+    adaptive      how the clip moves; None: it is always the plan's
+    coalition     the identities that may join; None: anyone
+    grid_bits     of the grid that uploads lie on; None: chosen for the noise
+    modulus_bits  of an uploaded number; None: 32 where the sums fit, which halves the uploads, else 64
+    """
+
+    plan: Plan
+    rounds: int
+    participants: int
+    mode: str = "tolerate"
+    coordinates: int = 0
+    metrics: NoisyMetrics = NO_METRICS
+    adaptive: AdaptiveClip | None = None
+    coalition: Coalition | None = None
+    grid_bits: int | None = None
+    modulus_bits: int | None = None
+
+    def terms(self, people: tuple[Participant, ...], coordinates: int, clip: float, run: bytes) -> Terms:
+        """The terms of a round; its number and attempt are yet to be filled in."""
+
+        def on_grid_of(bits: int) -> Terms:
+            return make_terms(
+                replace(self.plan, clip=clip),
+                participants=len(people),
+                coordinates=coordinates,
+                run=run,
+                number=0,
+                mode=self.mode,
+                grid_bits=self.grid_bits,
+                modulus_bits=bits,
+            )
+
+        # The graph does not matter for the size of the sum, so any beacon will do.
+        terms = on_grid_of(self.modulus_bits or 32)
+        if self.modulus_bits is not None or _fits(RoundOpen(terms, people, Beacon(1, bytes(32), b""))):
+            return terms
+        return replace(terms, modulus_bits=64)
+
+    def schedule(self) -> Schedule | None:
+        """What a run that carries noise from round to round commits to; None where nothing is carried."""
+        if not self.plan.kind.carries:
+            return None
+        schedule = make_schedule(
+            self.plan,
+            participants=self.participants,
+            coordinates=self.coordinates + len(self.metrics),
+            mode=self.mode,
+            grid_bits=self.grid_bits,
+            modulus_bits=self.modulus_bits or 32,
+        )
+        if self.modulus_bits is not None:
+            return schedule
+        # Who they are does not matter for the size of the sum.
+        people = tuple(
+            Participant(number.to_bytes(32, "big"), Prekey(0, bytes(32), b""))
+            for number in range(self.participants)
+        )
+        opened = RoundOpen(
+            schedule.terms(b"run", 0), people, Beacon(1, bytes(32), b""), cohorts=Cohorts(people, None)
+        )
+        return schedule if _fits(opened) else replace(schedule, modulus_bits=64)
+
+
+def _fits(opened: RoundOpen) -> bool:
+    """Whether the sum of a round cannot wrap on its grid."""
+    try:
+        agree(opened).check_fits()
+    except ConfigError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A round that is to be opened: the arguments of `Session.begin`."""
+
+    number: int
+    nodes: tuple[int, ...]
+    connected: frozenset[int]
+    coordinates: int
+    following: tuple[int, ...] | None
+
+
+class Session:
+    """A run from its first enrolment to its last round.
+
+    stage     of the round
+    proposal  of the run, as it was signed
+    members   who joined, and who is left out
+    books     what was charged, and what happened
+    round     the one that was opened last in this process, once it is over with its outcome
+    refused   why the round that was begun last could not be opened; None: it was
+    clip      of the next round
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        identity: Identity,
+        coordinator: Coordinator,
+        save: Callable[[Mapping[str, Any]], None] | None = None,
+        saved: dict[str, Any] | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        """Start a run and sign its proposal, or go on with one that a server before this one started.
+
+        identity     the server's
+        coordinator  hands out keys and holds the beacon
+        save         keeps what `to_json` gives, durably, before anyone is told of what is in it; secret
+        saved        what `save` was given last of the run to go on with; `ConfigError` where it was started with other
+                     settings
+        """
+        plan = setup.plan
+        self._setup, self._server, self._coordinator = setup, Server(identity), coordinator
+        self._port = save
+        self.clip = plan.clip if setup.adaptive is None else setup.adaptive.start
+        if saved is None:
+            run = entropy(RUN_BYTES)
+            anchor = coordinator.start_run(run, setup.rounds)
+        else:
+            before = read_proposal(bytes.fromhex(saved["proposal"]))
+            run = before.run
+            anchor = coordinator.resume_run(run, setup.rounds, saved["coordinator"])
+        self.proposal = Proposal(
+            run=run,
+            server=identity.public,
+            holder=coordinator.holder,
+            anchor=anchor,
+            plan=plan,
+            mode=setup.mode,
+            participants=setup.participants,
+            prekeys=PREKEYS,
+            tracker=coordinator.address,
+            metrics=setup.metrics,
+            schedule=setup.schedule(),
+        )
+        self._proposed = self.proposal.signed(identity)
+        self.members = Members(saved)
+        assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
+        self.books = Books(self.proposal, self.members, assess)
+        self.stage = Stage.DONE
+        self.round: SessionRound | None = None
+        self.refused: NissError | None = None
+        self._begun: _Begun | None = None
+        self._asked: dict[int, Request] = {}
+        self._terms: dict[tuple[int, int, float], Terms] = {}
+        self._carried: CarriedRounds | None = None
+        if (schedule := self.proposal.schedule) is not None:
+            known = None if saved is None else saved["carried"]
+            self._carried = CarriedRounds(plan, schedule, run, coordinator, known)
+        if saved is not None:
+            require_same(before, self.proposal)
+            self._restore(saved)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as JSON: for a server that goes on with it. Secret, as it has the chain's seed.
+
+        One-time keys in stock are left out: clients hand over new ones when they enrol again.
+        """
+        pending = None if self.stage in (Stage.ENROL, Stage.DONE) else self.books.pending(self._current)
+        return {
+            "proposal": self._proposed.hex(),
+            "coordinator": self._coordinator.secrets(),
+            **self.members.to_json(),
+            "clip": self.clip,
+            "books": self.books.saved(),
+            "pending": None if pending is None else asdict(pending),
+            "carried": None if self._carried is None else self._carried.to_json(),
+        }
+
+    def _save(self) -> None:
+        if self._port is not None:
+            self._port(self.to_json())
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.clip = saved["clip"]
+        self.books.restore(saved["books"])
+        self.books.resumed += 1
+        if saved["pending"] is not None:
+            self.books.lose(Pending.from_json(saved["pending"]), _KILLED)
+
+    def begin(
+        self,
+        number: int,
+        nodes: Iterable[int],
+        *,
+        connected: Collection[int] = (),
+        coordinates: int = 0,
+        clip: float | None = None,
+        following: Sequence[int] | None = None,
+    ) -> None:
+        """Begin round `number`, counted from 0.
+
+        nodes        who is to take part, seat by seat; where noise is carried over, who may be chosen
+        connected    all who are there: they are asked to join at first. Where noise is carried over, no others are
+                     asked to take part
+        coordinates  of the model
+        clip         of the round; None: as `adaptive` has it, or the plan's
+        following    where noise is carried over and somebody else than this session says whose turn it is: who takes
+                     part in the next round; `nodes` are those of this one
+        """
+        self._begun = _Begun(
+            number,
+            tuple(nodes),
+            frozenset(connected),
+            coordinates + len(self.proposal.metrics),
+            None if following is None else tuple(following),
+        )
+        self.clip = self.clip if clip is None else clip
+        self.members.ask_again()
+        everyone = dict.fromkeys((*self._begun.nodes, *(following or ())))
+        if not self.members.gathered:
+            everyone |= dict.fromkeys(connected)
+        self.refused = None
+        self._ask(
+            Stage.ENROL,
+            {
+                node: self._proposed
+                for node in everyone
+                if node not in self.members.left_out and not self._is_ready(node)
+            },
+        )
+
+    def requests(self) -> dict[int, Request]:
+        """By node, what is to be asked in this stage."""
+        return dict(self._asked)
+
+    def take(self, replies: dict[int, Reply | str]) -> None:
+        """The replies of this stage, or why there are none; they are taken out of the mapping as they are read.
+
+        What is forged, damaged, declined or missing is at most its node's loss, and noted.
+        """
+        stage = self.stage
+        if stage is Stage.ENROL:
+            for node in list(replies):
+                self._admit(node, replies.pop(node))
+            self._try_to_open()
+        elif stage is Stage.ROUND:
+            self._take_uploads(replies)
+        elif stage is not Stage.DONE:
+            self._hear(replies, self._current.unhelpful)
+            if stage is Stage.REVEAL and self._carried is not None:
+                late = self._carried.late_requests(self._server)
+                self._ask(Stage.LATE, {node: encode(request) for node, request in late.items()})
+            else:
+                self._ask(Stage.DONE, {})
+
+    def willing(self, nodes: Iterable[int]) -> list[int]:
+        """Those of these nodes that could take part if they were drawn; new ones count."""
+        nodes = list(nodes)
+        known = [node for node in nodes if node in self.members.by_node]
+        spent = set(known) - set(self.books.with_room(known))
+        return [node for node in self.members.may_be_asked(nodes) if node not in spent]
+
+    def skip(self, number: int, why: str) -> None:
+        """Note that round `number`, counted from 0, does not take place."""
+        self.books.skip(number, why)
+        self._begun = None
+        self._ask(Stage.DONE, {})
+
+    def finish(self) -> tuple[FloatArray | None, RoundReport]:
+        """End the round: the sum, with weights 1 / participants, and what happened; None where nothing was summed.
+
+        Whoever is proven to have lied in the repair is left out from here on.
+        """
+        current = self._current
+        outcome = current.outcome = self._server.finish()
+        if self._setup.adaptive is not None:
+            self.clip = next_clip(self._setup.adaptive, self.proposal.metrics, current.agreed, outcome)
+        if self._carried is not None:
+            self._carried.finished(outcome.survivors, current.nodes, current.unhelpful)
+        for node in (current.nodes[seat] for seat in outcome.liars):
+            current.unhelpful[node] = LIED
+            self.members.leave_out(node, LIED)
+        self._begun = None
+        self._ask(Stage.DONE, {})
+        return outcome.total if outcome.survivors else None, self.books.enter(current, outcome)
+
+    def mean(self, total: FloatArray, report: RoundReport) -> tuple[FloatArray, dict[str, float]]:
+        """Of the sum of a round: the mean of the updates, over those who are in it, and by name the hidden metrics.
+
+        Where noise is carried over the mean of the updates stays the sum, with the weight of one participant for each:
+        every round has to enter the model with the same factor.
+        """
+        books, metrics, weight = self.books, self.proposal.metrics, report.participants / report.survivors
+        mean = total * books.scale(report.participants, report.survivors)
+        size, clip = total.size - len(metrics), report.clip or 0.0
+        means = metrics.means(total[size:] * weight, clip, books.noise_of_round() * weight)
+        mean[:size] /= books.weigh(metrics.mean_weight(mean[size:], clip))
+        return mean[:size], means
+
+    def _admit(self, node: int, reply: Reply | str) -> None:
+        """Take an enrolment; a node whose keys are not in order, or that declines twice, is left out of the run."""
+        if isinstance(reply, str):
+            self.members.failed(node, reply)
+            return
+        try:
+            message = None if reply.body.startswith(ENROLMENT_PREFIX) else decode(reply.body)
+            if isinstance(message, Refusal):
+                self.members.declined(node, f"declined: {message.reason}")
+                return
+            enrolment = Enrolment.from_bytes(reply.body)
+            enrolment.check(self.proposal)
+            if self._setup.coalition is not None:
+                self._setup.coalition.require(enrolment.identity)
+            self.members.admit(node, enrolment.identity, enrolment.pinned, reply.step)
+        except Exception as error:
+            # Whatever a node sends may end its own part in the run, never the run.
+            self.members.leave_out(node, in_words(error))
+            return
+        self._coordinator.enrolled(enrolment.identity, enrolment.prekeys)
+
+    def _try_to_open(self) -> None:
+        """Open the round, and save it before anyone is told; where that cannot be, the round is skipped.
+
+        Too few nodes, unlucky graphs, or a tracker that is away: the next round may do better.
+        """
+        begun = self._begun
+        assert begun is not None
+        ready = [node for node in self.members.seatable(begun.nodes) if self._is_ready(node)]
+        nodes = self.books.with_room(ready)
+        try:
+            opened, node_of = (self._open if self._carried is None else self._open_carried)(begun, nodes)
+        except (ProtocolError, PrivacyError) as error:
+            self.refused, spent = error, len(ready) - len(nodes)
+            why = getattr(error, "detail", error.message)
+            why += f"; {spent} have spent what the plan allows" if spent else ""
+            self.skip(
+                begun.number, f"{why}; {error.hint}" if self._carried is not None and error.hint else why
+            )
+            return
+        by_seat = tuple(node_of[participant.identity] for participant in opened.participants)
+        self.round = current = SessionRound(begun.number, agree(opened), by_seat)
+        body = encode(opened)
+        self._ask(Stage.ROUND, dict.fromkeys(by_seat, body))
+        if self._carried is not None and begun.connected:
+            for node in by_seat:
+                if node not in begun.connected or node in self.members.left_out:
+                    current.lost[node] = self.members.left_out.get(node, "it is not connected")
+                    del self._asked[node]
+        self._save()
+
+    def _open(self, begun: _Begun, nodes: list[int]) -> tuple[RoundOpen, dict[bytes, int]]:
+        """A round that stands alone, on the first graph that keeps the promise; nobody has been asked anything yet."""
+        proposal, coordinator, number = self.proposal, self._coordinator, begun.number
+        if len(nodes) < proposal.participants:
+            raise ProtocolError(
+                f"{len(nodes)} nodes could take part, at least {proposal.participants} are needed"
+            )
+        node_of = {self.members.by_node[node].identity: node for node in nodes}
+        proposed, _ = propose_round(
+            proposal.plan,
+            number,
+            seat=lambda attempt: coordinator.seat(number, attempt, tuple(node_of), proposal.participants),
+            terms=lambda people: self._terms_for(people, begun.coordinates),
+            release=lambda attempt, commitment: coordinator.release(number, attempt, commitment),
+            assess=self.books.assess,
+            allowed=proposal.round_mu,
+        )
+        return self._server.open_round(proposed.terms, proposed.participants, proposed.beacon), node_of
+
+    def _open_carried(self, begun: _Begun, nodes: list[int]) -> tuple[RoundOpen, dict[bytes, int]]:
+        """The next round of a run that carries noise over, for those whose turn it is, there or not."""
+        assert self._carried is not None
+        members = self.members.by_node
+        ready = (member for member in members.values() if self._coordinator.ready(member.identity))
+        opened = self._carried.open(
+            self._server,
+            {member.number: member.identity for member in ready},
+            [members[node].number for node in nodes],
+            self._save,
+            None if begun.following is None else [members[node].number for node in begun.following],
+        )
+        return opened, {member.identity: node for node, member in members.items()}
+
+    def _terms_for(self, people: tuple[Participant, ...], coordinates: int) -> Terms:
+        """They depend on the number of participants and the clip alone, so they are made once for each."""
+        key = len(people), coordinates, self.clip
+        if key not in self._terms:
+            self._terms[key] = self._setup.terms(people, coordinates, self.clip, self.proposal.run)
+        return self._terms[key]
+
+    def _take_uploads(self, replies: dict[int, Reply | str]) -> None:
+        """End the uploads. Those who declined are asked again in a later round, see `niss.session.members`.
+
+        Nobody is asked to repair where more are lost than was agreed on: every member would have to decline.
+        """
+        current = self._current
+        self._hear(replies, current.lost)
+        seat_of = {node: seat for seat, node in enumerate(current.nodes)}
+        self.members.judge(
+            current.refused,
+            (node for node in current.nodes if node not in current.lost),
+            lambda node: [current.nodes[seat] for seat in current.agreed.neighbours(seat_of[node])],
+        )
+        if self._setup.mode != "repair":
+            self._ask(Stage.DONE, {})
+            return
+        asked = self._server.request_reveals()
+        survivors = next((len(request.survivors) for request in asked.values()), 0)
+        if len(current.nodes) - survivors > current.agreed.terms.dropped:
+            asked = {}
+        self._ask(Stage.REVEAL, {current.nodes[seat]: encode(request) for seat, request in asked.items()})
+
+    def _hear(self, replies: dict[int, Reply | str], problems: dict[int, str]) -> None:
+        """Give the protocol's server what clients said, and note why others' is missing."""
+        for node in list(replies):
+            reply = replies.pop(node)
+            if isinstance(reply, str):
+                problems[node] = reply
+                continue
+            member = self.members.by_node[node]
+            try:
+                message = decode(reply.body)
+                if isinstance(message, Refusal):
+                    self._hear_refusal(member, message, problems)
+                    continue
+                self._hand_over(message)
+            except Exception as error:
+                problems[node] = in_words(error)
+                continue
+            member.step = max(member.step, reply.step)
+            if isinstance(message, Upload):
+                self._current.bytes_uploaded += len(reply.body)
+                self._coordinator.replenish(member.identity, message.fresh_prekeys)
+
+    def _hear_refusal(self, member: Member, refusal: Refusal, problems: dict[int, str]) -> None:
+        """Note that a client declined, under its signature; what follows is decided for all of them together."""
+        check_refusal(refusal, member.identity)
+        reason = problems[member.node] = printable(f"declined: {refusal.reason}")
+        if self.stage is Stage.ROUND:
+            self._current.refused[member.node] = reason
+        else:
+            self.members.declined(member.node, reason)
+
+    def _hand_over(self, message: Message) -> None:
+        """Give a client's message to the protocol's server, which checks it."""
+        if isinstance(message, Upload):
+            self._server.take_upload(message)
+        elif isinstance(message, Reveal):
+            own = message.context == self._current.agreed.digest
+            (self._server.take_reveal if own else self._server.take_carried_reveal)(message)
+        else:
+            raise RemoteProtocolError(f"a client does not send a {type(message).__name__}")
+
+    def _ask(self, stage: Stage, bodies: Mapping[int, bytes]) -> None:
+        """Go over to a stage, in which these nodes are asked."""
+        self.stage, self._asked = stage, {}
+        for node, body in bodies.items():
+            member = self.members.by_node.get(node)
+            after = 0 if member is None else member.step
+            self._asked[node] = Request(stage, body, after, self.proposal.run)
+
+    @property
+    def _current(self) -> SessionRound:
+        if self.round is None or self._begun is None:
+            raise ConfigError("no round has been begun", field="session")
+        return self.round
+
+    def _is_ready(self, node: int) -> bool:
+        member = self.members.by_node.get(node)
+        return member is not None and self._coordinator.ready(member.identity)
