@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from niss.tracker.auth import TrackerSettings
 from niss.tracker.store import Store, open_store
-from tracker.harness import REDIS_MISSING, RedisProcess, redis_server
+from niss.tracker.store_sqlite import SqliteStore
+from tracker.harness import REDIS_MISSING, RedisProcess, Scene, redis_server
 
 OpenStore = Callable[[], Store]
 
@@ -46,6 +48,26 @@ def open_again(store_url: str) -> Iterator[OpenStore]:
     yield again
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def make_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    """Makes a tracker in this process, with the settings it is given, on an SQLite file."""
+    made: list[Scene] = []
+
+    def make(**given: object) -> Scene:
+        path = tmp_path / f"scene-{len(made)}.db"
+        made.append(Scene(lambda: SqliteStore(path, durable=False), **given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.store.close()
+
+
+@pytest.fixture
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    return make_scene(settings=TrackerSettings(address_rate=0))
 
 
 @pytest.fixture

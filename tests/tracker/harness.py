@@ -1,4 +1,4 @@
-"""Identities with prekeys, and real tracker and Redis processes for the tests of this folder."""
+"""Identities with prekeys, a tracker in this process, and real tracker and Redis processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore, SignedPrekey
+from niss.protocol.messages import Beacon, Terms
 from niss.tracker.auth import sign_request
+from niss.tracker.rounds import RoundView
+from niss.tracker.service import Tracker
+from niss.tracker.store import Attempt, Release, SeatRequest, Store
 from support.protocol_round import seeded_entropy
 
 REDIS_MISSING = "the Redis store is not tested: apt-get install redis-server, pip install redis"
@@ -54,10 +60,80 @@ def members(count: int, label: str = "member") -> list[Member]:
     return [member(number, label) for number in range(count)]
 
 
+SERVER = member(0, "server")
+TRACKER = Identity.generate(seeded_entropy("tracker"))
+RUN = b"run"
+START = 1_800_000_000.0
+
+
+def terms(
+    number: int = 0, attempt: int = 0, neighbours: float = 4.0, *, run: bytes = RUN, **changes: Any
+) -> Terms:
+    """Of an attempt in which everything is right."""
+    usual: dict[str, Any] = {
+        "mode": "tolerate",
+        "coordinates": 8,
+        "grid_bits": 16,
+        "modulus_bits": 32,
+        "clip": 1.0,
+        "unit_variance": 0.1,
+        "residual_variance": 0.1,
+        "self_variance": 0.0,
+        "revealed": 0,
+        "dropped": 0,
+        "committee": 0,
+        "threshold": 0,
+    }
+    return Terms(run=run, round=number, attempt=attempt, neighbours=neighbours, **(usual | changes))
+
+
+class Scene:
+    """A tracker in this process, whose clock stands still unless a test moves `now`, and its server.
+
+    open_store   opens its store, once more after a crash
+    given        settings of the tracker
+    """
+
+    def __init__(self, open_store: Callable[[], Store], **given: Any) -> None:
+        self.now, self._open, self._given = START, open_store, given
+        self.open()
+
+    def open(self) -> None:
+        """Start, or start again after a crash: from the store and the identity alone."""
+        self.store = self._open()
+        self.tracker = Tracker(
+            self.store,
+            TRACKER,
+            server=SERVER.public,
+            clock=lambda: self.now,
+            monotonic=lambda: self.now,
+            **self._given,
+        )
+        self.rounds, self.members = self.tracker.rounds, self.tracker.members
+
+    def crash(self) -> None:
+        self.store.close()
+        self.open()
+
+    def enrol(self, many: Sequence[Member], prekeys: int = 4) -> None:
+        for one in many:
+            self.members.register(one.public, one.batch(prekeys), None)
+
+    def seat(self, many: Sequence[Member], number: int = 0, attempt: int = 0, **more: Any) -> RoundView:
+        request = SeatRequest(tuple(one.public for one in many), **more)
+        return self.rounds.seat(SERVER.public, Attempt(RUN, number, attempt), request)
+
+    def let_out(
+        self, commitment: bytes, number: int = 0, attempt: int = 0, *, neighbours: float | None = None
+    ) -> Beacon:
+        wanted = Release(commitment, neighbours)
+        return self.rounds.beacon(SERVER.public, Attempt(RUN, number, attempt), wanted)
+
+
 def ask_app(
     app: Any, method: str, path: str, /, *, body: bytes = b"", by: Member | None = None, **changes: Any
 ) -> tuple[int, Any]:
-    """Status and JSON of one request through the whole application, signed `by` somebody for the tracker `tracker`.
+    """Status and JSON of one request through the whole application, signed `by` somebody for `TRACKER`.
 
     changes   of what is signed: another target than is asked for, another method, time or nonce; `kind` of the body
     """
@@ -65,8 +141,14 @@ def ask_app(
     target, _, query = path.partition("?")
     headers: dict[str, str] = {}
     if by is not None:
-        signed = {"method": method, "target": path, "body": body, "nonce": os.urandom(16)}
-        headers = sign_request(by.identity, **(signed | {"time": int(time.time())} | changes))
+        signed = {
+            "tracker": TRACKER.public,
+            "method": method,
+            "target": path,
+            "body": body,
+            "time": int(START),
+        }
+        headers = sign_request(by.identity, **(signed | {"nonce": os.urandom(16)} | changes))
     scope = {
         "type": "http",
         "method": method,
@@ -195,6 +277,31 @@ def tracker_process(
             running.stop(signal.SIGKILL)
 
 
+def ask_process(
+    process: TrackerProcess, method: str, target: str, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """Status and body of one request to a tracker that runs."""
+    connection = HTTPConnection(urlsplit(process.url).netloc, timeout=60)
+    connection.request(method, target, headers=dict(headers or {}))
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def signed_headers(process: TrackerProcess, by: Member, method: str, target: str) -> dict[str, str]:
+    """The headers of a request without a body."""
+    return sign_request(
+        by.identity,
+        tracker=bytes.fromhex(process.ready["tracker"]),
+        method=method,
+        target=target,
+        body=b"",
+        time=int(time.time()),
+        nonce=os.urandom(16),
+    )
+
+
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
@@ -206,43 +313,3 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.02)
     raise AssertionError(f"nothing listens on port {port}")
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key, made for this test."""
-    import datetime
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tracker")])
-    today = datetime.datetime.now(datetime.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(today - datetime.timedelta(days=1))
-        .not_valid_after(today + datetime.timedelta(days=2))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    certificate, private = folder / "cert.pem", folder / "key.pem"
-    certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-    return certificate, private

@@ -13,16 +13,12 @@ from typing import Any
 import pytest
 
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.protocol.keys import Identity
 from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import LIST_PURPOSE, RoundView, SeatList, list_message
 from niss.tracker.service import OwnChains
 from niss.tracker.store import pack_participants
-from support.protocol_round import seeded_entropy
-from tracker.harness import free_port, member, members
+from tracker.harness import RUN, TRACKER, free_port, member, members
 
-RUN = b"run"
-TRACKER = Identity.generate(seeded_entropy("tracker"))
 ABOUT = {"tracker": TRACKER.public.hex(), "holder": TRACKER.public.hex(), "server": member(0).public.hex()}
 
 Answer = Callable[[str, str], tuple[int, dict[str, str], bytes]]

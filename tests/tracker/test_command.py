@@ -17,14 +17,12 @@ from niss.tracker.auth import TrackerSettings
 from niss.tracker.serve import Options, find_identity
 from niss.tracker.store import open_store
 from niss.tracker.store_sqlite import SqliteStore
-from tracker.harness import RedisProcess, free_port, member
+from tracker.harness import SERVER, RedisProcess, free_port, member
 
 with warnings.catch_warnings():
     # typer meets a name that the newest click deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
     from niss.cli.services import tracker_command
-
-SERVER = member(0, "server").public
 
 
 def flags(tmp_path: Path, **changes: Any) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def flags(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "host": "127.0.0.1",
         "port": 0,
         "store": f"sqlite:///{tmp_path / 'tracker.db'}",
-        "server_key": SERVER.hex(),
+        "server_key": SERVER.public.hex(),
         "identity": None,
         "tls_cert": None,
         "tls_key": None,
@@ -97,7 +95,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_an_identity_is_made_once_and_kept_beside_the_store(tmp_path: Path) -> None:
-    options = Options("127.0.0.1", 0, f"sqlite:///{tmp_path / 'tracker.db'}", SERVER)
+    options = Options("127.0.0.1", 0, f"sqlite:///{tmp_path / 'tracker.db'}", SERVER.public)
     first = find_identity(options)
     kept = tmp_path / "tracker.key"
     assert kept.stat().st_mode & 0o777 == 0o600

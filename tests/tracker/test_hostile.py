@@ -19,7 +19,7 @@ from niss.tracker.auth import RequestRefusal, TrackerSettings
 from niss.tracker.client import Connection, TrackerClient
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
-from tracker.harness import Member, free_port, member
+from tracker.harness import SERVER, Member, Scene, free_port, member
 from tracker.test_client import Stub
 
 PATIENCE = 30.0
@@ -31,21 +31,14 @@ def degenerate(one: Member, number: int) -> SignedPrekey:
     return SignedPrekey(number, bytes(32), one.identity.sign("prekey", statement))
 
 
-@pytest.fixture
-def tracker(tmp_path: Path) -> Iterator[Tracker]:
-    store = SqliteStore(tmp_path / "tracker.db", durable=False)
-    yield Tracker(store, member(0, "tracker").identity, server=member(0, "server").public)
-    store.close()
-
-
-def test_degenerate_keys_are_neither_registered_nor_deposited(tracker: Tracker) -> None:
-    one, server = member(1), member(0, "server")
+def test_degenerate_keys_are_neither_registered_nor_deposited(scene: Scene) -> None:
+    one, tracker = member(1), scene.tracker
     with pytest.raises(RequestRefusal, match="degenerate") as refused:
         tracker.members.register(one.public, (*one.batch(1), degenerate(one, 1)), None)
     assert refused.value.status == 422
     tracker.members.register(one.public, one.batch(1), None)
     with pytest.raises(RequestRefusal, match="degenerate"):
-        tracker.members.deposit(server.public, one.public, (degenerate(one, 5),))
+        tracker.members.deposit(SERVER.public, one.public, (degenerate(one, 5),))
 
 
 def in_thread(work: Any) -> Any:
@@ -58,8 +51,8 @@ def in_thread(work: Any) -> Any:
     return answers[0]
 
 
-def test_counting_does_not_wait_for_the_store(tracker: Tracker) -> None:
-    store = tracker.store
+def test_counting_does_not_wait_for_the_store(scene: Scene) -> None:
+    tracker, store = scene.tracker, scene.store
     assert isinstance(store, SqliteStore)
     one = member(1)
     tracker.members.register(one.public, one.batch(2), None)
@@ -68,8 +61,8 @@ def test_counting_does_not_wait_for_the_store(tracker: Tracker) -> None:
         in_thread(store.ping)
 
 
-def test_those_who_ask_for_metrics_share_one_count(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, now = [], [100.0]
+def test_those_who_ask_for_metrics_share_one_count(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, tracker = [], scene.tracker
     real = tracker.store.counts
 
     def count(*, now: float) -> Any:
@@ -77,11 +70,10 @@ def test_those_who_ask_for_metrics_share_one_count(tracker: Tracker, monkeypatch
         return real(now=now)
 
     monkeypatch.setattr(tracker.store, "counts", count)
-    monkeypatch.setattr(tracker, "_monotonic", lambda: now[0])
     for _ in range(50):
         tracker.gauges()
     assert len(counted) == 1
-    now[0] += 5
+    scene.now += 5
     with tracker._gauging:
         in_thread(tracker.gauges)
     assert len(counted) == 1
@@ -92,9 +84,7 @@ def test_those_who_ask_for_metrics_share_one_count(tracker: Tracker, monkeypatch
 @contextmanager
 def listening(folder: Path) -> Iterator[int]:
     """The port of a tracker that runs in a thread of this process."""
-    chosen = serve.Options(
-        "127.0.0.1", free_port(), f"sqlite:///{folder / 'a.db'}", member(0, "server").public
-    )
+    chosen = serve.Options("127.0.0.1", free_port(), f"sqlite:///{folder / 'a.db'}", SERVER.public)
     store = SqliteStore(folder / "a.db", durable=False)
     made = Tracker(store, member(0, "tracker").identity, server=chosen.server, settings=TrackerSettings())
     running = serve._Server(serve._config(chosen, made), made, chosen)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,9 +19,7 @@ from niss.tracker.app import make_app
 from niss.tracker.auth import TrackerSettings, sign_request
 from niss.tracker.gate import App, Receive, Scope, Send
 from niss.tracker.service import Tracker
-from niss.tracker.store_sqlite import SqliteStore
-from support.protocol_round import seeded_entropy
-from tracker.harness import member, members
+from tracker.harness import RUN, SERVER, START, Scene, member, members
 
 schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
 import hypothesis  # noqa: E402
@@ -36,8 +32,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
 )
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-SERVER, CLIENT = member(0, "server"), member(0)
-RUN = b"known"
+CLIENT = member(0)
 
 
 class SigningSender:
@@ -65,7 +60,7 @@ class SigningSender:
             method=scope["method"],
             target=(target + (b"?" + query if query else b"")).decode("latin-1"),
             body=body,
-            time=int(time.time()),
+            time=int(START),
             nonce=os.urandom(16),
         )
         kept = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in signed]
@@ -77,12 +72,7 @@ class SigningSender:
         await self._app(scope, again, send)
 
 
-def make_schema(path: Path, sender: str) -> Any:
-    store = SqliteStore(path / "store.db", durable=False)
-    identity = Identity.generate(seeded_entropy("tracker"))
-    tracker = Tracker(
-        store, identity, server=SERVER.public, settings=TrackerSettings(address_rate=0, identity_rate=0)
-    )
+def make_schema(tracker: Tracker, sender: str) -> Any:
     for one in members(5):
         tracker.members.register(one.public, one.batch(20), "clinics")
     tracker.rounds.start_run(SERVER.public, RUN, 20_000)
@@ -97,14 +87,13 @@ def make_schema(path: Path, sender: str) -> Any:
             path_parameters["run"] = RUN.hex()
         return path_parameters
 
-    return schema, store
+    return schema
 
 
 @pytest.fixture(params=["nobody", "a client", "the server"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    schema, store = make_schema(tmp_path, request.param)
-    yield schema
-    store.close()
+def api(request: pytest.FixtureRequest, make_scene: Callable[..., Scene]) -> Any:
+    made = make_scene(settings=TrackerSettings(address_rate=0, identity_rate=0))
+    return make_schema(made.tracker, request.param)
 
 
 def send_what_the_strategies_make(api: Any, examples: int, *, repeatable: bool) -> set[tuple[str, int]]:

@@ -1,39 +1,52 @@
-"""The tracker as it is run: a real process, real sockets, restarts, kills and TLS."""
+"""The tracker as it is run: real processes and sockets, restarts, kills, TLS; two on one store, or one for another."""
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import signal
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from niss.protocol.agreement import participants_hash, terms_hash
+from niss.local import make_certificates
+from niss.protocol.agreement import link_of, participants_hash, terms_hash, verify_beacon
 from niss.protocol.client import Client, Policy
+from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Beacon, Participant, Terms
 from niss.protocol.server import Server
-from niss.tracker.auth import sign_request
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from support.protocol_round import seeded_entropy
 from tracker.harness import (
+    REDIS_MISSING,
+    SERVER,
+    Member,
+    RedisProcess,
     TrackerProcess,
+    ask_process,
     member,
     members,
-    self_signed,
+    signed_headers,
+    terms,
     tracker_process,
 )
 
 RUN = b"process"
-SERVER = member(0, "server")
+HEARTBEAT = "/v1/clients/me/heartbeat"
+Pair = tuple[TrackerProcess, TrackerProcess]
+
+
+def register(process: TrackerProcess, many: list[Member], prekeys: int = 2) -> None:
+    for one in many:
+        with TrackerClient(process.url, one.identity) as line:
+            line.register(one.batch(prekeys))
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +64,6 @@ def running(tmp_path: Path) -> Iterator[TrackerProcess]:
 
 def commitment_to(participants: tuple[Participant, ...], agreed: Terms) -> bytes:
     return participants_hash(participants) + terms_hash(agreed)
-
-
-def terms(round_number: int, attempt: int, size: int) -> Terms:
-    return Terms(
-        run=RUN,
-        round=round_number,
-        attempt=attempt,
-        mode="tolerate",
-        coordinates=8,
-        grid_bits=16,
-        modulus_bits=32,
-        clip=1.0,
-        neighbours=float(size - 1),
-        unit_variance=0.01,
-        residual_variance=0.0,
-        self_variance=0.0,
-        revealed=0,
-        dropped=0,
-        committee=0,
-        threshold=0,
-    )
 
 
 def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProcess) -> None:
@@ -110,7 +102,7 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
     for round_number in range(3):
         seated = asking.seat(RUN, round_number, 0, [one.public for one in clients], at_least=3)
         used |= {(one.identity, one.prekey.number) for one in seated}
-        agreed = terms(round_number, 0, 3)
+        agreed = terms(round_number, 0, 2.0, run=RUN, unit_variance=0.01, residual_variance=0.0)
         beacon = asking.beacon(
             RUN, round_number, 0, commitment_to(seated, agreed), neighbours=agreed.neighbours
         )
@@ -139,48 +131,21 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
     asking.close()
 
 
-def raw(
-    process: TrackerProcess, method: str, target: str, headers: dict[str, str], body: bytes = b""
-) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection(urlsplit(process.url).netloc, timeout=30)
-    connection.request(method, target, body=body or None, headers=headers)
-    response = connection.getresponse()
-    content = response.read()
-    connection.close()
-    return response.status, json.loads(content) if content else {}
-
-
-def heartbeat_headers(process: TrackerProcess, by: Identity) -> dict[str, str]:
-    return sign_request(
-        by,
-        tracker=bytes.fromhex(process.ready["tracker"]),
-        method="POST",
-        target="/v1/clients/me/heartbeat",
-        body=b"",
-        time=int(time.time()),
-        nonce=os.urandom(16),
-    )
-
-
 def test_a_copied_request_is_refused_also_after_a_restart(shared: TrackerProcess) -> None:
     one = member(1, "copied")
-    with TrackerClient(shared.url, one.identity) as line:
-        line.register(one.batch(2))
-    headers = heartbeat_headers(shared, one.identity)
-    target = "/v1/clients/me/heartbeat"
-    assert raw(shared, "POST", target, headers)[0] == 200
+    register(shared, [one])
+    headers = signed_headers(shared, one, "POST", HEARTBEAT)
+    assert ask_process(shared, "POST", HEARTBEAT, headers)[0] == 200
     for number in (signal.SIGTERM, signal.SIGKILL):
-        status, body = raw(shared, "POST", target, headers)
-        assert (status, body["error"]["field"]) == (401, "niss-nonce")  # type: ignore[index]
+        status, body = ask_process(shared, "POST", HEARTBEAT, headers)
+        assert (status, json.loads(body)["error"]["field"]) == (401, "niss-nonce")
         shared.restart(number)
-    assert raw(shared, "POST", target, headers)[0] == 401
+    assert ask_process(shared, "POST", HEARTBEAT, headers)[0] == 401
 
 
 def test_links_are_not_let_out_twice_across_restarts(shared: TrackerProcess) -> None:
     run, many = b"links_are_not_l", members(2, "links")
-    for one in many:
-        with TrackerClient(shared.url, one.identity) as line:
-            line.register(one.batch(3))
+    register(shared, many, 3)
     with TrackerClient(shared.url, SERVER.identity) as asking:
         anchor = asking.start_run(run, 10)
 
@@ -202,12 +167,12 @@ def test_links_are_not_let_out_twice_across_restarts(shared: TrackerProcess) -> 
 def test_a_request_under_way_is_answered_before_the_tracker_ends(running: TrackerProcess) -> None:
     """The signal comes while the body of a request is still on its way."""
     place = urlsplit(running.url)
-    headers = heartbeat_headers(running, member(1).identity)
+    headers = signed_headers(running, member(1), "POST", HEARTBEAT)
     with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
-        lines = ["POST /v1/clients/me/heartbeat HTTP/1.1", "host: x", "content-length: 2"]
+        lines = [f"POST {HEARTBEAT} HTTP/1.1", "host: x", "content-length: 2"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n{").encode())
-        raw(running, "GET", "/healthz", {})  # By now the tracker has read the first half.
+        ask_process(running, "GET", "/healthz")  # By now the tracker has read the first half.
         running.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + 30
         while not any(entry["event"] == "Shutting down" for entry in running.entries()):
@@ -221,11 +186,11 @@ def test_a_request_under_way_is_answered_before_the_tracker_ends(running: Tracke
 
 
 def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path)
-    flags = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    made = make_certificates(tmp_path, datetime.now(UTC))
+    flags = ("--tls-cert", str(made.certificate), "--tls-key", str(made.key))
     with tracker_process(tmp_path, SERVER.public, *flags) as process:
         assert process.url.startswith("https://")
-        with TrackerClient(process.url, SERVER.identity, ca=certificate) as line:
+        with TrackerClient(process.url, SERVER.identity, ca=made.authority) as line:
             line.start_run(RUN, 2)
         with (
             TrackerClient(process.url, SERVER.identity, retries=0) as line,
@@ -245,11 +210,10 @@ def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
 
 def test_limits_of_size_and_rate(tmp_path: Path) -> None:
     with tracker_process(tmp_path, SERVER.public, "--address-rate", "2") as process:
-        status, body = raw(process, "PUT", "/v1/clients/me", {"content-length": str(1 << 30)})
-        assert (status, body["error"]["field"]) == (413, "body")  # type: ignore[index]
-        statuses = {raw(process, "GET", "/v1/tracker", {})[0] for _ in range(30)}
-        assert statuses == {200, 429}
-        assert raw(process, "GET", "/healthz", {})[0] == 200
+        status, body = ask_process(process, "PUT", "/v1/clients/me", {"content-length": str(1 << 30)})
+        assert (status, json.loads(body)["error"]["field"]) == (413, "body")
+        assert {ask_process(process, "GET", "/v1/tracker")[0] for _ in range(30)} == {200, 429}
+        assert ask_process(process, "GET", "/healthz")[0] == 200
 
 
 def test_a_chunked_body_is_cut_off_too(shared: TrackerProcess) -> None:
@@ -278,11 +242,8 @@ def test_metrics_and_logs_say_enough_and_not_too_much(running: TrackerProcess) -
         line.start_run(RUN, 2)
         listed = participants_hash(line.seat(RUN, 0, 0, [one.public, other.public]))
         beacon = line.beacon(RUN, 0, 0, listed + b"a" * 32)
-    raw(running, "GET", "/v1/nowhere", {})
-    connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=30)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
+    ask_process(running, "GET", "/v1/nowhere")
+    text = ask_process(running, "GET", "/metrics")[1].decode()
     assert "niss_tracker_clients_live 2\n" in text
     assert "niss_tracker_prekeys 2\n" in text
     assert 'niss_tracker_requests_total{method="PUT",route="/v1/clients/me",status="200"} 2\n' in text
@@ -320,3 +281,135 @@ def test_a_tracker_that_comes_back_in_time_is_waited_for(shared: TrackerProcess)
         back.start()
         assert line.start_run(b"a_tracker_that_", 2)
         back.join()
+
+
+# Several processes
+
+
+@pytest.fixture
+def redis(redis_process: RedisProcess | None) -> RedisProcess:
+    """An empty Redis server."""
+    if redis_process is None:
+        pytest.skip(REDIS_MISSING)
+    from redis import Redis
+
+    with Redis.from_url(redis_process.url) as plain:
+        plain.flushall()
+    return redis_process
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Two trackers on one store."""
+    url = None if request.param == "sqlite" else request.getfixturevalue("redis").url
+    with (
+        tracker_process(tmp_path, SERVER.public, store=url) as first,
+        tracker_process(tmp_path, SERVER.public, store=url) as second,
+    ):
+        yield first, second
+
+
+def test_two_trackers_on_one_store_answer_as_one(pair: Pair, request: pytest.FixtureRequest) -> None:
+    many, run, stranger = members(6), b"pair", member(99)
+    for first, second in (pair, pair[::-1]):
+        register(first, many[:3])
+        register(second, many[3:])
+        headers = signed_headers(first, many[0], "POST", HEARTBEAT)
+        assert ask_process(first, "POST", HEARTBEAT, headers)[0] == 200
+        status, body = ask_process(second, "POST", HEARTBEAT, headers)
+        assert status == 401
+        assert b"made before" in body
+        assert ask_process(first, "POST", HEARTBEAT, headers)[0] == 401
+    target = f"/v1/runs/{run.hex()}/rounds/0/attempts/0/neighbours"
+
+    def ask(process: TrackerProcess, by: Member) -> tuple[int, bytes]:
+        return ask_process(process, "GET", target, signed_headers(process, by, "GET", target))
+
+    with (
+        TrackerClient(pair[0].url, SERVER.identity) as one,
+        TrackerClient(pair[1].url, SERVER.identity) as other,
+    ):
+        assert one.start_run(run, 3) == other.start_run(run, 3)
+        seated = one.seat(run, 0, 0, count=6)
+        assert other.seat(run, 0, 0, count=6) == seated
+        # Both are asked before the beacon is out, so that neither answers from what it remembers of then.
+        assert {ask(process, many[0])[0] for process in pair} == {409}
+        commitment = participants_hash(seated) + bytes(32)
+        beacon = other.beacon(run, 0, 0, commitment, neighbours=2)
+        for asking in many:
+            # Twice: by way of the store, and from memory.
+            answers = [ask(process, asking) for process in (*pair, *pair)]
+            assert {status for status, _ in answers} == {200}
+            assert len({body for _, body in answers}) == 1
+        assert {ask(process, stranger)[0] for process in pair} == {403}
+        if "redis" in request.node.name:
+            server = request.getfixturevalue("redis")
+            server.kill()
+            server.start()
+        assert one.beacon(run, 0, 0, commitment, neighbours=2) == beacon
+        with pytest.raises(TrackerRefused, match="another commitment"):
+            one.beacon(run, 0, 0, commitment[:32] + bytes(31) + b"x")
+
+
+def test_without_its_store_the_tracker_says_so_and_recovers(tmp_path: Path, redis: RedisProcess) -> None:
+    one = member(1)
+    with (
+        tracker_process(tmp_path, SERVER.public, store=redis.url) as process,
+        TrackerClient(process.url, one.identity) as patient,
+        TrackerClient(process.url, one.identity, retries=0) as hasty,
+    ):
+        patient.register(one.batch(2))
+        hasty.describe()
+        redis.kill()
+        try:
+            assert ask_process(process, "GET", "/healthz")[0] == 503
+            with pytest.raises(TrackerUnavailable, match="status 503"):
+                hasty.heartbeat()
+        finally:
+            redis.start()
+        assert patient.heartbeat().held == 2
+        assert ask_process(process, "GET", "/healthz")[0] == 200
+
+
+def test_links_come_from_a_holder_apart_also_in_runs_that_carry(tmp_path: Path) -> None:
+    """Two trackers, run by different people: one keeps the lists, the other holds the beacon."""
+    keeper, many = member(0, "lists"), members(4)
+    (tmp_path / "holder").mkdir()
+    create_keyfile(tmp_path / "tracker.key", keeper.identity)
+    with (
+        tracker_process(tmp_path / "holder", keeper.public, "--holder-only") as holder,
+        tracker_process(tmp_path, SERVER.public, "--external-beacon", holder.url) as lists,
+        TrackerClient(lists.url, SERVER.identity, retries=0) as asking,
+        TrackerClient(holder.url, keeper.identity, retries=0) as behind,
+        TrackerClient(holder.url, SERVER.identity, retries=0) as stranger,
+        TrackerClient(lists.url, many[0].identity) as line,
+    ):
+        anchor, about = asking.start_run(RUN, 3), asking.describe(RUN)
+        assert about.holder.hex() == holder.ready["tracker"] != lists.ready["tracker"] == about.tracker.hex()
+        register(lists, many, 4)
+        commitment = participants_hash(asking.seat(RUN, 0, 0, count=4)) + bytes(32)
+        beacon = asking.beacon(RUN, 0, 0, commitment, neighbours=3.0)
+        verify_beacon(beacon, commitment, expected=link_of(0, 0), anchor=anchor, holder=about.holder, after=0)
+        assert len(line.neighbours(RUN, 0, 0)) == 3
+        # Behind the lists' back, their owner spends the next link; the holder stays with its first commitment.
+        behind.beacon(RUN, 0, 1, bytes(64))
+        with pytest.raises(TrackerRefused, match="nobody is seated"):
+            asking.beacon(RUN, 0, 1, b"b" * 64)
+        again = participants_hash(asking.seat(RUN, 0, 1, count=4)) + bytes(32)
+        with pytest.raises(TrackerRefused, match="another commitment"):
+            asking.beacon(RUN, 0, 1, again)
+        with pytest.raises(TrackerRefused, match="only the server"):
+            stranger.beacon(RUN, 0, 2, bytes(64))
+
+        carried, nobody = b"carried", participants_hash(())
+        asking.start_run(carried, 2)
+        cohorts = [[one.public for one in half] for half in (many[:2], many[2:])]
+        hashes = [
+            participants_hash(asking.seat(carried, number, 0, cohort, at_least=2, absent=True))
+            for number, cohort in enumerate(cohorts)
+        ]
+        asking.beacon(carried, 0, 0, hashes[0] + bytes(32) + hashes[1], neighbours=1.0)
+        with pytest.raises(TrackerRefused, match="another list than round 0 announced"):
+            behind.beacon(carried, 1, 0, hashes[0] + bytes(32) + nobody)
+        asking.beacon(carried, 1, 0, hashes[1] + bytes(32) + nobody)
+        assert len(line.participants(carried, 0, 0)) == 2

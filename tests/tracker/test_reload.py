@@ -6,19 +6,18 @@ import shutil
 import signal
 import ssl
 import time
-from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from niss.local import make_certificates
 from niss.protocol.coalition_file import Coalition
 from niss.tracker.auth import RequestRefusal
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker
 from niss.tracker.store import Attempt, SeatRequest, Store
-from tracker.harness import Member, TrackerProcess, member, members, self_signed, tracker_process
-
-SERVER = member(0, "server")
+from tracker.harness import SERVER, Member, TrackerProcess, member, members, tracker_process
 
 
 def write_list(path: Path, names: list[Member]) -> None:
@@ -73,38 +72,32 @@ def test_who_is_new_in_the_file_may_register_and_who_is_gone_is_no_longer_live(
         assert {one.identity for one in seated} == {second.public, third.public}
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda path: path.write_text("[[members]\n"),
-        lambda path: path.write_text(""),
-        lambda path: path.unlink(),
-        lambda path: path.chmod(0o666),
-    ],
-    ids=["not TOML", "empty", "gone", "open to all"],
-)
-def test_a_file_that_cannot_be_used_leaves_everything_as_it_was(
-    tmp_path: Path, people: list[Member], spoil: Callable[[Path], object]
-) -> None:
+def test_a_file_that_cannot_be_used_leaves_everything_as_it_was(tmp_path: Path, people: list[Member]) -> None:
     first, second, _ = people
     admit = tmp_path / "members.toml"
     write_list(admit, [first])
     with tracker_process(tmp_path, SERVER.public, "--admit", str(admit)) as process:
-        spoil(admit)
-        entry = reload(process, "reload failed")
-        assert entry["level"] == "error"
-        assert entry["hint"]
-        TrackerClient(process.url, first.identity, retries=0).register(first.batch(1))
-        with pytest.raises(TrackerRefused, match="not admitted"):
-            TrackerClient(process.url, second.identity, retries=0).register(second.batch(1))
+        for spoil in (
+            lambda: admit.write_text("[[members]\n"),
+            lambda: admit.write_text(""),
+            lambda: admit.chmod(0o666),
+            lambda: admit.unlink(),
+        ):
+            spoil()
+            entry = reload(process, "reload failed")
+            assert entry["level"] == "error"
+            assert entry["hint"]
+            TrackerClient(process.url, first.identity, retries=0).register(first.batch(1))
+            with pytest.raises(TrackerRefused, match="not admitted"):
+                TrackerClient(process.url, second.identity, retries=0).register(second.batch(1))
 
 
 def test_the_certificate_is_read_again_and_a_wrong_one_is_not_used(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
-        self_signed(folder)
-    certificate, key = (Path(shutil.copy2(first / name, tmp_path)) for name in ("cert.pem", "key.pem"))
+        make_certificates(folder, datetime.now(UTC))
+    certificate, key = (Path(shutil.copy2(first / name, tmp_path)) for name in ("tls.pem", "tls.key"))
     flags = ("--tls-cert", str(certificate), "--tls-key", str(key))
     with tracker_process(tmp_path, SERVER.public, *flags) as process:
 
@@ -112,12 +105,12 @@ def test_the_certificate_is_read_again_and_a_wrong_one_is_not_used(tmp_path: Pat
             return ssl.get_server_certificate(("127.0.0.1", process.port)).strip()
 
         before = shown()
-        shutil.copy2(second / "cert.pem", certificate)
+        shutil.copy2(second / "tls.pem", certificate)
         assert reload(process, "reload failed")["level"] == "error", "the certificate of another key"
         assert shown() == before
-        shutil.copy2(second / "key.pem", key)
+        shutil.copy2(second / "tls.key", key)
         reload(process, "certificate read again")
-        assert shown() == (second / "cert.pem").read_text().strip() != before
+        assert shown() == (second / "tls.pem").read_text().strip() != before
 
 
 def test_whoever_is_not_on_the_list_is_let_go_at_its_next_sign_of_life(

@@ -1,103 +1,51 @@
-"""Seats first, then the beacon: what the tracker promises about rounds, checked with the protocol's own machines."""
+"""Seats first, then the beacon: what the tracker promises about rounds, checked with the protocol's own machines.
+
+Where noise is carried from round to round, whom a round carries to is fixed before its link is let out, and stays.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from niss.protocol.agreement import agree, link_of, participants_hash, terms_hash, verify_beacon
-from niss.protocol.keys import Identity, verify
-from niss.protocol.messages import Beacon, RoundOpen, Terms
+from niss.protocol.keys import verify
+from niss.protocol.messages import Beacon, RoundOpen
 from niss.tracker.auth import RequestRefusal, check_anchor
 from niss.tracker.rounds import LIST_PURPOSE, RoundCache, RoundView, SeatList, list_message
 from niss.tracker.service import Tracker
 from niss.tracker.store import Attempt, Release, SeatRequest, pack_participants
 from niss.tracker.store_sqlite import SqliteStore
-from support.protocol_round import seeded_entropy
-from tracker.harness import Member, member, members
+from tracker.conftest import OpenStore
+from tracker.harness import RUN, SERVER, TRACKER, Scene, member, members, terms
 
-RUN = b"a run"
-SERVER = member(0, "server")
-
-
-def terms(round_number: int = 0, attempt: int = 0, neighbours: float = 4.0) -> Terms:
-    return Terms(
-        run=RUN,
-        round=round_number,
-        attempt=attempt,
-        mode="tolerate",
-        coordinates=10,
-        grid_bits=16,
-        modulus_bits=32,
-        clip=1.0,
-        neighbours=neighbours,
-        unit_variance=0.1,
-        residual_variance=0.1,
-        self_variance=0.0,
-        revealed=0,
-        dropped=0,
-        committee=0,
-        threshold=0,
-    )
-
-
-class Scene:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.identity = Identity.generate(seeded_entropy("tracker"))
-        self.open()
-        self.anchor = self.tracker.rounds.start_run(SERVER.public, RUN, 5).anchor
-
-    def open(self) -> None:
-        """Start, or start again after a crash: from the store and the identity alone."""
-        self.store = SqliteStore(self.path)
-        self.tracker = Tracker(self.store, self.identity, server=SERVER.public)
-
-    def crash(self) -> None:
-        self.store.close()
-        self.open()
-
-    def enrol(self, many: list[Member], prekeys: int = 4) -> None:
-        for one in many:
-            self.tracker.members.register(one.public, one.batch(prekeys), None)
-
-    def seat(self, many: list[Member], round_number: int = 0, attempt: int = 0) -> RoundView:
-        named = [one.public for one in many]
-        return self.tracker.rounds.seat(
-            SERVER.public, Attempt(RUN, round_number, attempt), SeatRequest(tuple(named))
-        )
-
-    def beacon(
-        self,
-        view: RoundView,
-        agreed: Terms,
-        *,
-        commitment: bytes | None = None,
-        neighbours: float | None = None,
-    ) -> Beacon:
-        commitment = view.seats.hash + terms_hash(agreed) if commitment is None else commitment
-        return self.tracker.rounds.beacon(
-            SERVER.public, Attempt(RUN, agreed.round, agreed.attempt), Release(commitment, neighbours)
-        )
+ROUNDS = 5
+NOBODY = participants_hash(())
+FIRST = Attempt(RUN, 0, 0)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path / "store.db")
-    yield made
-    made.store.close()
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    made = make_scene()
+    made.rounds.start_run(SERVER.public, RUN, ROUNDS)
+    return made
 
 
-def check(scene: Scene, beacon: Beacon, commitment: bytes, round_number: int, attempt: int) -> None:
+def committed(view: RoundView, number: int = 0, attempt: int = 0) -> bytes:
+    """The commitment to a list and to the terms of its attempt."""
+    return view.seats.hash + terms_hash(terms(number, attempt))
+
+
+def check(scene: Scene, beacon: Beacon, commitment: bytes, number: int = 0, attempt: int = 0) -> None:
     verify_beacon(
         beacon,
         commitment,
-        expected=link_of(round_number, attempt),
-        anchor=scene.anchor,
+        expected=link_of(number, attempt),
+        anchor=scene.rounds.run(RUN).anchor,
         holder=scene.tracker.holder.public,
         after=0,
     )
@@ -106,61 +54,49 @@ def check(scene: Scene, beacon: Beacon, commitment: bytes, round_number: int, at
 def test_clients_accept_the_beacon_and_the_lists(scene: Scene) -> None:
     many = members(6)
     scene.enrol(many)
-    for round_number, attempt in ((0, 0), (0, 3), (4, 3)):
-        agreed = terms(round_number, attempt)
-        view = scene.seat(many, round_number, attempt)
-        link = link_of(round_number, attempt)
-        verify(
-            scene.tracker.public, LIST_PURPOSE, list_message(RUN, link, view.seats.hash), view.seats.signature
-        )
-        commitment = participants_hash(view.seats.participants) + terms_hash(agreed)
-        check(scene, scene.beacon(view, agreed), commitment, round_number, attempt)
-    begun = scene.tracker.rounds.run(RUN)
-    check_anchor(scene.tracker.holder.public, RUN, 5, begun.anchor, begun.signature)
+    for number, attempt in ((0, 0), (0, 3), (4, 3)):
+        view = scene.seat(many, number, attempt)
+        message = list_message(RUN, link_of(number, attempt), view.seats.hash)
+        verify(scene.tracker.public, LIST_PURPOSE, message, view.seats.signature)
+        assert view.seats.hash == participants_hash(view.seats.participants)
+        commitment = committed(view, number, attempt)
+        check(scene, scene.let_out(commitment, number, attempt), commitment, number, attempt)
+    begun = scene.rounds.run(RUN)
+    check_anchor(scene.tracker.holder.public, RUN, ROUNDS, begun.anchor, begun.signature)
 
 
-def test_the_same_commitment_has_the_same_beacon_also_after_a_crash(scene: Scene) -> None:
-    many, agreed = members(3), terms()
+def test_a_link_is_let_out_for_one_commitment_also_after_a_crash(scene: Scene) -> None:
+    many = members(3)
     scene.enrol(many)
     view = scene.seat(many)
-    first = scene.beacon(view, agreed)
-    assert scene.beacon(view, agreed) == first
-    scene.crash()
-    assert scene.beacon(view, agreed) == first
-    assert scene.seat(many).seats.participants == view.seats.participants
-
-
-def test_another_commitment_is_refused_also_after_a_crash(scene: Scene) -> None:
-    many, agreed = members(3), terms()
-    scene.enrol(many)
-    view = scene.seat(many)
-    scene.beacon(view, agreed)
+    first = scene.let_out(committed(view))
     for _ in range(2):
+        assert scene.let_out(committed(view)) == first
         with pytest.raises(RequestRefusal, match="for another commitment") as refused:
-            scene.beacon(view, agreed, commitment=view.seats.hash + bytes(32))
+            scene.let_out(view.seats.hash + bytes(32))
         assert (refused.value.status, refused.value.field) == (409, "commitment")
         scene.crash()
+    assert scene.seat(many).seats.participants == view.seats.participants
     late = scene.seat(many, 0, 1)
-    scene.beacon(scene.seat(many, 1), terms(1))
+    scene.let_out(committed(scene.seat(many, 1), 1), 1)
     with pytest.raises(RequestRefusal, match="link 5 was let out"):
-        scene.beacon(late, terms(0, 1))
+        scene.let_out(committed(late, 0, 1), 0, 1)
 
 
 def test_a_crash_between_writing_down_and_answering_changes_nothing(scene: Scene) -> None:
-    many, agreed = members(3), terms()
-    scene.enrol(many)
-    view = scene.seat(many)
+    scene.enrol(members(3))
+    view = scene.seat(members(3))
 
     def crash(*_: object) -> Beacon:
         raise KeyboardInterrupt
 
     scene.tracker.holder.link = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        scene.beacon(view, agreed)
+        scene.let_out(committed(view))
     scene.crash()
     with pytest.raises(RequestRefusal, match="for another commitment"):
-        scene.beacon(view, agreed, commitment=view.seats.hash + bytes(32))
-    check(scene, scene.beacon(view, agreed), view.seats.hash + terms_hash(agreed), 0, 0)
+        scene.let_out(view.seats.hash + bytes(32))
+    check(scene, scene.let_out(committed(view)), committed(view))
 
 
 def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
@@ -169,28 +105,25 @@ def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
     view = scene.seat(many[:3])
     with pytest.raises(RequestRefusal, match="by another request"):
         scene.seat(many)
-    other = participants_hash(scene.seat(many, 0, 1).seats.participants)
-    with pytest.raises(RequestRefusal, match="other participants than were seated"):
-        scene.beacon(view, terms(), commitment=other + terms_hash(terms()))
-    swapped = participants_hash(view.seats.participants[::-1])
-    with pytest.raises(RequestRefusal, match="other participants than were seated"):
-        scene.beacon(view, terms(), commitment=swapped + terms_hash(terms()))
+    others = scene.seat(many, 0, 1).seats.participants, view.seats.participants[::-1]
+    for other in others:
+        with pytest.raises(RequestRefusal, match="other participants than were seated"):
+            scene.let_out(participants_hash(other) + terms_hash(terms()))
 
 
 def test_a_link_is_let_out_for_a_seating_alone(scene: Scene) -> None:
     """A server that skips rounds until it likes a graph would see the graphs without anybody taking part."""
-    many, rounds = members(3), scene.tracker.rounds
-    scene.enrol(many)
+    scene.enrol(members(3))
     for number in range(4):
         with pytest.raises(RequestRefusal, match="nobody is seated") as refused:
-            rounds.beacon(SERVER.public, Attempt(RUN, number, 0), Release(bytes(64), None))
+            scene.let_out(bytes(64), number)
         assert (refused.value.status, refused.value.field) == (409, "attempt")
-    assert rounds.run(RUN).highest == 0
-    view = scene.seat(many, 2)
+    assert scene.rounds.run(RUN).highest == 0
+    view = scene.seat(members(3), 2)
     with pytest.raises(RequestRefusal, match="nobody is seated"):
-        scene.beacon(view, terms(2, 1))
-    scene.beacon(view, terms(2))
-    assert rounds.run(RUN).highest == link_of(2, 0)
+        scene.let_out(committed(view, 2, 1), 2, 1)
+    scene.let_out(committed(view, 2), 2)
+    assert scene.rounds.run(RUN).highest == link_of(2, 0)
 
 
 def test_a_link_is_told_again_when_its_list_has_been_erased(
@@ -200,30 +133,29 @@ def test_a_link_is_told_again_when_its_list_has_been_erased(
     many = members(3)
     scene.enrol(many)
     view = scene.seat(many)
-    first = scene.beacon(view, terms())
-    scene.beacon(scene.seat(many, 3), terms(3))
+    first = scene.let_out(committed(view))
+    scene.let_out(committed(scene.seat(many, 3), 3), 3)
     assert scene.store.seating(RUN, link_of(0, 0)) is None
-    assert scene.beacon(view, terms()) == first
+    assert scene.let_out(committed(view)) == first
     with pytest.raises(RequestRefusal, match="nobody is seated"):
-        scene.beacon(view, terms(), commitment=bytes(64))
+        scene.let_out(bytes(64))
 
 
 def test_a_holder_for_another_tracker_leaves_the_lists_to_that_one(scene: Scene) -> None:
-    rounds = Tracker(scene.store, scene.identity, server=SERVER.public, lists=False).rounds
-    first = rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"a" * 64, None))
-    check(scene, first, b"a" * 64, 0, 0)
+    rounds = Tracker(scene.store, TRACKER, server=SERVER.public, lists=False).rounds
+    check(scene, rounds.beacon(SERVER.public, FIRST, Release(b"a" * 64, None)), b"a" * 64)
     with pytest.raises(RequestRefusal, match="for another commitment"):
-        rounds.beacon(SERVER.public, Attempt(RUN, 0, 0), Release(b"b" * 64, None))
+        rounds.beacon(SERVER.public, FIRST, Release(b"b" * 64, None))
 
 
 @pytest.mark.parametrize("neighbours", [1.0, 2.5, 4.0, 10.0, 11.0, 30.0])
 def test_neighbours_are_those_the_clients_derive(scene: Scene, neighbours: float) -> None:
-    many, agreed = members(12), terms(neighbours=neighbours)
-    scene.enrol(many)
-    view = scene.seat(many)
-    beacon = scene.beacon(view, agreed, neighbours=neighbours)
+    agreed = terms(neighbours=neighbours)
+    scene.enrol(members(12))
+    view = scene.seat(members(12))
+    beacon = scene.let_out(view.seats.hash + terms_hash(agreed), neighbours=neighbours)
     derived = agree(RoundOpen(agreed, view.seats.participants, beacon))
-    seen = scene.tracker.rounds.view(Attempt(RUN, 0, 0))
+    seen = scene.rounds.view(FIRST)
     for seat in range(12):
         shown = json.loads(seen.neighbours_json(view.seats.participants[seat].identity))
         assert [one["seat"] for one in shown["neighbours"]] == derived.neighbours(seat)
@@ -235,77 +167,73 @@ def test_nobody_has_neighbours_before_the_beacon_or_without_a_degree(scene: Scen
     view = scene.seat(many)
     with pytest.raises(RequestRefusal, match="not out"):
         view.neighbours_json(many[0].public)
-    scene.beacon(view, terms())
+    scene.let_out(committed(view))
     with pytest.raises(RequestRefusal, match="how many neighbours"):
-        scene.tracker.rounds.view(Attempt(RUN, 0, 0)).neighbours_json(many[0].public)
+        scene.rounds.view(FIRST).neighbours_json(many[0].public)
 
 
-def test_only_the_server_opens_and_only_what_there_is(scene: Scene) -> None:
-    many, rounds = members(3), scene.tracker.rounds
-    scene.enrol(many)
-    stranger = many[0].public
-    with pytest.raises(RequestRefusal, match="only the server"):
-        rounds.start_run(stranger, b"other", 5)
-    with pytest.raises(RequestRefusal, match="only the server"):
-        rounds.beacon(stranger, Attempt(RUN, 0, 0), Release(bytes(64), None))
-    with pytest.raises(RequestRefusal, match="only the server"):
-        rounds.seat(stranger, Attempt(RUN, 0, 0), SeatRequest(count=2))
-    for round_number, attempt, field in ((5, 0, "round"), (0, 4, "attempt")):
-        with pytest.raises(RequestRefusal) as refused:
-            rounds.beacon(SERVER.public, Attempt(RUN, round_number, attempt), Release(bytes(64), None))
-        assert (refused.value.status, refused.value.field) == (404, field)
-    with pytest.raises(RequestRefusal, match="has begun, with 5"):
-        rounds.start_run(SERVER.public, RUN, 6)
-    with pytest.raises(RequestRefusal, match="no run"):
-        rounds.view(Attempt(b"nothing", 0, 0))
-    with pytest.raises(RequestRefusal, match="not seated"):
-        rounds.view(Attempt(RUN, 0, 0))
+STRANGER, TWO = member(0).public, tuple(one.public for one in members(2))
+NOTHING = Release(bytes(64), None)
 
 
-def test_what_is_asked_for_must_make_sense(scene: Scene) -> None:
-    rounds, named = scene.tracker.rounds, tuple(one.public for one in members(2))
-    for wanted, field in (
-        (SeatRequest(), "members"),
-        (SeatRequest(named, count=2), "members"),
-        (SeatRequest(named, coalition="clinics"), "coalition"),
-        (SeatRequest((*named, named[0])), "members"),
-    ):
-        with pytest.raises(RequestRefusal) as refused:
-            rounds.seat(SERVER.public, Attempt(RUN, 0, 0), wanted)
-        assert (refused.value.status, refused.value.field) == (422, field)
+@pytest.mark.parametrize(
+    ("ask", "status", "field", "said"),
+    [
+        (lambda r: r.start_run(STRANGER, b"other", 5), 403, "niss-identity", "only the server"),
+        (lambda r: r.beacon(STRANGER, FIRST, NOTHING), 403, "niss-identity", "only the server"),
+        (lambda r: r.seat(STRANGER, FIRST, SeatRequest(count=2)), 403, "niss-identity", "only the server"),
+        (lambda r: r.beacon(SERVER.public, Attempt(RUN, ROUNDS, 0), NOTHING), 404, "round", "rounds 0 to 4"),
+        (lambda r: r.beacon(SERVER.public, Attempt(RUN, 0, 4), NOTHING), 404, "attempt", "4 times"),
+        (lambda r: r.start_run(SERVER.public, RUN, 6), 409, "rounds", "has begun, with 5"),
+        (lambda r: r.view(Attempt(b"nothing", 0, 0)), 404, "run", "no run"),
+        (lambda r: r.view(FIRST), 404, "attempt", "not seated"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest()), 422, "members", "either"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest(TWO, count=2)), 422, "members", "either"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest((*TWO, TWO[0]))), 422, "members", "twice"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest(TWO, coalition="x")), 422, "coalition", "count"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest(count=2, absent=True)), 422, "absent", "members"),
+    ],
+)
+def test_only_the_server_opens_and_only_what_there_is_and_makes_sense(
+    scene: Scene, ask: Callable[..., object], status: int, field: str, said: str
+) -> None:
+    with pytest.raises(RequestRefusal, match=said) as refused:
+        ask(scene.rounds)
+    assert (refused.value.status, refused.value.field) == (status, field)
+    assert refused.value.hint
 
 
-def test_the_store_holds_no_link_and_no_secret(scene: Scene) -> None:
+def test_the_store_holds_no_link_and_no_secret(scene: Scene, tmp_path: Path) -> None:
     """Whoever reads the store after round 0 finds nothing from which later links follow."""
-    begun = scene.tracker.rounds.run(RUN)
+    begun = scene.rounds.run(RUN)
     chain = scene.tracker.holder._chain(RUN, begun.rounds, begun.salt)  # type: ignore[attr-defined]
     scene.store.close()
-    kept = scene.path.read_bytes()
+    kept = (tmp_path / "scene-0.db").read_bytes()
     scene.open()
     assert begun.anchor in kept
     assert all(link not in kept for link in chain._links[1:])
-    assert bytes(scene.identity.secret_bytes()) not in kept
+    assert bytes(TRACKER.secret_bytes()) not in kept
 
 
-def test_runs_have_unrelated_chains_and_a_new_store_a_new_chain(scene: Scene, tmp_path: Path) -> None:
-    other = scene.tracker.rounds.start_run(SERVER.public, b"another", 5)
-    elsewhere = Scene(tmp_path / "second.db")
-    elsewhere.store.close()
-    assert len({scene.anchor, other.anchor, elsewhere.anchor}) == 3
+def test_runs_have_unrelated_chains_and_a_new_store_a_new_chain(
+    scene: Scene, make_scene: Callable[..., Scene]
+) -> None:
+    other = scene.rounds.start_run(SERVER.public, b"another", ROUNDS)
+    elsewhere = make_scene().rounds.start_run(SERVER.public, RUN, ROUNDS)
+    assert len({scene.rounds.run(RUN).anchor, other.anchor, elsewhere.anchor}) == 3
 
 
 def test_when_all_ask_at_once_a_round_is_made_ready_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = members(5)
-    scene.enrol(many)
-    scene.beacon(scene.seat(many), terms(), neighbours=2.0)
+    scene.enrol(members(5))
+    scene.let_out(committed(scene.seat(members(5))), neighbours=2.0)
     scene.crash()
     made: list[object] = []
     prepare = RoundView.prepare
     monkeypatch.setattr(RoundView, "prepare", lambda view: (made.append(view), prepare(view)))
     with ThreadPoolExecutor(8) as pool:
-        views = set(pool.map(lambda _: scene.tracker.rounds.view(Attempt(RUN, 0, 0)), range(32)))
+        views = set(pool.map(lambda _: scene.rounds.view(FIRST), range(32)))
     assert len(views) == len(made) == 1
 
 
@@ -323,3 +251,112 @@ def test_views_are_kept_by_the_number_of_their_seats() -> None:
     assert cache.get(Attempt(RUN, 0, 2)) is second
     cache.keep(Attempt(RUN, 0, 3), large)
     assert [cache.get(Attempt(RUN, 0, link)) for link in (1, 2, 3)] == [None, None, large]
+
+
+# Noise that is carried to the next round
+
+
+class Carried(Scene):
+    """A run in which two cohorts take turns, on a store of either kind."""
+
+    def __init__(self, open_store: OpenStore) -> None:
+        super().__init__(open_store)
+        self.rounds.start_run(SERVER.public, RUN, ROUNDS)
+        self.cohorts = members(6)[:3], members(6)[3:]
+        self.enrol(members(6))
+
+    def crash(self) -> None:
+        """As another process that finds the store; the one before is closed in the end."""
+        self.open()
+
+    def turn(self, number: int, **more: object) -> RoundView:
+        return self.seat(self.cohorts[number % 2], number, at_least=3, **more)
+
+    def commitment(self, number: int, following: bytes | None = None) -> bytes:
+        if following is None:
+            following = self.turn(number + 1).seats.hash if number + 1 < ROUNDS else NOBODY
+        return committed(self.turn(number), number) + following
+
+    def beacon(self, number: int, commitment: bytes | None = None, *, attempt: int = 0) -> Beacon:
+        return self.let_out(commitment or self.commitment(number), number, attempt)
+
+
+@pytest.fixture
+def carried(open_again: OpenStore) -> Carried:
+    return Carried(open_again)
+
+
+def test_every_round_is_let_out_with_the_list_of_the_next_also_after_a_crash(carried: Carried) -> None:
+    for number in range(ROUNDS - 1):
+        let_out = carried.beacon(number)
+        carried.crash()
+        assert carried.beacon(number) == let_out
+    with pytest.raises(RequestRefusal, match="last round"):
+        carried.beacon(ROUNDS - 1, carried.commitment(ROUNDS - 1, bytes(32)))
+    carried.beacon(ROUNDS - 1)
+
+
+def test_nothing_is_let_out_before_the_next_round_is_seated(carried: Carried) -> None:
+    alone = committed(carried.turn(0))
+    with pytest.raises(RequestRefusal, match="nobody is seated in the next round") as refused:
+        carried.beacon(0, alone + bytes(32))
+    assert refused.value.field == "commitment"
+    carried.turn(1)
+    for other in (bytes(32), NOBODY):
+        with pytest.raises(RequestRefusal, match="other participants of the next round"):
+            carried.beacon(0, alone + other)
+    assert carried.rounds.run(RUN).highest == 0
+
+
+def test_a_cohort_that_was_announced_cannot_be_seated_otherwise_nor_skipped(carried: Carried) -> None:
+    carried.beacon(0)
+    carried.crash()
+    with pytest.raises(RequestRefusal, match="by another request"):
+        carried.seat(carried.cohorts[0], 1)
+    for number in (2, 3):
+        with pytest.raises(RequestRefusal, match=f"round {number - 1} was not opened") as refused:
+            carried.beacon(number)
+        assert refused.value.hint is not None
+
+
+def test_the_next_round_is_let_out_for_the_list_that_was_announced_alone(carried: Carried) -> None:
+    """A holder that keeps no lists knows them by the commitments it let links out for."""
+    carried.rounds.lists = False
+    mine, next_list, other, agreed = b"m" * 32, b"n" * 32, b"o" * 32, bytes(32)
+    carried.beacon(0, mine + agreed + next_list)
+    carried.crash()
+    carried.rounds.lists = False
+    for _ in range(2):
+        with pytest.raises(RequestRefusal, match="another list than round 0 announced") as refused:
+            carried.beacon(1, other + agreed + mine)
+        assert refused.value.status == 409
+    carried.beacon(1, next_list + agreed + mine)
+
+
+def test_a_round_is_tried_once(carried: Carried) -> None:
+    again = committed(carried.turn(0, attempt=1), 0, 1) + carried.turn(1).seats.hash
+    for _ in range(2):
+        with pytest.raises(RequestRefusal, match="one attempt at a round"):
+            carried.beacon(0, again, attempt=1)
+        carried.beacon(0)
+
+
+def test_a_run_carries_from_its_first_round_on_or_not_at_all(carried: Carried) -> None:
+    carried.beacon(0)
+    with pytest.raises(RequestRefusal, match="carries noise from round to round"):
+        carried.beacon(1, carried.commitment(1)[:64])
+
+
+def test_a_run_that_did_not_carry_does_not_begin_to(carried: Carried) -> None:
+    carried.beacon(0, carried.commitment(0)[:64])
+    with pytest.raises(RequestRefusal, match="round 0 announced nobody"):
+        carried.beacon(1)
+
+
+def test_those_who_are_away_are_seated_where_the_server_wants_a_missing_seat(carried: Carried) -> None:
+    carried.now += 1_000_000.0
+    for one in carried.cohorts[0][1:]:
+        carried.members.heartbeat(one.public)
+    with pytest.raises(RequestRefusal, match="2 of the clients"):
+        carried.turn(0)
+    assert carried.turn(0, absent=True).seats.size == 3
