@@ -41,7 +41,7 @@ from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore
 from niss.tracker.auth import LARGEST_ROUND, sign_request
 from niss.tracker.client import TrackerClient
-from niss.tracker.store import Store, open_store
+from niss.tracker.store import TrackerStore, open_store
 from niss.tracker.store_sqlite import SqliteStore
 
 NEIGHBOURS = 10
@@ -83,7 +83,7 @@ def make_clients(count: int) -> list[tuple[Identity, bytes]]:
     return made
 
 
-def fill(store: Store, clients: Sequence[tuple[Identity, Any]]) -> None:
+def fill(store: TrackerStore, clients: Sequence[tuple[Identity, Any]]) -> None:
     expires = time.time() + _TTL
     for identity, prekey in clients:
         store.register(identity.public, [prekey], expires=expires, largest=16)
@@ -114,7 +114,7 @@ def redis_process(folder: Path) -> Iterator[str]:
 def prepare(kind: str, url: str, clients: Sequence[tuple[Identity, Any]]) -> None:
     """Register everyone, without waiting for the disk each time; the tracker itself always waits."""
     if kind == "sqlite":
-        store: Store = SqliteStore(url.removeprefix("sqlite:///"), durable=False)
+        store: TrackerStore = SqliteStore(url.removeprefix("sqlite:///"), durable=False)
         fill(store, clients)
     else:
         import redis

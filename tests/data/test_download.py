@@ -62,16 +62,6 @@ def test_a_cut_transfer_goes_on_where_it_broke_off(server, target):
     assert server.requests == [(NAME, None), (NAME, "bytes=100000-"), (NAME, "bytes=150000-")]
 
 
-def test_another_mirror_goes_on_where_the_first_gave_up(start_server, target):
-    first, second = start_server(), start_server()
-    first.files[NAME] = second.files[NAME] = CONTENT
-    first.cuts = [100_000, 0]
-    get(target, first, second)
-    assert_complete(target)
-    assert len(first.requests) == 2
-    assert second.requests == [(NAME, "bytes=100000-")]
-
-
 def test_a_server_that_keeps_cutting_is_given_up_and_the_part_stays(server, target):
     server.files[NAME] = CONTENT
     server.cuts = [10] * 50
@@ -80,15 +70,6 @@ def test_a_server_that_keeps_cutting_is_given_up_and_the_part_stays(server, targ
     assert len(server.requests) == 5
     assert not target.exists()
     assert target.with_name(NAME + ".part").read_bytes() == CONTENT[:50]
-
-
-def test_a_stalled_server_is_left_for_the_next(start_server, target):
-    first, second = start_server(), start_server()
-    first.files[NAME] = second.files[NAME] = CONTENT
-    first.cuts, first.stalls = [0, 0], True
-    get(target, first, second, timeout=0.2)
-    assert_complete(target)
-    assert second.requests == [(NAME, None)]
 
 
 def test_an_interrupt_leaves_the_part_for_the_next_try(server, target):
@@ -109,39 +90,57 @@ def test_an_interrupt_leaves_the_part_for_the_next_try(server, target):
     assert server.requests[-1] == (NAME, f"bytes={len(kept)}-")
 
 
-def test_a_server_that_ignores_ranges_sends_all_again(server, target, part):
-    server.files[NAME] = CONTENT
-    server.knows_ranges = False
-    part.write_bytes(CONTENT[:1000])
-    get(target, server)
-    assert_complete(target)
-    assert server.requests == [(NAME, "bytes=1000-")]
-
-
-def test_a_server_that_answers_with_another_range_is_asked_for_all(server, target, part):
-    server.files[NAME] = CONTENT
-    server.wrong_range = True
-    part.write_bytes(CONTENT[:1000])
-    get(target, server)
-    assert_complete(target)
-    assert server.requests == [(NAME, "bytes=1000-"), (NAME, None)]
-
-
 def test_a_part_that_is_complete_needs_no_network(target, part, dead_url):
     part.write_bytes(CONTENT)
     get(target, dead_url)
     assert_complete(target)
 
 
-@pytest.mark.parametrize("old", [b"x" * 1000, b"x" * 400_000], ids=["wrong beginning", "too long"])
-def test_a_wrong_part_is_discarded_reported_and_fetched_anew(server, target, part, old, caplog):
+@pytest.mark.parametrize(
+    ("faults", "old", "asked_again", "reported"),
+    [
+        ({}, CONTENT[:1000], False, False),
+        ({"knows_ranges": False}, CONTENT[:1000], False, False),
+        ({"wrong_range": True}, CONTENT[:1000], True, True),
+        ({}, b"x" * 1000, True, True),
+        ({}, b"x" * 400_000, True, True),
+    ],
+    ids=["right", "no ranges", "another range", "wrong beginning", "too long"],
+)
+def test_a_part_is_gone_on_with_or_discarded_reported_and_fetched_anew(
+    server, target, part, faults, old, asked_again, reported, caplog
+):
     server.files[NAME] = CONTENT
+    vars(server).update(faults)
     part.write_bytes(old)
     with caplog.at_level(logging.WARNING, logger="niss.data"):
         get(target, server)
     assert_complete(target)
-    assert server.requests == [(NAME, f"bytes={len(old)}-"), (NAME, None)]
-    assert server.url + NAME in caplog.text
+    assert server.requests == [(NAME, f"bytes={len(old)}-")] + [(NAME, None)] * asked_again
+    assert (server.url + NAME in caplog.text) == reported
+
+
+@pytest.mark.parametrize(
+    ("faults", "content", "asked", "asked_of_the_next"),
+    [
+        ({"cuts": [100_000, 0]}, CONTENT, 2, "bytes=100000-"),
+        ({"cuts": [0, 0], "stalls": True}, CONTENT, 1, None),
+        ({}, CONTENT[:-1] + b"\0\0", 1, None),
+        ({}, None, 1, None),
+    ],
+    ids=["keeps cutting", "stalls", "has a wrong file", "lacks it"],
+)
+def test_the_next_mirror_serves_where_one_is_of_no_use(
+    start_server, target, dead_url, faults, content, asked, asked_of_the_next
+):
+    first, second = start_server(), start_server()
+    vars(first).update(faults)
+    first.files.update({} if content is None else {NAME: content})
+    second.files[NAME] = CONTENT
+    get(target, dead_url, first, second, timeout=1.0)
+    assert_complete(target)
+    assert len(first.requests) == asked
+    assert second.requests == [(NAME, asked_of_the_next)]
 
 
 def test_a_wrong_file_is_discarded_and_both_checksums_are_named(server, target):
@@ -153,23 +152,6 @@ def test_a_wrong_file_is_discarded_and_both_checksums_are_named(server, target):
         assert expected in caught.value.message
     assert list(target.parent.iterdir()) == []
     assert len(server.requests) == 1
-
-
-def test_a_wrong_file_on_one_mirror_does_not_spoil_the_next(start_server, target):
-    first, second = start_server(), start_server()
-    first.files[NAME] = CONTENT[:-1] + b"\0\0"
-    second.files[NAME] = CONTENT
-    get(target, first, second)
-    assert_complete(target)
-    assert second.requests == [(NAME, None)]
-
-
-def test_missing_on_one_mirror_and_dead_on_another_the_third_serves(start_server, target, dead_url):
-    empty, good = start_server(), start_server()
-    good.files[NAME] = CONTENT
-    get(target, dead_url, empty, good)
-    assert_complete(target)
-    assert len(empty.requests) == len(good.requests) == 1
 
 
 def test_when_no_mirror_serves_each_is_named_with_its_reason(server, target, dead_url):

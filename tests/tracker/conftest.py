@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from niss.tracker.auth import TrackerSettings
-from niss.tracker.store import Store, open_store
+from niss.tracker.store import TrackerStore, open_store
 from niss.tracker.store_sqlite import SqliteStore
 from tracker.harness import REDIS_MISSING, RedisProcess, Scene, redis_server
 
-OpenStore = Callable[[], Store]
+OpenStore = Callable[[], TrackerStore]
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +39,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def open_again(store_url: str) -> Iterator[OpenStore]:
     """Opens the store once more, as another process would; all are closed in the end."""
-    opened: list[Store] = []
+    opened: list[TrackerStore] = []
 
-    def again() -> Store:
+    def again() -> TrackerStore:
         opened.append(open_store(store_url))
         return opened[-1]
 
@@ -71,5 +71,5 @@ def scene(make_scene: Callable[..., Scene]) -> Scene:
 
 
 @pytest.fixture
-def store(open_again: OpenStore) -> Store:
+def store(open_again: OpenStore) -> TrackerStore:
     return open_again()

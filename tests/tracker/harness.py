@@ -26,7 +26,7 @@ from niss.protocol.messages import Beacon, Terms
 from niss.tracker.auth import sign_request
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
-from niss.tracker.store import Attempt, Release, SeatRequest, Store
+from niss.tracker.store import Attempt, Release, SeatRequest, TrackerStore
 from support.protocol_round import seeded_entropy
 
 REDIS_MISSING = "the Redis store is not tested: apt-get install redis-server, pip install redis"
@@ -94,7 +94,7 @@ class Scene:
     given        settings of the tracker
     """
 
-    def __init__(self, open_store: Callable[[], Store], **given: Any) -> None:
+    def __init__(self, open_store: Callable[[], TrackerStore], **given: Any) -> None:
         self.now, self._open, self._given = START, open_store, given
         self.open()
 

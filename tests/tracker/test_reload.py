@@ -16,7 +16,7 @@ from niss.protocol.coalition_file import Coalition
 from niss.tracker.auth import RequestRefusal
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker
-from niss.tracker.store import Attempt, SeatRequest, Store
+from niss.tracker.store import Attempt, SeatRequest, TrackerStore
 from tracker.harness import SERVER, Member, TrackerProcess, member, members, tracker_process
 
 
@@ -114,7 +114,7 @@ def test_the_certificate_is_read_again_and_a_wrong_one_is_not_used(tmp_path: Pat
 
 
 def test_whoever_is_not_on_the_list_is_let_go_at_its_next_sign_of_life(
-    store: Store, people: list[Member]
+    store: TrackerStore, people: list[Member]
 ) -> None:
     """A tracker that was restarted with a shorter list finds clients in its store whom it would not let in."""
     first, second, third = people
@@ -137,7 +137,7 @@ def test_whoever_is_not_on_the_list_is_let_go_at_its_next_sign_of_life(
     assert now.members.heartbeat(second.public).held == 2
 
 
-def test_a_closed_coalition_loses_those_who_left_its_file(store: Store, people: list[Member]) -> None:
+def test_a_closed_coalition_loses_those_who_left_its_file(store: TrackerStore, people: list[Member]) -> None:
     first, second, _ = people
     identity = member(1, "tracker").identity
     closed = {"clinics": Coalition({"a": first.public, "b": second.public})}

@@ -13,7 +13,7 @@ from niss.errors import ConfigError
 from niss.protocol import keys
 from niss.protocol.keys import SignedPrekey
 from niss.tracker.auth import RequestRefusal
-from niss.tracker.store import Release, Run, SeatRequest, Stock, Store, bind_identity
+from niss.tracker.store import Release, Run, SeatRequest, Stock, TrackerStore, bind_identity
 from tracker.harness import Member, member, members
 
 RUN = b"run"
@@ -33,19 +33,21 @@ def asking(
     return SeatRequest(named, count, coalition, at_least)
 
 
-def enrol(store: Store, many: Sequence[Member], prekeys: int = 3, expires: float = LATER) -> None:
+def enrol(store: TrackerStore, many: Sequence[Member], prekeys: int = 3, expires: float = LATER) -> None:
     for one in many:
         store.register(one.public, one.batch(prekeys), expires=expires, largest=100)
 
 
-def test_the_first_binding_stays(store: Store) -> None:
+def test_the_first_binding_stays(store: TrackerStore) -> None:
     assert store.bind("identity", b"one") == b"one"
     assert store.bind("identity", b"two") == b"one"
     with pytest.raises(ConfigError, match="belongs to the tracker"):
         bind_identity(store, b"two")
 
 
-def test_a_store_of_another_version_is_refused(store_url: str, open_again: Callable[[], Store]) -> None:
+def test_a_store_of_another_version_is_refused(
+    store_url: str, open_again: Callable[[], TrackerStore]
+) -> None:
     bind_identity(open_again(), b"one")
     open_again()
     if store_url.startswith("sqlite"):
@@ -61,14 +63,14 @@ def test_a_store_of_another_version_is_refused(store_url: str, open_again: Calla
         open_again()
 
 
-def test_a_nonce_is_used_once_by_each_identity(open_again: Callable[[], Store]) -> None:
+def test_a_nonce_is_used_once_by_each_identity(open_again: Callable[[], TrackerStore]) -> None:
     first, second = open_again(), open_again()
     assert first.first_use(b"a" * 32, b"n" * 16, now=NOW, expires=NOW + 60)
     assert not second.first_use(b"a" * 32, b"n" * 16, now=NOW, expires=NOW + 60)
     assert second.first_use(b"b" * 32, b"n" * 16, now=NOW, expires=NOW + 60)
 
 
-def test_prekeys_are_taken_once_known_ones_ignored_and_used_ones_stale(store: Store) -> None:
+def test_prekeys_are_taken_once_known_ones_ignored_and_used_ones_stale(store: TrackerStore) -> None:
     one, other = members(2)
     first = one.batch(3)
     assert store.register(one.public, first, expires=LATER, largest=100) == Stock(3, accepted=3)
@@ -80,7 +82,7 @@ def test_prekeys_are_taken_once_known_ones_ignored_and_used_ones_stale(store: St
     assert again == Stock(3, accepted=1, known=2, stale=1)
 
 
-def test_a_batch_that_does_not_fit_changes_nothing(store: Store) -> None:
+def test_a_batch_that_does_not_fit_changes_nothing(store: TrackerStore) -> None:
     one = member(0)
     store.register(one.public, one.batch(3), expires=LATER, largest=4)
     with pytest.raises(RequestRefusal, match="at most 4"):
@@ -93,7 +95,7 @@ def signed_by(one: Member, number: int, public: bytes) -> SignedPrekey:
     return SignedPrekey(number, public, one.identity.sign("prekey", statement))
 
 
-def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(store: Store) -> None:
+def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(store: TrackerStore) -> None:
     victim, copier, third = members(3)
     (original,) = batch = victim.batch(1)
     store.register(victim.public, batch, expires=LATER, largest=9)
@@ -115,7 +117,7 @@ def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(sto
     assert store.register(third.public, (again,), expires=LATER, largest=9) == Stock(1, accepted=1)
 
 
-def test_numbers_need_not_fit_into_63_bits(store: Store) -> None:
+def test_numbers_need_not_fit_into_63_bits(store: TrackerStore) -> None:
     one, other = members(2)
     one.prekeys._next = 2**64 - 4
     batch = one.batch(3)
@@ -127,7 +129,7 @@ def test_numbers_need_not_fit_into_63_bits(store: Store) -> None:
     assert seated[0].prekey.number == 2**64 - 4
 
 
-def test_only_registered_clients_beat_join_leave_or_get_deposits(store: Store) -> None:
+def test_only_registered_clients_beat_join_leave_or_get_deposits(store: TrackerStore) -> None:
     one = member(0)
     assert store.beat(one.public, expires=LATER) is None
     assert not store.set_coalition(one.public, "clinics")
@@ -142,7 +144,7 @@ def test_only_registered_clients_beat_join_leave_or_get_deposits(store: Store) -
     assert store.beat(one.public, expires=LATER) is None
 
 
-def test_numbers_of_a_client_that_left_do_not_come_back(store: Store) -> None:
+def test_numbers_of_a_client_that_left_do_not_come_back(store: TrackerStore) -> None:
     one = member(0)
     batch = one.batch(2)
     store.register(one.public, batch, expires=LATER, largest=9)
@@ -153,14 +155,14 @@ def test_numbers_of_a_client_that_left_do_not_come_back(store: Store) -> None:
     assert store.register(one.public, one.batch(1), expires=LATER, largest=9) == Stock(1, accepted=1)
 
 
-def test_a_run_begins_once(store: Store) -> None:
+def test_a_run_begins_once(store: TrackerStore) -> None:
     assert store.run(RUN) is None
     assert store.start_run(RUN, BEGUN) == BEGUN
     assert store.start_run(RUN, Run(7, b"t" * 32, b"b" * 32, b"h" * 64)) == BEGUN
     assert store.run(RUN) == BEGUN
 
 
-def test_a_seating_takes_the_oldest_prekey_of_each_and_stays(open_again: Callable[[], Store]) -> None:
+def test_a_seating_takes_the_oldest_prekey_of_each_and_stays(open_again: Callable[[], TrackerStore]) -> None:
     store, many = open_again(), members(4)
     enrol(store, many)
     store.start_run(RUN, BEGUN)
@@ -178,7 +180,7 @@ def test_a_seating_takes_the_oldest_prekey_of_each_and_stays(open_again: Callabl
     assert again.seating(RUN, 3) is None
 
 
-def test_those_who_are_gone_expired_or_out_of_prekeys_are_not_seated(store: Store) -> None:
+def test_those_who_are_gone_expired_or_out_of_prekeys_are_not_seated(store: TrackerStore) -> None:
     fine, also_fine, gone, expired, empty, unknown = many = members(6)
     enrol(store, [fine, also_fine, gone])
     enrol(store, [expired], expires=NOW - 1)
@@ -192,7 +194,7 @@ def test_those_who_are_gone_expired_or_out_of_prekeys_are_not_seated(store: Stor
     assert unknown.public not in {one.identity for one in sampled}
 
 
-def test_too_few_are_refused_and_nothing_is_used_up(store: Store) -> None:
+def test_too_few_are_refused_and_nothing_is_used_up(store: TrackerStore) -> None:
     many = members(3)
     enrol(store, many)
     store.start_run(RUN, BEGUN)
@@ -202,7 +204,7 @@ def test_too_few_are_refused_and_nothing_is_used_up(store: Store) -> None:
     assert store.seating(RUN, 1) is None
 
 
-def test_a_sample_has_that_many_and_differs_from_time_to_time(store: Store) -> None:
+def test_a_sample_has_that_many_and_differs_from_time_to_time(store: TrackerStore) -> None:
     many = members(40)
     enrol(store, many, prekeys=12)
     store.start_run(RUN, BEGUN)
@@ -216,7 +218,7 @@ def test_a_sample_has_that_many_and_differs_from_time_to_time(store: Store) -> N
     assert len(set(drawn)) == 8
 
 
-def test_a_sample_of_a_coalition_stays_inside(store: Store) -> None:
+def test_a_sample_of_a_coalition_stays_inside(store: TrackerStore) -> None:
     many = members(6)
     enrol(store, many)
     for one in many[:3]:
@@ -232,7 +234,7 @@ def test_a_sample_of_a_coalition_stays_inside(store: Store) -> None:
         store.seat(RUN, 3, asking(count=6, coalition="clinics"), now=NOW)
 
 
-def test_a_link_is_let_out_for_the_first_commitment_only(open_again: Callable[[], Store]) -> None:
+def test_a_link_is_let_out_for_the_first_commitment_only(open_again: Callable[[], TrackerStore]) -> None:
     store = open_again()
     store.start_run(RUN, BEGUN)
     first = Release(commitment("one"), 3.5)
@@ -245,7 +247,7 @@ def test_a_link_is_let_out_for_the_first_commitment_only(open_again: Callable[[]
     assert again.run(RUN) == Run(100, BEGUN.salt, BEGUN.anchor, BEGUN.signature, highest=5)
 
 
-def test_nothing_is_let_out_or_seated_after_a_later_link(store: Store) -> None:
+def test_nothing_is_let_out_or_seated_after_a_later_link(store: TrackerStore) -> None:
     many = members(2)
     enrol(store, many)
     store.start_run(RUN, BEGUN)
@@ -258,7 +260,7 @@ def test_nothing_is_let_out_or_seated_after_a_later_link(store: Store) -> None:
     assert store.beat(many[0].public, expires=LATER) == Stock(3)
 
 
-def test_an_unknown_run_is_refused(store: Store) -> None:
+def test_an_unknown_run_is_refused(store: TrackerStore) -> None:
     many = members(2)
     enrol(store, many)
     with pytest.raises(RequestRefusal, match="no run"):
@@ -267,20 +269,20 @@ def test_an_unknown_run_is_refused(store: Store) -> None:
         store.release(RUN, 1, Release(commitment("one"), None))
 
 
-def test_old_lists_are_erased_and_commitments_kept(store: Store) -> None:
+def test_old_lists_are_erased_and_commitments_kept(store: TrackerStore) -> None:
     many = members(2)
     enrol(store, many)
     store.start_run(RUN, BEGUN)
     store.seat(RUN, 1, asking(many), now=NOW)
     first = store.release(RUN, 1, Release(commitment("one"), None))
-    store.release(RUN, Store.KEPT_LINKS + 1, Release(commitment("two"), None))
+    store.release(RUN, TrackerStore.KEPT_LINKS + 1, Release(commitment("two"), None))
     assert store.seating(RUN, 1) is not None
-    store.release(RUN, Store.KEPT_LINKS + 2, Release(commitment("three"), None))
+    store.release(RUN, TrackerStore.KEPT_LINKS + 2, Release(commitment("three"), None))
     assert store.seating(RUN, 1) is None
     assert store.released(RUN, 1) == first
 
 
-def test_of_many_at_once_one_commitment_wins(open_again: Callable[[], Store]) -> None:
+def test_of_many_at_once_one_commitment_wins(open_again: Callable[[], TrackerStore]) -> None:
     stores = [open_again() for _ in range(4)]
     stores[0].start_run(RUN, BEGUN)
 
@@ -298,7 +300,7 @@ def test_of_many_at_once_one_commitment_wins(open_again: Callable[[], Store]) ->
             assert told == {held.commitment}
 
 
-def test_of_many_at_once_nobody_gets_a_prekey_twice(open_again: Callable[[], Store]) -> None:
+def test_of_many_at_once_nobody_gets_a_prekey_twice(open_again: Callable[[], TrackerStore]) -> None:
     stores = [open_again() for _ in range(4)]
     many = members(5)
     enrol(stores[0], many, prekeys=12)
@@ -314,7 +316,9 @@ def test_of_many_at_once_nobody_gets_a_prekey_twice(open_again: Callable[[], Sto
     assert stores[0].counts(now=NOW).prekeys == 0
 
 
-def test_of_many_at_once_who_seat_one_attempt_all_see_the_same(open_again: Callable[[], Store]) -> None:
+def test_of_many_at_once_who_seat_one_attempt_all_see_the_same(
+    open_again: Callable[[], TrackerStore],
+) -> None:
     stores = [open_again() for _ in range(4)]
     many = members(20)
     enrol(stores[0], many, prekeys=2)
@@ -328,7 +332,7 @@ def test_of_many_at_once_who_seat_one_attempt_all_see_the_same(open_again: Calla
     assert stores[0].counts(now=NOW).prekeys == 35
 
 
-def test_counting_and_forgetting(store: Store) -> None:
+def test_counting_and_forgetting(store: TrackerStore) -> None:
     old, fresh, left = members(3)
     enrol(store, [old], expires=NOW - 100)
     enrol(store, [fresh, left])
@@ -344,7 +348,7 @@ def test_counting_and_forgetting(store: Store) -> None:
 
 
 def test_a_client_that_leaves_while_its_keys_are_deposited_stays_away(
-    open_again: Callable[[], Store], request: pytest.FixtureRequest
+    open_again: Callable[[], TrackerStore], request: pytest.FixtureRequest
 ) -> None:
     """In SQLite nothing comes in between; in Redis whether it is registered is looked at with the change itself."""
     if "redis" not in request.node.name:

@@ -28,7 +28,15 @@ from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, link_of, partic
 from niss.protocol.keys import Entropy, Identity, draw
 from niss.protocol.messages import Beacon, Participant
 from niss.tracker.auth import LIST_PURPOSE, LONGEST_RUN, RequestRefusal, list_message, require_server
-from niss.tracker.store import Attempt, Release, Run, SeatRequest, Store, unknown_run, unpack_participants
+from niss.tracker.store import (
+    Attempt,
+    Release,
+    Run,
+    SeatRequest,
+    TrackerStore,
+    unknown_run,
+    unpack_participants,
+)
 
 
 class SeatList:
@@ -202,7 +210,7 @@ class Rounds:
     lists     whether attempts are seated here; False: the server is another tracker, which seats them
     """
 
-    store: Store
+    store: TrackerStore
     identity: Identity
     holder: BeaconHolder
     server: bytes
@@ -267,7 +275,7 @@ class Rounds:
         """Fix who takes part in an attempt, and take one prekey of each; asked again in the same way, the same list.
 
         Refused: a caller that is not the server (403), a request that contradicts itself (422), an attempt that does
-        not exist (404), and what `Store.seat` refuses.
+        not exist (404), and what `TrackerStore.seat` refuses.
         """
         require_server(caller, self.server)
         request.check()

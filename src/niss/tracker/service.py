@@ -34,7 +34,7 @@ from niss.tracker.auth import (
 )
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import BeaconHolder, Rounds
-from niss.tracker.store import Attempt, Batch, Counts, Run, Stock, Store, bind_identity
+from niss.tracker.store import Attempt, Batch, Counts, Run, Stock, TrackerStore, bind_identity
 
 _CHAINS_IN_MEMORY = 8
 _SECONDS_BETWEEN_COUNTS = 5.0
@@ -55,7 +55,7 @@ class Membership:
     monotonic    seconds that never go back: how long a count stays valid
     """
 
-    store: Store
+    store: TrackerStore
     settings: TrackerSettings
     server: bytes
     admitted: Coalition | None
@@ -68,7 +68,7 @@ class Membership:
         """Make a client live with these one-time keys; returns what became of them.
 
         Refused: an identity that is not on the closed lists (403), a prekey that the caller did not sign (422), a
-        tracker that is full (503), and what `Store.register` refuses.
+        tracker that is full (503), and what `TrackerStore.register` refuses.
         """
         self._check_admitted(caller)
         self._check_room()
@@ -270,7 +270,7 @@ class Tracker:
 
     def __init__(
         self,
-        store: Store,
+        store: TrackerStore,
         identity: Identity,
         *,
         server: bytes,

@@ -1,9 +1,9 @@
 """What the tracker keeps, as plain frozen values, and what every store must guarantee.
 
-All methods of a `Store` are atomic, also against other processes on the same store. What `seat` and `release` answer
-was written durably before: after a crash the same question has the same answer. A prekey leaves the store once, in one
-seating. A link is let out once, for one commitment, and never after a later one. No store holds a secret: not the seed
-of a beacon chain, and of keys only public halves.
+All methods of a `TrackerStore` are atomic, also against other processes on the same store. What `seat` and `release`
+answer was written durably before: after a crash the same question has the same answer. A prekey leaves the store once,
+in one seating. A link is let out once, for one commitment, and never after a later one. No store holds a secret: not
+the seed of a beacon chain, and of keys only public halves.
 
 A participant list is packed as identity and prekey of each seat, 136 bytes a seat; see `pack_participants`.
 """
@@ -189,7 +189,7 @@ def _prekey(packed: bytes) -> Prekey:
     return Prekey(signed.id, signed.public, signed.signature)
 
 
-class Store(ABC):
+class TrackerStore(ABC):
     """Everything a tracker must not forget; what all stores guarantee is said at the top of this module.
 
     identity        a client's public key, 32 bytes
@@ -394,7 +394,7 @@ def sqlite_path(url: str) -> str | None:
     return path
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> TrackerStore:
     """The store behind sqlite:///FILE or redis://HOST:PORT/NUMBER (rediss:// with TLS).
 
     Raises `ConfigError` where the address is wrong or the store behind it cannot be used. The packages of either kind
@@ -410,7 +410,7 @@ def open_store(url: str) -> Store:
     return RedisStore.connect(url)
 
 
-def bind_identity(store: Store, public: bytes) -> None:
+def bind_identity(store: TrackerStore, public: bytes) -> None:
     """Tie a store to the identity that first used it; `ConfigError` where that was another one.
 
     With another identity the chains of its runs would be others, and no link would lead to its anchor.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
+from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, TrackerStore
 
 # Seat an attempt with those candidates who are live and have a prekey left, and take the first prekey of each.
 # KEYS: run, seatings, live, number of prekeys, public keys in stock.
@@ -133,7 +133,7 @@ _VERSION = b"1"
 _SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 
 
-class RedisStore(Store):
+class RedisStore(TrackerStore):
     """A store in Redis, shared by any number of tracker processes with one identity.
 
     Keys, all below one prefix:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from niss.errors import ConfigError
-from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, Store
+from niss.tracker.store import Batch, Counts, Release, Run, Seating, SeatRequest, Stock, TrackerStore
 
 # Prekey numbers are blobs of 8 bytes, since SQLite's integers end at 2^63. A client that left has a negative expiry.
 _LAYOUT = """
@@ -46,12 +46,13 @@ _NONCES_BETWEEN_SWEEPS = 1000
 _BUSY_SECONDS = 10.0
 
 
-class SqliteStore(Store):
+class SqliteStore(TrackerStore):
     """A store in one file, which only its owner can read.
 
-    What each method guarantees is said in `Store`. One connection, used by one thread at a time: the lock is held for
-    a whole transaction, and is reentrant so that the reading methods can be used inside one. Counting and `ping` have a
-    connection and a lock of their own: they may take long, or be asked often, and nothing else waits for them.
+    What each method guarantees is said in `TrackerStore`. One connection, used by one thread at a time: the lock is
+    held for a whole transaction, and is reentrant so that the reading methods can be used inside one. Counting and
+    `ping` have a connection and a lock of their own: they may take long, or be asked often, and nothing else waits for
+    them.
     """
 
     trouble = (sqlite3.Error, OSError)
