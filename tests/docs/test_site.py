@@ -1,14 +1,19 @@
-"""The site builds, and its checks find what they are there to find."""
+"""The site builds, its checks find what they should, formulas and figures; and its pages in a browser, from disk."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from docs.snippets import ROOT
+from ui.browser import axe_findings, chromium, luminance, open_tab
 
 CHECK = ROOT / "tools" / "check_site.py"
 
@@ -30,11 +35,18 @@ def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_the_documentation_builds_without_a_fault(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    checked = check(tmp_path / "site")
+    return folder
+
+
+def test_the_documentation_builds_without_a_fault(site):
+    checked = check(site)
     assert checked.returncode == 0, checked.stderr
 
 
@@ -84,3 +96,121 @@ def test_a_stylesheet_may_load_nothing_from_elsewhere(tmp_path):
     (tmp_path / "index.html").write_text("<p>x</p>")
     (tmp_path / "site.css").write_text('@import "https://fonts.example.org/css";')
     assert "from elsewhere" in check(tmp_path).stderr
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    return tool("site_hooks")
+
+
+def shown(hooks: ModuleType, text: str) -> str:
+    return hooks.on_page_markdown(text)
+
+
+class TestFormulas:
+    def test_between_dollars_they_become_mathml(self, hooks):
+        text = shown(hooks, "so $x^2$ and\n\n$$\n\\frac{1}{2}\n$$\n")
+        assert text.count("<math") == 2
+        assert '<div class="formula" tabindex="0"><math' in text
+        assert "<mfrac>" in text
+        assert "$" not in text
+
+    def test_symbols_in_sentences_too_but_not_words(self, hooks):
+        text = shown(hooks, "a small tau^2, W_j of them, and kappa")
+        assert text.count("<math") == 2
+        assert text.endswith("and kappa")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "`tau^2` and `$x$`",
+            "```bash\necho $PATH $HOME tau^2\n```",
+            "    SERVER=$(niss keys) tau^2 $X$\n",
+            "<!-- result: mu_k -->",
+            "[words](paper.md#sigma_k)",
+            "it costs $5 and then $6 more",
+            "## The role of tau^2",
+        ],
+    )
+    def test_code_links_headings_and_prices_stay(self, hooks, text):
+        assert shown(hooks, text) == text
+
+
+def test_a_picture_with_a_dark_variant_is_shown_in_both(hooks, tmp_path):
+    (tmp_path / "x-dark.png").touch()
+    where = {
+        "page": SimpleNamespace(file=SimpleNamespace(src_uri="a.md")),
+        "config": SimpleNamespace(docs_dir=tmp_path),
+    }
+    both = hooks.on_page_content('<p><img alt="words" src="x.png" /></p>', **where)
+    assert both.count('alt="words"') == 2
+    assert 'class="for-light"' in both
+    assert 'src="x-dark.png"' in both
+    assert hooks.on_page_content('<img alt="" src="y.png" />', **where) == '<img alt="" src="y.png" />'
+
+
+def test_figures_of_the_documentation_have_dark_variants():
+    """Photographs of pages do not."""
+    images = ROOT / "docs" / "images"
+    drawn = [path for path in images.glob("*.png") if not path.stem.endswith("-dark")]
+    bright = {path.stem for path in drawn if not (images / f"{path.stem}-dark.png").exists()}
+    assert {name for name in bright if not name.startswith(("ui-", "report-"))} == set()
+
+
+def test_each_version_keeps_its_site(tmp_path):
+    keep, site = tool("keep_site").keep, tmp_path / "site"
+    site.mkdir()
+    (site / "index.html").write_text("first", encoding="utf-8")
+    versions = tmp_path / "versions"
+    keep(site, versions, "0.9.0")
+    (site / "index.html").write_text("second", encoding="utf-8")
+    keep(site, versions, "0.10.0")
+    keep(site, versions, "0.10.0rc1")
+    assert (versions / "0.9.0" / "index.html").read_text(encoding="utf-8") == "first"
+    listed = (versions / "index.html").read_text(encoding="utf-8")
+    assert listed.index("0.10.0/") < listed.index("0.10.0rc1/") < listed.index("0.9.0/")
+    assert "0.10.0</a> (newest)" in listed
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+PAGES = ("index.html", "concepts/how-niss-works.html", "concepts/paper.html", "reference/cli.html")
+# What sticks out of the window, other than what scrolls by itself.
+_STICKING_OUT = """() => [...document.querySelectorAll('.md-content *')].filter((one) => {
+  const box = one.getBoundingClientRect();
+  const scrolls = one.closest('.scrolls, .formula, .highlight, pre');
+  return box.width > 0 && box.right > innerWidth + 1 && !scrolls;
+}).map((one) => one.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_fit_and_are_accessible(browser, site, name, width, scheme):
+    with open_tab(browser, (site / name).as_uri(), width=width, scheme=scheme) as tab:
+        tab.page.wait_for_selector(".md-content")
+        tab.check(clipping=False)
+        assert (luminance(tab) > 200) == (scheme == "light")
+        assert tab.page.evaluate(_STICKING_OUT) == []
+        assert axe_findings(tab) == []
+
+
+def test_search_works_from_disk(browser, site):
+    with open_tab(browser, (site / "index.html").as_uri()) as tab:
+        tab.page.keyboard.press("/")
+        tab.page.keyboard.type("carried shares")
+        found = tab.page.locator(".md-search-result__link").first
+        found.wait_for(timeout=30_000)
+        assert "carried shares" in found.inner_text().lower()
+        tab.check(clipping=False)

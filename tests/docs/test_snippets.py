@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from docs.placeholders import PLACEHOLDERS
 from docs.running import run_page
 from docs.snippets import ROOT, RUNNABLE, blocks, pages
 
 PAGES = [page for page in pages() if any(block.runs for block in blocks(page))]
 QUICK = [page for page in PAGES if any(block.runs and not block.slow for block in blocks(page))]
 SLOW = [page for page in PAGES if any(block.runs and block.slow for block in blocks(page))]
+
+
+def own_model_and_data() -> dict[str, Any]:
+    """A small module, twenty clients of eight samples each, and a test set."""
+    import torch
+
+    torch.manual_seed(1)
+
+    def samples(count: int) -> tuple[Any, Any]:
+        inputs = torch.randn(count, 6)
+        return inputs, (inputs.sum(dim=1) > 0).long()
+
+    return {
+        "my_module": torch.nn.Sequential(torch.nn.Linear(6, 2)),
+        "my_clients": [samples(8) for _ in range(20)],
+        "my_test": samples(50),
+    }
+
+
+# What stands for the reader's own things in a page: `my_module`, `my_clients`.
+PLACEHOLDERS = {"README.md": own_model_and_data}
 
 
 def _name(page):
