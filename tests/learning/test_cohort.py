@@ -268,7 +268,7 @@ def test_clipped_steps_equal_the_reference(hidden, clip) -> None:
         updates = cohort.train(jobs, ClippedStep(clip=clip, learning_rate=0.5))
     for update, job in zip(updates, jobs, strict=True):
         own = (inputs[job.samples], labels[job.samples])
-        expected = clipped_gradient_step(module, layout, job.start, *own, clip=clip, learning_rate=0.5)
+        expected = clipped_gradient_step(module, layout, job.start, *own, ClippedStep(clip, 0.5))
         assert relative(update, expected) < 1e-10
 
 
@@ -281,9 +281,7 @@ def test_clipped_steps_leave_out_what_overflows_in_float32() -> None:
     jobs = deal((8,), [start * 10.0])
     with Cohort(module, layout, inputs, labels, workers=1) as cohort:
         update = cohort.train(jobs, ClippedStep(clip=1.0, learning_rate=1.0))[0]
-    expected = clipped_gradient_step(
-        module, layout, start * 10.0, inputs, labels, clip=1.0, learning_rate=1.0
-    )
+    expected = clipped_gradient_step(module, layout, start * 10.0, inputs, labels, ClippedStep(1.0, 1.0))
     assert relative(update, expected) < 1e-5
 
 
@@ -296,7 +294,7 @@ def test_clipped_steps_of_other_modules_use_the_reference() -> None:
         updates = cohort.train(jobs, ClippedStep(clip=0.1, learning_rate=0.5))
     for update, job in zip(updates, jobs, strict=True):
         own = (inputs[job.samples], labels[job.samples])
-        expected = clipped_gradient_step(module, layout, job.start, *own, clip=0.1, learning_rate=0.5)
+        expected = clipped_gradient_step(module, layout, job.start, *own, ClippedStep(0.1, 0.5))
         assert relative(update, expected) < 1e-12
 
 

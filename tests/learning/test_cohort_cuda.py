@@ -396,8 +396,7 @@ def test_clipped_steps_and_evaluation_equal_the_reference() -> None:
                 job.start,
                 inputs[job.samples],
                 labels[job.samples],
-                clip=0.5,
-                learning_rate=0.1,
+                ClippedStep(clip=0.5, learning_rate=0.1),
             )
             assert relative(row[None], expected[None]).max() < 1e-10
         layout.load(module, jobs[0].start)

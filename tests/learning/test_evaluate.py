@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from niss.errors import ConfigError
-from niss.learning import Evaluation, evaluate
+from niss.learning import Cohort, Evaluation, FlatLayout, evaluate
+from niss.learning.local import mean_loss, sample_losses
+from support.small_images import samples, small_mlp
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.5], [1.0, 0.0]])
 LABELS = torch.tensor([0, 1, 1, 0, 0])
@@ -76,18 +78,29 @@ def test_the_mean_is_over_samples_not_batches_and_in_float64() -> None:
     assert result.loss == pytest.approx(((count - 1) * math.log(2) + 1000.0) / count, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "batch_size", "field"),
-    [
-        (LOGITS[:0], LABELS[:0], 10, "images"),
-        (LOGITS, LABELS[:4], 10, "images"),
-        (LOGITS, LABELS + 1, 10, "labels"),
-        (LOGITS, LABELS.float(), 10, "labels"),
-        (LOGITS, LABELS, 0, "batch_size"),
-        (LOGITS[:, 0], LABELS, 10, "model"),
-    ],
-)
-def test_refusals_name_the_field(images: Tensor, labels: Tensor, batch_size: int, field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        evaluate(nn.Identity(), images, labels, batch_size=batch_size)
-    assert caught.value.field == field
+def test_the_loss_of_a_sequence_is_the_mean_over_its_positions() -> None:
+    source = torch.Generator().manual_seed(2)
+    logits = torch.randn(3, 4, 5, generator=source, dtype=torch.float64)
+    labels = torch.randint(0, 5, (3, 4), generator=source)
+    chances = functional.log_softmax(logits, -1)
+    by_hand = [-sum(float(chances[i, t, labels[i, t]]) for t in range(4)) / 4 for i in range(3)]
+    assert sample_losses(logits, labels).tolist() == pytest.approx(by_hand)
+    assert float(mean_loss(logits, labels)) == pytest.approx(sum(by_hand) / 3)
+
+
+def test_the_accuracy_is_over_positions() -> None:
+    logits = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = logits.argmax(-1)
+    labels[0, 0] = (labels[0, 0] + 1) % 5
+    result = evaluate(nn.Identity(), logits, labels, batch_size=4)
+    expected = Evaluation(accuracy=1 - 1 / 24, loss=float(mean_loss(logits, labels)), examples=6)
+    assert vars(result) == pytest.approx(vars(expected))
+
+
+def test_a_cohort_evaluates_as_the_reference() -> None:
+    module = small_mlp()
+    layout = FlatLayout.of(module)
+    weights = torch.linspace(-1.0, 1.0, layout.size, dtype=torch.float64)
+    found = Cohort(module, layout, *samples(), workers=1).evaluate(weights, *samples(7, seed=1))
+    layout.load(module, weights)
+    assert found == evaluate(module, *samples(7, seed=1))

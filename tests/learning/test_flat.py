@@ -93,6 +93,9 @@ def test_flatten_copies_and_split_views() -> None:
     assert not bool((vector == 9.0).any())
     layout.split(vector)["bias"].fill_(4.0)
     assert vector.tolist()[2] == 4.0
+    stack = torch.zeros(2, 3)
+    layout.split(stack)["weight"].copy_(torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]))
+    assert stack.tolist() == [[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]]
     assert not vector.requires_grad
 
 
@@ -130,18 +133,19 @@ def test_scalar_entries_have_one_place() -> None:
     assert math.prod(layout.split(torch.ones(1))["scale"].shape) == 1
 
 
-@pytest.mark.parametrize("vector", [torch.zeros(4), torch.zeros(2), torch.zeros(3, 1)])
-def test_wrong_length_is_refused(vector: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        (torch.zeros(4), "length 3"),
+        (torch.zeros(2), "length 3"),
+        (torch.zeros(3, 1), "length 3"),
+        (torch.zeros(3, dtype=torch.float64), "float64"),
+    ],
+)
+def test_vectors_of_another_model_are_refused(vector: torch.Tensor, message: str) -> None:
     module = nn.Linear(2, 1)
-    with pytest.raises(ConfigError, match="length 3") as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         FlatLayout.of(module).load(module, vector)
-    assert caught.value.field == "vector"
-
-
-def test_wrong_dtype_is_refused() -> None:
-    module = nn.Linear(2, 1)
-    with pytest.raises(ConfigError, match="float64") as caught:
-        FlatLayout.of(module).load(module, torch.zeros(3, dtype=torch.float64))
     assert caught.value.field == "vector"
 
 

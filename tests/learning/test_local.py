@@ -7,15 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.errors import ConfigError
-from niss.learning import (
-    FlatLayout,
-    LocalTraining,
-    batch_order,
-    train_client,
-)
+from niss.learning import FlatLayout, LocalTraining, batch_order, seeded_torch, train_client
 from niss.randomness import SimStream
-from support.small_images import CLASSES, COUNT, STREAM, samples, small_mlp, with_batchnorm
+from support.small_images import CLASSES, COUNT, STREAM, samples, small_mlp, with_batchnorm, with_dropout
 
 
 def with_equal_gradients() -> nn.Module:
@@ -34,6 +28,22 @@ def with_equal_gradients() -> nn.Module:
             return logits
 
     return TwoBiases()
+
+
+def train(
+    module: nn.Module,
+    work: LocalTraining,
+    data: tuple[Tensor, Tensor] | None = None,
+    stream: SimStream = STREAM,
+) -> Tensor:
+    """`train_client` from the weights that the module has, which it gets back."""
+    layout = FlatLayout.of(module)
+    start = layout.flatten(module)
+    kept = start.clone()
+    update = train_client(module, layout, start, *(data or samples()), work, stream=stream)
+    assert torch.equal(start, kept)
+    layout.load(module, start)
+    return update
 
 
 def optim_reference(
@@ -56,11 +66,16 @@ def optim_reference(
             optimiser.step()
 
 
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).double()
+    module[3].weight = module[1].weight
+    return module
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-@pytest.mark.parametrize("build", [small_mlp, with_batchnorm, with_equal_gradients])
+@pytest.mark.parametrize("build", [small_mlp, with_batchnorm, with_equal_gradients, tied])
 def test_equals_torch_sgd(build: Callable[[], nn.Module], momentum: float, weight_decay: float) -> None:
-    images, labels = samples()
     settings = LocalTraining(
         epochs=3, batch_size=5, learning_rate=0.1, momentum=momentum, weight_decay=weight_decay
     )
@@ -68,31 +83,14 @@ def test_equals_torch_sgd(build: Callable[[], nn.Module], momentum: float, weigh
     module = build()
     layout = FlatLayout.of(module)
     start = layout.flatten(module)
-    kept = start.clone()
-    update = train_client(module, layout, start, images, labels, settings, stream=STREAM)
-
-    layout.load(module, start)
-    optim_reference(module, images, labels, settings, STREAM)
+    update = train(module, settings)
+    optim_reference(module, *samples(), settings, STREAM)
     expected = layout.flatten(module) - start
     assert float(expected.abs().max()) > 1e-2
     assert float((update - expected).abs().max()) <= 1e-12
-    assert torch.equal(start, kept)
     assert update.dtype == torch.float64
     assert not update.requires_grad
-
-
-def test_tied_parameters_train_as_one() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).double()
-    module[3].weight = module[1].weight
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
-    images, labels = samples()
-    settings = LocalTraining(epochs=2, batch_size=5, momentum=0.9, weight_decay=0.01)
-    update = train_client(module, layout, start, images, labels, settings, stream=STREAM)
-    layout.load(module, start)
-    optim_reference(module, images, labels, settings, STREAM)
-    assert module[3].weight is module[1].weight
-    assert float((update - (layout.flatten(module) - start)).abs().max()) <= 1e-12
+    assert build is not tied or module[3].weight is module[1].weight
 
 
 def test_unreached_parameters_stay_as_in_torch_sgd() -> None:
@@ -107,11 +105,7 @@ def test_unreached_parameters_stay_as_in_torch_sgd() -> None:
             return logits
 
     module = Spare()
-    layout = FlatLayout.of(module)
-    update = train_client(
-        module, layout, layout.flatten(module), *samples(), LocalTraining(weight_decay=0.1), stream=STREAM
-    )
-    pieces = layout.split(update)
+    pieces = FlatLayout.of(module).split(train(module, LocalTraining(weight_decay=0.1)))
     assert not bool(pieces["spare.weight"].any())
     assert bool(pieces["used.layers.1.weight"].any())
 
@@ -121,14 +115,7 @@ def test_frozen_parameters_stay() -> None:
     frozen = "layers.1.weight"
     module.get_parameter(frozen).requires_grad_(False)
     layout = FlatLayout.of(module)
-    update = train_client(
-        module,
-        layout,
-        layout.flatten(module),
-        *samples(),
-        LocalTraining(weight_decay=0.1, momentum=0.9),
-        stream=STREAM,
-    )
+    update = train(module, LocalTraining(weight_decay=0.1, momentum=0.9))
     moved = {name: bool(piece.any()) for name, piece in layout.split(update).items()}
     assert moved == {name: name != frozen for name in layout.names}
     assert not bool(update[~layout.trainable_mask()].any())
@@ -143,5 +130,108 @@ def test_batch_order_is_one_permutation_per_epoch() -> None:
         assert epoch.dtype == torch.int64
         assert epoch.tolist() == STREAM.child("epoch", number).generator().permutation(12).tolist()
     assert not torch.equal(epochs[0], epochs[1])
-    with pytest.raises(ConfigError, match="count"):
-        batch_order(0, settings, STREAM)
+
+
+@pytest.mark.parametrize("build", [small_mlp, with_dropout, with_batchnorm])
+def test_result_depends_on_the_arguments_alone(build: Callable[[], nn.Module]) -> None:
+    settings = LocalTraining(epochs=2, batch_size=5, momentum=0.5)
+    module = build()
+    before = torch.random.get_rng_state()
+    first = train(module, settings)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.rand(11)
+    module.eval()
+    with torch.no_grad():
+        again = train(module, settings)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, train(module, settings, stream=STREAM.child(1)))
+    assert not any(part.training for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_dropout_is_active_and_follows_its_own_stream() -> None:
+    module, settings = with_dropout(), LocalTraining(epochs=1, batch_size=COUNT)
+    update = train(module, settings)
+    module[2].p = 0.0
+    assert not torch.allclose(update, train(module, settings))
+
+
+def test_batchnorm_statistics_are_sent_and_the_counter_is_restored() -> None:
+    module = with_batchnorm()
+    norm = module[2]
+    assert isinstance(norm, nn.BatchNorm1d)
+    norm.num_batches_tracked.fill_(41)
+    pieces = FlatLayout.of(module).split(train(module, LocalTraining(epochs=1, batch_size=5)))
+    assert int(norm.num_batches_tracked) == 41
+    assert bool(pieces["2.running_mean"].any())
+    assert bool(pieces["2.running_var"].any())
+
+
+def test_buffers_outside_the_vector_do_not_reach_the_next_client() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small_mlp()
+            self.register_buffer("calls", torch.tensor(0))
+            self.register_buffer("warmth", torch.zeros((), dtype=torch.float64), persistent=False)
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            self.warmth += 0.1
+            logits: Tensor = self.inner(images) * (1.0 + self.warmth)
+            return logits
+
+    module = Counting()
+    updates = [train(module, LocalTraining(epochs=1)) for _ in range(2)]
+    assert torch.equal(updates[0], updates[1])
+    assert int(module.calls) == 0
+    assert float(module.warmth) == 0.0
+
+
+def test_embedding_inputs_and_float32() -> None:
+    module = nn.Sequential(nn.EmbeddingBag(9, 3), nn.Linear(3, CLASSES))
+    tokens = torch.randint(9, (COUNT, 6), generator=torch.Generator().manual_seed(1))
+    update = train(module, LocalTraining(learning_rate=0.5), (tokens, tokens[:, 0] % CLASSES))
+    assert update.dtype == torch.float32
+    assert bool(FlatLayout.of(module).split(update)["0.weight"].any())
+
+
+def test_divergence_is_returned_not_raised() -> None:
+    images, labels = samples()
+    images[0, 0, 0, 0] = float("nan")
+    assert not bool(train(small_mlp(), LocalTraining(), (images, labels)).isfinite().all())
+
+
+def test_seeded_draws_depend_on_the_stream_alone_and_blocks_nest() -> None:
+    with seeded_torch(SimStream(1)):
+        plain = torch.rand(4)
+    torch.rand(5)
+    with seeded_torch(SimStream(1)):
+        head = torch.rand(2)
+        with seeded_torch(SimStream(2)):
+            other = torch.rand(4)
+        tail = torch.rand(2)
+    assert torch.equal(plain, torch.cat([head, tail]))
+    assert not torch.equal(plain, other)
+
+
+def test_the_global_generator_is_restored_after_an_error_too() -> None:
+    before = torch.random.get_rng_state()
+    with seeded_torch(SimStream(1)):
+        torch.rand(3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    with pytest.raises(KeyError), seeded_torch(SimStream(1)):
+        raise KeyError(float(torch.rand(1)))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_generators_are_seeded_and_restored() -> None:
+    torch.zeros(1, device="cuda")
+    before = torch.cuda.get_rng_state()
+    draws = []
+    for _ in range(2):
+        with seeded_torch(SimStream(1)):
+            draws.append(torch.rand(3, device="cuda"))
+    assert torch.equal(draws[0], draws[1])
+    assert torch.equal(before, torch.cuda.get_rng_state())

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.learning import FlatLayout, build_model, clipped_gradient_step
-from niss.randomness import SimStream
+from niss.learning import ClippedStep, FlatLayout, build_model, clipped_gradient_step
 from support.small_images import CLASSES, SHAPE, STREAM, samples, small_mlp, with_dropout
 
 
@@ -47,6 +46,14 @@ def naive_step(
     return -learning_rate / len(labels) * total
 
 
+def step(
+    module: nn.Module, images: Tensor, labels: Tensor, clip: float, learning_rate: float = 1.0, **options: int
+) -> Tensor:
+    """`clipped_gradient_step` from the weights that the module has."""
+    layout, work = FlatLayout.of(module), ClippedStep(clip, learning_rate)
+    return clipped_gradient_step(module, layout, layout.flatten(module), images, labels, work, **options)
+
+
 @pytest.mark.parametrize("clip", [0.3, 2.0, 1e6])
 @pytest.mark.parametrize("chunk", [1, 4, 256])
 @pytest.mark.parametrize("build", [small_mlp, group_norm_with_a_frozen_layer, tied])
@@ -55,9 +62,7 @@ def test_equals_the_naive_loop(build: Callable[[], nn.Module], chunk: int, clip:
     module = build()
     layout = FlatLayout.of(module)
     start = layout.flatten(module)
-    update = clipped_gradient_step(
-        module, layout, start, images, labels, clip=clip, learning_rate=0.7, chunk=chunk
-    )
+    update = step(module, images, labels, clip, 0.7, chunk=chunk)
     expected = naive_step(module, images, labels, clip, 0.7)
     assert float(expected.abs().max()) > 1e-3
     assert float((update - expected).abs().max()) <= 1e-12
@@ -65,14 +70,18 @@ def test_equals_the_naive_loop(build: Callable[[], nn.Module], chunk: int, clip:
     assert not bool(update[~layout.trainable_mask()].any())
 
 
-def test_cnn_equals_the_naive_loop() -> None:
-    images, labels = samples(3)
-    module = small_cnn()
-    layout = FlatLayout.of(module)
-    update = clipped_gradient_step(
-        module, layout, layout.flatten(module), images, labels, clip=0.5, learning_rate=1.0, chunk=2
-    )
-    assert float((update - naive_step(module, images, labels, 0.5, 1.0)).abs().max()) <= 1e-12
+def embedding() -> nn.Module:
+    return nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, CLASSES)).double()
+
+
+def test_a_cnn_and_an_embedding_equal_the_naive_loop() -> None:
+    tokens = torch.randint(7, (6, 3), generator=torch.Generator().manual_seed(2))
+    for module, images, labels in (
+        (small_cnn(), *samples(3)),
+        (embedding(), tokens, tokens[:, 0] % CLASSES),
+    ):
+        update = step(module, images, labels, 0.3, chunk=2)
+        assert float((update - naive_step(module, images, labels, 0.3, 1.0)).abs().max()) <= 1e-12
 
 
 @settings(deadline=None, max_examples=60)
@@ -94,38 +103,26 @@ def test_replacing_one_sample_moves_the_update_within_the_bound(
     other_images[swapped] = other_images[swapped].flip(-1).neg() * magnitude
     other_labels[swapped] = label
     module = small_mlp()
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
-
-    def step(some_images: Tensor, some_labels: Tensor) -> Tensor:
-        return clipped_gradient_step(
-            module, layout, start, some_images, some_labels, clip=clip, learning_rate=learning_rate
-        )
-
-    update, other = step(images, labels), step(other_images, other_labels)
+    update = step(module, images, labels, clip, learning_rate)
+    other = step(module, other_images, other_labels, clip, learning_rate)
     share = learning_rate * clip / count
     assert float((update - other).norm()) <= 2 * share * (1 + 1e-9)
     # The sample alone, at fixed d: what adding or removing it moves.
-    alone = step(images[swapped : swapped + 1], labels[swapped : swapped + 1]) / count
+    own = slice(swapped, swapped + 1)
+    alone = step(module, images[own], labels[own], clip, learning_rate) / count
     assert float(alone.norm()) <= share * (1 + 1e-9)
 
 
+def flat_linear() -> nn.Linear:
+    """A single weight for each of two classes, both zero."""
+    module = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(module.weight)
+    return module
+
+
 def test_the_bound_is_reached() -> None:
-    module = nn.Linear(1, 2, bias=False).double()
-    layout = FlatLayout.of(module)
-    start = torch.zeros(2, dtype=torch.float64)
-    steps = [
-        clipped_gradient_step(
-            module,
-            layout,
-            start,
-            torch.full((1, 1), 100.0, dtype=torch.float64),
-            torch.tensor([label]),
-            clip=0.5,
-            learning_rate=0.1,
-        )
-        for label in (0, 1)
-    ]
+    images = torch.full((1, 1), 100.0, dtype=torch.float64)
+    steps = [step(flat_linear().double(), images, torch.tensor([label]), 0.5, 0.1) for label in (0, 1)]
     assert float((steps[0] - steps[1]).norm()) == pytest.approx(2 * 0.1 * 0.5, rel=1e-12)
 
 
@@ -134,67 +131,29 @@ def test_the_bound_is_reached() -> None:
 def test_a_sample_without_finite_gradient_contributes_zero(poison: float, chunk: int) -> None:
     images, labels = samples(5)
     module = small_mlp()
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
     images[2] = poison
-    update = clipped_gradient_step(
-        module, layout, start, images, labels, clip=0.5, learning_rate=1.0, chunk=chunk
-    )
+    update = step(module, images, labels, 0.5, chunk=chunk)
     others = torch.tensor([0, 1, 3, 4])
     expected = naive_step(module, images[others], labels[others], 0.5, 1.0) * 4 / 5
     assert float((update - expected).abs().max()) <= 1e-12
 
 
 def test_float32_norms_that_overflow_or_underflow_are_still_clipped() -> None:
-    module = nn.Linear(1, 2, bias=False)
-    layout = FlatLayout.of(module)
     for magnitude, clip in ((1e25, 1.0), (1e-25, 1e-30)):
-        update = clipped_gradient_step(
-            module,
-            layout,
-            torch.zeros(2),
-            torch.full((1, 1), magnitude),
-            torch.tensor([0]),
-            clip=clip,
-            learning_rate=1.0,
-        )
+        update = step(flat_linear(), torch.full((1, 1), magnitude), torch.tensor([0]), clip)
         assert update.dtype == torch.float32
         assert float(update.double().norm()) == pytest.approx(clip, rel=1e-6)
 
 
-def test_embedding_inputs() -> None:
-    module = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, CLASSES)).double()
-    layout = FlatLayout.of(module)
-    tokens = torch.randint(7, (6, 3), generator=torch.Generator().manual_seed(2))
-    labels = tokens[:, 0] % CLASSES
-    update = clipped_gradient_step(
-        module, layout, layout.flatten(module), tokens, labels, clip=0.2, learning_rate=1.0
-    )
-    assert float((update - naive_step(module, tokens, labels, 0.2, 1.0)).abs().max()) <= 1e-12
-
-
-def test_dropout_is_off_without_a_stream_and_reproducible_with_one() -> None:
+def test_nothing_is_drawn_and_dropout_is_off() -> None:
     images, labels = samples(6)
     module = with_dropout()
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
-
-    def step(stream: SimStream | None) -> Tensor:
-        return clipped_gradient_step(
-            module, layout, start, images, labels, clip=1.0, learning_rate=1.0, stream=stream
-        )
-
     before = torch.random.get_rng_state()
-    plain = step(None)
-    first = step(STREAM)
+    update = step(module, images, labels, 1.0)
     assert torch.equal(before, torch.random.get_rng_state())
-    torch.rand(3)
-    assert torch.equal(first, step(STREAM))
-    assert not torch.equal(first, step(STREAM.child(1)))
-    assert not torch.equal(first, plain)
     assert all(part.training for part in module.modules())
     module.eval()
-    assert float((plain - naive_step(module, images, labels, 1.0, 1.0)).abs().max()) <= 1e-12
+    assert float((update - naive_step(module, images, labels, 1.0, 1.0)).abs().max()) <= 1e-12
 
 
 def test_a_layer_with_two_names_is_left_as_it_was() -> None:
@@ -210,10 +169,8 @@ def test_a_layer_with_two_names_is_left_as_it_was() -> None:
             return result
 
     module = Twice().double()
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
     images, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
-    update = clipped_gradient_step(module, layout, start, images, labels, clip=1e9, learning_rate=1.0)
+    update = step(module, images, labels, 1e9)
     assert isinstance(module.first.weight, nn.Parameter)
     loss = nn.functional.cross_entropy(module(images), labels)
     slopes = torch.autograd.grad(loss, list(module.parameters()))

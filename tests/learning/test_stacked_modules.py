@@ -1,4 +1,4 @@
-"""Modules of the user's, stacked over clients and over samples: equal to the reference, or looped with a reason."""
+"""Models by name and modules of the user's, stacked over clients and over samples: as the reference, or looped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from niss.learning import ClippedStep, Cohort, FlatLayout, Job, LocalTraining
+from niss.learning import (
+    ClippedStep,
+    Cohort,
+    FlatLayout,
+    ImageSamples,
+    Job,
+    LocalTraining,
+    ModelSettings,
+    Samples,
+    TokenSamples,
+    build_model,
+)
 from niss.learning.clipped import clipped_gradient_steps
 from niss.learning.cohort import Problem
 from niss.learning.cpu import make_groups
 from niss.learning.cpu.vmap import WORTH_STACKING, VmapGroups, why_not
 from niss.learning.cuda.program import stacked_module, why_not_stacked
 from niss.learning.local import train_client
+from niss.learning.models import MODEL_NAMES
 from niss.randomness import SimStream
 from support.stacked import assert_learned_alike, make_jobs, run_stacked
 
@@ -127,27 +139,52 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def make_problem(module: nn.Module, *, tokens: bool) -> Problem:
+PICTURES, LARGER, SPOKEN = ImageSamples((2, 4, 3)), ImageSamples((2, 6, 5)), TokenSamples(LENGTH, TOKENS)
+MODELS: dict[str, tuple[str, Samples, ModelSettings]] = {
+    "model mlp": ("mlp", LARGER, ModelSettings(hidden=(6,))),
+    "model cnn": ("cnn", LARGER, ModelSettings()),
+    "model resnet": ("resnet", LARGER, ModelSettings(width=8, layers=1)),
+    "model resnet, deep": ("resnet", LARGER, ModelSettings(width=16, layers=2)),
+    "model logistic": ("logistic", LARGER, ModelSettings()),
+    "model gru": ("gru", SPOKEN, ModelSettings(width=6, embedding=4)),
+    "model gru, deep": ("gru", SPOKEN, ModelSettings(width=6, embedding=4, layers=2)),
+    "model lstm": ("lstm", SPOKEN, ModelSettings(width=6, embedding=4)),
+    "model lstm, deep": ("lstm", SPOKEN, ModelSettings(width=6, embedding=4, layers=2)),
+    "model transformer": ("transformer", SPOKEN, ModelSettings(width=8, heads=2)),
+}
+NAMES = (*MODULES, *MODELS)
+
+
+def make_problem(module: nn.Module, samples: Samples = PICTURES) -> Problem:
     source = torch.Generator().manual_seed(1)
     count = sum(SIZES)
-    if tokens:
+    if isinstance(samples, TokenSamples):
         inputs = torch.randint(0, TOKENS, (count, LENGTH), generator=source)
         labels = torch.randint(0, CLASSES, (count, LENGTH), generator=source)
     else:
-        inputs = torch.randn(count, 2, 4, 3, generator=source, dtype=torch.float64)
+        inputs = torch.randn(count, *samples.shape, generator=source, dtype=torch.float64)
         labels = torch.randint(0, CLASSES, (count,), generator=source)
     module = module.double()
     return Problem(module, FlatLayout.of(module), inputs, labels)
 
 
 def problem(name: str) -> Problem:
+    if name in MODELS:
+        model, samples, settings = MODELS[name]
+        built = build_model(model, samples=samples, classes=CLASSES, stream=SimStream(1), settings=settings)
+        return make_problem(built, samples)
     module = MODULES[name]()
-    return make_problem(module, tokens=any(isinstance(part, nn.Embedding) for part in module.modules()))
+    embedded = any(isinstance(part, nn.Embedding) for part in module.modules())
+    return make_problem(module, SPOKEN if embedded else PICTURES)
+
+
+def test_every_model_is_tried() -> None:
+    assert {name for name, _, _ in MODELS.values()} == set(MODEL_NAMES)
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
 @pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
     task = problem(name)
     jobs = make_jobs(task, SIZES)
@@ -158,13 +195,13 @@ def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
         assert_learned_alike(row - job.start, task.update_of(job, WORK))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_trial_lets_them_pass(name: str) -> None:
     task = problem(name)
     assert why_not_stacked(task, stacked_module(task.module)) is None
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_cohort_equals_the_reference(name: str) -> None:
     task = problem(name)
     jobs = make_jobs(task, SIZES)
@@ -176,7 +213,7 @@ def test_a_cohort_equals_the_reference(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_groups_equal_the_reference(name: str) -> None:
     task = problem(name)
     if name == "partly-unused":
@@ -191,7 +228,7 @@ def test_groups_equal_the_reference(name: str) -> None:
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
 @pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> None:
     """In chunks that end within clients; the reference itself is compared with a loop over the samples."""
     task = problem(name)
@@ -314,7 +351,7 @@ class Forgetful(nn.Module):
     ],
 )
 def test_what_cannot_be_stacked_is_looped_with_a_reason(module: Callable[[], nn.Module], reason: str) -> None:
-    task = make_problem(module(), tokens=False)
+    task = make_problem(module())
     before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
     found = why_not_stacked(task, stacked_module(task.module))
     assert found is not None
@@ -346,14 +383,14 @@ def some_jobs(sizes: tuple[int, ...]) -> list[Job]:
     ],
 )
 def test_clients_are_stacked_where_many_are_at_work_on_small_batches(sizes, batch_size, stacked) -> None:
-    form = VmapGroups(make_problem(wide(), tokens=False))
+    form = VmapGroups(make_problem(wide()))
     jobs = some_jobs(sizes)
     assert form.gains(LocalTraining(epochs=2, batch_size=batch_size), jobs) is stacked
     assert form.gains(ClippedStep(1.0, 1.0), jobs)
 
 
 def test_a_giant_is_trained_alone_and_the_others_together() -> None:
-    form = VmapGroups(make_problem(wide(), tokens=False))
+    form = VmapGroups(make_problem(wide()))
     jobs = some_jobs((*(6,) * 20, 600, 3))
     groups = make_groups(jobs, 16, 2, partial(form.gains, LocalTraining(batch_size=3)))
     assert [len(numbers) for numbers, _ in groups] == [1, 11, 10]
@@ -362,7 +399,7 @@ def test_a_giant_is_trained_alone_and_the_others_together() -> None:
 
 def test_the_form_of_a_group_follows_the_rule(monkeypatch) -> None:
     """Large batches go through the reference itself, bit for bit; small ones do not."""
-    task = make_problem(wide(), tokens=False)
+    task = make_problem(wide())
     jobs = [replace(job, samples=job.samples.repeat(80)) for job in make_jobs(task, (5,) * 8)]
     loops: list[int] = []
     update_of = Problem.update_of

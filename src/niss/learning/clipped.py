@@ -32,7 +32,6 @@ from niss.learning.local import (
     trainable_parameters,
 )
 from niss.learning.stackable import as_function
-from niss.randomness import SimStream
 
 _CHUNK = 256
 # Of one layer, sample by sample: what came in, and the delta of what came out.
@@ -57,11 +56,9 @@ def clipped_gradient_step(
     start: Tensor,
     images: Tensor,
     labels: Tensor,
+    work: ClippedStep,
     *,
-    clip: float,
-    learning_rate: float,
     chunk: int = _CHUNK,
-    stream: SimStream | None = None,
 ) -> Tensor:
     """The update of one step from `start`, with d = number of samples:
 
@@ -73,36 +70,31 @@ def clipped_gradient_step(
     module, layout  what is trained, as scratch space, and the layout of its vector
     start           the weights to begin at, as `layout.flatten` gives them
     images, labels  the client's samples, on the device of the module
-    clip            the bound on ||g_i||_2, above 0
-    learning_rate   above 0
+    work            the bound on ||g_i||_2, and the learning rate
     chunk           how many samples are differentiated at once
-    stream          what the module draws from, or None for eval() mode
 
     Guarantee, up to floating-point rounding: replacing one sample moves the update by at most
     2 * learning_rate * clip / d in L2 norm; adding or removing one at fixed d moves it by at most
     learning_rate * clip / d. A sample whose gradient norm is not finite contributes zero, which is
     within the bound; finding such samples is left to the caller.
 
-    Without a `stream` the module runs in eval() mode, so Dropout is off and nothing is drawn. With one
-    it runs in train() mode, each sample under its own masks drawn from `stream.child("torch")`; which
-    masks these are then depends on `chunk`, and the bounds hold for equal masks. BatchNorm and its like
-    are refused: a gradient of one sample alone does not exist there. The module is scratch space; its
-    mode and its other buffers are restored. Memory is O(chunk * layout.size).
+    The module runs in eval() mode, so Dropout is off and nothing is drawn. BatchNorm and its like are refused: a
+    gradient of one sample alone does not exist there. The module is scratch space; its mode and its other
+    buffers are restored. Memory is O(chunk * layout.size).
     """
-    ClippedStep(clip, learning_rate)
     require_whole(chunk, field="chunk", at_least=1)
     highest_label = require_samples(images, labels)
     gradients_of = _sample_gradients(module, layout, start, highest_label)
     total = torch.zeros(layout.size, dtype=torch.float64, device=start.device)
     parts = layout.split(total)
-    with borrowed(module, layout, stream):
+    with borrowed(module, layout, None):
         for some_images, some_labels in zip(
             torch.split(images, chunk), torch.split(labels, chunk), strict=True
         ):
-            gradients, factors = _with_factors(gradients_of(some_images, some_labels), clip)
+            gradients, factors = _with_factors(gradients_of(some_images, some_labels), work.clip)
             for name, gradient in gradients.items():
                 parts[name].add_(torch.tensordot(factors.to(gradient.dtype), gradient, dims=1))
-    return total.mul_(-learning_rate / labels.shape[0]).to(start.dtype)
+    return total.mul_(-work.learning_rate / labels.shape[0]).to(start.dtype)
 
 
 @torch.no_grad()
@@ -118,7 +110,7 @@ def clipped_gradient_steps(
     chunk: int = _CHUNK,
     products: bool = False,
 ) -> Tensor:
-    """Row k is `clipped_gradient_step` without a stream for the k-th client's `samples`, all from one start.
+    """Row k is `clipped_gradient_step` for the k-th client's `samples`, all from one start.
 
     inputs, labels  the data of all clients, on the device of the module
     samples         of each client, its rows of the data
@@ -190,7 +182,7 @@ def _with_factors(gradients: dict[str, Tensor], clip: float) -> tuple[dict[str, 
 def clipped_mlp_step(
     layout: FlatLayout, inputs: Tensor, labels: Tensor, start: Tensor, samples: Tensor, work: ClippedStep
 ) -> Tensor:
-    """What `clipped_gradient_step` returns without a stream, for an `Mlp` as built.
+    """What `clipped_gradient_step` returns, for an `Mlp` as built.
 
     layout           the vector as weight, bias, weight, bias and so on
     inputs, labels   the data of all clients, [all, features] and [all]

@@ -81,7 +81,7 @@ class Problem:
         common = (self.module, self.layout, job.start.to(device), self.inputs[rows], self.labels[rows])
         if isinstance(work, LocalTraining):
             return train_client(*common, work, stream=job.stream)
-        return clipped_gradient_step(*common, clip=work.clip, learning_rate=work.learning_rate)
+        return clipped_gradient_step(*common, work)
 
 
 class Engine(ABC):
@@ -241,7 +241,7 @@ class Cohort:
         """The updates of all jobs on the processor, [len(jobs), layout.size], row i that of job i.
 
         With `LocalTraining` a row is what `train_client` returns, with `ClippedStep` what
-        `clipped_gradient_step` returns without a stream. `out` takes the rows where it is given. On a GPU,
+        `clipped_gradient_step` returns. `out` takes the rows where it is given. On a GPU,
         modules that draw inside (Dropout) draw other masks than on the CPU, from the same stream.
 
         Raises `ConfigError` for a job that cannot be trained, before any work starts.

@@ -84,6 +84,7 @@ class FlatLayout:
     @torch.no_grad()
     def load(self, module: nn.Module, vector: Tensor) -> None:
         """Copy `vector` into the entries of `module`; integer and bool entries stay as they are."""
+        self.require_vector(vector)
         if vector.dtype != self.dtype:
             raise ConfigError(
                 f"is {vector.dtype}, the model is {self.dtype}",
@@ -93,12 +94,13 @@ class FlatLayout:
         for tensor, piece in zip(self._entries(module), self.split(vector).values(), strict=True):
             tensor.copy_(piece)
 
-    def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views into `vector` by name, in the shape of each entry; any dtype."""
-        self.require_vector(vector)
-        pieces = torch.split(vector, self.sizes)
+    def split(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Views into a vector, or into a stack of them [..., size], by name, in the shape of each entry; any dtype."""
+        if vectors.ndim == 1:
+            self.require_vector(vectors)
+        pieces = torch.split(vectors, self.sizes, dim=-1)
         return {
-            name: piece.view(shape)
+            name: piece.view((*vectors.shape[:-1], *shape))
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
 

@@ -100,7 +100,7 @@ def train_client(
     highest_label = require_samples(images, labels)
     layout.load(module, start)
     parameters = list(trainable_parameters(module).values())
-    velocities: list[Tensor | None] = [None] * len(parameters)
+    velocities = [velocity_like(parameter.detach(), settings) for parameter in parameters]
     with borrowed(module, layout, stream), torch.enable_grad():
         for batch in batch_order(labels.shape[0], settings, stream):
             wanted = labels[batch]
@@ -109,7 +109,9 @@ def train_client(
             )
             loss = mean_loss(logits, wanted)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            _sgd_step(parameters, gradients, velocities, settings)
+            for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
+                if gradient is not None:  # what the loss does not reach stays as it is
+                    sgd_step(parameter, velocity, gradient, settings)
     return layout.flatten(module).sub_(start.detach())
 
 
@@ -128,28 +130,20 @@ def _forward(module: nn.Module, batch: Tensor) -> object:
         raise
 
 
+def velocity_like(weights: Tensor, settings: LocalTraining) -> Tensor | None:
+    """Zeros, from which `v <- momentum * v + g` gives `v = g` at first; None without momentum."""
+    return weights.new_zeros(weights.shape) if settings.momentum else None
+
+
 @torch.no_grad()
-def _sgd_step(
-    parameters: list[nn.Parameter],
-    gradients: tuple[Tensor | None, ...],
-    velocities: list[Tensor | None],
-    settings: LocalTraining,
-) -> None:
-    """One step of torch.optim.SGD, in place; a parameter that the loss does not reach stays as it is."""
-    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        if gradient is None:
-            continue
-        direction = gradient
-        if settings.weight_decay:
-            direction = direction.add(parameter, alpha=settings.weight_decay)
-        if settings.momentum:
-            velocity = velocities[index]
-            # The clone: autograd may hand out one tensor for two parameters, and v is changed in place.
-            direction = (
-                direction.clone() if velocity is None else velocity.mul_(settings.momentum).add_(direction)
-            )
-            velocities[index] = direction
-        parameter.add_(direction, alpha=-settings.learning_rate)
+def sgd_step(weights: Tensor, velocity: Tensor | None, gradient: Tensor, settings: LocalTraining) -> None:
+    """One step of torch.optim.SGD along `gradient`, in place, of one client or of many stacked."""
+    if settings.weight_decay:
+        # Not in place: autograd may hand out one tensor for two parameters.
+        gradient = gradient.add(weights, alpha=settings.weight_decay)
+    if velocity is not None:
+        gradient = velocity.mul_(settings.momentum).add_(gradient)
+    weights.add_(gradient, alpha=-settings.learning_rate)
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,8 +1,5 @@
 """How one process trains a group of clients: one after another, an MLP stacked, a CNN channels-last.
 
-The step is torch.optim.SGD's, as in `local.train_client`: g <- g + weight_decay w; v <- momentum v + g; w <- w -
-learning_rate v. It is written twice, for a gradient that is there and for one that is a product of two matrices.
-
 An MLP is trained for many clients at once: batched products, a backward pass by hand, updates in place. For layer l of
 every client, with a_0 the inputs and z_l = a_{l-1} W_l^T + b_l, a_l = relu(z_l):
 
@@ -31,7 +28,7 @@ from torch.nn import functional
 from niss.learning.clipped import ClippedStep, clipped_mlp_step
 from niss.learning.cohort import BatchTable, Job, Problem, Work
 from niss.learning.flat import FlatLayout
-from niss.learning.local import LocalTraining, batch_order
+from niss.learning.local import LocalTraining, batch_order, sgd_step, velocity_like
 
 # Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent.
 GROUP_BYTES = 6 * 2**20
@@ -117,25 +114,10 @@ def group_batches(jobs: Sequence[Job], settings: LocalTraining, dtype: torch.dty
     return GroupBatches(torch.from_numpy(table.rows).long(), weights[..., None], working)
 
 
-def velocity_like(weights: Tensor, settings: LocalTraining) -> Tensor | None:
-    """Zeros, from which `v <- momentum * v + g` gives `v = g` at first; None without momentum."""
-    return weights.new_zeros(weights.shape) if settings.momentum else None
-
-
-def step(weights: Tensor, velocity: Tensor | None, gradient: Tensor, settings: LocalTraining) -> None:
-    """`weights` takes one step of `train_client`'s SGD along `gradient`, in place."""
-    if settings.weight_decay:
-        # Not in place: autograd may hand out one tensor for two parameters.
-        gradient = gradient.add(weights, alpha=settings.weight_decay)
-    if velocity is not None:
-        gradient = velocity.mul_(settings.momentum).add_(gradient)
-    weights.add_(gradient, alpha=-settings.learning_rate)
-
-
 def step_by_product(
     weights: Tensor, velocity: Tensor | None, left: Tensor, right: Tensor, settings: LocalTraining
 ) -> None:
-    """The same for the gradient `left @ right` (of one client, or of many stacked), which is never formed:
+    """`sgd_step` along the gradient `left @ right` (of one client, or of many stacked), which is never formed:
 
     w <- (1 - learning_rate * weight_decay) w - learning_rate * left @ right    without momentum.
     """
@@ -330,7 +312,7 @@ class _Sgd:
     def _linear(self, first: int, delta: Tensor, below: Tensor) -> None:
         """Parameters `first` (weights) and `first + 1` (biases) step."""
         step_by_product(self.weights[first], self.velocities[first], delta.t(), below, self.settings)
-        step(self.weights[first + 1], self.velocities[first + 1], delta.sum(0), self.settings)
+        sgd_step(self.weights[first + 1], self.velocities[first + 1], delta.sum(0), self.settings)
 
     def _convolution(
         self, first: int, slope: Tensor, raw: Tensor, places: Tensor, below: Tensor, *, wants_input: bool
@@ -347,8 +329,8 @@ class _Sgd:
             slope, below, kernel, [kernel.shape[0]], [1, 1], [_PADDING] * 2, [1, 1], False, [0, 0], 1,
             [wants_input, True, True],
         )  # fmt: skip
-        step(kernel, self.velocities[first], kernel_slope, self.settings)
-        step(self.weights[first + 1], self.velocities[first + 1], offset_slope, self.settings)
+        sgd_step(kernel, self.velocities[first], kernel_slope, self.settings)
+        sgd_step(self.weights[first + 1], self.velocities[first + 1], offset_slope, self.settings)
         return below_slope
 
 

@@ -19,9 +19,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps
 from niss.learning.cohort import Job, Problem, Work
-from niss.learning.cpu.formulations import GroupLoop, group_batches, step, velocity_like
+from niss.learning.cpu.formulations import GroupLoop, group_batches
 from niss.learning.flat import FlatLayout
-from niss.learning.local import in_mode, mean_loss, require_logits, sample_losses, trainable_parameters
+from niss.learning.local import (
+    in_mode,
+    mean_loss,
+    require_logits,
+    sample_losses,
+    sgd_step,
+    trainable_parameters,
+    velocity_like,
+)
 from niss.learning.stackable import as_function
 
 # Layers of few and small products, where one call for many clients saves time. Convolutions are faster one client at
@@ -125,11 +133,9 @@ class VmapGroups(GroupLoop):
                 weights = {name: part[:working] for name, part in everyone.items()}
                 share = schedule.weights[number, :working, :, 0]
                 slopes = gradients(weights, common, inputs[rows], labels[rows], share)
-                with torch.no_grad():
-                    for name, slope in slopes.items():
-                        velocity = velocities[name]
-                        velocity = velocity if velocity is None else velocity[:working]
-                        step(weights[name], velocity, slope, work)
+                for name, slope in slopes.items():
+                    velocity = velocities[name]
+                    sgd_step(weights[name], None if velocity is None else velocity[:working], slope, work)
         with torch.no_grad():
             for client, job in enumerate(jobs):
                 out[client] = job.start

@@ -22,7 +22,7 @@ from torch.nn import functional
 from niss.learning.cohort import Problem
 from niss.learning.cuda import conv_kernels as kernels
 from niss.learning.cuda.mlp import MOST_CLASSES, Layer, LinearSteps, block
-from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
+from niss.learning.cuda.program import DeviceTable, Steps
 from niss.learning.local import LocalTraining
 from niss.learning.models import Cnn
 
@@ -275,7 +275,7 @@ class CnnSteps(Convolutions, Steps):
     def load(self, starts: Tensor) -> None:
         """From the order of the layout into that of the kernels."""
         stack = starts.expand(self._shared.clients, -1)
-        *convolutions, hidden, hidden_bias, output, output_bias = stacked_views(self._layout, stack).values()
+        *convolutions, hidden, hidden_bias, output, output_bias = self._layout.split(stack).values()
         self._load_convolutions(*convolutions)
         by_position = hidden.reshape(*hidden.shape[:2], _SECOND, -1).transpose(2, 3)
         self._hidden.weight.view(by_position.shape).copy_(by_position)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from niss.learning.cohort import Problem
 from niss.learning.cuda import kernels
-from niss.learning.cuda.program import DeviceTable, Steps, stacked_views
+from niss.learning.cuda.program import DeviceTable, Steps
 from niss.learning.local import LocalTraining
 
 # Extents of tiles, warps and stages of each launch; `parts` programs share a sum (of a layer's inputs, or outputs).
@@ -189,7 +189,7 @@ class MlpSteps(Steps):
 
     def load(self, starts: Tensor) -> None:
         # One vector for all clients is expanded, and copied into every client's own layers.
-        entries = iter(stacked_views(self._layout, starts.expand(self._shared.clients, -1)).values())
+        entries = iter(self._layout.split(starts.expand(self._shared.clients, -1)).values())
         for layer in self._layers:
             layer.weight.copy_(next(entries))
             layer.bias.copy_(next(entries))

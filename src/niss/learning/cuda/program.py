@@ -187,15 +187,6 @@ def trained_pieces(layout: FlatLayout) -> dict[str, tuple[int, int]]:
     return pieces
 
 
-def stacked_views(layout: FlatLayout, stack: Tensor) -> dict[str, Tensor]:
-    """Views into the vectors [clients, h] by name, each [clients, ...] in the shape of its entry."""
-    pieces = torch.split(stack, layout.sizes, dim=1)
-    return {
-        name: piece.view(len(stack), *shape)
-        for name, piece, shape in zip(layout.names, pieces, layout.shapes, strict=True)
-    }
-
-
 def stacked_mlp(module: Mlp) -> StackedForward:
     """`Mlp` as batched matrix products: one call a layer, where vmap would make several."""
     # In the order of the forward pass.

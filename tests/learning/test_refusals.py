@@ -1,0 +1,215 @@
+"""What learning refuses, before any work starts, and the field that it names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from niss.errors import ConfigError
+from niss.learning import (
+    ClippedStep,
+    Cohort,
+    FlatLayout,
+    ImageSamples,
+    Job,
+    LocalTraining,
+    ModelSettings,
+    TokenSamples,
+    batch_order,
+    build_model,
+    clipped_gradient_step,
+    evaluate,
+    to_tensor,
+    train_client,
+)
+from niss.learning.models import MODEL_NAMES
+from support.small_images import CLASSES, SHAPE, STREAM, samples, small_mlp, with_batchnorm
+
+LABELS = torch.tensor([0, 1, 2, 0, 1])
+LOGITS = torch.zeros(5, 3)
+PICTURES = np.zeros((3, 2, 4, 5), dtype=np.uint8)
+NONE = torch.tensor([], dtype=torch.int64)
+
+
+def learn(learner: Callable[..., Tensor], module: nn.Module | None = None, **changes: Any) -> Tensor:
+    """`train_client` or `clipped_gradient_step`, with four samples unless told otherwise."""
+    module = small_mlp() if module is None else module
+    layout = FlatLayout.of(module)
+    images, labels = samples(4)
+    given = {"start": layout.flatten(module), "images": images, "labels": labels} | changes
+    return learner(module, layout, **given)
+
+
+def train(module: nn.Module | None = None, **changes: Any) -> Tensor:
+    return learn(train_client, module, **{"settings": LocalTraining(), "stream": STREAM} | changes)
+
+
+def clip(module: nn.Module | None = None, **changes: Any) -> Tensor:
+    return learn(clipped_gradient_step, module, **{"work": ClippedStep(1.0, 0.1)} | changes)
+
+
+def cohort(labels: Tensor = LABELS, **options: Any) -> Cohort:
+    module = build_model("mlp", samples=ImageSamples((1, 2, 2)), classes=3, stream=STREAM)
+    inputs = torch.ones(len(labels), 1, 2, 2)
+    return Cohort(module, FlatLayout.of(module), inputs, labels, **{"workers": 1} | options)
+
+
+def train_together(start: Tensor | None = None, rows: Tensor | None = None, **changes: Any) -> None:
+    """Two jobs, the second as told; by both kinds of work."""
+    some = cohort(changes.pop("labels", LABELS))
+    vector, both = torch.zeros(some._layout.size), torch.tensor([0, 1])
+    jobs = [Job(vector, both, STREAM)]
+    jobs.append(Job(vector if start is None else start, both if rows is None else rows, STREAM))
+    with pytest.raises(ConfigError) as by_steps:
+        some.train(jobs, LocalTraining(epochs=1), **changes)
+    with pytest.raises(ConfigError) as by_clipped_step:
+        some.train(jobs, ClippedStep(1.0, 1.0), **changes)
+    assert str(by_steps.value) == str(by_clipped_step.value)
+    raise by_steps.value
+
+
+def build(name: str = "mlp", samples: Any = SHAPE, classes: int = 3, **sizes: Any) -> nn.Module:
+    return build_model(name, samples=samples, classes=classes, stream=STREAM, settings=ModelSettings(**sizes))
+
+
+def frozen() -> nn.Module:
+    return small_mlp().requires_grad_(False)
+
+
+def whole(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int64)
+
+
+TOKENS = TokenSamples(5, 7)
+WHOLE = "must be a whole number"
+REFUSED: list[tuple[Callable[[], object], str, str]] = [
+    *[(lambda value=value: LocalTraining(epochs=value), "epochs", WHOLE) for value in (0, 1.5, True)],
+    *[(lambda value=value: LocalTraining(batch_size=value), "batch_size", WHOLE) for value in (0, "10")],
+    *[
+        (lambda value=value: LocalTraining(learning_rate=value), "learning_rate", "must be a finite number")
+        for value in (0.0, math.nan, math.inf, None)
+    ],
+    *[(lambda value=value: LocalTraining(momentum=value), "momentum", "below 1") for value in (-0.1, 1.0)],
+    *[
+        (lambda value=value: LocalTraining(weight_decay=value), "weight_decay", "at least 0")
+        for value in (-1e-9, math.inf)
+    ],
+    *[(lambda value=value: ClippedStep(value, 1.0), "clip", "above 0") for value in (0.0, math.inf)],
+    *[(lambda value=value: ClippedStep(1.0, value), "learning_rate", "above 0") for value in (0.0, -1.0)],
+    (lambda: batch_order(0, LocalTraining(), STREAM), "count", WHOLE),
+    # Samples that do not fit each other, or the model; by every way to learn.
+    *[
+        case
+        for learner in (train, clip)
+        for case in (
+            (lambda do=learner: do(images=samples(0)[0], labels=whole(0)), "images", "no samples"),
+            (lambda do=learner: do(labels=whole(2)), "images", "one sample for each of 2 labels"),
+            (lambda do=learner: do(labels=torch.zeros(4)), "labels", "must be int64"),
+            (lambda do=learner: do(labels=whole(4, 1)), "model", "forward must return logits"),
+            (lambda do=learner: do(labels=whole(4, 1, 1)), "labels", "must be int64 of shape"),
+            (lambda do=learner: do(labels=torch.tensor([0, 1, 2, CLASSES])), "labels", "is beyond"),
+            (lambda do=learner: do(labels=torch.tensor([0, 1, 2, -100])), "labels", "start at 0"),
+            (lambda do=learner: do(start=torch.zeros(3).double()), "vector", "must be 1-D of length"),
+            (lambda do=learner: do(frozen()), "model", "no trainable parameters"),
+        )
+    ],
+    (lambda: train(nn.Conv2d(1, CLASSES, 1).double()), "model", "forward must return"),
+    (lambda: train(with_batchnorm(), settings=LocalTraining(batch_size=3)), "batch_size", "batch of one"),
+    (lambda: clip(chunk=0), "chunk", WHOLE),
+    *[
+        (
+            lambda layer=layer: clip(nn.Sequential(layer, nn.Flatten(), nn.Linear(16, CLASSES)).double()),
+            "model",
+            "batch statistics: 0",
+        )
+        for layer in (nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True))
+    ],
+    (lambda: evaluate(nn.Identity(), LOGITS[:0], LABELS[:0]), "images", "no samples"),
+    (lambda: evaluate(nn.Identity(), LOGITS, LABELS[:4]), "images", "one sample for each"),
+    (lambda: evaluate(nn.Identity(), LOGITS, LABELS + 1), "labels", "beyond the 3 classes"),
+    (lambda: evaluate(nn.Identity(), LOGITS, LABELS.float()), "labels", "must be int64"),
+    (lambda: evaluate(nn.Identity(), LOGITS, LABELS, batch_size=0), "batch_size", WHOLE),
+    (lambda: evaluate(nn.Identity(), LOGITS[:, 0], LABELS), "model", r"logits of shape \[5, classes\]"),
+    (lambda: evaluate(nn.Identity(), LOGITS[:, None], LABELS), "model", r"logits of shape \[5, classes\]"),
+    # Jobs of a cohort.
+    (lambda: train_together(rows=torch.tensor([0, 5])), "jobs[1].samples", "row 5 does not exist"),
+    (lambda: train_together(rows=torch.tensor([-1])), "jobs[1].samples", "row -1 does not exist"),
+    (lambda: train_together(rows=NONE), "jobs[1].samples", "no samples"),
+    (lambda: train_together(rows=NONE.int()), "jobs[1].samples", "must be a 1-D int64"),
+    (lambda: train_together(rows=torch.tensor([[0]])), "jobs[1].samples", "must be a 1-D int64"),
+    (lambda: train_together(start=torch.zeros(3)), "jobs[1].start", "must be 1-D of length"),
+    (
+        lambda: train_together(start=torch.zeros(cohort()._layout.size).double()),
+        "jobs[1].start",
+        "must be torch.float32",
+    ),
+    (lambda: train_together(labels=torch.tensor([0, 3])), "labels", "label 3 is beyond the 3 classes"),
+    *[
+        (
+            lambda shape=shape, dtype=dtype: train_together(out=np.empty(shape, dtype)),
+            "out",
+            "writable float32",
+        )
+        for shape, dtype in (((2, 41_803), np.float64), ((1, 41_803), np.float32))
+    ],
+    (lambda: cohort(device="tpu"), "device", "unknown device 'tpu'"),
+    (lambda: cohort(workers=0), "workers", WHOLE),
+    # Models and their samples.
+    *[
+        (lambda name=name: build(name), "model.name", "no model is called")
+        for name in ("mpl", "CNN2", "cnnn")
+    ],
+    (lambda: build("cnn", hidden=(3,)), "model.hidden", "no such setting"),
+    (lambda: build(width=8), "model.width", "no such setting"),
+    (lambda: build("logistic", layers=1), "model.layers", "no such setting"),
+    (lambda: build("resnet", ImageSamples((1, 8, 8)), width=10), "model.width", "whole groups of 4"),
+    (lambda: build("resnet", heads=4), "model.heads", "no such setting"),
+    (lambda: build("transformer", TOKENS, heads=7), "model.heads", "cannot share a width"),
+    *[(lambda value=value: build(classes=value), "classes", WHOLE) for value in (1, True)],
+    (lambda: build("cnn", ImageSamples((1, 3, 28))), "samples.shape", "at least 4x4"),
+    (lambda: build("resnet", ImageSamples((1, 28, 4))), "samples.shape", "at least 5x5"),
+    (lambda: ModelSettings(hidden=(3, 0)), "model.hidden", WHOLE),
+    (lambda: ModelSettings(width=0), "model.width", WHOLE),
+    (lambda: ModelSettings(layers=True), "model.layers", WHOLE),
+    (lambda: ModelSettings(heads=1.5), "model.heads", WHOLE),  # type: ignore[arg-type]
+    (lambda: ImageSamples((28, 28)), "samples.shape", r"\(channels, height, width\)"),  # type: ignore[arg-type]
+    (lambda: ImageSamples((1, 0, 28)), "samples.shape", WHOLE),
+    # Images as tensors.
+    (lambda: to_tensor(PICTURES.astype(np.float32), 0.0, 1.0), "images", "uint8 array, not float32"),
+    (lambda: to_tensor(torch.zeros(1, 2, 4, 5).byte(), 0.0, 1.0), "images", "not Tensor"),  # type: ignore[arg-type]
+    (lambda: to_tensor(PICTURES[:, 0], 0.0, 1.0), "images", r"\[N, C, H, W\]"),
+    (lambda: to_tensor(PICTURES, [0.0] * 3, 1.0), "mean", "one number or 2"),
+    (lambda: to_tensor(PICTURES, math.nan, 1.0), "mean", "finite"),
+    (lambda: to_tensor(PICTURES, "grey", 1.0), "mean", "must be a number"),
+    (lambda: to_tensor(PICTURES, 0.0, 0.0), "std", "above 0"),
+    (lambda: to_tensor(PICTURES, 0.0, [1.0, -1.0]), "std", "above 0"),
+    (lambda: to_tensor(PICTURES, 0.0, 1.0, torch.float16), "dtype", "float32 or torch.float64"),
+]
+
+
+@pytest.mark.parametrize(("refused", "field", "message"), REFUSED)
+def test_refusals_name_the_field(refused: Callable[[], object], field: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        refused()
+    assert caught.value.field == field
+    assert caught.value.hint or not field.startswith("model.") or WHOLE in message
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("mpl", "mlp"), ("CNN2", "cnn"), ("cnnn", "cnn")])
+def test_an_unknown_model_names_the_nearest(typo: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(typo)
+    assert f"did you mean {meant!r}" in str(caught.value.hint)
+    assert str(caught.value.hint).endswith(", ".join(MODEL_NAMES))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="device: torch finds no CUDA GPU here"):
+        cohort(device="cuda")
