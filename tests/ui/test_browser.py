@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,33 +208,16 @@ def test_moving_epsilon_changes_the_picture_and_whether_it_will_learn(browser: A
         tab.check()
 
 
-def test_a_run_is_started_from_the_plan_and_cancelled(
-    browser: Any, server: str, runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from niss.ui import jobs
-    from ui.test_jobs import _WORKER
-
-    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, "-c", _WORKER))
-    monkeypatch.chdir(tmp_path)
+def test_the_page_shows_the_command_that_runs_the_plan(browser: Any, server: str) -> None:
     with open_tab(browser, f"{server}/?participants=12&rounds=4&epsilon=8") as tab:
         planned(tab)
         command = tab.page.inner_text("#run-command").split()
         assert command[:2] == ["niss", "run"]
         assert command[command.index("--epsilon") + 1] == "8"
-        tab.page.fill("#run-name", "done")
-        tab.page.click("#start-button")
-        tab.page.wait_for_selector("#start-fault:not([hidden])")
-        assert "already" in tab.page.inner_text("#start-fault")
-        tab.errors.clear()  # The browser itself reports the refused request.
-        tab.page.fill("#run-name", "fresh")
-        tab.page.click("#start-button")
-        tab.page.wait_for_url("**/live?run=fresh")
-        tab.page.wait_for_selector("#state.starting")
-        tab.page.click("#cancel")
-        tab.page.wait_for_selector("#state.stopped", timeout=20_000)
-        assert tab.page.is_hidden("#cancel")
+        tab.page.select_option("#run-data", "shakespeare")
+        other = tab.page.inner_text("#run-command").split()
+        assert other == [*command, "--dataset", "shakespeare", "--model", "gru"]
         tab.check()
-    assert not (runs / "fresh").exists()
 
 
 def test_the_live_page_shows_folder_settings_and_what_is_spent(browser: Any, server: str, runs: Path) -> None:
@@ -245,6 +227,7 @@ def test_the_live_page_shows_folder_settings_and_what_is_spent(browser: Any, ser
         shown = tab.page.inner_text("#settings")
         assert str(runs / "going") in shown
         assert "mnist-mini" in shown
+        assert tab.page.text_content("#resume code") == f"niss run --resume {runs / 'going'}"
         spent = tab.page.inner_text("#methods td:nth-of-type(3)")
         assert float(spent) == pytest.approx(gdp_epsilon(0.3 * 3**0.5, 1e-5), abs=0.011)
         assert float(spent) >= gdp_epsilon(0.3 * 3**0.5, 1e-5) - 1e-8

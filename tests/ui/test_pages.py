@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from niss.data.catalog import CATALOG, spec_named
+from niss.learning.models import accepts
 from niss.methods import METHODS
 from niss.methods.look import SERIES
+from niss.simulation.materials import sample_spec
 from niss.ui.planning import PlanQuestion
 from ui.command import cli_plan
 from ui.conftest import get, play_round, serving, write_run
@@ -238,3 +241,9 @@ def test_nothing_can_be_changed_and_other_sites_cannot_make_it_compute(server: s
 def test_a_folder_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
     with serving(tmp_path / "nowhere") as server:
         assert get(server, "/api/runs").json()["runs"] == []
+
+
+def test_the_page_offers_every_dataset_with_a_model_that_fits(server: str) -> None:
+    offered = re.findall(r'<option value="([a-z0-9-]+)" data-model="([a-z]+)">', get(server, "/").text)
+    assert [name for name, _ in offered] == [spec.name for spec in CATALOG]
+    assert all(accepts(model, sample_spec(spec_named(name))) for name, model in offered)

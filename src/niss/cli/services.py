@@ -126,8 +126,7 @@ def ui_command(options: UiOptions) -> None:
     niss ui                       the planner, and the runs in ./runs
     niss ui --runs /data/runs --port 0 --no-open
     """
-    from niss.ui.app import serve
-    from niss.ui.guard import is_loopback
+    from niss.ui.app import is_loopback, serve
 
     host, runs = options.host, options.runs
     if runs.exists() and not runs.is_dir():

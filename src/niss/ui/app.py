@@ -5,23 +5,25 @@
     /live?run=     a run in progress      /api/run     its state, numbers and curves so far
     /report?run=   its report             /assets/     scripts and styles of the pages
 
-    POST /api/jobs                        start the run of a plan; /cancel and /resume take the name of a run
+Every answer that is not a page is JSON; an error carries a message, a hint and, where one is to blame, the field. The
+server only reads: whoever wants to run a plan is shown the command.
 
-Every answer that is not a page is JSON; an error carries a message, a hint and, where one is to blame, the field.
+A page on another site can make a browser send requests to this machine. It cannot read the answers, unless its
+name is made to point here (DNS rebinding): then the Host header gives it away, and the request is refused (`Guard`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import ipaddress
 import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
@@ -29,17 +31,35 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.tracker.serve import TidyServer
-from niss.ui.guard import CHANGING, Asgi, Guard
-from niss.ui.jobs import BusyError, Jobs
-from niss.ui.planning import USUAL_DATASET, PlanQuestion, answer, data_arguments
+from niss.ui.planning import PlanQuestion, answer
 from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
+
+# The three parts of ASGI, the interface between a Python web application and its server.
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
+
+# Pages run their own scripts and nothing else, talk to this server alone, and cannot be framed.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# What every answer carries, unless the application has set the header itself (a report has a policy of its own).
+_HEADERS = (
+    (b"content-security-policy", PAGE_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
@@ -47,24 +67,6 @@ _PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
 _NOBODY_WAITS = 499
 # A report of a long run takes its time.
 _UNANSWERED_SECONDS = 3600.0
-
-
-class StartRequest(BaseModel):
-    """A run to be started: the plan it carries out, the name of its folder, and the data it trains on."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    question: PlanQuestion
-    name: str
-    dataset: str = USUAL_DATASET
-
-
-class JobRequest(BaseModel):
-    """A run that is to be cancelled or resumed, by the name under which it is listed."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    run: str
 
 
 def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callable[[str], None]) -> None:
@@ -78,11 +80,10 @@ def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callab
     Raises `ConfigError` where the address is taken or cannot be listened on.
     """
     listening = _listen(host, port)
-    jobs = Jobs(Path(runs))
     name, number = listening.getsockname()[:2]
     url = f"http://{f'[{name}]' if ':' in name else name}:{number}/"
     config = uvicorn.Config(
-        make_app(runs, host=host, jobs=jobs),
+        make_app(runs, host=host),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -97,10 +98,7 @@ def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callab
         reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         # The socket listens already: a browser that is quicker than the server waits for it.
         threading.Thread(target=webbrowser.open, args=(reachable,), daemon=True).start()
-    try:
-        TidyServer(config, unanswered=_UNANSWERED_SECONDS).run([listening])
-    finally:
-        jobs.close()
+    TidyServer(config, unanswered=_UNANSWERED_SECONDS).run([listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -116,23 +114,17 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def make_app(runs: Path, *, host: str = "127.0.0.1", jobs: Jobs | None = None) -> Asgi:
-    """The whole application behind its guard, for a server that listens on `host`; `runs` is the folder of runs.
-
-    jobs  those of this server, for a caller that ends them with it
-    """
-    token, folders = secrets.token_urlsafe(32), RunFolders(Path(runs))
-    jobs = Jobs(Path(runs)) if jobs is None else jobs
+def make_app(runs: Path, *, host: str = "127.0.0.1") -> Asgi:
+    """The whole application behind its guard, for a server that listens on `host`; `runs` is the folder of runs."""
     app = FastAPI(title="niss ui", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _explain_errors(app)
-    _serve_files(app, token)
+    _serve_files(app)
     _serve_plans(app)
-    _serve_runs(app, folders, jobs)
-    _serve_jobs(app, folders, jobs)
-    return Guard(app, host=host, token=token)
+    _serve_runs(app, RunFolders(Path(runs)))
+    return Guard(app, host=host)
 
 
-def _serve_files(app: FastAPI, token: str) -> None:
+def _serve_files(app: FastAPI) -> None:
     """The pages and assets of the package, by exact name: read once, so no path is ever made from a request."""
     contents = {
         entry.name: entry.read_bytes()
@@ -141,7 +133,7 @@ def _serve_files(app: FastAPI, token: str) -> None:
     }
     pages = Environment(loader=PackageLoader("niss.ui", "assets"), autoescape=True, undefined=StrictUndefined)
     for path, name in _PAGES.items():
-        page = pages.get_template(f"{name}.html").render(page=name, version=__version__, token=token)
+        page = pages.get_template(f"{name}.html").render(page=name, version=__version__)
         app.add_route(path, _always(HTMLResponse(page)))
 
     @app.get("/assets/{name}")
@@ -168,7 +160,7 @@ def _serve_plans(app: FastAPI) -> None:
             return JSONResponse(await run_in_threadpool(answer, question))
 
 
-def _serve_runs(app: FastAPI, folders: RunFolders, jobs: Jobs) -> None:
+def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
     pages = ReportPages()
 
     @app.get("/api/runs")
@@ -177,35 +169,11 @@ def _serve_runs(app: FastAPI, folders: RunFolders, jobs: Jobs) -> None:
 
     @app.get("/api/run")
     def live(run: str) -> Response:
-        job = jobs.about(run)
-        if job is not None and run not in folders.names():
-            # The process has not written its first file yet, or has been refused.
-            return JSONResponse(
-                {"name": run, "state": "starting" if job["running"] else "stopped", "job": job}
-            )
-        return JSONResponse(
-            live_view(folders.find(run), run, time.time()) | {"job": job, "busy": jobs.busy()}
-        )
+        return JSONResponse(live_view(folders.find(run), run, time.time()))
 
     @app.get("/report")
     def report(run: str) -> Response:
         return HTMLResponse(pages.page(folders.find(run)), headers={"content-security-policy": REPORT_POLICY})
-
-
-def _serve_jobs(app: FastAPI, folders: RunFolders, jobs: Jobs) -> None:
-    @app.post(CHANGING)
-    def start(asked: StartRequest) -> Response:
-        planned = answer(asked.question)
-        arguments = planned["run_arguments"] + data_arguments(asked.dataset)
-        return JSONResponse(jobs.start(asked.name, arguments).to_json(), 202)
-
-    @app.post(f"{CHANGING}/cancel")
-    def cancel(asked: JobRequest) -> Response:
-        return JSONResponse(jobs.cancel(asked.run).to_json(), 202)
-
-    @app.post(f"{CHANGING}/resume")
-    def resume(asked: JobRequest) -> Response:
-        return JSONResponse(jobs.resume(asked.run, folders.find(asked.run)).to_json(), 202)
 
 
 def _explain_errors(app: FastAPI) -> None:
@@ -216,7 +184,7 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(NissError)
     async def intended(_request: Request, error: NissError) -> Response:
-        status = 404 if isinstance(error, RunFolderError) else 409 if isinstance(error, BusyError) else 422
+        status = 404 if isinstance(error, RunFolderError) else 422
         return fault(status, error.message, error.hint, getattr(error, "field", None))
 
     @app.exception_handler(RequestValidationError)
@@ -228,3 +196,76 @@ def _explain_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> Response:
         return fault(error.status_code, str(error.detail), "go back to the start page")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches a server that listens on `host`, a name or an address.
+
+    Any name but localhost counts as reachable: what it resolves to can change.
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """Lets reading requests for a known host through to `app`, and puts the protecting headers on every answer.
+
+    host  what the server listens on. On the loopback address only its own names are known. Elsewhere any bare
+          address is (it cannot be rebound), and the name of the machine.
+
+    Refused are, with a message and a hint as JSON: other hosts (421), anything but GET and HEAD (405), and
+    (403) what a page of another site asks of the interface behind the pages, which could keep this machine computing.
+    """
+
+    def __init__(self, app: Asgi, *, host: str = "127.0.0.1") -> None:
+        self._app = app
+        self._loopback = is_loopback(host)
+        self._names = {"localhost"}
+        if not self._loopback:
+            self._names |= {host.lower(), socket.gethostname().lower()}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message["headers"]}
+                missing = [(name, value) for name, value in _HEADERS if name not in present]
+                message["headers"] = [*message["headers"], *missing]
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive, protected)
+
+    def _refusal(self, scope: Message) -> JSONResponse | None:
+        """The answer to what is refused; None for what is let through."""
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        again = "open the address that `niss ui` printed"
+        if not self._knows(headers.get("host", "")):
+            return _refused(421, "this server does not answer to that host name", again)
+        if scope["method"] not in ("GET", "HEAD"):
+            return _refused(405, "this server only answers reading requests", "use GET")
+        if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
+            return _refused(403, "the request comes from a page of another site", again)
+        return None
+
+    def _knows(self, header: str) -> bool:
+        """Whether a Host header names this server; an IPv6 address stands in brackets, any port after a colon."""
+        name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+        name = name.lower().rstrip(".")
+        if name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self._loopback
+
+
+def _refused(status: int, message: str, hint: str) -> JSONResponse:
+    return JSONResponse({"message": message, "hint": hint}, status)

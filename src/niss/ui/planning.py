@@ -13,15 +13,13 @@ from pydantic import BaseModel, ConfigDict
 from niss.accounting import forecast, forecast_carried, judge_plan
 from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
-from niss.data.catalog import MNIST_MINI, spec_named
 from niss.errors import ConfigError
 from niss.methods import look_of
+from niss.methods.look import SERIES, Look
 from niss.report.plan_chart import CURVES
-from niss.ui.looks import drawn
 
-# What a run trains on and with unless told otherwise, and what suits other kinds of data.
-USUAL_DATASET = MNIST_MINI.name
-USUAL_MODELS = {"images": "mlp", "tokens": "gru"}
+# Of a curve on the page, in its units; looks give dashes in widths of the line.
+_LINE_WIDTH = 2.2
 # A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
@@ -38,7 +36,6 @@ class PlanQuestion(BaseModel):
     collusion       share of the participants that may tell the server all they know
     dropout         share of the participants that may drop out of a round
     mode            what happens then; see `niss.accounting.forecast`
-    shares          noise, or masks that hide all but the sum
     carry           whether shares are carried to later rounds; only then `clients`, `lags` and `pattern` mean
                     anything, and `neighbours` and `participations` nothing (`niss.accounting.forecast_carried`)
     parameters      size of the model, by which is judged whether it can learn anything under this noise
@@ -56,7 +53,6 @@ class PlanQuestion(BaseModel):
     collusion: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
-    shares: str = "gaussian"
     kappa: float | None = None
     relation: str = "zero-out"
     carry: bool = False
@@ -95,7 +91,6 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         arguments = run_arguments(values)
     return {
         "plan": values,
-        "run_arguments": arguments,
         "run_command": None if arguments is None else shlex.join(["niss", "run", *arguments]),
         "printed": {
             name: printed_claim(getattr(planned, name)) for name in _EPSILONS if hasattr(planned, name)
@@ -104,13 +99,6 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         "command": command(question),
         "python": python_lines(question),
     }
-
-
-def data_arguments(dataset: str) -> list[str]:
-    """The arguments of `niss run` that train on a dataset of the catalog, with a model that fits it."""
-    if dataset == USUAL_DATASET:
-        return []
-    return ["--dataset", dataset, "--model", USUAL_MODELS[spec_named(dataset).kind]]
 
 
 def _check_belonging(question: PlanQuestion) -> None:
@@ -174,3 +162,10 @@ def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
 def _text(value: object) -> str:
     """As one would type it: a float that is whole without its `.0`."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def drawn(look: Look) -> dict[str, str]:
+    """The colour of the method in every figure, as the pages name it, and its dashes."""
+    colour = f"series-{SERIES.index(look.colour) + 1}" if look.colour in SERIES else "ink"
+    strokes = look.line[1] if isinstance(look.line, tuple) else ()
+    return {"colour": colour, "dash": " ".join(f"{_LINE_WIDTH * length:g}" for length in strokes)}

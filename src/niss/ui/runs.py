@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from niss.report.page import read_source, render_page
 from niss.report.run_folder import MethodResult, ReportInput, looks, read_report_input
 from niss.report.settings import settings_of
 from niss.report.table import evenly_spaced
-from niss.ui.looks import drawn
+from niss.ui.planning import drawn
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.
 _DEPTH = 3
@@ -144,6 +145,7 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
         "silent_seconds": silent,
         "rounds": report.rounds,
         "folder": str(path.resolve()),
+        "resume": shlex.join(["niss", "run", "--resume", str(path.resolve())]),
         "settings": {name: value for name, value in settings_of(report).items() if value is not None},
         "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
         "methods": [

@@ -17,21 +17,10 @@ export class Fault extends Error {
   }
 }
 
-export function ask(path, signal) {
-  return talk(path, { signal, headers: { accept: "application/json" } });
-}
-
-// Starts, cancels or resumes a job. The token shows that the request comes from a page of this server.
-export function send(path, body) {
-  const token = document.querySelector('meta[name="niss-token"]').content;
-  const headers = { accept: "application/json", "content-type": "application/json", "x-niss-token": token };
-  return talk(path, { method: "POST", headers, body: JSON.stringify(body) });
-}
-
-async function talk(path, options) {
+export async function ask(path, signal) {
   let answer;
   try {
-    answer = await fetch(path, options);
+    answer = await fetch(path, { signal, headers: { accept: "application/json" } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Fault("The server does not answer.", "Is niss ui still running?");

@@ -1,13 +1,12 @@
 // One run as it goes: its curves and numbers, asked for again every two seconds until it is finished.
 
 import { Chart } from "/assets/chart.js";
-import { ask, digits, duration, element, percent, send, showFault } from "/assets/common.js";
+import { ask, digits, duration, element, percent, showFault } from "/assets/common.js";
 
 const name = new URLSearchParams(location.search).get("run") || "";
 const chart = new Chart(document.getElementById("accuracy"));
-const WORDS = { starting: "starting", finished: "finished", running: "in progress", stopped: "stopped before its end" };
+const WORDS = { finished: "finished", running: "in progress", stopped: "stopped before its end" };
 const byId = (id) => document.getElementById(id);
-let timer = null;
 
 function cells(method, rounds) {
   const done = rounds ? `${method.rounds_done} of ${rounds}` : String(method.rounds_done);
@@ -26,39 +25,19 @@ function cells(method, rounds) {
   return element("tr", {}, element("th", { scope: "row" }, method.label), ...values.map((value, place) => element("td", { "data-label": names[place] }, value)));
 }
 
-// What can be done with the run from here: a job of this server is cancelled, one that stands still is resumed.
-function showJob(run) {
-  const working = Boolean(run.job?.running);
-  byId("cancel").hidden = !working || run.job.cancelled;
-  byId("resume").hidden = working || run.busy || run.state !== "stopped" || !run.methods;
+function showState(run) {
   const state = byId("state");
-  const silent = run.silent_seconds === undefined ? "" : `, silent for ${duration(run.silent_seconds)}`;
-  let words = run.state === "stopped" ? `${WORDS.stopped}${silent}` : WORDS[run.state];
-  if (working && run.job.cancelled) words = "cancelling: the round in progress is dropped";
+  const stopped = run.state === "stopped";
+  const words = stopped ? `${WORDS.stopped}, silent for ${duration(run.silent_seconds)}` : WORDS[run.state];
   if (state.textContent !== words) state.textContent = words;
   state.className = `state ${run.state}`;
-  if (run.job?.message) showFault({ message: "The run has ended with an error.", hint: run.job.message });
-}
-
-async function act(path) {
-  byId("cancel").disabled = byId("resume").disabled = true;
-  try {
-    await send(path, { run: name });
-  } catch (fault) {
-    showFault(fault);
-  }
-  byId("cancel").disabled = byId("resume").disabled = false;
-  clearTimeout(timer);
-  refresh();
+  byId("resume").hidden = !stopped;
+  byId("resume").lastElementChild.textContent = run.resume;
 }
 
 function show(run) {
   document.title = `${run.name} – niss`;
-  // A job ends, and its folder says nothing more: what the process said counts before the silence does.
-  if (run.state === "running" && run.job && !run.job.running) run.state = "stopped";
-  if (run.state === "stopped" && run.job?.running) run.state = "running";
-  showJob(run);
-  if (!run.methods) return;
+  showState(run);
   document.getElementById("title").textContent = run.title;
   byId("settings").replaceChildren(
     ...Object.entries({ Folder: run.folder, ...run.settings }).map(([key, value]) => element("div", {}, element("dt", {}, key), element("dd", {}, value))),
@@ -88,18 +67,14 @@ async function refresh() {
       const run = await ask(`/api/run?run=${encodeURIComponent(name)}`);
       showFault(null);
       show(run);
-      if (run.state === "finished" && !run.job?.running) return;
-      if (run.state === "stopped" && !run.job?.running) wait = 10000;
+      if (run.state === "finished") return;
+      if (run.state === "stopped") wait = 10000;
     } catch (fault) {
       showFault(fault);
       wait = 5000;
     }
   }
-  clearTimeout(timer);
-  timer = setTimeout(refresh, wait);
+  setTimeout(refresh, wait);
 }
-
-byId("cancel").addEventListener("click", () => act("/api/jobs/cancel"));
-byId("resume").addEventListener("click", () => act("/api/jobs/resume"));
 
 refresh();

@@ -1,7 +1,7 @@
 // The planner: asks the server for the plan of the current settings and shows it; only the latest answer counts.
 
 import { Chart } from "/assets/chart.js";
-import { ask, digits, element, send, showFault } from "/assets/common.js";
+import { ask, digits, element, showFault } from "/assets/common.js";
 import { Control, SETTINGS } from "/assets/controls.js";
 
 const PAUSE = 180;
@@ -342,25 +342,6 @@ for (const button of document.querySelectorAll("[data-copy]")) {
     setTimeout(() => (words.textContent = "Copy"), 2000);
   });
 }
-const nameField = byId("run-name");
-nameField.value = `plan-${new Date().toISOString().slice(0, 16).replace(/[-:]/g, "").replace("T", "-")}`;
-byId("start").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const given = settings();
-  if (given === null) return;
-  const fault = byId("start-fault");
-  fault.hidden = true;
-  byId("start-button").disabled = true;
-  try {
-    const job = await send("/api/jobs", { question: given, name: nameField.value, dataset: dataField.value });
-    location.href = `/live?run=${encodeURIComponent(job.run)}`;
-  } catch (error) {
-    fault.textContent = `${error.message} ${error.hint || ""}`.trim();
-    fault.hidden = false;
-    byId("start-button").disabled = false;
-  }
-});
-nameField.addEventListener("input", () => (byId("start-fault").hidden = true));
 dataField.addEventListener("change", showRunCommand);
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 byId("reset").addEventListener("click", () => start(new URLSearchParams()));
