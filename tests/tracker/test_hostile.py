@@ -15,7 +15,7 @@ from niss.errors import ConfigError, NissError
 from niss.protocol import keys
 from niss.protocol.keys import SignedPrekey
 from niss.tracker import serve
-from niss.tracker.auth import RequestRefusal, TrackerSettings
+from niss.tracker.auth import Refused, TrackerSettings
 from niss.tracker.client import Connection, TrackerClient
 from niss.tracker.service import Tracker
 from niss.tracker.store_sqlite import SqliteStore
@@ -33,11 +33,11 @@ def degenerate(one: Member, number: int) -> SignedPrekey:
 
 def test_degenerate_keys_are_neither_registered_nor_deposited(scene: Scene) -> None:
     one, tracker = member(1), scene.tracker
-    with pytest.raises(RequestRefusal, match="degenerate") as refused:
+    with pytest.raises(Refused, match="degenerate") as refused:
         tracker.members.register(one.public, (*one.batch(1), degenerate(one, 1)), None)
     assert refused.value.status == 422
     tracker.members.register(one.public, one.batch(1), None)
-    with pytest.raises(RequestRefusal, match="degenerate"):
+    with pytest.raises(Refused, match="degenerate"):
         tracker.members.deposit(SERVER.public, one.public, (degenerate(one, 5),))
 
 

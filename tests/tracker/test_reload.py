@@ -13,7 +13,7 @@ import pytest
 
 from niss.local import make_certificates
 from niss.protocol.coalition_file import Coalition
-from niss.tracker.auth import RequestRefusal
+from niss.tracker.auth import Refused
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker
 from niss.tracker.store import Attempt, SeatRequest, TrackerStore
@@ -127,11 +127,11 @@ def test_whoever_is_not_on_the_list_is_let_go_at_its_next_sign_of_life(
         server=SERVER.public,
         admitted=Coalition({"second": second.public}),
     )
-    with pytest.raises(RequestRefusal, match="not admitted"):
+    with pytest.raises(Refused, match="not admitted"):
         now.members.heartbeat(first.public)
-    with pytest.raises(RequestRefusal, match="not admitted"):
+    with pytest.raises(Refused, match="not admitted"):
         now.members.deposit(SERVER.public, third.public, third.batch(1))
-    with pytest.raises(RequestRefusal, match="not admitted"):
+    with pytest.raises(Refused, match="not admitted"):
         now.members.join(first.public, None)
     assert store.counts(now=time.time()).registered == 1
     assert now.members.heartbeat(second.public).held == 2
@@ -150,5 +150,5 @@ def test_a_closed_coalition_loses_those_who_left_its_file(store: TrackerStore, p
         SERVER.public, Attempt(b"run", 0, 0), SeatRequest(count=2, coalition="clinics", at_least=1)
     )
     assert [one.identity for one in view.seats.participants] == [second.public]
-    with pytest.raises(RequestRefusal, match="not in the coalition"):
+    with pytest.raises(Refused, match="not in the coalition"):
         tracker.members.join(first.public, "clinics")

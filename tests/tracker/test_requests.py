@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niss.protocol.coalition_file import Coalition
-from niss.tracker.auth import NONCE, SIGNATURE, TIME, Buckets, RequestRefusal, TrackerSettings, sign_request
+from niss.tracker.auth import NONCE, SIGNATURE, TIME, Buckets, Refused, TrackerSettings, sign_request
 from tracker.harness import SERVER, START, Member, Scene, member, members
 
 
@@ -42,7 +42,7 @@ def test_a_signed_request_is_its_signers(scene: Scene) -> None:
 def test_a_request_signed_for_something_else_is_refused(scene: Scene, change: dict[str, Any]) -> None:
     made = request(scene, member(1), **change)
     made["headers"][NONCE] = bytes(16).hex()
-    with pytest.raises(RequestRefusal, match="the signature") as refused:
+    with pytest.raises(Refused, match="the signature") as refused:
         check(scene, made)
     assert (refused.value.status, refused.value.field) == (401, SIGNATURE)
 
@@ -50,7 +50,7 @@ def test_a_request_signed_for_something_else_is_refused(scene: Scene, change: di
 def test_a_signature_of_another_identity_is_refused(scene: Scene) -> None:
     made, other = request(scene, member(1)), request(scene, member(2))
     made["headers"][SIGNATURE] = other["headers"][SIGNATURE]
-    with pytest.raises(RequestRefusal, match="the signature"):
+    with pytest.raises(Refused, match="the signature"):
         check(scene, made)
 
 
@@ -61,7 +61,7 @@ def test_missing_and_malformed_headers_are_named(scene: Scene, name: str, value:
     del made["headers"][name]
     if value is not None:
         made["headers"][name] = value
-    with pytest.raises(RequestRefusal) as refused:
+    with pytest.raises(Refused) as refused:
         check(scene, made)
     assert (refused.value.status, refused.value.field) == (401, name)
 
@@ -69,7 +69,7 @@ def test_missing_and_malformed_headers_are_named(scene: Scene, name: str, value:
 def test_a_key_under_which_anyone_can_sign_is_refused(scene: Scene) -> None:
     made = request(scene, member(1))
     made["headers"]["niss-identity"] = (1).to_bytes(32, "little").hex()
-    with pytest.raises(RequestRefusal) as refused:
+    with pytest.raises(Refused) as refused:
         check(scene, made)
     assert refused.value.status == 401
 
@@ -80,7 +80,7 @@ def test_clocks_may_differ_by_a_minute(scene: Scene, off: int, passes: bool) -> 
     if passes:
         assert check(scene, made) == member(1).public
     else:
-        with pytest.raises(RequestRefusal, match="more than 60 s apart") as refused:
+        with pytest.raises(Refused, match="more than 60 s apart") as refused:
             check(scene, made)
         assert refused.value.field == TIME
 
@@ -93,7 +93,7 @@ def test_a_copy_is_refused_as_long_as_its_time_would_pass(scene: Scene, off: int
         scene.now = START + later
         for _ in range(60):  # The store sweeps old nonces now and then; it must not sweep this one too early.
             scene.store.first_use(b"x" * 32, bytes(scene.now.hex(), "ascii")[:16], now=scene.now, expires=0)
-        with pytest.raises(RequestRefusal):
+        with pytest.raises(Refused):
             check(scene, request(scene, member(1), time=stamp))
 
 
@@ -105,7 +105,7 @@ def test_each_identity_has_its_own_rate_and_the_server_has_none(scene: Scene) ->
 
     for number in range(20):
         ask(member(1), number)
-    with pytest.raises(RequestRefusal, match="too many") as refused:
+    with pytest.raises(Refused, match="too many") as refused:
         ask(member(1), 20)
     assert refused.value.status == 429
     assert refused.value.retry_after == pytest.approx(0.1)
@@ -128,7 +128,7 @@ def test_buckets_forget_the_oldest_and_zero_means_any_rate() -> None:
 
 def test_a_prekey_must_be_signed_by_its_owner(scene: Scene) -> None:
     one, other = members(2)
-    with pytest.raises(RequestRefusal, match="signature") as refused:
+    with pytest.raises(Refused, match="signature") as refused:
         scene.members.register(one.public, (*one.batch(1), *other.batch(1)), None)
     assert (refused.value.status, refused.value.field) == (422, "prekeys.1.signature")
     assert scene.store.counts(now=START).registered == 0
@@ -138,16 +138,16 @@ def test_an_old_identity_with_a_new_key_store_is_told_so(scene: Scene) -> None:
     one, again = member(1), member(1)
     scene.members.register(one.public, one.batch(3), None)
     again.label = "another store"
-    with pytest.raises(RequestRefusal, match="used before") as refused:
+    with pytest.raises(Refused, match="used before") as refused:
         scene.members.register(again.public, again.batch(2), None)
     assert refused.value.status == 409
 
 
 def test_only_the_server_deposits_prekeys_and_only_for_the_registered(scene: Scene) -> None:
     one, tracked = member(1), scene.members
-    with pytest.raises(RequestRefusal, match="only the server"):
+    with pytest.raises(Refused, match="only the server"):
         tracked.deposit(one.public, one.public, one.batch(1))
-    with pytest.raises(RequestRefusal, match="no client") as refused:
+    with pytest.raises(Refused, match="no client") as refused:
         tracked.deposit(SERVER.public, one.public, one.batch(1))
     assert refused.value.status == 404
     tracked.register(one.public, one.batch(1), None)
@@ -171,7 +171,7 @@ def test_time_runs_out_and_a_heartbeat_renews_it(scene: Scene) -> None:
     assert scene.store.counts(now=scene.now).live == 1
     scene.now += scene.tracker.settings.forget_after + 601
     assert scene.tracker.sweep() == 1
-    with pytest.raises(RequestRefusal, match="no client"):
+    with pytest.raises(Refused, match="no client"):
         tracked.heartbeat(one.public)
 
 
@@ -182,16 +182,16 @@ def test_closed_lists_keep_strangers_out(make_scene: Callable[..., Scene]) -> No
         coalitions={"clinics": Coalition({"friend": friend.public})},
     )
     tracked = scene.members
-    with pytest.raises(RequestRefusal, match="not admitted") as refused:
+    with pytest.raises(Refused, match="not admitted") as refused:
         tracked.register(outsider.public, outsider.batch(1), None)
     assert refused.value.status == 403
     tracked.register(friend.public, friend.batch(1), "clinics")
     guest = member(5)
-    with pytest.raises(RequestRefusal, match="not in the coalition"):
+    with pytest.raises(Refused, match="not in the coalition"):
         tracked.register(guest.public, guest.batch(1), "clinics")
     assert scene.store.counts(now=START).registered == 1
     tracked.register(guest.public, guest.batch(1), "farms")
-    with pytest.raises(RequestRefusal, match="not in the coalition"):
+    with pytest.raises(Refused, match="not in the coalition"):
         tracked.join(guest.public, "clinics")
     tracked.join(guest.public, None)
 
@@ -203,6 +203,6 @@ def test_a_full_tracker_says_so(make_scene: Callable[..., Scene]) -> None:
         tracked.register(one.public, one.batch(1), None)
         scene.now += 10
     third = member(3)
-    with pytest.raises(RequestRefusal, match="no more clients") as refused:
+    with pytest.raises(Refused, match="no more clients") as refused:
         tracked.register(third.public, third.batch(1), None)
     assert refused.value.status == 503

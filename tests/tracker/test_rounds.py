@@ -15,7 +15,7 @@ import pytest
 from niss.protocol.agreement import agree, link_of, participants_hash, terms_hash, verify_beacon
 from niss.protocol.keys import verify
 from niss.protocol.messages import Beacon, RoundOpen
-from niss.tracker.auth import RequestRefusal, check_anchor
+from niss.tracker.auth import Refused, check_anchor
 from niss.tracker.rounds import LIST_PURPOSE, RoundCache, RoundView, SeatList, list_message
 from niss.tracker.service import Tracker
 from niss.tracker.store import Attempt, Release, SeatRequest, pack_participants
@@ -72,14 +72,14 @@ def test_a_link_is_let_out_for_one_commitment_also_after_a_crash(scene: Scene) -
     first = scene.let_out(committed(view))
     for _ in range(2):
         assert scene.let_out(committed(view)) == first
-        with pytest.raises(RequestRefusal, match="for another commitment") as refused:
+        with pytest.raises(Refused, match="for another commitment") as refused:
             scene.let_out(view.seats.hash + bytes(32))
         assert (refused.value.status, refused.value.field) == (409, "commitment")
         scene.crash()
     assert scene.seat(many).seats.participants == view.seats.participants
     late = scene.seat(many, 0, 1)
     scene.let_out(committed(scene.seat(many, 1), 1), 1)
-    with pytest.raises(RequestRefusal, match="link 5 was let out"):
+    with pytest.raises(Refused, match="link 5 was let out"):
         scene.let_out(committed(late, 0, 1), 0, 1)
 
 
@@ -94,7 +94,7 @@ def test_a_crash_between_writing_down_and_answering_changes_nothing(scene: Scene
     with pytest.raises(KeyboardInterrupt):
         scene.let_out(committed(view))
     scene.crash()
-    with pytest.raises(RequestRefusal, match="for another commitment"):
+    with pytest.raises(Refused, match="for another commitment"):
         scene.let_out(view.seats.hash + bytes(32))
     check(scene, scene.let_out(committed(view)), committed(view))
 
@@ -103,11 +103,11 @@ def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
     many = members(4)
     scene.enrol(many)
     view = scene.seat(many[:3])
-    with pytest.raises(RequestRefusal, match="by another request"):
+    with pytest.raises(Refused, match="by another request"):
         scene.seat(many)
     others = scene.seat(many, 0, 1).seats.participants, view.seats.participants[::-1]
     for other in others:
-        with pytest.raises(RequestRefusal, match="other participants than were seated"):
+        with pytest.raises(Refused, match="other participants than were seated"):
             scene.let_out(participants_hash(other) + terms_hash(terms()))
 
 
@@ -115,12 +115,12 @@ def test_a_link_is_let_out_for_a_seating_alone(scene: Scene) -> None:
     """A server that skips rounds until it likes a graph would see the graphs without anybody taking part."""
     scene.enrol(members(3))
     for number in range(4):
-        with pytest.raises(RequestRefusal, match="nobody is seated") as refused:
+        with pytest.raises(Refused, match="nobody is seated") as refused:
             scene.let_out(bytes(64), number)
         assert (refused.value.status, refused.value.field) == (409, "attempt")
     assert scene.rounds.run(RUN).highest == 0
     view = scene.seat(members(3), 2)
-    with pytest.raises(RequestRefusal, match="nobody is seated"):
+    with pytest.raises(Refused, match="nobody is seated"):
         scene.let_out(committed(view, 2, 1), 2, 1)
     scene.let_out(committed(view, 2), 2)
     assert scene.rounds.run(RUN).highest == link_of(2, 0)
@@ -137,14 +137,14 @@ def test_a_link_is_told_again_when_its_list_has_been_erased(
     scene.let_out(committed(scene.seat(many, 3), 3), 3)
     assert scene.store.seating(RUN, link_of(0, 0)) is None
     assert scene.let_out(committed(view)) == first
-    with pytest.raises(RequestRefusal, match="nobody is seated"):
+    with pytest.raises(Refused, match="nobody is seated"):
         scene.let_out(bytes(64))
 
 
 def test_a_holder_for_another_tracker_leaves_the_lists_to_that_one(scene: Scene) -> None:
     rounds = Tracker(scene.store, TRACKER, server=SERVER.public, lists=False).rounds
     check(scene, rounds.beacon(SERVER.public, FIRST, Release(b"a" * 64, None)), b"a" * 64)
-    with pytest.raises(RequestRefusal, match="for another commitment"):
+    with pytest.raises(Refused, match="for another commitment"):
         rounds.beacon(SERVER.public, FIRST, Release(b"b" * 64, None))
 
 
@@ -165,10 +165,10 @@ def test_nobody_has_neighbours_before_the_beacon_or_without_a_degree(scene: Scen
     many = members(4)
     scene.enrol(many)
     view = scene.seat(many)
-    with pytest.raises(RequestRefusal, match="not out"):
+    with pytest.raises(Refused, match="not out"):
         view.neighbours_json(many[0].public)
     scene.let_out(committed(view))
-    with pytest.raises(RequestRefusal, match="how many neighbours"):
+    with pytest.raises(Refused, match="how many neighbours"):
         scene.rounds.view(FIRST).neighbours_json(many[0].public)
 
 
@@ -197,7 +197,7 @@ NOTHING = Release(bytes(64), None)
 def test_only_the_server_opens_and_only_what_there_is_and_makes_sense(
     scene: Scene, ask: Callable[..., object], status: int, field: str, said: str
 ) -> None:
-    with pytest.raises(RequestRefusal, match=said) as refused:
+    with pytest.raises(Refused, match=said) as refused:
         ask(scene.rounds)
     assert (refused.value.status, refused.value.field) == (status, field)
     assert refused.value.hint
@@ -291,19 +291,19 @@ def test_every_round_is_let_out_with_the_list_of_the_next_also_after_a_crash(car
         let_out = carried.beacon(number)
         carried.crash()
         assert carried.beacon(number) == let_out
-    with pytest.raises(RequestRefusal, match="last round"):
+    with pytest.raises(Refused, match="last round"):
         carried.beacon(ROUNDS - 1, carried.commitment(ROUNDS - 1, bytes(32)))
     carried.beacon(ROUNDS - 1)
 
 
 def test_nothing_is_let_out_before_the_next_round_is_seated(carried: Carried) -> None:
     alone = committed(carried.turn(0))
-    with pytest.raises(RequestRefusal, match="nobody is seated in the next round") as refused:
+    with pytest.raises(Refused, match="nobody is seated in the next round") as refused:
         carried.beacon(0, alone + bytes(32))
     assert refused.value.field == "commitment"
     carried.turn(1)
     for other in (bytes(32), NOBODY):
-        with pytest.raises(RequestRefusal, match="other participants of the next round"):
+        with pytest.raises(Refused, match="other participants of the next round"):
             carried.beacon(0, alone + other)
     assert carried.rounds.run(RUN).highest == 0
 
@@ -311,10 +311,10 @@ def test_nothing_is_let_out_before_the_next_round_is_seated(carried: Carried) ->
 def test_a_cohort_that_was_announced_cannot_be_seated_otherwise_nor_skipped(carried: Carried) -> None:
     carried.beacon(0)
     carried.crash()
-    with pytest.raises(RequestRefusal, match="by another request"):
+    with pytest.raises(Refused, match="by another request"):
         carried.seat(carried.cohorts[0], 1)
     for number in (2, 3):
-        with pytest.raises(RequestRefusal, match=f"round {number - 1} was not opened") as refused:
+        with pytest.raises(Refused, match=f"round {number - 1} was not opened") as refused:
             carried.beacon(number)
         assert refused.value.hint is not None
 
@@ -327,7 +327,7 @@ def test_the_next_round_is_let_out_for_the_list_that_was_announced_alone(carried
     carried.crash()
     carried.rounds.lists = False
     for _ in range(2):
-        with pytest.raises(RequestRefusal, match="another list than round 0 announced") as refused:
+        with pytest.raises(Refused, match="another list than round 0 announced") as refused:
             carried.beacon(1, other + agreed + mine)
         assert refused.value.status == 409
     carried.beacon(1, next_list + agreed + mine)
@@ -336,20 +336,20 @@ def test_the_next_round_is_let_out_for_the_list_that_was_announced_alone(carried
 def test_a_round_is_tried_once(carried: Carried) -> None:
     again = committed(carried.turn(0, attempt=1), 0, 1) + carried.turn(1).seats.hash
     for _ in range(2):
-        with pytest.raises(RequestRefusal, match="one attempt at a round"):
+        with pytest.raises(Refused, match="one attempt at a round"):
             carried.beacon(0, again, attempt=1)
         carried.beacon(0)
 
 
 def test_a_run_carries_from_its_first_round_on_or_not_at_all(carried: Carried) -> None:
     carried.beacon(0)
-    with pytest.raises(RequestRefusal, match="carries noise from round to round"):
+    with pytest.raises(Refused, match="carries noise from round to round"):
         carried.beacon(1, carried.commitment(1)[:64])
 
 
 def test_a_run_that_did_not_carry_does_not_begin_to(carried: Carried) -> None:
     carried.beacon(0, carried.commitment(0)[:64])
-    with pytest.raises(RequestRefusal, match="round 0 announced nobody"):
+    with pytest.raises(Refused, match="round 0 announced nobody"):
         carried.beacon(1)
 
 
@@ -357,6 +357,6 @@ def test_those_who_are_away_are_seated_where_the_server_wants_a_missing_seat(car
     carried.now += 1_000_000.0
     for one in carried.cohorts[0][1:]:
         carried.members.heartbeat(one.public)
-    with pytest.raises(RequestRefusal, match="2 of the clients"):
+    with pytest.raises(Refused, match="2 of the clients"):
         carried.turn(0)
     assert carried.turn(0, absent=True).seats.size == 3

@@ -12,7 +12,7 @@ import pytest
 from niss.errors import ConfigError
 from niss.protocol import keys
 from niss.protocol.keys import SignedPrekey
-from niss.tracker.auth import RequestRefusal
+from niss.tracker.auth import Refused
 from niss.tracker.store import Release, Run, SeatRequest, Stock, TrackerStore, bind_identity
 from tracker.harness import Member, member, members
 
@@ -85,7 +85,7 @@ def test_prekeys_are_taken_once_known_ones_ignored_and_used_ones_stale(store: Tr
 def test_a_batch_that_does_not_fit_changes_nothing(store: TrackerStore) -> None:
     one = member(0)
     store.register(one.public, one.batch(3), expires=LATER, largest=4)
-    with pytest.raises(RequestRefusal, match="at most 4"):
+    with pytest.raises(Refused, match="at most 4"):
         store.register(one.public, one.batch(2), expires=LATER, largest=4)
     assert store.beat(one.public, expires=LATER) == Stock(3)
 
@@ -102,9 +102,7 @@ def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(sto
     enrol(store, [copier, third], prekeys=1)
     copy = signed_by(copier, 7, original.public)
     for put in (store.register, store.deposit):
-        with pytest.raises(
-            RequestRefusal, match="another client has a prekey with this public key"
-        ) as refused:
+        with pytest.raises(Refused, match="another client has a prekey with this public key") as refused:
             put(copier.public, (copy,), expires=LATER, largest=9)
         assert refused.value.status == 409
     assert store.beat(copier.public, expires=LATER) == Stock(1)
@@ -149,7 +147,7 @@ def test_numbers_of_a_client_that_left_do_not_come_back(store: TrackerStore) -> 
     batch = one.batch(2)
     store.register(one.public, batch, expires=LATER, largest=9)
     store.leave(one.public, now=NOW)
-    with pytest.raises(RequestRefusal, match="used before"):
+    with pytest.raises(Refused, match="used before"):
         store.register(one.public, batch, expires=LATER, largest=9)
     assert store.beat(one.public, expires=LATER) is None
     assert store.register(one.public, one.batch(1), expires=LATER, largest=9) == Stock(1, accepted=1)
@@ -175,7 +173,7 @@ def test_a_seating_takes_the_oldest_prekey_of_each_and_stays(open_again: Callabl
     assert again.beat(many[0].public, expires=LATER) == Stock(2)
     following = again.seat(RUN, 2, asking(many[:2]), now=NOW)
     assert [one.prekey.number for one in following.participants()] == [1, 1]
-    with pytest.raises(RequestRefusal, match="by another request"):
+    with pytest.raises(Refused, match="by another request"):
         again.seat(RUN, 1, asking(many[:2]), now=NOW)
     assert again.seating(RUN, 3) is None
 
@@ -198,7 +196,7 @@ def test_too_few_are_refused_and_nothing_is_used_up(store: TrackerStore) -> None
     many = members(3)
     enrol(store, many)
     store.start_run(RUN, BEGUN)
-    with pytest.raises(RequestRefusal, match="3 of the clients"):
+    with pytest.raises(Refused, match="3 of the clients"):
         store.seat(RUN, 1, asking(many, at_least=4), now=NOW)
     assert store.beat(many[0].public, expires=LATER) == Stock(3)
     assert store.seating(RUN, 1) is None
@@ -227,10 +225,10 @@ def test_a_sample_of_a_coalition_stays_inside(store: TrackerStore) -> None:
     store.start_run(RUN, BEGUN)
     seated = store.seat(RUN, 1, asking(count=6, coalition="clinics"), now=NOW).participants()
     assert {one.identity for one in seated} == {many[1].public, many[2].public}
-    with pytest.raises(RequestRefusal, match="0 of the clients"):
+    with pytest.raises(Refused, match="0 of the clients"):
         store.seat(RUN, 2, asking(count=6, coalition="nobody"), now=NOW)
     store.set_coalition(many[1].public, None)
-    with pytest.raises(RequestRefusal, match="1 of the clients"):
+    with pytest.raises(Refused, match="1 of the clients"):
         store.seat(RUN, 3, asking(count=6, coalition="clinics"), now=NOW)
 
 
@@ -252,10 +250,10 @@ def test_nothing_is_let_out_or_seated_after_a_later_link(store: TrackerStore) ->
     enrol(store, many)
     store.start_run(RUN, BEGUN)
     store.release(RUN, 5, Release(commitment("one"), None))
-    with pytest.raises(RequestRefusal, match="link 5 was let out"):
+    with pytest.raises(Refused, match="link 5 was let out"):
         store.release(RUN, 4, Release(commitment("two"), None))
     for link in (4, 5):
-        with pytest.raises(RequestRefusal, match="link 5 was let out"):
+        with pytest.raises(Refused, match="link 5 was let out"):
             store.seat(RUN, link, asking(many), now=NOW)
     assert store.beat(many[0].public, expires=LATER) == Stock(3)
 
@@ -263,9 +261,9 @@ def test_nothing_is_let_out_or_seated_after_a_later_link(store: TrackerStore) ->
 def test_an_unknown_run_is_refused(store: TrackerStore) -> None:
     many = members(2)
     enrol(store, many)
-    with pytest.raises(RequestRefusal, match="no run"):
+    with pytest.raises(Refused, match="no run"):
         store.seat(RUN, 1, asking(many), now=NOW)
-    with pytest.raises(RequestRefusal, match="no run"):
+    with pytest.raises(Refused, match="no run"):
         store.release(RUN, 1, Release(commitment("one"), None))
 
 

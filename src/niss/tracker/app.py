@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.protocol.keys import LARGEST_UINT64, SignedPrekey
-from niss.tracker.auth import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN, PATTERNS, RequestRefusal, Signed
+from niss.tracker.auth import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN, PATTERNS, Refused, Signed
 from niss.tracker.gate import BODY, CALLER, CONTENT_TYPE, App, Gate, Metrics, extra_headers, log
 from niss.tracker.rounds import RoundView, beacon_entries
 from niss.tracker.service import Tracker
@@ -399,7 +399,7 @@ def _reading(app: FastAPI, tracker: Tracker) -> None:
         if view is None:
             view = await run_in_threadpool(tracker.rounds.view, attempt)
         if not view.has_seat(caller) and caller != also:
-            raise RequestRefusal(
+            raise Refused(
                 403,
                 "this identity does not sit in this attempt",
                 field="niss-identity",
@@ -441,17 +441,17 @@ def _prekeys(bodies: list[PrekeyBody]) -> list[SignedPrekey]:
 
 
 def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
-    """Answer every error in the one form of `RequestRefusal.body`, with a hint.
+    """Answer every error in the one form of `Refused.body`, with a hint.
 
     `trouble` are the errors of the store when it is out of order: they become 503 with Retry-After, and the log says
     which error it was, since a client can do nothing with the details.
     """
 
-    def show(refusal: RequestRefusal) -> Response:
+    def show(refusal: Refused) -> Response:
         return JSONResponse(refusal.body(), refusal.status, headers=extra_headers(refusal))
 
-    @app.exception_handler(RequestRefusal)
-    async def refused(_request: Request, refusal: RequestRefusal) -> Response:
+    @app.exception_handler(Refused)
+    async def refused(_request: Request, refusal: Refused) -> Response:
         return show(refusal)
 
     @app.exception_handler(RequestValidationError)
@@ -460,24 +460,22 @@ def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
         place = [str(part) for part in first["loc"]]
         field = ".".join(place[1:]) or place[0]
         hint = "see /openapi.json for what this field may be"
-        return show(RequestRefusal(422, str(first["msg"]), field=field, hint=hint))
+        return show(Refused(422, str(first["msg"]), field=field, hint=hint))
 
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> Response:
         hint = "see /openapi.json for the paths and methods there are"
-        answer = show(RequestRefusal(error.status_code, str(error.detail), hint=hint))
+        answer = show(Refused(error.status_code, str(error.detail), hint=hint))
         answer.headers.update(error.headers or {})
         return answer
 
     async def out_of_order(_request: Request, error: Exception) -> Response:
         log("the store is out of order", level=logging.ERROR, kind=type(error).__name__, reason=str(error))
-        return show(RequestRefusal(503, "the store does not answer", hint="try again", retry_after=1.0))
+        return show(Refused(503, "the store does not answer", hint="try again", retry_after=1.0))
 
     for kind in trouble:
         app.add_exception_handler(kind, out_of_order)
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:
-        return show(
-            RequestRefusal(500, "a defect of the tracker; its log says more", hint="please report it")
-        )
+        return show(Refused(500, "a defect of the tracker; its log says more", hint="please report it"))

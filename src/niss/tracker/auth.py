@@ -19,7 +19,7 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import Identity, fingerprint, length_prefixed, uint64, verify
 
 
-class RequestRefusal(RemoteProtocolError):
+class Refused(RemoteProtocolError):
     """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do.
 
     status       of the answer; 4xx is the sender's fault, 503 means "later"
@@ -49,7 +49,7 @@ class RequestRefusal(RemoteProtocolError):
 def require_server(caller: bytes, server: bytes) -> None:
     """Refuse (403) whoever is not the server of this federation, whose key the tracker was started with."""
     if caller != server:
-        raise RequestRefusal(
+        raise Refused(
             403,
             f"only the server may do this, not {fingerprint(caller)}",
             field="niss-identity",
@@ -119,7 +119,7 @@ def check_request(
     values = {name: headers.get(name, "") for name in _SHAPES}
     for name, shape in _SHAPES.items():
         if not shape.fullmatch(values[name]):
-            raise RequestRefusal(
+            raise Refused(
                 401,
                 "is malformed" if values[name] else "is missing: this request must be signed",
                 field=name,
@@ -127,7 +127,7 @@ def check_request(
             )
     time, nonce, identity = int(values[TIME]), bytes.fromhex(values[NONCE]), bytes.fromhex(values[IDENTITY])
     if abs(now - time) > tolerance:
-        raise RequestRefusal(
+        raise Refused(
             401,
             f"the request is from {time}, here it is {now:.0f}: more than {tolerance:.0f} s apart",
             field=TIME,
@@ -137,7 +137,7 @@ def check_request(
     try:
         verify(identity, PURPOSE, message, bytes.fromhex(values[SIGNATURE]))
     except RemoteProtocolError as error:
-        raise RequestRefusal(
+        raise Refused(
             401,
             error.message,
             field=SIGNATURE,

@@ -20,7 +20,7 @@ from typing import Any
 
 from niss.protocol.keys import fingerprint
 from niss.redaction import redact, safe_traceback
-from niss.tracker.auth import Buckets, RequestRefusal
+from niss.tracker.auth import Buckets, Refused
 from niss.tracker.store import Counts
 
 Scope = MutableMapping[str, Any]
@@ -73,7 +73,7 @@ class Gate:
             body = await self._body(scope, receive)
             scope[BODY] = body
             await self._app(scope, _once(body, receive), watched)
-        except RequestRefusal as refusal:
+        except Refused as refusal:
             await answer(refusal, watched)
         except Exception as error:
             # Answered with 500 by the application before it raised.
@@ -90,7 +90,7 @@ class Gate:
             return
         wait = self._buckets.take(client[0], time.monotonic())
         if wait:
-            raise RequestRefusal(
+            raise Refused(
                 429, "too many requests from this address", hint=f"wait {wait:.1f} s", retry_after=wait
             )
 
@@ -113,11 +113,11 @@ class Gate:
                         raise self._too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise RequestRefusal(408, "the body did not arrive in time", hint="send it again") from None
+            raise Refused(408, "the body did not arrive in time", hint="send it again") from None
         return b"".join(parts)
 
-    def _too_large(self) -> RequestRefusal:
-        return RequestRefusal(
+    def _too_large(self) -> Refused:
+        return Refused(
             413,
             f"larger than {self._body_bytes} bytes",
             field="body",
@@ -147,7 +147,7 @@ class Gate:
         )
 
 
-async def answer(refusal: RequestRefusal, send: Send) -> None:
+async def answer(refusal: Refused, send: Send) -> None:
     """Send a refusal as it stands in the API."""
     body = json.dumps(refusal.body()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -156,7 +156,7 @@ async def answer(refusal: RequestRefusal, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def extra_headers(refusal: RequestRefusal) -> dict[str, str]:
+def extra_headers(refusal: Refused) -> dict[str, str]:
     """The headers that a refusal needs beside its body: when to come back, how to authenticate, not to go on."""
     headers = {}
     if refusal.retry_after is not None:

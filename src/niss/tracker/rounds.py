@@ -27,7 +27,7 @@ from niss.graph import ShareGraph
 from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, link_of, participants_hash
 from niss.protocol.keys import Entropy, Identity, draw
 from niss.protocol.messages import Beacon, Participant
-from niss.tracker.auth import LIST_PURPOSE, LONGEST_RUN, RequestRefusal, list_message, require_server
+from niss.tracker.auth import LIST_PURPOSE, LONGEST_RUN, Refused, list_message, require_server
 from niss.tracker.store import (
     Attempt,
     Release,
@@ -105,7 +105,7 @@ class RoundView:
         Refused (409) before the beacon is out, and where the server did not tell the number of neighbours.
         """
         if self.release is None or self.beacon is None:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "the beacon of this attempt is not out: nobody has neighbours yet",
                 field="attempt",
@@ -113,7 +113,7 @@ class RoundView:
             )
         neighbours = self.release.neighbours
         if neighbours is None:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "the server did not say how many neighbours each client has",
                 field="attempt",
@@ -199,7 +199,7 @@ class BeaconHolder(ABC):
 
 @dataclass(eq=False)
 class Rounds:
-    """The runs and rounds of a tracker; only the server changes anything here. What is wrong is a `RequestRefusal`.
+    """The runs and rounds of a tracker; only the server changes anything here. What is wrong is a `Refused`.
 
     store     where runs, seatings and releases are written before they are answered
     identity  the tracker's, which signs participant lists
@@ -228,7 +228,7 @@ class Rounds:
         """
         require_server(caller, self.server)
         if not 1 <= rounds <= LONGEST_RUN:
-            raise RequestRefusal(
+            raise Refused(
                 422, f"a run has 1 to {LONGEST_RUN} rounds", field="rounds", hint="split it into several runs"
             )
         started = self.store.run(run)
@@ -237,7 +237,7 @@ class Rounds:
             anchor, signature = self.holder.commit(run, rounds, salt)
             started = self.store.start_run(run, Run(rounds, salt, anchor, signature))
         if started.rounds != rounds:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 f"this run has begun, with {started.rounds} rounds",
                 field="rounds",
@@ -256,14 +256,14 @@ class Rounds:
         """The run of an attempt; refused (404) where it was not started, or has no such round or attempt."""
         run = self.run(attempt.run)
         if not 0 <= attempt.number < LINKS_PER_ROUND:
-            raise RequestRefusal(
+            raise Refused(
                 404,
                 f"a round can be tried {LINKS_PER_ROUND} times",
                 field="attempt",
                 hint="go on with the next round",
             )
         if not 0 <= attempt.round < run.rounds:
-            raise RequestRefusal(
+            raise Refused(
                 404,
                 f"this run has rounds 0 to {run.rounds - 1}",
                 field="round",
@@ -294,7 +294,7 @@ class Rounds:
         seating = self.store.seating(attempt.run, attempt.link)
         if self.store.released(attempt.run, attempt.link) != wanted:
             if seating is None and self.lists:
-                raise RequestRefusal(
+                raise Refused(
                     409,
                     "nobody is seated in this attempt",
                     field="attempt",
@@ -302,14 +302,14 @@ class Rounds:
                 )
             self._check_announced(attempt, run, wanted)
         if seating is not None and committed != participants_hash(seating.participants()):
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "this commitment is to other participants than were seated",
                 field="commitment",
                 hint="open the round with the list that seating it returned, in its order",
             )
         if self.store.release(attempt.run, attempt.link, wanted) != wanted:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "the link of this attempt was let out for another commitment",
                 field="commitment",
@@ -325,7 +325,7 @@ class Rounds:
         highest = self.store.released(attempt.run, run.highest) if run.highest else None
         if wanted.following is None:
             if highest is not None and highest.following is not None:
-                raise RequestRefusal(
+                raise Refused(
                     409,
                     "this run carries noise from round to round: a commitment names the next round's list too",
                     field="commitment",
@@ -333,7 +333,7 @@ class Rounds:
                 )
             return
         if attempt.number:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "a run that carries noise from round to round has one attempt at a round",
                 field="attempt",
@@ -343,7 +343,7 @@ class Rounds:
             self._check_is_next(attempt, wanted)
         if attempt.round + 1 == run.rounds:
             if wanted.following != _NOBODY:
-                raise RequestRefusal(
+                raise Refused(
                     409,
                     "the last round carries noise to nobody",
                     field="commitment",
@@ -359,14 +359,14 @@ class Rounds:
         before = self.store.released(attempt.run, link_of(number, 0))
         announced = None if before is None else before.following
         if announced is None:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 f"round {number} was not opened" if before is None else f"round {number} announced nobody",
                 field="round",
                 hint="open the rounds in order, each with the list of the next",
             )
         if announced != wanted.commitment[:_HASH_BYTES]:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 f"this commitment is to another list than round {number} announced",
                 field="commitment",
@@ -377,14 +377,14 @@ class Rounds:
         """The list that is announced must be seated, in the next round's one attempt."""
         seating = self.store.seating(attempt.run, link_of(attempt.round + 1, 0))
         if seating is None:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "nobody is seated in the next round, to which this one carries noise",
                 field="commitment",
                 hint="seat the next round first",
             )
         if following != participants_hash(seating.participants()):
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "this commitment is to other participants of the next round than were seated",
                 field="commitment",
@@ -412,7 +412,7 @@ class Rounds:
         run, link = attempt.run, attempt.link
         seating = self.store.seating(run, link)
         if seating is None:
-            raise RequestRefusal(
+            raise Refused(
                 404,
                 "this attempt was not seated here, or so long ago that its list is erased",
                 field="attempt",

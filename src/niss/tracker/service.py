@@ -25,7 +25,7 @@ from niss.protocol.messages import Beacon
 from niss.tracker.auth import (
     ANCHOR_PURPOSE,
     Buckets,
-    RequestRefusal,
+    Refused,
     Signed,
     TrackerSettings,
     anchor_message,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Membership:
-    """The clients of a tracker. Every `caller` has signed its request; what is wrong is a `RequestRefusal`.
+    """The clients of a tracker. Every `caller` has signed its request; what is wrong is a `Refused`.
 
     store        where clients and their prekeys are
     settings     how long a client stays live, and how many clients and prekeys there may be
@@ -132,7 +132,7 @@ class Membership:
         if self.admitted is None or identity in self.admitted:
             return
         self.store.leave(identity, now=self.clock())
-        raise RequestRefusal(
+        raise Refused(
             403,
             f"identity {fingerprint(identity)} is not admitted here",
             field="niss-identity",
@@ -145,7 +145,7 @@ class Membership:
         if self.monotonic() < self._room_until:
             return
         if self.store.counts(now=self.clock()).registered >= self.settings.max_clients:
-            raise RequestRefusal(
+            raise Refused(
                 503, "no more clients can be registered", hint="raise --max-clients", retry_after=60.0
             )
         self._room_until = self.monotonic() + _SECONDS_BETWEEN_COUNTS
@@ -157,7 +157,7 @@ class Membership:
             try:
                 prekey.verify(identity)
             except RemoteProtocolError as error:
-                raise RequestRefusal(
+                raise Refused(
                     422,
                     error.message,
                     field=f"prekeys.{place}.signature",
@@ -168,7 +168,7 @@ class Membership:
         """Refuse whoever is not on the closed list of a coalition, where it has one."""
         closed = self.coalitions.get(name)
         if closed is not None and caller not in closed:
-            raise RequestRefusal(
+            raise Refused(
                 403,
                 f"identity {fingerprint(caller)} is not in the coalition {name!r}",
                 field="coalition",
@@ -184,9 +184,7 @@ def _gone(before: Coalition, after: Coalition | None) -> list[bytes]:
 def _known(outcome: T | None, field: str = "niss-identity") -> T:
     """What a store answered about a client; refused (404) where that is None or False: it is not registered."""
     if outcome is None or outcome is False:
-        raise RequestRefusal(
-            404, "no client with this identity is registered", field=field, hint="register first"
-        )
+        raise Refused(404, "no client with this identity is registered", field=field, hint="register first")
     return outcome
 
 
@@ -255,11 +253,11 @@ def _passed_on() -> Iterator[None]:
     try:
         yield
     except TrackerUnavailable as error:
-        raise RequestRefusal(
+        raise Refused(
             503, f"the beacon's holder: {error.detail}", hint=error.advice, retry_after=5.0
         ) from None
     except TrackerRefused as error:
-        raise RequestRefusal(409, f"the beacon's holder: {error.detail}", hint=error.advice) from None
+        raise Refused(409, f"the beacon's holder: {error.detail}", hint=error.advice) from None
 
 
 class Tracker:
@@ -342,13 +340,13 @@ class Tracker:
         if signed.identity != self.server:
             wait = self._buckets.take(signed.identity, self._monotonic())
             if wait:
-                raise RequestRefusal(
+                raise Refused(
                     429, "too many requests of this identity", hint=f"wait {wait:.1f} s", retry_after=wait
                 )
         # Twice, for the clocks of several trackers on one store may differ too.
         expires = signed.time + 2 * self.settings.tolerance
         if not self.store.first_use(signed.identity, signed.nonce, now=self._clock(), expires=expires):
-            raise RequestRefusal(
+            raise Refused(
                 401,
                 "this request was made before",
                 field="niss-nonce",

@@ -28,7 +28,7 @@ from niss.protocol.keys import (
     uint64,
 )
 from niss.protocol.messages import Participant, Prekey
-from niss.tracker.auth import RequestRefusal
+from niss.tracker.auth import Refused
 
 NUMBER_BYTES = 8
 PREKEY_BYTES = NUMBER_BYTES + PUBLIC_BYTES + SIGNATURE_BYTES
@@ -143,22 +143,22 @@ class SeatRequest:
     def check(self) -> None:
         """Refuse (422) a request that contradicts itself."""
         if (self.members is None) == (self.count == 0):
-            raise RequestRefusal(
+            raise Refused(
                 422, "give either members or a count", field="members", hint="leave one of them out"
             )
         if self.members is not None and self.coalition is not None:
-            raise RequestRefusal(
+            raise Refused(
                 422,
                 "applies to a count only, not to members",
                 field="coalition",
                 hint="name its members, or give a count",
             )
         if self.members is None and self.absent:
-            raise RequestRefusal(
+            raise Refused(
                 422, "applies to members only, not to a count", field="absent", hint="name the members"
             )
         if self.members is not None and len(set(self.members)) != len(self.members):
-            raise RequestRefusal(422, "names a client twice", field="members", hint="name each client once")
+            raise Refused(422, "names a client twice", field="members", hint="name each client once")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class TrackerStore(ABC):
     now, expires    wall time in seconds; a client is live, and can be seated, until it expires
     trouble         the errors that any method may raise when the store is out of order
 
-    What is refused is a `RequestRefusal`, and then nothing has changed.
+    What is refused is a `Refused`, and then nothing has changed.
     """
 
     trouble: tuple[type[Exception], ...] = ()
@@ -255,7 +255,7 @@ class TrackerStore(ABC):
         old = [one for one in packed if one[:NUMBER_BYTES] not in new]
         stale = sum(one not in stock for one in old)
         if stale and stale == len(batch):
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "all these prekeys carry numbers that were used before",
                 field="prekeys",
@@ -263,7 +263,7 @@ class TrackerStore(ABC):
             )
         held = len(stock) + len(new)
         if held > largest:
-            raise RequestRefusal(
+            raise Refused(
                 409, f"a client has at most {largest} prekeys in stock", field="prekeys", hint="send fewer"
             )
         return dict(sorted(new.items())), Stock(held, len(new), len(old) - stale, stale)
@@ -300,7 +300,7 @@ class TrackerStore(ABC):
         # Whoever registered and has not left expires after 0.
         seating = self._seat(run, link, request, 0.0 if request.absent else now)
         if seating.request_hash != request.hash:
-            raise RequestRefusal(
+            raise Refused(
                 409,
                 "this attempt was seated before, by another request",
                 field="attempt",
@@ -313,16 +313,16 @@ class TrackerStore(ABC):
         """The seating there is, whatever request made it, or else a new one."""
 
     @staticmethod
-    def _copied() -> RequestRefusal:
+    def _copied() -> Refused:
         """The refusal of a batch with a key that another client has in stock."""
-        return RequestRefusal(
+        return Refused(
             409, "another client has a prekey with this public key", field="prekeys", hint="make new ones"
         )
 
     @staticmethod
-    def _too_few(able: int, request: SeatRequest) -> RequestRefusal:
+    def _too_few(able: int, request: SeatRequest) -> Refused:
         """The refusal of a seating for which only so many clients are able."""
-        return RequestRefusal(
+        return Refused(
             409,
             f"{able} of the clients asked for are live and have a prekey left, at least {request.at_least} are needed",
             field="at_least",
@@ -330,11 +330,11 @@ class TrackerStore(ABC):
         )
 
     @staticmethod
-    def _over(highest: int | None) -> RequestRefusal:
+    def _over(highest: int | None) -> Refused:
         """The refusal of an attempt after this or a later link was let out; with None, that of an unknown run."""
         if highest is None:
             return unknown_run()
-        return RequestRefusal(
+        return Refused(
             409,
             f"link {highest} was let out: this attempt is over",
             field="attempt",
@@ -424,5 +424,5 @@ def bind_identity(store: TrackerStore, public: bytes) -> None:
         )
 
 
-def unknown_run() -> RequestRefusal:
-    return RequestRefusal(404, "no run of that name has begun", field="run", hint="the server starts it")
+def unknown_run() -> Refused:
+    return Refused(404, "no run of that name has begun", field="run", hint="the server starts it")

@@ -75,9 +75,7 @@ class SqliteStore(TrackerStore):
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
                 raise ConfigError(
-                    f"{path} was written by another version of niss",
-                    field="--store",
-                    hint="name a new file",
+                    f"{path} was written by another version of niss", field="--store", hint="name a new file"
                 )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version = {_VERSION}; COMMIT;")
