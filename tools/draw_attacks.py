@@ -10,7 +10,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from niss.attacks import drawing, load_experiment
+from niss.attacks import load_experiment
+from niss.attacks.experiment import drawn
+from niss.figures import CHART_STYLE, draw_sheet, png
+from niss.files import write_output
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # The figure, the attack, and its settings where they are not the defaults.
@@ -33,10 +36,9 @@ def main() -> None:
         findings = experiment.start()
         experiment.run(findings, lambda *_: None)
         for dark in (False, True):
-            figure = experiment.draw(findings)
-            assert figure is not None
             path = IMAGES / f"attack-{name}{'-dark' if dark else ''}.png"
-            print(drawing.save(figure, path, dark=dark), flush=True)
+            picture = png(draw_sheet(*drawn(experiment, findings)), style=CHART_STYLE, dark=dark)
+            print(write_output(path, picture), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all figures share: type and colours, curves in the look of their method, and variants for dark pages.
+"""Draws charts with matplotlib: type and colours, the two shapes of `niss.charts`, and variants for dark pages.
 
 Importing this module loads matplotlib. Only its object interface is used, so that no display is needed and nothing
 global changes.
@@ -6,18 +6,26 @@ global changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
 
+from niss.charts import Chart, Curves, Rows, Strip
+from niss.charts import marked as marked
+from niss.charts import numbered as numbered
 from niss.methods import look_of as look_of
-from niss.methods.look import INK, QUIET, RULE, SERIES, LineStyle, Look
+from niss.methods.look import DASHED, DOTTED, INK, QUIET, RULE, SERIES, Look
 
 # matplotlib types these keys differently from release to release.
 STYLE: dict[Any, Any] = {
@@ -26,10 +34,12 @@ STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "axes.linewidth": 0.8,
 }
+# Of charts; the text of an SVG is set in the reader's fonts.
+CHART_STYLE: dict[Any, Any] = {**STYLE, "svg.fonttype": "none", "font.size": 9.5}
 
-# Of curves that are told apart by their number alone.
-LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
+# Inches. For a phone a chart is drawn narrower, in letters as large; on a sheet two such stand side by side.
+WIDTH, NARROW = 7.4, 4.7
+_PICTURE = 1.12
 
 # On dark pages; the colours of the series are those of `report/style.css`.
 _GROUND = "#16171a"
@@ -44,16 +54,6 @@ _DARK = dict(
     )
 ) | {INK: "#e8e8ec", "#000000": "#e8e8ec", QUIET: "#a0a0aa", RULE: "#3c3d44", "#ffffff": _GROUND}  # fmt: skip
 _COLOURED = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
-
-
-def marked(label: str, *, protected: bool) -> str:
-    """The label of a curve, which says where nobody is protected."""
-    return label if protected else f"{label} (unprotected)"
-
-
-def numbered(number: int) -> Look:
-    """The look of a curve that belongs to no method."""
-    return Look(SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)], LINES[number % len(LINES)])
 
 
 def line_options(look: Look, *, width: float = 1.6, size: float = 4.5) -> dict[str, Any]:
@@ -131,3 +131,202 @@ def _dark(colour: Any) -> Any:
     red, green, blue, alpha = to_rgba(colour)
     found = _DARK.get(to_hex((red, green, blue)))
     return None if found is None else to_rgba(found, alpha)
+
+
+def short(label: str, most: int = 26) -> str:
+    """A label on one line, cut to `most` characters."""
+    line = " ".join(label.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def power_of_ten(value: float, _position: int | None = None) -> str:
+    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+Box = tuple[float, float, float, float]
+"""A part of a figure in inches: left, bottom, width, height."""
+
+
+def draw_chart(chart: Chart, width: float = WIDTH) -> Figure:
+    """A figure of one chart, its keys below the axes."""
+    with mpl.rc_context(CHART_STYLE):
+        figure = Figure(figsize=(width, _height(chart, width)))
+        _draw(figure, chart, (0.0, 0.0, width, figure.get_figheight()))
+    return figure
+
+
+def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip]) -> Figure:
+    """Pictures and charts on one sheet: the strips above, the charts below, two side by side where there are more."""
+    columns = min(len(charts), 2) or 1
+    width = WIDTH if columns == 1 else 2 * NARROW
+    pairs = [charts[start : start + columns] for start in range(0, len(charts), columns)]
+    titled = len(charts) > 1
+    heights = [max(_height(one, width / columns) for one in pair) + 0.3 * titled for pair in pairs]
+    strip_height = _PICTURE + 0.22
+    with mpl.rc_context(CHART_STYLE):
+        bottom = sum(heights) + strip_height * len(strips) + 0.1
+        figure = Figure(figsize=(width, bottom))
+        for strip in strips:
+            bottom -= strip_height
+            _draw_strip(figure, strip, (0.0, bottom, width, strip_height))
+        for pair, height in zip(pairs, heights, strict=True):
+            bottom -= height
+            for number, chart in enumerate(pair):
+                box = (number * width / columns, bottom, width / columns, height - 0.3 * titled)
+                axes = _draw(figure, chart, box)
+                if titled:
+                    axes.set_title(chart.title, loc="left", fontsize=9.5)
+    return figure
+
+
+def _keys(chart: Chart) -> list[Line2D]:
+    if isinstance(chart, Curves):
+        keys = [_key(one.name, one.look, line=one.line, marks=one.marks) for one in chart.series]
+        keys += [_key(name, Look(QUIET, "", DOTTED)) for name in chart.levels]
+        return keys + [_key(name, Look(QUIET, "", DASHED)) for name in chart.limits]
+    marks = {mark.name: mark for _, row in reversed(chart.rows) for mark in reversed(row)}
+    keys = [
+        Line2D([], [], color=QUIET, linewidth=6.0, label=name)
+        if mark.bar
+        else _key(name, mark.look, line=False)
+        for name, mark in reversed(marks.items())
+    ]
+    return keys + ([] if chart.level is None else [_key(chart.level[0], Look(INK, "", DASHED))])
+
+
+def _key(name: str, look: Look, *, line: bool = True, marks: bool = False) -> Line2D:
+    options = line_options(look) | ({} if line else {"linestyle": "none"})
+    return Line2D([], [], label=short(name, 44), **options | ({} if marks or not line else {"marker": ""}))
+
+
+def _below(chart: Chart, width: float) -> tuple[int, float]:
+    """The columns of keys under the axes, and the inches that they take with the axis."""
+    columns = 2 if width >= WIDTH else 1
+    return columns, 0.75 + 0.19 * math.ceil(len(_keys(chart)) / columns)
+
+
+def _height(chart: Chart, width: float) -> float:
+    axes = 2.6 if isinstance(chart, Curves) else 0.3 * len(chart.rows) + 0.3
+    return axes + _below(chart, width)[1] + 0.2
+
+
+def _draw(figure: Figure, chart: Chart, box: Box) -> Axes:
+    """The chart in a part of the figure: axes above, and keys below them."""
+    (left, bottom, width, height), whole = box, figure.get_size_inches()
+    most = 26 if width < WIDTH else 40
+    names = [] if isinstance(chart, Curves) else [short(name, most) for name, _ in chart.rows]
+    beside = 0.85 if isinstance(chart, Curves) else 0.25 + 0.077 * max(map(len, names))
+    columns, below = _below(chart, width)
+    axes = figure.add_axes(
+        (
+            (left + beside) / whole[0],
+            (bottom + below) / whole[1],
+            (width - beside - 0.25) / whole[0],
+            (height - below - 0.2) / whole[1],
+        )
+    )
+    if keys := _keys(chart):
+        corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (left / whole[0], bottom / whole[1])}
+        legend = figure.legend(
+            handles=keys, **corner, ncols=columns, fontsize=9.5, borderaxespad=0.2, handlelength=3.0
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    _draw_curves(axes, chart) if isinstance(chart, Curves) else _draw_rows(axes, chart, names)
+    return axes
+
+
+def _draw_curves(axes: Axes, chart: Curves) -> None:
+    for one in chart.series:
+        options = line_options(one.look) | ({} if one.line else {"linestyle": "none"})
+        if one.line and not one.marks:
+            options["marker"] = ""
+        # Spaced along the drawn curve, so that markers do not crowd.
+        every: dict[str, Any] = {"markevery": 0.12 if one.line else 0.06} if len(one.points) > 12 else {}
+        axes.plot(*zip(*one.points, strict=True), **options, **every)
+    for axis in chart.log:
+        _logarithmic(axes, axis, [point["xy".index(axis)] for one in chart.series for point in one.points])
+    for level in chart.levels.values():
+        axes.axhline(level, color=QUIET, linewidth=1.6, linestyle=DOTTED)
+    for limit in chart.limits.values():
+        axes.axvline(limit, color=QUIET, linewidth=1.6, linestyle=DASHED)
+    if chart.ticks:
+        axes.set_xticks(range(len(chart.ticks)), chart.ticks)
+    axes.set(xlabel=chart.across, ylabel=chart.up)
+    axes.set_ylim(bottom=chart.least, top=chart.most)
+    grid(axes, "y")
+
+
+def _draw_rows(axes: Axes, chart: Rows, names: list[str]) -> None:
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    if chart.level is not None:
+        axes.axvline(chart.level[1], color=INK, linewidth=1.2, linestyle=DASHED)
+    for place, (_, marks) in enumerate(chart.rows):
+        single = [mark for mark in marks if not mark.bar]
+        for mark in marks:
+            if mark.bar:
+                axes.barh(place, mark.value, height=0.6, color=mark.look.colour, alpha=0.6)
+        for number, mark in enumerate(single):
+            # One above the other, so that none hides another.
+            at = place + 0.26 * (number - (len(single) - 1) / 2)
+            axes.plot([mark.value], [at], **line_options(mark.look, size=5.5) | {"linestyle": "none"})
+    axes.set_xlim(0.0, 1.08 * max(mark.value for _, marks in chart.rows for mark in marks))
+    if chart.nothing is not None:
+        ticks = [tick for tick in axes.get_xticks() if tick < 0.9 * chart.nothing]
+        axes.set_xticks([*ticks, chart.nothing], [*(f"{tick:g}" for tick in ticks), "no\nguarantee"])
+    axes.set_xlabel(chart.across)
+    grid(axes, "x")
+
+
+def _draw_strip(figure: Figure, strip: Strip, box: Box) -> None:
+    """The name of a strip, over two lines where it has a comma, and its pictures beside it."""
+    (_, bottom, width, _), whole, name_width = box, figure.get_size_inches(), 1.35
+    at: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9.5}
+    side = min(_PICTURE, (width - name_width - 0.1) / max(len(strip.pictures), 1))
+    middle = bottom + side / 2
+    place = (name_width - 0.1) / whole[0]
+    figure.text(
+        place, (middle + (0.18 if strip.note else 0.0)) / whole[1], strip.name.replace(", ", ",\n"), **at
+    )
+    figure.text(place, (middle - 0.25) / whole[1], strip.note, color=QUIET, **at)
+    for number, (caption, pixels) in enumerate(strip.pictures):
+        left = name_width + number * side
+        axes = figure.add_axes(
+            (left / whole[0], bottom / whole[1], (side - 0.06) / whole[0], (side - 0.06) / whole[1])
+        )
+        show_picture(axes, pixels, caption)
+
+
+def show_picture(axes: Axes, pixels: NDArray[np.float64], title: str = "") -> None:
+    """A picture [C, H, W], cut to [0, 1], without ticks."""
+    cut = np.clip(np.nan_to_num(pixels, nan=0.5), 0.0, 1.0)
+    if len(cut) == 1:
+        axes.imshow(cut[0], cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
+    else:
+        axes.imshow(cut.transpose(1, 2, 0), interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for side in axes.spines.values():
+        side.set_visible(True)
+        side.set_color(RULE)
+    axes.set_title(title, fontsize=9, pad=2)
+
+
+def _logarithmic(axes: Axes, which: str, values: list[float]) -> None:
+    """Powers of ten, and what lies between them where there are few."""
+    getattr(axes, f"set_{which}scale")("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    wide = max(values) > 100 * min(values)
+    axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=7))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _tick(value: float, _position: int | None = None) -> str:
+    if 1e-3 <= value < 1e5:
+        return f"{value:,.6g}"
+    whole = math.isclose(math.log10(value), round(math.log10(value)), abs_tol=1e-9)
+    return power_of_ten(value) if whole else f"{value:.3g}"

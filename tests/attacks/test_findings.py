@@ -1,4 +1,4 @@
-"""What is written down, and figures that can be read: drawn without a display, every axis with its name."""
+"""What is written down: findings, charts and pictures, drawn without a display."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure, SubFigure
 
 import niss.attacks
 from niss.attacks import EXPERIMENTS, load_experiment
 from niss.attacks.audit import AuditExperiment
-from niss.attacks.average import AverageExperiment
+from niss.attacks.average import AverageExperiment, RerunExperiment
 from niss.attacks.carried import CarriedExperiment
 from niss.attacks.collude import ColludeExperiment
-from niss.attacks.drawing import save
 from niss.attacks.experiment import (
     Experiment,
     Findings,
     Help,
+    drawn,
     no_progress,
-    write_findings,
+    write_results,
 )
 from niss.attacks.fake_dropout import FakeDropoutExperiment
 from niss.attacks.invert import DlgExperiment, InvertExperiment
 from niss.attacks.joint import JointExperiment
-from niss.attacks.rerun import RerunExperiment
+from niss.charts import Curves, charts_from_json
 from niss.errors import ConfigError
 
 CASES: dict[str, Experiment] = {
@@ -48,38 +47,32 @@ CASES: dict[str, Experiment] = {
 }
 
 
-def charts(figure: Figure | SubFigure) -> list[Any]:
-    """The axes that are no pictures and no labels of pictures."""
-    return [axes for axes in figure.get_axes() if axes.axison and not axes.images]
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_every_chart_names_its_axes_and_is_saved_without_a_display(name: str, tmp_path: Path) -> None:
+def test_what_is_found_is_drawn_without_a_display(name: str, tmp_path: Path) -> None:
     experiment = CASES[name]
     findings = experiment.start()
-    assert experiment.draw(findings) is None, "nothing found, nothing drawn"
+    assert drawn(experiment, findings) == ([], []), "nothing found, nothing drawn"
     experiment.run(findings, no_progress)
     assert findings.finished
     for row in findings.rows:
         assert set(findings.columns) <= set(row) or "refusal" in row
-    figure = experiment.draw(findings)
-    assert figure is not None
-    for axes in charts(figure):
-        shared = axes.get_shared_x_axes().get_siblings(axes)
-        assert any(other.get_xlabel() for other in shared), name
-        assert any(other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes)) or any(
-            label.get_text() for label in axes.get_yticklabels()
-        )
-    path = save(figure, tmp_path / "figure.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert [one.name for one in tmp_path.iterdir()] == ["figure.png"]
+    charts, strips = drawn(experiment, findings)
+    assert charts
+    assert all(chart.across for chart in charts)
+    assert all(np.ndim(pixels) == 3 for strip in strips for _, pixels in strip.pictures)
+    write_results(experiment, findings, tmp_path)
+    assert (tmp_path / "attack.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["attack.json", "attack.png"]
+    written = json.loads((tmp_path / "attack.json").read_text())
+    assert charts_from_json(written["charts"]) == charts
+    assert written["pictures"] == bool(strips)
 
 
-def test_findings_are_plain_json(tmp_path: Path) -> None:
+def test_findings_are_plain_json() -> None:
     findings = Findings("x", {"path": Path("a"), "t": (1, 2)}, {"a": "A"})
     findings.rows.append({"a": np.float64("inf"), "b": np.int64(3), "c": float("nan"), "d": np.bool_(True)})
     findings.curves["e"] = np.arange(3)
-    written = json.loads(write_findings(findings, tmp_path).read_text())
+    written = json.loads(json.dumps(findings.to_json()))
     assert written["rows"] == [{"a": None, "b": 3, "c": None, "d": True}]
     assert written["settings"] == {"path": "a", "t": [1, 2]}
     assert written["curves"] == {"e": [0, 1, 2]}
@@ -172,7 +165,6 @@ def test_a_method_without_a_guarantee_is_marked_in_the_chart_of_its_losses() -> 
     )
     findings = experiment.start()
     experiment.run(findings, no_progress)
-    figure = experiment.draw(findings)
-    assert figure is not None
-    (chart,) = charts(figure)
-    assert [text.get_text() for text in chart.get_legend().get_texts()] == ["dp-fedavg", "niss (unprotected)"]
+    [chart], _ = drawn(experiment, findings)
+    assert isinstance(chart, Curves)
+    assert [one.name for one in chart.series] == ["dp-fedavg", "niss (unprotected)"]

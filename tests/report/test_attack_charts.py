@@ -1,23 +1,26 @@
-"""The charts of attacks: drawn from attack.json alone, for every attack that has a figure."""
+"""The charts of attacks: what each makes of its findings, and what the page draws from attack.json alone."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from niss.attacks import EXPERIMENTS
+from niss.attacks import EXPERIMENTS, load_experiment
+from niss.attacks.experiment import Findings
+from niss.charts import Chart, Curves, Rows, charts_from_json, charts_to_json, shown
+from niss.figures import draw_chart
+from niss.files import to_json
 from niss.report import write_report
-from niss.report.attack_charts import KINDS, charts_of
-from niss.report.attack_drawing import Curves, Rows, draw_curves, draw_rows
 from report.test_attack_page import write_attack
 
 CASES = ("fedavg", "niss")
 LOSSES = {
     "rows": [
-        {"case": "fedavg", "epsilon_joint": None, "psnr": 30.0},
+        {"case": "fedavg", "epsilon_joint": math.inf, "psnr": 30.0},
         {"case": "niss", "epsilon_joint": 3.0, "psnr": 4.0},
     ],
     "curves": {
@@ -33,8 +36,8 @@ STEPS = {
     ],
     "curves": {"blind_guess_psnr": 9.0, "allowed_rounds": 40},
 }
-# What the file of each attack holds, as far as charts need it.
-FOUND: dict[str, dict[str, Any]] = {
+# What each attack finds, as far as charts need it.
+FINDINGS: dict[str, dict[str, Any]] = {
     "dlg": LOSSES,
     "invert": LOSSES,
     "joint": {
@@ -59,7 +62,7 @@ FOUND: dict[str, dict[str, Any]] = {
                 "rho": rho,
                 "tau2": tau2,
                 "error": 1.0 + rho,
-                "predicted_error": None if tau2 == 0.0 else 1.1 + rho,
+                "predicted_error": math.inf if tau2 == 0.0 else 1.1 + rho,
                 "psnr": 12.0,
                 "predicted_psnr": 11.0,
             }
@@ -75,7 +78,7 @@ FOUND: dict[str, dict[str, Any]] = {
     },
     "audit": {
         "rows": [
-            {"case": "niss, τ = 0", "method": "niss", "joint": None, "marginal": 2.04, "proved": 5.6},
+            {"case": "niss, τ = 0", "method": "niss", "joint": math.inf, "marginal": 2.04, "proved": 5.6},
             {"case": "dp-fedavg", "method": "dp-fedavg", "joint": 3.0, "marginal": 3.0, "proved": 0.72},
         ],
         "curves": {
@@ -105,6 +108,20 @@ FOUND: dict[str, dict[str, Any]] = {
         "curves": {},
     },
 }
+# Those that recover pictures, which no chart shows.
+PICTURES = {"dlg", "invert", "joint", "average", "rerun"}
+
+
+def charts_of(attack: str) -> list[Chart]:
+    findings = Findings(attack, {}, {}, **FINDINGS[attack])
+    return shown(load_experiment(attack)().charts(findings))
+
+
+# What the file of each attack holds.
+FOUND: dict[str, dict[str, Any]] = {
+    attack: to_json(found | {"charts": charts_to_json(charts_of(attack)), "pictures": attack in PICTURES})
+    for attack, found in FINDINGS.items()
+}
 SAID = {
     "dlg": "fedavg (unprotected)",
     "invert": "Mismatch, 1 − cosine",
@@ -119,16 +136,22 @@ SAID = {
 
 
 def test_every_attack_has_its_charts() -> None:
-    assert set(KINDS) == set(EXPERIMENTS) == set(FOUND)
+    assert set(EXPERIMENTS) == set(FOUND)
+    assert all(found["charts"] for found in FOUND.values())
+
+
+@pytest.mark.parametrize("attack", FOUND)
+def test_charts_are_read_back_from_the_file(attack: str) -> None:
+    assert charts_from_json(json.loads(json.dumps(FOUND[attack]["charts"]))) == charts_of(attack)
 
 
 @pytest.mark.parametrize("attack", FOUND)
 def test_the_page_shows_charts_with_their_values(tmp_path: Path, attack: str) -> None:
     folder = write_attack(tmp_path / "a", attack=attack, **FOUND[attack])
     text = write_report(folder).read_text(encoding="utf-8")
-    assert text.count('class="bands"') == 2 * len(charts_of({"attack": attack, **FOUND[attack]})) > 0
+    assert text.count('class="bands"') == 2 * len(charts_of(attack)) > 0
     assert SAID[attack] in text
-    assert ("data:image/png" in text) == KINDS[attack][1], "what the charts repeat is not shown a second time"
+    assert ("data:image/png" in text) == (attack in PICTURES), "what charts repeat is not shown a second time"
 
 
 def test_an_attack_in_a_run_has_charts_too(demo: Path) -> None:
@@ -139,24 +162,71 @@ def test_an_attack_in_a_run_has_charts_too(demo: Path) -> None:
 
 
 def test_a_method_has_its_look_and_what_is_unknown_none() -> None:
-    (chart,) = charts_of({"attack": "dlg", **FOUND["dlg"]})
+    (chart,) = charts_of("dlg")
     assert isinstance(chart, Curves)
     open_, closed = chart.series
     assert open_.look.hollow
     assert not closed.look.hollow
-    rates, claims = charts_of({"attack": "audit", **FOUND["audit"]})
+    rates, claims = charts_of("audit")
     assert isinstance(rates, Curves)
     assert isinstance(claims, Rows)
     assert [len(one.points) for one in rates.series[:2]] == [3, 2], "0 has no place on a logarithmic axis"
     assert claims.rows[0][1][-1].text == "no guarantee"
 
 
-@pytest.mark.parametrize("attack", FOUND)
-@pytest.mark.parametrize("damage", [None, [], "words", [None], [{}], {"losses": 3}, {"rates": {"x": {}}}])
-def test_a_damaged_file_has_its_picture_and_no_charts(tmp_path: Path, attack: str, damage: Any) -> None:
-    for key in ("rows", "curves"):
-        values = {"attack": attack} | FOUND[attack] | {key: damage}
-        for chart in charts_of(json.loads(json.dumps(values))):
-            draw_curves(chart) if isinstance(chart, Curves) else draw_rows(chart)
-    folder = write_attack(tmp_path / "a", attack=attack, rows=[], curves={})
-    assert "data:image/png" in write_report(folder).read_text(encoding="utf-8")
+LOOK = {"colour": "#0072b2", "marker": "o", "line": "-", "hollow": False}
+CURVE = {"name": "a", "look": LOOK, "points": [[1.0, 2.0]], "line": True, "marks": False}
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (None, 0),
+        ("words", 0),
+        ([None, {}, []], 0),
+        ([{"title": "t", "across": "x", "up": "y", "series": "none"}], 0),
+        ([{"title": "t", "across": "x", "up": "y", "series": []}], 0),
+        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE | {"points": [[1, None]]}]}], 0),
+        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE | {"points": [[0, 1]]}], "log": "x"}], 0),
+        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE], "ticks": ["only one"]}], 0),
+        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE], "log": "everything"}], 0),
+        (
+            [
+                {
+                    "title": "t",
+                    "across": "x",
+                    "up": "y",
+                    "series": [CURVE | {"look": LOOK | {"colour": "red"}}],
+                }
+            ],
+            1,
+        ),
+        (
+            [
+                {
+                    "title": "t",
+                    "across": "x",
+                    "up": "y",
+                    "series": [CURVE | {"look": LOOK | {"marker": "$x$"}}],
+                }
+            ],
+            1,
+        ),
+        (
+            [{"title": "t", "across": "x", "up": "y", "series": [CURVE | {"look": LOOK | {"line": "wavy"}}]}],
+            1,
+        ),
+        ([{"title": "t", "across": "x", "rows": [["a", []]]}], 0),
+    ],
+)
+def test_a_damaged_file_has_its_picture_and_the_charts_that_can_be_drawn(
+    tmp_path: Path, damage: Any, left: int
+) -> None:
+    found = charts_from_json(damage)
+    assert len(found) == left
+    for chart in found:
+        draw_chart(chart)
+    folder = write_attack(tmp_path / "a", charts=damage)
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "data:image/png" in text
+    assert text.count('class="bands"') == 2 * left

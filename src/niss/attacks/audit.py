@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
 from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress, Row
-from niss.claims import printed_claim
+from niss.claims import printed_claim, rounded_up
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
     from niss.accounting import RoundPlan
+    from niss.charts import Chart, Curves, Rows
+
+_BEYOND = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,17 +120,9 @@ class AuditExperiment(Experiment):
         findings.headline = _headline(findings, self.confidence)
         findings.finished = True
 
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """Above: canaries found over false alarms, and what the claim allows; below: claims and proof per case."""
-        drawing = attacks.drawing
-        if not findings.rows:
-            return None
-        with drawing.style():
-            figure = drawing.new_figure(7.0)
-            above, below = figure.subplots(2, 1, height_ratios=(4.0, 3.0))
-            _draw_rates(above, findings)
-            _draw_claims(below, findings)
-        return figure
+    def charts(self, findings: Findings) -> list[Chart]:
+        """Canaries found over false alarms, and what the claim allows; and claims and proof case by case."""
+        return [_rates(findings), _claims(findings)] if findings.rows else []
 
 
 def _verdict(proved: float, joint: float, marginal: float) -> str:
@@ -148,64 +143,63 @@ def _headline(findings: Findings, confidence: float) -> str:
     return "; ".join(parts) + f" (each with {100 * confidence:g} % confidence)."
 
 
-def _draw_rates(axes: attacks.drawing.Axes, findings: Findings) -> None:
-    """Points as measured, and the line that mu-GDP allows; the diagonal is a guess by chance."""
-    drawing = attacks.drawing
-    rows = {row["case"]: row for row in findings.rows}
-    for number, (name, curve) in enumerate(findings.curves["rates"].items()):
-        x, options = (
-            curve["false_positive"],
-            drawing.method_line(rows[name]["method"], _is_claimed(rows[name])),
-        )
-        axes.plot(x, curve["most"], **options | {"marker": ""})
-        axes.plot(
-            x,
-            curve["true_positive"],
-            **options | {"linestyle": "none"},
-            markevery=(2 * number, 6),
-            label=name,
-        )
-    axes.plot(x, x, color=drawing.QUIET, linewidth=1.0, linestyle=":")
-    axes.text(x[-1] / 30, x[-1] / 60, "guessing", color=drawing.QUIET, fontsize=11)
-    drawing.label_axes(axes, "False alarms", "Canaries found", log="xy")
-    axes.set_ylim(bottom=2e-4, top=2.0)
-    axes.legend(
-        loc="lower right", title="points: measured; lines: the most that the claim allows", title_fontsize=10
-    )
-
-
 def _is_claimed(row: Row) -> bool:
     return isfinite(row["joint"])
 
 
-def _draw_claims(axes: attacks.drawing.Axes, findings: Findings) -> None:
-    """A bar for what is proved, with marks where the claims are; a mark in the grey part stands for no claim."""
-    drawing = attacks.drawing
-    rows = findings.rows
-    places = list(range(len(rows)))[::-1]
-    most = max([row["proved"] for row in rows] + [row["joint"] for row in rows if _is_claimed(row)])
-    nothing, edge = 1.22 * most, 1.4 * most
-    axes.axvspan(1.06 * most, edge, color=drawing.QUIET, alpha=0.12, linewidth=0)
-    for place, row in zip(places, rows, strict=True):
-        look = drawing.look_of(row["method"], protected=_is_claimed(row))
-        axes.barh([place], [row["proved"]], height=0.5, color=look.colour, alpha=0.45)
-        axes.text(0.08, place + 0.3, f"at least {row['proved']:.2f}", fontsize=10)
+def _rates(findings: Findings) -> Curves:
+    """Points as measured, and the line that mu-GDP allows; the diagonal is a guess by chance."""
+    from niss.charts import Curves, Series, points
+    from niss.methods import look_of
+    from niss.methods.look import DOTTED, QUIET, Look
+
+    rows = {row["case"]: row for row in findings.rows}
+    series, chance = [], list[float]()
+    for case, curve in findings.curves["rates"].items():
+        look = look_of(rows[case]["method"], protected=_is_claimed(rows[case]))
+        alarms = curve["false_positive"]
+        series.append(Series(f"{case}: allowed at most", look, points(alarms, curve["most"], "xy")))
+        found = points(alarms, curve["true_positive"], "xy")
+        series.append(Series(f"{case}: measured", look, found, line=False))
+        chance += (x for x, _ in found)
+    ends = [(x, x) for x in (min(chance), max(chance))] if chance else []
+    series.append(Series("guessing", Look(QUIET, "", DOTTED), ends))
+    return Curves(
+        title="Canaries found by false alarms",
+        across="False alarms",
+        up="Canaries found",
+        series=series,
+        log="xy",
+        head="False alarms",
+    )
+
+
+def _claims(findings: Findings) -> Rows:
+    """A bar for what is proved, with marks where the claims are."""
+    from niss.charts import Mark, Rows
+    from niss.methods import look_of
+    from niss.methods.look import INK, Look
+
+    known = [row[key] for row in findings.rows for key in ("proved", "joint") if isfinite(row[key])]
+    # Where a claim is missing, its mark stands beyond the largest value.
+    nothing = _BEYOND * max(known)
+    rows = []
+    for row in findings.rows:
+        proved, marginal, look = (
+            row["proved"],
+            row["marginal"],
+            look_of(row["method"], protected=_is_claimed(row)),
+        )
         joint = row["joint"] if _is_claimed(row) else nothing
-        for at, face, size in ((row["marginal"], "white", 11.0), (joint, drawing.INK, 7.5)):
-            axes.plot(
-                [at], [place], "D", color=drawing.INK, markerfacecolor=face, markersize=size, clip_on=False
-            )
-    for face, size, words in (
-        (drawing.INK, 7.5, "claimed, joint view"),
-        ("white", 10.0, "claimed, marginal view"),
-    ):
-        axes.plot([], [], "D", color=drawing.INK, markerfacecolor=face, markersize=size, label=words)
-    axes.bar([0], [0], color=drawing.QUIET, alpha=0.45, label="proved by the audit")
-    axes.set_xlim(0.0, edge)
-    axes.set_ylim(-0.6, len(rows) - 0.3)
-    axes.set_yticks(places, [row["case"].replace(", ", ",\n") for row in rows])
-    ticks = list(range(0, int(most) + 1, max(1, int(most) // 4)))
-    axes.set_xticks([*ticks, nothing], [*map(str, ticks), "no\nguarantee"])
-    axes.set_xlabel("ε at the plan's δ")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, 1.22), ncols=3, fontsize=10, columnspacing=1.0)
-    drawing.grid(axes, "x")
+        marks = [
+            Mark("proved by the audit", look, proved, f"{proved:.2f}", bar=True),
+            Mark("claimed, marginal view", Look(INK, "D", hollow=True), marginal, rounded_up(marginal)),
+            Mark("claimed, joint view", Look(INK, "d"), joint, printed_claim(row["joint"])),
+        ]
+        rows.append((row["case"], marks))
+    return Rows(
+        title="What is claimed, and what the audit proves",
+        across="ε at the plan’s δ",
+        rows=rows,
+        nothing=None if all(map(_is_claimed, findings.rows)) else nothing,
+    )

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from niss.accounting import CarriedPlan
     from niss.attacks.carried_runs import FloatArray, MeasuredMu, SeenRun
     from niss.attacks.carried_servers import Training
+    from niss.charts import Chart
 
 # Unit shares sent and carried where the graphs are sparse.
 _NEIGHBOURS, _RECEIVERS = 6, 4
-# Behind words, so that rules do not run through them.
-_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 # Between two exact computations.
 _ROUNDING = 1e-9
 
@@ -188,17 +187,30 @@ class CarriedExperiment(Experiment):
             rows.append(row)
         return rows
 
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
+    def charts(self, findings: Findings) -> list[Chart]:
         """mu reached over mu charged, attack by attack, with the rule that forbids it off and on."""
-        drawing = attacks.drawing
-        names = list(dict.fromkeys(row["attack"] for row in findings.rows))
-        if not names:
-            return None
-        with drawing.style():
-            figure = drawing.new_figure(0.3 * len(names) + 1.5)
-            axes = figure.subplots()
-            _draw_ratios(axes, findings, {name: -place for place, name in enumerate(names)})
-        return figure
+        from niss.charts import Mark, Rows, numbered
+        from niss.methods.look import GREEN, Look
+
+        names = {"off": ("server, rule off", numbered(1)), "on": ("server, rule on", numbered(0))}
+        exact = ("statistic, exact", Look(numbered(0).colour, "D"))
+        rows: dict[str, list[Mark]] = {}
+        for row in findings.rows:
+            name, look = names.get(row["rule"], exact)
+            marks = rows.setdefault(row["attack"], [])
+            marks.append(Mark(name, look, row["ratio"], f"{row['ratio']:.3f}"))
+            if row["measured"] is not None:
+                share = row["measured"] / row["claimed"]
+                look = Look(GREEN, "s", hollow=True)
+                marks.append(Mark("statistic, measured", look, share, f"{share:.3f}"))
+        return [
+            Rows(
+                title="What each attack reaches of the charge",
+                across="μ reached ÷ μ charged",
+                rows=list(rows.items()),
+                level=("charged", 1.0),
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -246,43 +258,4 @@ def _headline(findings: Findings, confidence: float) -> str:
         f"({best['low']:.3f} to {best['high']:.3f} with {100 * confidence:g} % confidence); {best['claimed']:.3f} was "
         f"charged. While the rules hold nothing reaches more than {most:.3f} of the charge. Without its rule the "
         f"server that “{off['attack']}” would reach {off['ratio']:.2f} times as much."
-    )
-
-
-def _draw_ratios(axes: attacks.drawing.Axes, findings: Findings, places: dict[str, int]) -> None:
-    drawing = attacks.drawing
-    blue, red, green = drawing.SERIES[:3]
-    axes.axvline(1.0, color=drawing.INK, linewidth=1.2, linestyle="--", label="charged")
-    by = {(row["attack"], row["rule"]): row for row in findings.rows}
-    for (name, rule), row in by.items():
-        place, ratio = places[name], row["ratio"]
-        if rule is None:
-            low, high = row["low"] / row["claimed"], row["high"] / row["claimed"]
-            axes.plot(
-                [low, high], [place, place], color=green, linewidth=6.0, alpha=0.45, solid_capstyle="butt"
-            )
-            axes.plot([ratio], [place], "D", color=blue, markersize=4.5)
-        elif rule == "off":
-            allowed = by.get((name, "on"), row)["ratio"]
-            axes.plot([allowed, ratio], [place, place], color=drawing.RULE, linewidth=2.0, zorder=1)
-            axes.plot([ratio], [place], "s", color=red, markersize=6.5)
-            axes.text(ratio + 0.05, place, f"{ratio:.2f}", va="center", fontsize=9, bbox=_PAPER)
-        else:
-            axes.plot([ratio], [place], "o", color=blue, markersize=6.5)
-            if row["outcome"].startswith("refused"):
-                axes.text(ratio - 0.06, place, "refused", va="center", ha="right", fontsize=9, color=blue)
-    axes.plot([], [], "D", color=blue, markersize=4.5, label="statistic, exact")
-    axes.plot([], [], color=green, linewidth=6.0, alpha=0.45, label="statistic, measured")
-    axes.plot([], [], "o", color=blue, markersize=6.5, label="server, rule on")
-    axes.plot([], [], "s", color=red, markersize=6.5, label="server, rule off")
-    if any(rule for _, rule in by):
-        first = max(place for name, place in places.items() if (name, None) not in by)
-        axes.axhline(first + 0.5, color=drawing.RULE, linewidth=0.8)
-    axes.set_yticks(list(places.values()), list(places))
-    axes.set_ylim(min(places.values()) - 0.7, 0.7)
-    axes.set_xlim(0.0, 1.12 * max(1.3, *(row["ratio"] for row in findings.rows)))
-    axes.set_xlabel("μ reached ÷ μ charged")
-    drawing.grid(axes, "x")
-    axes.legend(
-        loc="upper right", fontsize=9, frameon=True, facecolor="white", edgecolor="none", framealpha=1.0
     )

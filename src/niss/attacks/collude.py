@@ -12,10 +12,14 @@ from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row, disto
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
+    from niss.charts import Chart, Curves
     from niss.randomness import SimStream
 
 _PROJECTIONS = 40
-_AXES = {"rho": "Neighbours that collude, %", "tau2": "Distortion τ², all neighbours collude"}
+_AXES = {
+    "rho": ("Neighbours that collude", "Colluding"),
+    "tau2": ("Distortion τ², all neighbours collude", "τ²"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,35 +158,16 @@ class ColludeExperiment(experiment.PictureExperiment):
             "coordinates": float(coordinates),
         }
 
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """Left: over rho; right: over tau^2 at rho = 1; above the error, below the PSNR."""
-        drawing = attacks.drawing
-        if not findings.rows:
-            return None
-        with drawing.style():
-            figure = drawing.new_figure(6.6)
-            axes = figure.subplots(2, 2, sharey="row", sharex="col")
-            for column, over in enumerate(("rho", "tau2")):
-                rows = [
-                    row
-                    for row in findings.rows
-                    if row["sweep"] == over or (over == "tau2" and row["rho"] == 1.0)
-                ]
-                for place, key in enumerate(("error", "psnr")):
-                    _draw_curves(axes[place, column], rows, over, key)
-                axes[1, column].set_xlabel(_AXES[over])
-                drawing.draw_grey_line(axes[1, column], findings, named=column == 1)
-            axes[0, 0].set_yscale("log")
-            # Where the accountant promises nothing its line leaves the figure.
-            axes[0, 0].set_ylim(bottom=0.4 * min(row["error"] for row in findings.rows))
-            axes[1, 0].set_ylim(0.0, 1.15 * max(row["psnr"] for row in findings.rows))
-            axes[0, 0].set_ylabel("Error ÷ update")
-            axes[1, 0].set_ylabel("PSNR of the picture, dB")
-            handles, names = axes[0, 0].get_legend_handles_labels()
-            figure.legend(
-                handles, names, loc="outside upper center", ncols=3, title="points: attack; lines: accountant"
-            )
-        return figure
+    def charts(self, findings: Findings) -> list[Chart]:
+        """The error and the PSNR over rho, and both over tau^2 at rho = 1."""
+        found: list[Chart] = []
+        for over in _AXES:
+            rows = [
+                row for row in findings.rows if row["sweep"] == over or (over == "tau2" and row["rho"] == 1.0)
+            ]
+            if rows:
+                found += [_curves(findings, rows, over, key) for key in ("error", "psnr")]
+        return found
 
 
 def _row(federation: attacks.Federation, simulated: attacks.SimulatedRound, stream: SimStream) -> Row:
@@ -228,24 +213,39 @@ def _headline(findings: Findings) -> str:
     return text
 
 
-def _draw_curves(axes: attacks.drawing.Axes, rows: list[Row], over: str, key: str) -> None:
+def _curves(findings: Findings, rows: list[Row], over: str, key: str) -> Curves:
     """One quantity over rho or tau^2: a line for the accountant and points for the attack, per distortion.
 
     The values of rho stand side by side, evenly: what happens lies between the last two.
     """
-    drawing = attacks.drawing
-    kinds = list(dict.fromkeys(row["distortion"] for row in rows))
+    from niss.charts import Curves, Series, numbered, points
+
+    up, log = ("Error ÷ update", "y") if key == "error" else ("PSNR of the picture, dB", "")
     values = sorted({float(row[over]) for row in rows})
-    for number, kind in enumerate(kinds):
+    series = []
+    for number, kind in enumerate(dict.fromkeys(row["distortion"] for row in rows)):
         own = sorted((row for row in rows if row["distortion"] == kind), key=lambda row: float(row[over]))
-        at = [values.index(float(row[over])) for row in own]
-        drawing.line(axes, at, [row[f"predicted_{key}"] for row in own], number, kind, marks=False)
-        # Beside each other, so that none hides another.
-        aside = [place + 0.16 * (number - (len(kinds) - 1) / 2) for place in at]
-        drawing.points(axes, aside, [row[key] for row in own], number, "")
-    words = [
-        f"{100 * value:.3g}" if over == "rho" else f"{value:.0e}".replace("e-0", "e-").replace("1e+00", "1")
-        for value in values
-    ]
-    axes.set_xticks(range(len(values)), words, fontsize=10)
-    drawing.grid(axes, "y")
+        at, look = [values.index(float(row[over])) for row in own], numbered(number)
+        predicted, measured = ([row[name] for row in own] for name in (f"predicted_{key}", key))
+        series.append(Series(f"{kind}: accountant", look, points(at, predicted, log)))
+        series.append(Series(f"{kind}: attack", look, points(at, measured, log), line=False))
+    reached = [y for one in series if not one.line for _, y in one.points]
+    words, head = _AXES[over]
+    return Curves(
+        title=f"{up.partition(',')[0]} over {'colluders' if over == 'rho' else 'the distortion τ²'}",
+        across=words,
+        up=up,
+        series=series,
+        log=log,
+        ticks=tuple(f"{100 * value:.3g} %" if over == "rho" else _one_digit(value) for value in values),
+        levels=experiment.grey_level(findings) if key == "psnr" else {},
+        head=head,
+        # Where the accountant promises nothing its line leaves the chart.
+        least=0.4 * min(reached) if log else 0.0,
+        most=None if log else 1.15 * max(reached),
+    )
+
+
+def _one_digit(value: float) -> str:
+    """Such as 4e-6."""
+    return f"{value:.1g}".replace("e-0", "e-")

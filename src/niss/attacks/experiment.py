@@ -1,4 +1,4 @@
-"""What an attack experiment is: typed options, a run that fills `Findings`, and a figure.
+"""What an attack experiment is: typed options, a run that fills `Findings`, and charts of what was found.
 
 A new attack is one module with a subclass of `Experiment` and one line in `niss.attacks.EXPERIMENTS`. The subclass is
 a frozen dataclass, and its fields are the options of `niss attack NAME`: name, type and default are those of the
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
 from niss import attacks
 from niss.errors import ConfigError
-from niss.files import SHARED, to_json, write_json
+from niss.files import SHARED, to_json, write_atomically, write_json
 
 if TYPE_CHECKING:
+    from niss.charts import Chart, Strip
     from niss.randomness import SimStream
 
 Row = dict[str, Any]
@@ -49,8 +50,9 @@ class Findings:
     settings   its options, for the file and the report
     columns    keys of the rows that a table shows, and their headings
     rows       one per case tried; may hold more keys than the table shows
-    curves     numbers a figure draws, written to the file too
-    pictures   pixels a figure draws, written nowhere else
+    curves     numbers a chart draws, written to the file too
+    pictures   pixels, written nowhere but into the figure
+    charts     what was found, as it is drawn; filled when results are written, as are the `strips` of pictures
     headline   the result in one or two sentences
     finished   False where the run was interrupted
     """
@@ -61,11 +63,14 @@ class Findings:
     rows: list[Row] = field(default_factory=list)
     curves: dict[str, Any] = field(default_factory=dict)
     pictures: dict[str, Any] = field(default_factory=dict)
+    charts: list[Chart] = field(default_factory=list)
+    strips: list[Strip] = field(default_factory=list)
     headline: str = ""
     finished: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The content of `attack.json`; numbers that JSON cannot hold become null."""
+        from niss.charts import charts_to_json
         from niss.version import __version__
 
         values = {
@@ -77,6 +82,8 @@ class Findings:
             "columns": self.columns,
             "rows": self.rows,
             "curves": self.curves,
+            "charts": charts_to_json(self.charts),
+            "pictures": bool(self.strips),
         }
         return to_json(values)  # type: ignore[no-any-return]
 
@@ -158,8 +165,12 @@ class Experiment(ABC):
         """Attack, and fill the findings on the way."""
 
     @abstractmethod
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """The figure of what was found, finished or not; None where there is nothing to draw yet."""
+    def charts(self, findings: Findings) -> list[Chart]:
+        """What was found, finished or not, as charts; one for which there is nothing yet may be empty."""
+
+    def strips(self, _findings: Findings) -> list[Strip]:
+        """The pictures that were recovered, if that is what the attack is after."""
+        return []
 
     def start(self) -> Findings:
         """Check the options; returns the empty findings for `run`."""
@@ -225,6 +236,28 @@ class PictureExperiment(Experiment):
         )
 
 
+def strip_of(name: str, findings: Findings, pictures: list[tuple[str, Any]]) -> Strip:
+    """The original, and beside it what was recovered, with the PSNR of the case of that name."""
+    from niss.charts import Strip
+
+    psnr = next((row["psnr"] for row in findings.rows if row.get("case") == name), None)
+    original = ("original", findings.pictures["originals"][0])
+    return Strip(name, [original, *pictures], "" if psnr is None else f"{psnr:.1f} dB")
+
+
+def some_of(values: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the values, evenly spaced from the first to the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+
+
+def grey_level(findings: Findings) -> dict[str, float]:
+    """The PSNR of an even grey, below which nothing was learned, as a level of a chart."""
+    level = findings.curves.get("blind_guess_psnr")
+    return {} if level is None else {"an even grey": level}
+
+
 def check_at_least(least: int, value: int, flag: str) -> None:
     """Refuse a value below `least`; `flag` is what the refusal names."""
     if value < least:
@@ -260,25 +293,31 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
         ) from None
 
 
-def write_findings(findings: Findings, folder: Path) -> Path:
-    """Write `attack.json`, whole or not at all; returns its path."""
-    path = folder / RESULT_FILE
-    write_json(path, findings.to_json(), mode=SHARED)
-    return path
-
-
 def write_results(experiment: Experiment, findings: Findings, folder: Path) -> None:
-    """Write `attack.json` and, where there is enough to draw, `attack.png`.
+    """Write `attack.json`, with the charts of what was found, and, where there is enough to draw, `attack.png`."""
+    findings.charts, findings.strips = drawn(experiment, findings)
+    write_json(folder / RESULT_FILE, findings.to_json(), mode=SHARED)
+    if findings.charts or findings.strips:
+        from niss.figures import CHART_STYLE, draw_sheet, png
 
-    A figure that cannot be drawn is an error only where the findings are finished: then it is a defect of ours.
+        write_atomically(
+            folder / FIGURE_FILE,
+            png(draw_sheet(findings.charts, findings.strips), style=CHART_STYLE),
+            mode=SHARED,
+        )
+
+
+def drawn(experiment: Experiment, findings: Findings) -> tuple[list[Chart], list[Strip]]:
+    """The charts and pictures that there is enough for.
+
+    What cannot be drawn is an error only where the findings are finished: then it is a defect of ours.
     """
-    write_findings(findings, folder)
+    from niss.charts import shown
+
     try:
-        figure = experiment.draw(findings)
+        return shown(experiment.charts(findings)), experiment.strips(findings)
     except (KeyError, IndexError, ValueError):
         # An interrupted experiment may have too little for its figure.
         if findings.finished:
             raise
-        return
-    if figure is not None:
-        attacks.drawing.save(figure, folder / FIGURE_FILE)
+        return [], []

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from niss import attacks
 from niss.attacks import experiment
 from niss.attacks.experiment import VICTIM, Findings, Progress, Row
 from niss.claims import rounded_up
 from niss.errors import ConfigError
+
+if TYPE_CHECKING:
+    from niss.charts import Chart
 
 CLAIMS = ("all alive", "all dropped", "graded")
 
@@ -108,38 +111,23 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
             return {seat: [alive if seat in believers else dropped] for seat in members}
         return {seat: [alive, dropped] if seat in believers else [dropped, alive] for seat in members}
 
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """One pair of bars per claim: the noise left with the rule off and on; below 1 is less than was charged."""
-        drawing = attacks.drawing
-        if not findings.rows:
-            return None
-        claims = list(dict.fromkeys(row["story"] for row in findings.rows))
-        by = {(row["story"], row["rule"]): row for row in findings.rows}
-        with drawing.style():
-            figure = drawing.new_figure(3.6)
-            axes = figure.subplots()
-            places = list(range(len(claims)))
-            for number, (rule, hatch) in enumerate((("off", "//"), ("on", ""))):
-                rows = [by.get((claim, rule)) for claim in claims]
-                bars = axes.bar(
-                    [place + 0.4 * (number - 0.5) for place in places],
-                    [row["left"] if row else 0.0 for row in rows],
-                    width=0.36,
-                    color=drawing.SERIES[1 - number],
-                    hatch=hatch,
-                    edgecolor="white",
-                    label=f"rule {rule}",
-                )
-                texts = [f"{row['left']:.2f}\nε {rounded_up(row['epsilon'])}" if row else "" for row in rows]
-                axes.bar_label(bars, texts, fontsize=9.5, padding=2)
-            axes.axhline(1.0, color=drawing.INK, linewidth=1.3, linestyle="--", label="charged")
-            axes.set_xticks(places, [f"“{claim}”" for claim in claims])
-            axes.set_xlabel("What the server tells the committee of the victim")
-            axes.set_ylabel("Noise variance left ÷ charged")
-            axes.set_ylim(0.0, 1.45 * max(1.0, *(row["left"] for row in findings.rows)))
-            drawing.grid(axes, "y")
-            axes.legend(loc="upper left", ncols=3, title="One answer a round", alignment="left")
-        return figure
+    def charts(self, findings: Findings) -> list[Chart]:
+        """The noise left after each claim, with the rule off and on; below 1 is less than was charged."""
+        from niss.charts import Mark, Rows, numbered
+
+        rows: dict[str, list[Mark]] = {}
+        for row in findings.rows:
+            look, spent = numbered(0 if row["rule"] == "on" else 1), rounded_up(row["epsilon"])
+            mark = Mark(f"rule {row['rule']}", look, row["left"], f"{row['left']:.2f}, ε {spent}")
+            rows.setdefault(f"“{row['story']}”", []).append(mark)
+        return [
+            Rows(
+                title="Noise left by what the server tells the committee",
+                across="Noise variance left ÷ charged",
+                rows=list(rows.items()),
+                level=("charged", 1.0),
+            )
+        ]
 
 
 def _row(

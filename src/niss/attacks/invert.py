@@ -9,11 +9,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from niss import attacks
 from niss.attacks import experiment
 from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+
+if TYPE_CHECKING:
+    from niss.charts import Chart, Strip
 
 COLUMNS = {
     "case": "Case",
@@ -26,8 +30,8 @@ COLUMNS = {
     "label_found": "Label found",
     "iterations": "Iterations",
 }
-# How many pictures of a batch the figure shows.
-_MOST_PICTURES = 6
+# How many pictures of a batch the figure shows, and how many on the way.
+_MOST_PICTURES, _FRAMES = 5, 4
 
 Iterations = Annotated[int, Help("Most iterations; it stops early when nothing moves any more.", least=1)]
 Restarts = Annotated[int, Help("Random starts, tried side by side.", least=1)]
@@ -73,6 +77,7 @@ class SearchExperiment(experiment.Experiment):
     """
 
     search_name: ClassVar[str] = "dlg"
+    loss_name: ClassVar[str] = "DLG loss"
 
     image: experiment.Image = experiment.DEFAULT_PICTURE
     label: Annotated[int | None, Help("Class of a picture from a file; default 0.")] = None
@@ -131,9 +136,42 @@ class SearchExperiment(experiment.Experiment):
         findings.pictures.setdefault("recovered", {})[case.name] = inversion.pictures[order]
         return findings.rows[-1]
 
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """A strip of pictures for each case, and the losses."""
-        return attacks.drawing.draw_strips(findings)
+    def charts(self, findings: Findings) -> list[Chart]:
+        """The loss of each case over the iterations."""
+        from niss.charts import Curves, Series, marked, numbered, points
+        from niss.methods import METHODS, look_of
+
+        promised = {row["case"]: isfinite(row["epsilon_joint"]) for row in findings.rows}
+        series = []
+        for number, (case, losses) in enumerate(findings.curves.get("losses", {}).items()):
+            look, name = numbered(number), case
+            if case in METHODS:
+                look = look_of(case, protected=promised[case])
+                name = marked(case, protected=promised[case])
+            found = points(range(1, len(losses) + 1), losses, "xy")
+            series.append(Series(name, look, found, marks=True))
+        name = self.loss_name
+        return [
+            Curves(
+                title=f"{name} by iteration",
+                across="Iteration",
+                up=name,
+                series=series,
+                log="xy",
+                head="Iteration",
+            )
+        ]
+
+    def strips(self, findings: Findings) -> list[Strip]:
+        """The original and frames of the search, for each case."""
+        return [
+            experiment.strip_of(
+                name,
+                findings,
+                [(f"iter. {number}", one) for number, one in experiment.some_of(frames, _FRAMES)],
+            )
+            for name, frames in findings.pictures.get("frames", {}).items()
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +271,7 @@ class InvertExperiment(MethodsExperiment):
     name = "invert"
     columns: ClassVar[dict[str, str]] = {**COLUMNS, "loss": "1 − cos"}
     search_name = "search"
+    loss_name = "Mismatch, 1 − cosine"
 
     iterations: Iterations = 1200
     restarts: Restarts = 2
@@ -256,25 +295,16 @@ class InvertExperiment(MethodsExperiment):
         """The steps of the chosen model."""
         return attacks.make_federation(self.load_pictures(), model=self.model, steps=self.steps, **options)
 
-    def draw(self, findings: Findings) -> attacks.drawing.Figure | None:
-        """A row of originals, a row per method, and the loss curves at the right or below."""
-        drawing, recovered = attacks.drawing, findings.pictures.get("recovered", {})
+    def strips(self, findings: Findings) -> list[Strip]:
+        """A row of originals, and one per method."""
+        from niss.charts import Strip
+
+        recovered = findings.pictures.get("recovered", {})
         if not recovered:
-            return None
-        originals = findings.pictures["originals"][:_MOST_PICTURES]
-        scores = {row["case"]: row for row in findings.rows}
-        count, rows = len(originals), len(recovered) + 1
-        with drawing.style():
-            if count <= 2:
-                figure = drawing.new_figure(1.3 * rows)
-                pictures, curves = drawing.two_parts(figure, (1.0 + 1.2 * count, 4.4), beside=True)
-            else:
-                figure = drawing.new_figure(1.15 * rows + 2.6)
-                pictures, curves = drawing.two_parts(figure, (1.15 * rows, 2.6))
-            axes = pictures.subplots(rows, count + 1, squeeze=False)
-            for strip, (name, batch) in zip(axes, [("original", originals), *recovered.items()], strict=True):
-                drawing.draw_label(strip[0], name, scores.get(name), places=(0.6, 0.3))
-                for one, place in zip(batch, strip[1:], strict=False):
-                    drawing.show_picture(place, one)
-            drawing.draw_losses(curves.subplots(), findings, "Mismatch, 1 − cosine")
-        return figure
+            return []
+        scores = {row["case"]: f"{row['psnr']:.1f} dB" for row in findings.rows}
+        batches = {"original": findings.pictures["originals"], **recovered}
+        return [
+            Strip(name, [("", one) for one in batch[:_MOST_PICTURES]], scores.get(name, ""))
+            for name, batch in batches.items()
+        ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from niss import attacks
 from niss.attacks.experiment import VICTIM, Findings, Progress, check_at_least
 from niss.attacks.invert import COLUMNS, Case, SearchExperiment
+
+if TYPE_CHECKING:
+    from niss.charts import Chart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,24 @@ class JointExperiment(SearchExperiment):
             f"{psnr['calibrated τ², all uploads']:.1f} dB."
         )
         findings.finished = True
+
+    def charts(self, findings: Findings) -> list[Chart]:
+        """The losses, and the error of the joint estimate over tau^2, with the tau^2 that calibration gives."""
+        from niss.charts import Curves, measured_against
+
+        sweep = findings.curves.get("sweep")
+        if sweep is None:
+            return super().charts(findings)
+        errors = Curves(
+            title="Error of the joint estimate over the distortion τ²",
+            across="Distortion τ²",
+            up="Error ÷ update",
+            series=measured_against("accountant", sweep["tau2"], sweep["predicted"], sweep["measured"]),
+            log="xy",
+            limits={"calibrated": findings.curves["calibrated_tau2"]},
+            head="τ²",
+        )
+        return [*super().charts(findings), errors]
 
     def _sweep(
         self,

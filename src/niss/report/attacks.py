@@ -10,19 +10,17 @@ import base64
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
+from niss.charts import charts_from_json
 from niss.claims import printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
 from niss.report.run_folder import ReportInput, read_object
 from niss.report.table import NOT_APPLICABLE, SummaryTable
 from niss.report.templates import render
-
-if TYPE_CHECKING:
-    from niss.report.attack_charts import Drawn
 
 # So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
 # of the page.
@@ -167,17 +165,17 @@ class ShownAttack:
     """An attack as it stands in a page: its charts, and its picture where that shows more than they do."""
 
     picture: AttackPicture
-    charts: list[Drawn]
+    charts: list[tuple[str, dict[str, Markup]]]
     png_base64: str
 
 
 def shown(picture: AttackPicture, prefix: str) -> ShownAttack:
     """Draw the charts of an attack; `prefix` goes before their ids."""
     # What draws with matplotlib is loaded only for a page.
-    from niss.report.attack_charts import draw_attack, shows_pictures
+    from niss.report.canvas import charts_svg
 
-    charts = draw_attack(picture.found, prefix)
-    needed = shows_pictures(picture.attack) or not charts
+    charts = charts_svg(charts_from_json(picture.found.get("charts")), prefix)
+    needed = picture.found.get("pictures") is not False or not charts
     return ShownAttack(picture, charts, picture.png_base64 if needed else "")
 
 

@@ -1,38 +1,36 @@
-"""What the charts share: colours and type, SVG for the page, values under the pointer, and files.
+"""Charts in the page: SVG in the colours of the theme, with values under the pointer; and charts in files.
 
 A method has the look that `niss.methods` gives it. In the page a figure takes the colours of the light or the dark
 theme. Only matplotlib's object interface is used, so that nothing here touches pyplot's global state; the settings of
 `rc_context` are still those of the process, so figures are drawn by one thread at a time.
 
-Importing this module, or any module of charts, loads matplotlib.
+Importing this module, or any module of charts, loads matplotlib. What is drawn is in `niss.figures`.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from niss import figures
+from niss.charts import Chart, Curves, Rows
 from niss.errors import ConfigError
+from niss.figures import CHART_STYLE, NARROW, WIDTH, draw_chart, png, short
 from niss.files import write_output
-from niss.methods.look import INK as INK
-from niss.methods.look import QUIET as QUIET
-from niss.methods.look import RULE as RULE
-from niss.methods.look import SERIES as SERIES
+from niss.methods.look import INK, QUIET, RULE, SERIES
 from niss.report.run_folder import MethodResult
-from niss.report.run_folder import looks as looks
 from niss.report.table import evenly_spaced
 from niss.report.templates import render
 
@@ -41,13 +39,11 @@ THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)", "#ffff
     colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)
 }
 
-# Inches; matplotlib writes SVG in points, 72 to the inch. For a phone a chart is drawn narrower, in letters as large.
-WIDTH, NARROW = 7.4, 4.7
-
 # More bands than pixels help nobody; of a longer run, evenly spaced rounds can be read off.
 MOST_BANDS = 120
 
-STYLE: dict[Any, Any] = {**figures.STYLE, "svg.fonttype": "none", "font.size": 9.5}
+# Of a long curve on a logarithmic axis, so many places can be read off.
+_MOST_PLACES = 60
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
@@ -56,25 +52,9 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _POINTS_PER_INCH = 72.0
 
 
-def short(label: str, most: int = 26) -> str:
-    """A label on one line, cut to `most` characters."""
-    line = " ".join(label.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
 def label_width(methods: Iterable[MethodResult], extra: int = 0) -> float:
     """Inches that hold the longest label and `extra` more signs, in whatever sans-serif the reader has."""
     return 0.25 + 0.077 * (extra + max((len(short(method.label)) for method in methods), default=0))
-
-
-def power_of_ten(value: float, _position: int | None = None) -> str:
-    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
-    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Thin lines across the chart at the ticks of one axis, behind what is drawn."""
-    figures.grid(axes, axis)
 
 
 def as_svg(figure: Figure, *, salt: str) -> str:
@@ -84,12 +64,12 @@ def as_svg(figure: Figure, *, salt: str) -> str:
 
 def as_png(figure: Figure, *, dark: bool = False) -> bytes:
     """A picture on white, or for a dark page, the same bytes each time; see `niss.figures.png`."""
-    return figures.png(figure, style=STYLE, dark=dark)
+    return png(figure, style=CHART_STYLE, dark=dark)
 
 
 def _saved(figure: Figure, *, salt: str | None = None, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    with mpl.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+    with mpl.rc_context({**CHART_STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
         # In SVG the reader's fonts draw the text, so it does not matter which signs matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, **options)
@@ -235,3 +215,50 @@ def bands_svg(
         readings = [(one.text, THEME[one.colour], place(number, one.value)[1]) for one in highest_first]
         bands.append({"head": head(number), "x": x, "start": start, "width": width, "readings": readings})
     return render("bands.svg.j2", bands=bands, left=left, top=top, right=right, bottom=bottom)
+
+
+def charts_svg(charts: Iterable[Chart], prefix: str) -> list[tuple[str, dict[str, Markup]]]:
+    """The charts in two widths, each with its title; `prefix` goes before the ids in them."""
+    return [
+        (chart.title, in_two_widths(partial(chart_svg, chart), f"{prefix}-{number}"))
+        for number, chart in enumerate(charts, start=1)
+    ]
+
+
+def chart_svg(chart: Chart, width: float, prefix: str) -> Markup:
+    """A chart as inline SVG with its values under the pointer; `prefix` goes before its ids."""
+    figure = draw_chart(chart, width)
+    if isinstance(chart, Rows):
+        lines = [
+            (short(name, 40), *(f"{mark.name}: {mark.text}" for mark in marks)) for name, marks in chart.rows
+        ]
+        overlay = rows_svg(figure, lines)
+        said = "; ".join(": ".join((line[0], ", ".join(line[1:]))) for line in lines)
+    else:
+        overlay = bands_svg(figure, _readings(chart), head=lambda place: _head(chart, place))
+        said = "; ".join(f"{one.name} ends at {one.points[-1][1]:.3g}" for one in chart.series)
+    return inline_svg(
+        figure,
+        salt=f"niss-{prefix}",
+        prefix=prefix,
+        title=chart.title,
+        description=f"{chart.title}. {said}.",
+        overlay=overlay,
+    )
+
+
+def _head(chart: Curves, place: float) -> str:
+    return f"{chart.head} {chart.ticks[int(place)] if chart.ticks else f'{place:.4g}'}"
+
+
+def _readings(chart: Curves) -> dict[float, list[Reading]]:
+    """What stands under the pointer, place by place; of a long curve, places that are evenly spaced on its axis."""
+    found: dict[float, list[Reading]] = {}
+    for one in chart.series:
+        for x, y in one.points:
+            found.setdefault(x, []).append(Reading(f"{y:.3g}  {short(one.name, 34)}", one.look.colour, y))
+    places = sorted(found)
+    if len(places) > _MOST_PLACES and "x" in chart.log:
+        wanted = np.geomspace(places[0], places[-1], _MOST_PLACES)
+        places = [places[at] for at in np.unique(np.searchsorted(places, wanted).clip(max=len(places) - 1))]
+    return {place: found[place] for place in places}

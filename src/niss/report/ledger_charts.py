@@ -22,20 +22,10 @@ from matplotlib.ticker import MaxNLocator
 
 from niss.accounting import LedgerFile
 from niss.claims import rounded_up
-from niss.report.canvas import (
-    INK,
-    QUIET,
-    SERIES,
-    STYLE,
-    WIDTH,
-    Reading,
-    bands_svg,
-    in_two_widths,
-    inline_svg,
-    rule,
-    save_figure,
-    short,
-)
+from niss.figures import CHART_STYLE, WIDTH, short
+from niss.figures import grid as rule
+from niss.methods.look import INK, QUIET, SERIES
+from niss.report.canvas import Reading, bands_svg, in_two_widths, inline_svg, save_figure
 from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, spending
 from niss.report.run_folder import ReportInput
 
@@ -103,7 +93,7 @@ def _draw_spending(spendings: list[Spending], width: float = WIDTH) -> Figure:
     rows = -(-len(spendings) // columns)
     highest = max(max(float(one.most[-1]), one.budget or 0.0) for one in spendings)
     last = max(one.rounds[-1] for one in spendings)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(CHART_STYLE):
         height = _SMALL_PANEL_HEIGHT * rows + (0.75 if width == WIDTH else 0.98)
         figure = Figure(figsize=(width, height))
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -193,7 +183,7 @@ def draw_ledgers(ledgers: Sequence[tuple[str, LedgerFile]]) -> Figure:
     panels = [(label, ledger, client_rows(ledger)) for label, ledger in ledgers]
     heights = [_PANEL_HEIGHT if _has_curve(rows) else _PANEL_HEIGHT / 3 for _, _, rows in panels]
     last = max((entry.round for _, ledger in ledgers for entry in ledger.entries), default=0)
-    with mpl.rc_context({**STYLE, "font.size": 10.5}):
+    with mpl.rc_context({**CHART_STYLE, "font.size": 10.5}):
         figure = Figure(figsize=(_CHART_WIDTH, sum(heights) + 0.4), layout="constrained")
         rows_of_axes = figure.subplots(
             len(panels), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights}

@@ -19,24 +19,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from niss.figures import cut_range, line_options, marked
-from niss.methods.look import Look
-from niss.report.canvas import (
-    INK,
-    QUIET,
-    STYLE,
-    WIDTH,
-    Reading,
-    bands_svg,
-    inline_svg,
-    label_width,
-    looks,
-    power_of_ten,
-    rows_svg,
-    rule,
-    short,
-)
-from niss.report.run_folder import MethodResult, ReportInput
+from niss.figures import CHART_STYLE, WIDTH, cut_range, grid, line_options, marked, power_of_ten, short
+from niss.methods.look import INK, QUIET, Look
+from niss.report.canvas import Reading, bands_svg, inline_svg, label_width, rows_svg
+from niss.report.run_folder import MethodResult, ReportInput, looks
 from niss.report.table import format_accuracy, format_variance
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
@@ -124,7 +110,7 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
         for number, (method, look) in enumerate(zip(report.methods, looks(report), strict=True))
         if method.evaluations
     ]
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(CHART_STYLE):
         height = max(3.9, 0.26 * len(curves) + 1.2)
         left, below = 0.72, 0.55
         # The keys and leaders beside the curves take 0.145 of the width of the axes.
@@ -141,7 +127,7 @@ def draw_accuracy(report: ReportInput, width: float = WIDTH) -> Figure:
         axes.set(xlabel="Round", ylabel="Test accuracy (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-        rule(axes, "y")
+        grid(axes, "y")
         for method, look, number in curves:
             rounds, values = zip(*method.evaluations, strict=True)
             every = max(1, math.ceil(len(rounds) / 7))
@@ -247,7 +233,7 @@ def draw_noise(report: ReportInput, width: float = WIDTH) -> Figure:
     predicted = [method.aggregate_variance_predicted for method in report.methods]
     known = [value for value in (*measured, *predicted) if value]
     drawn = [value for value in known if value > ROUNDING * max(known)]
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(CHART_STYLE):
         count = len(report.methods)
         height = 0.34 * count + 1.15
         figure = Figure(figsize=(width, height))
@@ -261,7 +247,7 @@ def draw_noise(report: ReportInput, width: float = WIDTH) -> Figure:
         axes.set_xlabel(f"Noise variance in the aggregated update ({unit}log scale)", **_label_place(width))
         if drawn:
             _logarithmic(axes, drawn)
-            rule(axes, "x")
+            grid(axes, "x")
             upright: dict[str, Any] = {"marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": ""}
             bar = Patch(facecolor=QUIET, label="measured")
             mark = Line2D([], [], color=INK, linewidth=2, label="predicted", **upright)

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from niss.methods.look import DOTTED, Look
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from niss.charts import Chart, Curves, Series, numbered, points
+from niss.methods.look import DOTTED, INK, Look
 
 # The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
 CURVES = {"noise": "niss-carried", "noise_central": "central-dp", "noise_banded": "central-mf"}
+_NAMES = {
+    "noise_central": "trusted server, fresh noise",
+    "noise": "carried shares, nobody trusted",
+    "noise_banded": "trusted server, BandMF",
+    "noise_best": "trusted server, best correlated noise",
+}
+# Where ideal secure aggregation needs hardly more than a trusted server, their lines would lie on each other.
+_NOTICEABLY_MORE = 1.02
 
 
 def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
@@ -26,14 +31,8 @@ def plan_figure(plan: Mapping[str, Any], path: Path) -> Path:
 
     plan  the dictionary that `niss plan --json` prints
     path  ends in .png or .svg; raises `ConfigError` for any other ending
-
-    All variances are multiples of what a trusted server would add. Shown are the curve over kappa, its two parts
-    where clients may drop out, the plan itself, and as lines the trusted server, ideal secure aggregation (where it
-    needs noticeably more) and DP-FedAvg.
     """
-    from niss.report.canvas import save_figure
-
-    return save_figure(Path(path), lambda: _draw(plan), salt="niss-plan")
+    return _saved(kappa_chart(plan), path, salt="niss-plan")
 
 
 def carried_figure(plan: Mapping[str, Any], path: Path) -> Path:
@@ -42,91 +41,59 @@ def carried_figure(plan: Mapping[str, Any], path: Path) -> Path:
     plan  the dictionary that `niss plan --carry --json` prints
     path  as in `plan_figure`
     """
+    return _saved(rounds_chart(plan), path, salt="niss-carried")
+
+
+def _saved(chart: Chart, path: Path, *, salt: str) -> Path:
+    from niss.figures import draw_chart
     from niss.report.canvas import save_figure
 
-    return save_figure(Path(path), lambda: _draw_rounds(plan), salt="niss-carried")
+    return save_figure(Path(path), lambda: draw_chart(chart), salt=salt)
 
 
-def _draw_rounds(plan: Mapping[str, Any]) -> Figure:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
+def rounds_chart(plan: Mapping[str, Any]) -> Curves:
+    """The variance in the model after each round, as a part of what a trusted server leaves in the end."""
     from niss.methods import look_of
-    from niss.report.canvas import INK, STYLE, WIDTH, rule
 
     final = plan["noise_central"][-1]
-    names = {
-        "noise_central": "trusted server, fresh noise",
-        "noise": "carried shares, nobody trusted",
-        "noise_banded": "trusted server, BandMF",
-        "noise_best": "trusted server, best correlated noise",
-    }
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
-        axes = figure.add_subplot()
-        for key, name in names.items():
-            if plan[key] is None:
-                continue
+    series = []
+    for key, name in _NAMES.items():
+        if plan[key] is not None:
             look = look_of(CURVES[key]) if key in CURVES else Look(INK, "o", DOTTED)
             values = [value / final for value in plan[key]]
-            rounds = range(1, len(values) + 1)
-            marker = look.marker if len(values) == 1 else None
-            axes.plot(
-                rounds,
-                values,
-                color=look.colour,
-                linestyle=look.line,
-                linewidth=2.0,
-                marker=marker,
-                label=name,
-            )
-        axes.set_xlabel("Round")
-        axes.set_ylabel("Noise variance in the model\n(trusted server, fresh noise, at the end = 1)")
-        axes.set_ylim(bottom=0.0)
-        axes.margins(x=0.01)
-        rule(axes, "y")
-        axes.legend(fontsize=9)
-    return figure
+            found = points(range(1, len(values) + 1), values)
+            series.append(Series(name, look, found, marks=len(values) == 1))
+    up = "Noise variance in the model\n(trusted server, fresh noise, at the end = 1)"
+    return Curves(title="Noise in the model", across="Round", up=up, series=series, head="Round", least=0.0)
 
 
-def _draw(plan: Mapping[str, Any]) -> Figure:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+def kappa_chart(plan: Mapping[str, Any]) -> Curves:
+    """The variance in the sum over kappa, as multiples of what a trusted server would add.
 
-    from niss.report.canvas import INK, RULE, SERIES, STYLE, WIDTH
-
-    curve, kappa = plan["curve"], plan["kappa"]
+    Shown are the curve, its two parts where clients may drop out, the plan itself, and as lines the trusted server,
+    ideal secure aggregation (where it needs noticeably more) and DP-FedAvg.
+    """
+    curve, kappa, chosen = plan["curve"], plan["kappa"], plan["aggregate_variance_ratio_to_central"]
+    parts = {"total": "NISS, all noise"}
+    if plan["dropout_part"]:
+        parts |= {"residual": "by design", "dropout": "left by dropped clients"}
     kappas = [point["kappa"] for point in curve]
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-        axes = figure.add_subplot()
-        totals = [point["total"] for point in curve]
-        axes.loglog(kappas, totals, color=SERIES[0], linewidth=2.2, label="NISS, all noise")
-        if plan["dropout_part"]:
-            parts = (("residual", "by design", "--"), ("dropout", "left by dropped clients", ":"))
-            for number, (part, name, style) in enumerate(parts, start=1):
-                values = [point[part] for point in curve]
-                axes.loglog(kappas, values, color=SERIES[number], linestyle=style, label=name)
-        chosen = plan["aggregate_variance_ratio_to_central"]
-        name = f"the plan: {chosen:.3g} at kappa {kappa:.3g}"
-        axes.plot([kappa], [chosen], "o", color=INK, label=name)
-        _mark_level(axes, 1.0, "trusted server: 1", right=kappas[-1], below=True)
-        ideal = plan["aggregate_variance_ratio_ideal"]
-        if ideal >= 1.02:
-            _mark_level(axes, ideal, "ideal secure aggregation", right=kappas[-1])
-        local = chosen / plan["aggregate_variance_ratio_to_local"]
-        _mark_level(axes, local, f"DP-FedAvg: {local:.3g}", right=kappas[-1])
-        axes.set_xlabel("Strength of the shares, kappa")
-        axes.set_ylabel("Noise variance in the sum\n(trusted server = 1)")
-        axes.grid(color=RULE, linewidth=0.7)
-        axes.legend(fontsize=9)
-    return figure
-
-
-def _mark_level(axes: Axes, level: float, name: str, *, right: float, below: bool = False) -> None:
-    """A dashed line across the chart, named at its right end, above the line or below it."""
-    from niss.report.canvas import QUIET
-
-    axes.axhline(level, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
-    place: dict[str, Any] = {"xytext": (0, -11 if below else 3), "textcoords": "offset points", "ha": "right"}
-    axes.annotate(name, (right, level), color=QUIET, fontsize=9, **place)
+    series = [
+        Series(name, numbered(number), points(kappas, [point[part] for point in curve], "xy"))
+        for number, (part, name) in enumerate(parts.items())
+    ]
+    name = f"the plan: {chosen:.3g} at kappa {kappa:.3g}"
+    series.append(Series(name, Look(INK, "o"), points([kappa], [chosen], "xy"), line=False))
+    ideal, local = plan["aggregate_variance_ratio_ideal"], chosen / plan["aggregate_variance_ratio_to_local"]
+    levels = {"trusted server: 1": 1.0, f"DP-FedAvg: {local:.3g}": local}
+    if ideal >= _NOTICEABLY_MORE:
+        levels["ideal secure aggregation"] = ideal
+    return Curves(
+        title="Noise over the strength of the shares",
+        across="Strength of the shares, kappa",
+        up="Noise variance in the sum\n(trusted server = 1)",
+        series=series,
+        log="xy",
+        levels=levels,
+        head="kappa",
+    )
