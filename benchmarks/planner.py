@@ -53,14 +53,6 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "carried, 1,000 rounds, any pattern": {
         **{"participants": 1_000, "clients": 10_000, "rounds": 1_000, "carry": True, "pattern": "any"}
     },
-    "carried, 1,000 rounds, any pattern, 3 lags": {
-        "participants": 1_000,
-        "clients": 10_000,
-        "rounds": 1_000,
-        "carry": True,
-        "pattern": "any",
-        "lags": 3,
-    },
 }
 ASK = """
 import json, sys, time

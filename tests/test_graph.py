@@ -292,3 +292,34 @@ def test_very_unequal_shares_balance_on_sparse_graphs(size: int, degree: int, sp
         np.testing.assert_allclose(graph.in_weight, shares, rtol=1e-9)
         np.testing.assert_allclose(graph.out_weight, shares, rtol=1e-9)
         assert graph.neighbours(int(shares.argmax())).size > graph.neighbours(int(shares.argmin())).size
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.floats(0.1, 3.0))
+def test_a_graph_to_the_next_round_joins_everyone_to_everyone(first: int, second: int, weight: float) -> None:
+    graph = ShareGraph.complete((first, second), weight=weight)
+    written = ShareGraph((first, second), [(a, b, weight) for a in range(first) for b in range(second)])
+    assert graph.between
+    assert graph == written
+    assert hash(graph) == hash(written)
+    assert graph.out_weight == pytest.approx(written.out_weight, rel=1e-12)
+    assert graph.in_weight == pytest.approx(written.in_weight, rel=1e-12)
+    assert (graph.sizes, graph.out_weight.size, graph.in_weight.size) == ((first, second), first, second)
+    if first == second > 1:
+        assert graph != ShareGraph.complete(first, weight=weight)
+
+
+def test_the_edges_of_a_complete_graph_weigh_what_they_would_if_written_out() -> None:
+    for size in (2, 7, 30):
+        graph = ShareGraph.complete(size, weight=0.1)
+        written = ShareGraph(size, zip(graph.senders, graph.receivers, graph.weights, strict=True))
+        assert np.array_equal(graph.in_weight, written.in_weight)
+        assert np.array_equal(graph.out_weight, written.out_weight)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "edges"),
+    [((2, 3), [(2, 0, 1.0)]), ((2, 3), [(0, 3, 1.0)]), ((0, 3), []), ((2, 2), [(0, 0, 0.0)])],
+)
+def test_edges_to_the_next_round_lead_from_the_first_list_to_the_second(sizes, edges) -> None:
+    with pytest.raises(ConfigError):
+        ShareGraph(sizes, edges)

@@ -154,10 +154,14 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     shared = {name: getattr(plan, name) for name in (*names, "carried_to_residual") if plan.kind.uses(name)}
     if plan.kind.whole_run:
         shared |= {name: getattr(plan, name) for name in ("separation", "sampling_probability")}
-    committed: Any = getattr(plan, "committed", None)
-    if committed is not None and plan.kind.uses("carried_neighbours"):
-        run_noise = committed(config.training.participants)
-        shared |= {name: getattr(run_noise, name) for name in ("spatial", "carried", "residual")}
+    if plan.kind.carries:
+        size = config.training.participants
+        noise = plan.committed(size).noise
+        shared |= {
+            "spatial": noise.spatial,
+            "carried": size * noise.carried,
+            "residual": size * noise.residual,
+        }
     return {
         "exchange": config.exchange,
         "participations": plan.participations,

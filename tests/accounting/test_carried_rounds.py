@@ -15,11 +15,11 @@ from niss.accounting import (
     CarriedAccount,
     Plan,
     Promise,
-    carried_plan,
     make_schedule,
     make_terms,
     propose_carried_round,
     run_grid_delta,
+    scheduled_run,
 )
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import agree
@@ -64,8 +64,6 @@ class Book:
         {"relation": "replace-one"},
         {"colluders": 2},
         {"closing": True},
-        {"graph": "regular", "neighbours": 3.0},
-        {"carried_neighbours": 3.0},
         {"tau2": 0.5},
     ],
     ids=str,
@@ -74,10 +72,8 @@ def test_a_schedule_is_worth_what_its_plan_promises(changes: dict[str, Any]) -> 
     """Recomputed from its numbers alone, as a client does; and no more than is promised in any allowed pattern."""
     plan = plan_for(**changes)
     committed = make_schedule(plan, participants=SIZE, coordinates=100)
-    worth = carried_plan(committed, relation=plan.relation, colluders=plan.colluders)
-    promise = plan.committed(SIZE).promise
-    assert worth is not None
-    assert promise is not None
+    worth = scheduled_run(committed, relation=plan.relation, colluders=plan.colluders)
+    promise = plan.committed(SIZE)
     assert worth.mu == pytest.approx(promise.mu, rel=1e-9)
     assert committed.rounds == ROUNDS + bool(changes.get("closing"))
     if plan.tau2 is None:
@@ -121,7 +117,7 @@ def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> 
 
 def test_without_fresh_noise_nothing_is_promised_and_the_grid_costs_nothing() -> None:
     committed = make_schedule(plan_for(tau2=0.0), participants=SIZE, coordinates=10)
-    assert carried_plan(committed, relation="zero-out", colluders=0) is None
+    assert not scheduled_run(committed, relation="zero-out", colluders=0).private
     assert CarriedAccount(committed).cost(0) == math.inf
     assert run_grid_delta(committed, Promise()) == 0.0
 
@@ -141,8 +137,10 @@ def test_plans_of_other_kinds_have_no_schedule_and_carried_ones_no_single_terms(
         make_schedule(plan_for(dropped=1, revealed=1), participants=SIZE, coordinates=10)
     with pytest.raises(ConfigError, match="mode"):
         make_schedule(plan_for(), participants=SIZE, coordinates=10, mode="forget")
-    with pytest.raises(ConfigError, match="everyone shares with everyone"):
-        make_schedule(plan_for(carried_neighbours=3.0), participants=SIZE, coordinates=10, mode="repair")
+    for graph in ("regular", "random"):
+        with pytest.raises(ConfigError, match="everyone shares with everyone") as refused:
+            plan_for(graph=graph)
+        assert "complete" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("changes", [{}, {"colluders": 1}, {"closing": True}, {"pattern": "any"}], ids=str)
@@ -151,19 +149,15 @@ def test_repairs_are_charged_as_planned_and_their_self_mask_costs_nothing(change
     committed = make_schedule(plan, participants=SIZE, coordinates=100, mode="repair")
     assert (committed.mode, committed.dropped, committed.committee) == ("repair", 1, SIZE)
     assert committed.threshold == (SIZE + plan.colluders) // 2 + 1
-    worth = carried_plan(committed, relation=plan.relation, colluders=plan.colluders)
-    promise = plan.committed(SIZE).promise
-    assert worth is not None
-    assert promise is not None
-    square = promise.sensitivity**2 / worth.sensitivity**2
-    np.testing.assert_allclose(worth.matrix / square, promise.matrix, rtol=1e-9)
+    worth = scheduled_run(committed, relation=plan.relation, colluders=plan.colluders)
+    np.testing.assert_allclose(worth.matrix, plan.committed(SIZE).matrix, rtol=1e-9)
     assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
     # Whoever may be called dropped counts like a colluder, and a weaker mask is charged for.
-    assert worth.mu > carried_plan(replace(committed, dropped=0), relation=plan.relation, colluders=0).mu
+    assert worth.mu > scheduled_run(replace(committed, dropped=0), relation=plan.relation, colluders=0).mu
     weak = replace(committed, self_variance=committed.self_variance / 4.0)
-    assert carried_plan(weak, relation=plan.relation, colluders=plan.colluders).mu > worth.mu
+    assert scheduled_run(weak, relation=plan.relation, colluders=plan.colluders).mu > worth.mu
     assert CarriedAccount(weak, colluders=plan.colluders).cost(0) == pytest.approx(
-        worth.sensitivity**2 / (weak.residual_of(0) + weak.self_variance)
+        (plan.clip / SIZE) ** 2 / (weak.residual_variance + weak.self_variance)
     )
 
 
@@ -209,12 +203,11 @@ def test_every_participation_is_charged_what_it_adds() -> None:
     for number in range(6):
         federation.play_round(number)
     assert [entry[0] for entry in book.entries] == [0, 2, 4]
-    worth = carried_plan(federation.schedule, relation="zero-out", colluders=0)
-    assert worth is not None
-    whole = worth.sensitivity**2 * worth.matrix[np.ix_([0, 2, 4], [0, 2, 4])].sum()
+    worth = scheduled_run(federation.schedule, relation="zero-out", colluders=0)
+    whole = worth.matrix[np.ix_([0, 2, 4], [0, 2, 4])].sum()
     spent = sum(mus["me"][0] ** 2 for _, mus, _ in book.entries)
     assert spent == pytest.approx(whole, rel=1e-9)
-    assert spent > sum(worth.sensitivity**2 * worth.matrix[one, one] for one in (0, 2, 4)) * 1.01
+    assert spent > sum(worth.matrix[one, one] for one in (0, 2, 4)) * 1.01
     whole_run = run_grid_delta(federation.schedule, Promise(rounds=6))
     assert [basis["grid_delta"] for _, _, basis in book.entries] == [whole_run, 0.0, 0.0]
     assert {basis["rounds"] for _, _, basis in book.entries} == {6}
@@ -240,7 +233,8 @@ def test_a_closing_round_is_not_charged() -> None:
     [
         ({"carried_variance": 1e9}, 0, "cannot be accounted for"),
         ({"carried_variance": 1e308, "residual_variance": 1e-308}, 0, "cannot be accounted for"),
-        ({"neighbours": 2.0, "mixing": 1.0}, 1, "sparse graphs"),
+        ({"clip": 0.0}, 0, "schedule"),
+        ({"clip": 1e-200}, 0, "schedule"),
         ({"residual_variance": 1e-320}, 0, "cannot be accounted for"),
         ({}, 4, "no honest client"),
     ],
@@ -257,7 +251,7 @@ def test_a_longest_run_is_accounted_for_and_no_participation_past_its_end() -> N
     assert 0.0 < account.cost(1_999) < math.inf
     assert account.plan is not None
     with pytest.raises(PrivacyError, match="past the committed end"):
-        CarriedAccount(schedule(rounds=5, **NOISY)).plan.charges().charge(5)  # type: ignore[union-attr]
+        CarriedAccount(schedule(rounds=5, **NOISY)).plan.charge(5, ())
 
 
 def test_an_account_is_for_the_colluders_it_was_made_for_and_an_assessor_for_single_rounds() -> None:

@@ -42,7 +42,7 @@ CASES: dict[str, Experiment] = {
     "average": AverageExperiment(clients=3, rounds=4),
     "fake-dropout": FakeDropoutExperiment(clients=6),
     "rerun": RerunExperiment(clients=3, repeats=2),
-    "carried": CarriedExperiment(clients=4, rounds=6, separation=3, colluders=1, revealed=0.25, runs=100),
+    "carried": CarriedExperiment(clients=4, rounds=6, separation=3, colluders=1, dropped=1, runs=100),
     "audit": AuditExperiment(rounds=200),
 }
 

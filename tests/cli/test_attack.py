@@ -217,7 +217,7 @@ def test_audit(tmp_path: Path) -> None:
         (("fake-dropout", "--clients", "3"), "--clients"),
         (("rerun", "--repeats", "0"), "--repeats"),
         (("carried", "--rounds", "10"), "--separation"),
-        (("carried", "--revealed", "1"), "--revealed"),
+        (("carried", "--dropped", "11"), "--dropped"),
         (("audit", "--confidence", "1"), "--confidence"),
         (("audit", "--rounds", "10"), "--rounds"),
     ],

@@ -74,17 +74,6 @@ def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
         assert words in " ".join(text.stdout.split())
 
 
-@pytest.mark.parametrize("lags", [3, 8])
-def test_shares_are_carried_several_rounds_ahead(lags: int) -> None:
-    asked = [*CARRY, "--clients", "1000", "--kappa", "20"]
-    text, data = (niss(*asked, "--lags", str(lags), *flags) for flags in ([], ["--json"]))
-    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
-    plan, alone = json.loads(data.stdout), json.loads(niss(*asked, "--json").stdout)
-    assert len(plan["plan"]["carried_to_residual"]) == lags
-    assert plan["model_variance_ratio_to_central_mean"] < 0.95 * alone["model_variance_ratio_to_central_mean"]
-    assert f"fixed {lags} rounds ahead" in text.stdout
-
-
 def test_where_carrying_does_not_help_the_plan_says_so() -> None:
     crowded = niss("plan", "--carry", "--rounds", "20", "--participants", "50", "--clients", "50")
     assert "hides nothing" in " ".join(crowded.stdout.split())
@@ -114,7 +103,6 @@ def test_a_plan_is_drawn(tmp_path: Path, plan: list[str], suffix: str) -> None:
         ([*CARRY[1:], "--clip", "-1"], 2, "clip"),
         ([*CARRY[1:], "--tau2", "0.1"], 2, "--tau2"),
         ([*CARRY[1:], "--kappa", "0"], 2, "kappa"),
-        ([*CARRY[1:], "--lags", "0"], 2, "lags"),
         ([*CARRY[1:], "--collusion", "0.97", "--dropout", "0.3", "--mode", "repair"], 4, "colluders"),
         (["--carry", "--participants", "50", "--clients", "250"], 2, "--rounds"),
         (["--participants", "50", "--clients", "250"], 2, "add --carry"),

@@ -66,12 +66,6 @@ def change(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
             values[name] = value + rng.randrange(-3, 4)
         else:
             values[name] = rng.choice(NASTY)
-    # Mostly as complete as before, so that odd sizes are not always refused for their neighbours.
-    if rng.random() < 0.8 and type(values["participants"]) is int:
-        values |= {
-            "neighbours": values["participants"] - 1.0,
-            "carried_neighbours": float(values["participants"]),
-        }
     return values
 
 
@@ -94,7 +88,7 @@ def true_mu2(committed: Schedule, rounds: list[int], colluders: int) -> float:
     for number in range(total):
         for seat in range(honest):
             here = number * honest + seat
-            sigma[here, here] += committed.residual_of(number) / step**2
+            sigma[here, here] += committed.residual_variance / step**2
             for other in range(seat):
                 join(here, number * honest + other, share)
             if number + 1 < total:
@@ -125,7 +119,7 @@ def odd_schedule(rng: random.Random, values: dict[str, Any]) -> tuple[str, str]:
     noises = [committed.unit_variance, committed.residual_variance, committed.carried_variance]
     steps = [math.sqrt(one) * 2.0**committed.grid_bits for one in noises if one]
     # Noise narrower or wider than that is refused once a round is opened.
-    if not committed.complete or not small or min(steps) < 4.0 or max(steps) > 2.0**30:
+    if not small or min(steps) < 4.0 or max(steps) > 2.0**30:
         return "schedule, not counted", ""
     worst = true_mu2(committed, taken, colluders)
     covered = worst <= charged * (1.0 + 1e-6)

@@ -23,7 +23,7 @@ import niss.flower.mod
 import niss.tracker.coordinator
 from fuzz.driver import Feed, Target
 from fuzz.fuzz_flower import NASTY_FLOATS, NASTY_NUMBERS, NASTY_TEXTS, NODE
-from niss.accounting import Plan, carried_plan, make_schedule
+from niss.accounting import Plan, make_schedule, scheduled_run
 from niss.errors import NissError, RemoteProtocolError
 from niss.flower.mod import NissMod
 from niss.flower.run_config import carrying, for_nodes, for_rounds
@@ -147,8 +147,8 @@ def beyond(limits: Limits, proposal: Proposal) -> str:
         if schedule.clip > policy.clip or schedule.participants < policy.participants:
             return "a schedule beyond the policy"
         if ceiling is not None:
-            worth = carried_plan(schedule, relation=proposal.plan.relation, colluders=policy.colluders)
-            if worth is None or worth.mu > gdp_mu(proposal.plan.epsilon, proposal.plan.delta):
+            worth = scheduled_run(schedule, relation=proposal.plan.relation, colluders=policy.colluders)
+            if not worth.private or worth.mu > gdp_mu(proposal.plan.epsilon, proposal.plan.delta):
                 return "a schedule that does not keep the promise"
     if ceiling is None:
         return "" if limits.uncalibrated and limits.epsilon is None else "no ceiling"

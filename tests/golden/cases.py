@@ -55,17 +55,16 @@ def plan_of(**changes: Any) -> Plan:
 def committed_run(**changes: Any) -> dict[str, Any]:
     """K, worst cost and noise of a committed run, in units of Delta^2."""
     run = plan_of(method="niss-carried", **changes).committed(SIZE)
-    assert run.promise is not None
     return {
-        "matrix": run.promise.matrix,
-        "mu": run.promise.mu,
-        "spatial": run.spatial,
-        "carried": run.carried,
-        "residual": run.residual,
-        "model": run.promise.noise_in_model(),
+        "matrix": run.matrix,
+        "mu": run.mu,
+        "spatial": run.noise.spatial,
+        "carried": SIZE * run.noise.carried,
+        "residual": SIZE * run.noise.residual,
+        "model": run.noise_in_model(),
         "after any past": [run.cost(number, None) for number in range(ROUNDS)],
         "charges": [run.charge(number, range(number % APART, number, APART)) for number in range(ROUNDS)],
-        "self mask": run.promise.needed_self_variance,
+        "self mask": run.needed_self_mask,
     }
 
 
@@ -111,8 +110,8 @@ def ordinary_plan(**target: Any) -> dict[str, Any]:
 def carried_plan(**target: Any) -> dict[str, Any]:
     planned = (forecast_carried if "clip" in target else plan_carried)(**target)
     return {
-        "numbers": [planned.mu, planned.kappa, planned.carried_to_residual, planned.plan.residual],
-        "counts": [planned.plan.colluders, planned.plan.declared_dropped, planned.separation],
+        "numbers": [planned.mu, planned.kappa, planned.carried_to_residual, planned.residual],
+        "counts": [planned.plan.noise.colluders, planned.plan.noise.dropped, planned.separation],
         "ratios": [
             planned.model_variance_ratio_to_central_mean,
             planned.model_variance_ratio_to_central_final,

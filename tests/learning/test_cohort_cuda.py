@@ -529,13 +529,6 @@ def test_carried_noise_on_the_device_has_its_law_and_cancels_one_round_later() -
     partly.add_spread(seats[::2], 2.0, [(0.5, gap)], SimStream(2))
     assert not partly.rows()[1::2].any()
 
-    streams = [SimStream(5).child(number) for number in range(3)]
-    first, second = rounds[0].blank(Seats.all(3)), rounds[0].blank(Seats.all(3))
-    first.add_edge_noise(np.array([0, 0, 2]), np.array([1.0, 2.0, 3.0]), streams)
-    second.add_edge_noise(np.array([1, 2, 1]), -np.array([1.0, 2.0, 3.0]), streams)
-    assert np.abs(first.total() + second.total()).max() < 1e-4
-    assert not first.rows()[1].any()
-
 
 if __name__ == "__main__":
     failed = 0

@@ -95,16 +95,6 @@ def test_carried_noise_has_its_law_and_cancels_one_round_later(
     assert blank.shape == (3, coordinates)
     assert not blank.rows().any()
 
-    streams = [SimStream(5).child(number) for number in range(3)]
-    first, second = (make(np.zeros((3, 1_000), dtype=np.float32)) for _ in range(2))
-    first.add_edge_noise(np.array([0, 0, 2]), np.array([1.0, 2.0, 3.0]), streams)
-    second.add_edge_noise(np.array([1, 2, 1]), -np.array([1.0, 2.0, 3.0]), streams)
-    assert not first.rows()[1].any()
-    np.testing.assert_allclose(first.total() + second.total(), 0.0, atol=1e-5)
-    np.testing.assert_allclose(
-        first.rows()[0], -second.rows()[2] - second.rows()[1] - first.rows()[2], atol=1e-5
-    )
-
 
 @pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])
 def test_own_noise_has_its_deviation_and_is_repeatable(make: Callable[[np.ndarray], HostUploads]) -> None:
@@ -176,9 +166,6 @@ NOISES: dict[str, Callable[[Any], object]] = {
     "own": lambda uploads: uploads.add_own_noise(np.linspace(0.5, 1.5, 7), SimStream(4)),
     "spread": lambda uploads: uploads.add_spread(
         np.array([0, 1, 3, 4, 6]), 2.0, [(0.5, SimStream(5)), (-0.3, SimStream(6))], SimStream(4)
-    ),
-    "edges": lambda uploads: uploads.add_edge_noise(
-        np.array([2, 5, 2]), np.array([1.0, 2.0, -1.0]), [SimStream(seed) for seed in (7, 8, 9)]
     ),
     **{
         f"{graph} {distortion}": lambda uploads, graph=graph, distortion=distortion: uploads.add_shares(

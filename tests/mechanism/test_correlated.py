@@ -9,23 +9,13 @@ import numpy as np
 import pytest
 
 from niss.errors import ConfigError
-from niss.mechanism.correlated import BandedRoot, CarriedChain, banded_root, carried_chain
+from niss.mechanism.correlated import BandedRoot, banded_root
 
 
 def root(bands: int, rounds: int) -> np.ndarray:
     """The square root of the matrix of prefix sums, cut off after so many diagonals."""
     entry = lambda lag: comb(2 * lag, lag) / 4.0**lag if 0 <= lag < bands else 0.0  # noqa: E731
     return np.array([[entry(row - column) for column in range(rounds)] for row in range(rounds)])
-
-
-def chain(rounds: int, ratio: float) -> np.ndarray:
-    """Covariance of `e_t + c_t - c_{t-1}`, from the coefficients of every e and c."""
-    made_of = np.zeros((rounds, 2 * rounds - 1))
-    made_of[:, :rounds] = np.eye(rounds)
-    for number in range(rounds - 1):
-        made_of[number, rounds + number] = np.sqrt(ratio)
-        made_of[number + 1, rounds + number] = -np.sqrt(ratio)
-    return made_of @ made_of.T
 
 
 def test_the_whole_root_is_the_root_of_prefix_sums() -> None:
@@ -66,39 +56,10 @@ def test_charges_of_the_banded_root_cover_every_pattern_at_its_separation(
     assert worst == pytest.approx(most * noise.per_participation, rel=1e-12)
 
 
-@pytest.mark.parametrize("noise", [BandedRoot(9, 3, 3, 2), CarriedChain(9, 3, 4.0, 2)])
-def test_a_cap_on_participations_is_what_is_paid_for(noise: BandedRoot | CarriedChain) -> None:
+def test_a_cap_on_participations_is_what_is_paid_for() -> None:
+    noise = BandedRoot(9, 3, 3, 2)
     cohorts = [noise.charge(first) + noise.charge(first + 3) for first in range(3)]
     assert 2 * noise.per_participation == pytest.approx(max(cohorts), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "separation", "ratio"), [(1, 1, 0.0), (9, 3, 4.0), (10, 4, 0.5), (7, 7, 20.0)]
-)
-def test_the_chain_is_charged_with_its_cross_terms(rounds: int, separation: int, ratio: float) -> None:
-    noise, covariance = CarriedChain(rounds, separation, ratio), chain(rounds, ratio)
-    precision, sums = np.linalg.inv(covariance), np.tril(np.ones((rounds, rounds)))
-    assert noise.covariance == pytest.approx(covariance, abs=1e-12)
-    assert noise.model_variance == pytest.approx(np.diag(sums @ covariance @ sums.T), rel=1e-12)
-    most = 0.0
-    for first in range(separation):
-        pattern = list(range(first, rounds, separation))
-        exact = precision[np.ix_(pattern, pattern)].sum()
-        assert sum(map(noise.charge, pattern)) == pytest.approx(exact, rel=1e-12)
-        most = max(most, exact)
-    assert noise.per_participation * np.ceil(rounds / separation) == pytest.approx(most, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "separation", "carried", "ratio"),
-    [(30, 5, (0.383, 0.29), 5.1), (100, 10, (0.203, 0.148), 18.9), (300, 10, (0.153, 0.125), 34.0)],
-)
-def test_carried_noise_gains_what_it_should(
-    rounds: int, separation: int, carried: tuple[float, float], ratio: float
-) -> None:
-    noise = carried_chain(rounds, separation)
-    assert noise.ratio_to_independent == pytest.approx(carried, rel=0.02)
-    assert noise.ratio == pytest.approx(ratio, rel=0.02)
 
 
 def test_the_banded_root_gains_what_it_should() -> None:
@@ -108,11 +69,10 @@ def test_the_banded_root_gains_what_it_should() -> None:
 
 def test_nothing_is_gained_where_everyone_always_takes_part() -> None:
     assert banded_root(20, 1).ratio_to_independent == pytest.approx((1.0, 1.0))
-    assert carried_chain(20, 1).ratio_to_independent == pytest.approx((1.0, 1.0))
 
 
-@pytest.mark.parametrize("noise", [BandedRoot(4, 2, 2), CarriedChain(4, 2, 1.0)])
-def test_a_run_does_not_go_on_past_its_planned_end(noise: BandedRoot | CarriedChain) -> None:
+def test_a_run_does_not_go_on_past_its_planned_end() -> None:
+    noise = BandedRoot(4, 2, 2)
     for ask in (noise.charge, noise.round_variance):
         with pytest.raises(ConfigError, match="planned for 4"):
             ask(4)

@@ -9,7 +9,7 @@ import pytest
 
 from niss.accounting import Promise
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import _signed, agree, participants_hash
+from niss.protocol.agreement import _signed, participants_hash
 from niss.protocol.carrying import previous_of
 from niss.protocol.messages import Cohorts, Participant, RoundOpen
 from niss.protocol.wire import decode, encode
@@ -262,7 +262,7 @@ def test_every_term_but_the_rounds_own_is_fixed_by_the_schedule(name: str) -> No
     refused(federation, 0, lie, "schedule" if name != "clip" else "schedule|clip")
 
 
-@pytest.mark.parametrize("part", ["plan", "neighbours", "unit_variance"])
+@pytest.mark.parametrize("part", ["plan", "unit_variance"])
 def test_what_is_carried_is_fixed_too(part: str) -> None:
     federation = CarriedFederation(schedule())
     opened = federation.open_next(0)
@@ -318,50 +318,6 @@ def test_drops_an_early_end_and_lost_rounds_cost_less(colluders: int) -> None:
         federation.play_round(number, absent)
         covered(federation)
     assert not federation.outcomes[4].exact
-
-
-def test_sparse_graphs_are_paid_for_too() -> None:
-    """With the connectivity of the graphs that were drawn, or refused."""
-    federation = CarriedFederation(
-        schedule(
-            participants=8,
-            neighbours=3.0,
-            carried_neighbours=4.0,
-            connectivity=0.2,
-            mixing=0.9,
-            rounds=6,
-            **NOISY,
-        ),
-        "sparse",
-    )
-    for number in range(6):
-        federation.play_round(number)
-    assert 0.5 < covered(federation) <= 1.0
-
-
-@pytest.mark.parametrize("part", ["connectivity", "mixing"])
-def test_graphs_are_drawn_again_until_they_are_what_the_schedule_says(part: str) -> None:
-    """By everyone alike, and only so often: a schedule that no graph can keep is carried out by nobody."""
-    sparse = {"participants": 8, "neighbours": 2.0, "carried_neighbours": 3.0, "mixing": 1.0}
-    wanted = {"connectivity": 0.55, "mixing": 0.75}[part]
-    federation = CarriedFederation(schedule(**sparse, rounds=6))
-    picky = CarriedFederation(schedule(**{**sparse, part: wanted}, rounds=6))
-    found = []
-    for one in (federation, picky):
-        for number in range(6):
-            assert one.play_round(number).exact
-        agreed = [agree(opened) for opened in one.opened.values()]
-        if part == "connectivity":
-            found.append([round.graph.connectivity for round in agreed])
-        else:
-            found.append(
-                [-round.after.graph.second_singular_value for round in agreed if round.after is not None]
-            )
-    least = wanted if part == "connectivity" else -wanted
-    assert min(found[0]) < least <= min(found[1])
-    hopeless = {**sparse, "neighbours": 1.0, part: 1.0 if part == "connectivity" else 0.0}
-    with pytest.raises(RemoteProtocolError, match="none of 40 graphs"):
-        CarriedFederation(schedule(**hopeless)).open_next(0)
 
 
 def test_two_versions_of_a_round_split_the_noise_and_cost_less() -> None:

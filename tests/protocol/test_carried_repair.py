@@ -413,8 +413,6 @@ def test_what_a_member_of_the_round_before_cannot_prove_is_left_out() -> None:
         {"threshold": 6},
         {"committee": 0},
         {"self_variance": -1.0},
-        {"neighbours": 3.0},
-        {"carried_neighbours": 3.0},
     ],
 )
 def test_repairs_that_cannot_be_are_refused(changes: dict) -> None:

@@ -27,7 +27,6 @@ def in_steps(total: np.ndarray) -> np.ndarray:
     [
         {},
         {"participants": 7, "separation": 3, "rounds": 7},
-        {"participants": 7, "neighbours": 2.0, "carried_neighbours": 3.0, "mixing": 1.0},
         {"closing": True, "rounds": 4},
         {"modulus_bits": 32, "grid_bits": 20, "unit_variance": 0.01, "carried_variance": 0.01},
     ],
@@ -61,14 +60,9 @@ OTHER = {
     "grid_bits": 21,
     "modulus_bits": 32,
     "clip": 2.5,
-    "neighbours": 2.0,
     "unit_variance": 0.75,
-    "carried_neighbours": 3.0,
     "carried_variance": 0.125,
     "residual_variance": 0.5,
-    "ends": 2.0,
-    "connectivity": 0.5,
-    "mixing": 0.5,
 }
 REPAIR = {"dropped": 2, "committee": 6, "threshold": 5, "self_variance": 0.25}
 
@@ -85,14 +79,14 @@ def test_every_number_of_a_schedule_is_in_its_hash_and_comes_back_from_json() ->
 
 def test_the_hash_of_a_schedule_does_not_change_from_release_to_release() -> None:
     """Clients of different releases must derive the same seeds."""
-    assert schedule().digest.hex() == "486acb39183078f3e0ce95882659130be55b0dd8414dd612946837aff6316566"
+    assert schedule().digest.hex() == "df85cd7b5fd566466ccbeef053ebcbefcf6fc1600086e83814f5aedf841303fb"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("participants", 1),
-        ("participants", 10_001),
+        ("participants", 2_001),
         ("rounds", 0),
         ("rounds", 2_001),
         ("separation", 1),
@@ -100,17 +94,10 @@ def test_the_hash_of_a_schedule_does_not_change_from_release_to_release() -> Non
         ("coordinates", 0),
         ("grid_bits", 64),
         ("modulus_bits", 65),
-        ("neighbours", 0.5),
-        ("neighbours", 4.0),
-        ("carried_neighbours", 4.5),
         ("clip", -1.0),
         ("unit_variance", math.nan),
         ("carried_variance", math.inf),
         ("residual_variance", -0.5),
-        ("ends", 0.0),
-        ("ends", 1e300),
-        ("mixing", 1.5),
-        ("connectivity", -0.1),
     ],
 )
 def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(name: str, value: Any) -> None:
@@ -120,11 +107,6 @@ def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(na
         Schedule.from_json({**schedule().to_json(), name: value})
 
 
-def test_more_shares_than_anyone_would_draw_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at most 4000000"):
-        schedule(participants=5_000)
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -132,7 +114,7 @@ def test_more_shares_than_anyone_would_draw_are_refused() -> None:
         [],
         {},
         {**schedule().to_json(), "more": 1},
-        {name: value for name, value in schedule().to_json().items() if name != "ends"},
+        {name: value for name, value in schedule().to_json().items() if name != "clip"},
         {**schedule().to_json(), "rounds": 5.0},
         {**schedule().to_json(), "rounds": True},
         {**schedule().to_json(), "clip": 2},
@@ -142,16 +124,6 @@ def test_more_shares_than_anyone_would_draw_are_refused() -> None:
 def test_what_is_no_schedule_is_refused(values: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="schedule"):
         Schedule.from_json(values)
-
-
-def test_the_ends_of_a_run_may_have_more_fresh_noise() -> None:
-    committed = schedule(rounds=4, residual_variance=0.25, ends=2.0)
-    assert [committed.terms(b"run", number).residual_variance for number in range(4)] == [
-        0.5,
-        0.25,
-        0.25,
-        0.5,
-    ]
 
 
 # What seeds are bound to.

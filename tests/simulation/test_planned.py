@@ -141,6 +141,3 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
             run_command(plan=path, out=tmp_path / "out")
     with pytest.raises(ConfigError, match="lacks something"):
         settings_of_plan({"plan": {}})
-    lags = printed(*CARRIED, "--lags", "2")
-    with pytest.raises(ConfigError, match="next round only"):
-        settings_of_plan(lags)

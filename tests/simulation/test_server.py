@@ -38,7 +38,7 @@ def moved(optimizer: str, schedule: str = "constant", **settings: float) -> np.n
     }
     config = small_config(rounds=ROUNDS, training=training)
     server, state, models = (
-        Optimizer.of(config.training, config.plan(config.methods[0])),
+        Optimizer.of(config.training, config.plan(config.methods[0]), config.rounds),
         FRESH,
         [np.zeros(SIZE)],
     )

@@ -40,9 +40,7 @@ def schedule(**changes: Any) -> Schedule:
         "grid_bits": GRID,
         "modulus_bits": 64,
         "clip": 2.0,
-        "neighbours": size - 1.0,
         "unit_variance": 0.5,
-        "carried_neighbours": float(size),
         "carried_variance": 0.25,
         "residual_variance": 0.0,
     }
@@ -264,7 +262,7 @@ class Seen:
         places: dict[bytes, dict[int, tuple[int, float]]] = defaultdict(dict)
         residual = []
         for row, (owner, number, shares) in enumerate(kept):
-            own = self.schedule.residual_of(number)
+            own = self.schedule.residual_variance
             own += self.schedule.self_variance if (owner, number) in stripped else 0.0
             residual.append(own * 4.0**GRID)
             for seed, other, variance, sign in shares:

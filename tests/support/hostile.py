@@ -55,7 +55,7 @@ def spoilt(terms: Terms, name: str) -> list[Any]:
     if isinstance(value, str):
         return ["", "none", "tolerate", "repair"]
     if value is None:
-        return [CarryTerms(bytes(32), amount, amount, 0.0, 1.0) for amount in (0.0, 1.0, 1e300)]
+        return [CarryTerms(bytes(32), amount) for amount in (0.0, 1.0, 1e300)]
     others = [getattr(terms, field.name) for field in fields(terms)]
     numbers = [other for other in others if isinstance(other, int | float)]
     if isinstance(value, int):

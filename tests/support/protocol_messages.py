@@ -72,7 +72,7 @@ def examples() -> dict[str, Message]:
     context, signature = filler("context", 32), filler("signature", 64)
     everyone = example_cohort("identity")
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
-    carrying = replace(example_terms(), carrying=CarryTerms(filler("plan", 32), 12.0, 0.125, 0.75, 0.375))
+    carrying = replace(example_terms(), carrying=CarryTerms(filler("plan", 32), 0.125))
     previous = Previous(
         example_cohort("before"), filler("terms", 32), replace(beacon, index=296, value=filler("link", 32))
     )
@@ -177,8 +177,7 @@ def round_opens(draw: st.DrawFn) -> RoundOpen:
     opened = RoundOpen(draw(terms()), draw(_lists), draw(_beacons), draw(_signatures))
     if draw(st.booleans()):
         return opened
-    numbers = dict.fromkeys(("neighbours", "unit_variance", "connectivity", "mixing"), _reals)
-    carrying = draw(st.builds(CarryTerms, plan=_hashes, **numbers))
+    carrying = draw(st.builds(CarryTerms, plan=_hashes, unit_variance=_reals))
     previous = draw(st.none() | st.builds(Previous, participants=_lists, terms=_hashes, beacon=_beacons))
     return replace(
         opened,

@@ -6,16 +6,15 @@ a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` 
 round to round.
 """
 
-from niss.accounting.carried import CarriedPlan, Connectivity
-from niss.accounting.carried_charges import CarriedCharges
 from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
 from niss.accounting.carried_rounds import (
     CarriedAccount,
-    carried_plan,
     make_schedule,
     propose_carried_round,
     run_grid_delta,
+    scheduled_run,
 )
+from niss.accounting.committed import Committed
 from niss.accounting.discretisation import Promise, grid_delta
 from niss.accounting.ledger import ChargeableLedger, Ledger
 from niss.accounting.ledger_file import LedgerFile
@@ -58,12 +57,10 @@ __all__ = [
     "Assessor",
     "Balance",
     "CarriedAccount",
-    "CarriedCharges",
     "CarriedForecast",
-    "CarriedPlan",
     "ChargeableLedger",
     "ClientStatement",
-    "Connectivity",
+    "Committed",
     "Ledger",
     "LedgerFile",
     "Outlook",
@@ -75,7 +72,6 @@ __all__ = [
     "Statement",
     "assess",
     "calibrate_tau2",
-    "carried_plan",
     "charge_to",
     "client_dp_event",
     "effective_variance",
@@ -93,6 +89,7 @@ __all__ = [
     "propose_carried_round",
     "propose_round",
     "run_grid_delta",
+    "scheduled_run",
     "stated_delta",
     "stated_relation",
     "to_dp_event",

@@ -2,7 +2,7 @@
 
 `make_schedule` turns a plan into the `Schedule` that is committed to before the first round; every term of every round
 follows from it. `propose_carried_round` is the server's side of a round. `CarriedAccount` is a client's own view: from
-the numbers of the schedule alone it computes the matrix K of the whole run at its worst (`accounting.carried`), for the
+the numbers of the schedule alone it computes the matrix K of the whole run at its worst (`Committed`), for the
 colluders it assumes, and charges each participation what it adds to `Delta' K[P, P] Delta`, before the upload.
 """
 
@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting.carried import COMPLETE, CarriedPlan, Connectivity
-from niss.accounting.carried_charges import CarriedCharges
+from niss.accounting.committed import Committed
 from niss.accounting.discretisation import LEAST_STEPS, Draws, Promise
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
@@ -34,6 +33,7 @@ from niss.accounting.protocol_rounds import (
 from niss.accounting.targets import client_sensitivity, split_failure
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.mechanism.grid import MAX_BITS, Grid
+from niss.mechanism.noise import Noise
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
@@ -78,20 +78,10 @@ def make_schedule(
             hint="more clients, fewer in a round, or method 'niss'",
         )
     run = plan.committed(participants)
-    if len(run.carried_by_lag) > 1 or plan.factors:
-        raise ConfigError(
-            "over the protocol noise is carried to the next round only, and all rounds count alike",
-            field="plan",
-            hint="one lag, and a constant server rate",
-        )
-    square = float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
-    sparse = plan.graph == "regular" and plan.neighbours < participants - 1
-    neighbours = float(plan.neighbours) if sparse else participants - 1.0
-    carried = float(min(plan.carried_neighbours or participants, participants))
-    promised = Connectivity(0.0, 1.0) if run.promise is None else run.promise.connectivity
+    noise, square = run.noise, float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
     schedule = Schedule(
         participants=participants,
-        rounds=plan.planned_rounds + plan.closing,
+        rounds=run.rounds,
         separation=plan.separation,
         cyclic=plan.pattern == "cyclic",
         closing=plan.closing,
@@ -99,20 +89,15 @@ def make_schedule(
         grid_bits=1,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
-        neighbours=neighbours,
-        unit_variance=run.spatial / 2.0 * square / neighbours,
-        carried_neighbours=carried,
-        carried_variance=run.carried * square / (participants * carried),
-        residual_variance=run.residual * square / participants,
-        ends=1.0 if run.promise is None else run.promise.ends,
-        connectivity=(promised.spatial or 0.0) if sparse else 0.0,
-        mixing=(promised.carried or 0.0) if carried < participants else 0.0,
+        unit_variance=noise.unit * square,
+        carried_variance=noise.carried * square / participants,
+        residual_variance=noise.residual * square,
     )
     if mode == "repair":
         members, threshold = committee_of(plan, participants)
-        alone = run.spatial / (2.0 * plan.kappa)
-        if run.promise is not None:
-            alone = run.promise.needed_self_variance * SAME
+        alone = noise.spatial / (2.0 * plan.kappa)
+        if run.private:
+            alone = run.needed_self_mask * SAME
         schedule = replace(
             schedule,
             dropped=plan.dropped,
@@ -129,7 +114,7 @@ def make_schedule(
                 hint=f"use more than {grid_bits} bits",
             )
         return schedule
-    residual, narrowest = schedule.residual_variance * min(schedule.ends, 1.0), _narrowest(schedule)
+    residual, narrowest = schedule.residual_variance, _narrowest(schedule)
     bits = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
     if not residual:
         return replace(schedule, grid_bits=bits)
@@ -148,20 +133,9 @@ def make_schedule(
 
 
 def _narrowest(schedule: Schedule) -> float:
-    """The least variance of any noise in an upload: residual, a share within the round, a carried one, or a self-mask.
-
-    The shares of a graph have one weight each, on complete graphs and on sparse ones.
-    """
-    near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
-    noises = [
-        schedule.residual_variance * min(schedule.ends, 1.0),
-        schedule.unit_variance * schedule.neighbours / near,
-    ]
-    if schedule.carried_variance:
-        noises.append(schedule.carried_variance * schedule.carried_neighbours / far)
-    if schedule.self_variance:
-        noises.append(schedule.self_variance)
-    return min(noises)
+    """The least variance of any noise in an upload: residual, a share, a carried one, or a self-mask."""
+    noises = [schedule.residual_variance, schedule.unit_variance]
+    return min(noises + [one for one in (schedule.carried_variance, schedule.self_variance) if one])
 
 
 def _narrowest_steps(schedule: Schedule) -> float:
@@ -171,13 +145,8 @@ def _narrowest_steps(schedule: Schedule) -> float:
 def _draws(schedule: Schedule, number: int) -> Draws:
     """Everything that is drawn in a round, with what it carries on: each share counts once, where it is added."""
     size = schedule.participants
-    near, far = math.ceil(schedule.neighbours), math.ceil(schedule.carried_neighbours)
     return Draws.of(
-        schedule.terms(b"run", number),
-        size,
-        [schedule.neighbours / near],
-        [size * near],
-        carried=([schedule.carried_neighbours / far], [size * far]),
+        schedule.terms(b"run", number), size, [1.0], [size * (size - 1)], carried=([1.0], [size * size])
     )
 
 
@@ -198,50 +167,42 @@ def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
 
 
 @lru_cache(maxsize=4)
-def carried_plan(schedule: Schedule, *, relation: str, colluders: int) -> CarriedPlan | None:
-    """What a schedule is worth, from its own numbers; None where it has no fresh noise and promises nothing.
+def scheduled_run(schedule: Schedule, *, relation: str, colluders: int) -> Committed:
+    """What a schedule is worth, from its own numbers; nothing where it has no fresh noise.
 
     Numbers that cannot be accounted for are a `RemoteProtocolError`: a schedule comes from a server.
     """
-    size, fresh = schedule.participants, schedule.participants * schedule.residual_variance
-    if fresh == 0.0:
-        return None
-    carried = size * schedule.carried_neighbours * schedule.carried_variance
+    size = schedule.participants
     # Not as a quotient, which may overflow.
-    if not carried <= MOST_CARRIED * fresh:
+    fresh, carried = schedule.residual_variance, size * schedule.carried_variance
+    if fresh and not carried <= MOST_CARRIED * fresh:
         raise RemoteProtocolError(
             f"more than {MOST_CARRIED:g} times the fresh noise of a round is carried, which cannot be accounted for"
         )
-    if not schedule.complete and colluders:
-        raise RemoteProtocolError(
-            "on sparse graphs carried shares are not accounted for against colluders",
-            hint="everyone shares with everyone, or nobody is assumed to collude",
-        )
-    connectivity = COMPLETE
-    if not schedule.complete:
-        connectivity = Connectivity(
-            None if schedule.neighbours == size - 1 else schedule.connectivity,
-            None if schedule.carried_neighbours == size else schedule.mixing,
-        )
+    square = float(client_sensitivity(1.0 / size, schedule.clip, relation)) ** 2
     try:
-        return CarriedPlan(
+        noise = Noise(
             participants=size,
+            neighbours=schedule.neighbours,
+            unit=schedule.unit_variance / square,
+            residual=fresh / square,
+            carried=carried / square,
+            self_mask=schedule.self_variance / square,
+            colluders=colluders,
+            dropped=schedule.dropped,
+            committee=schedule.committee,
+            threshold=schedule.threshold,
+        )
+        return Committed(
+            noise=noise,
             horizon=schedule.horizon,
             separation=schedule.separation,
             pattern="cyclic" if schedule.cyclic else "any",
-            residual=fresh,
-            carried_to_residual=(carried / fresh,),
-            spatial=2.0 * schedule.neighbours * schedule.unit_variance,
-            ends=schedule.ends,
             closing=schedule.closing,
-            colluders=colluders,
-            declared_dropped=schedule.dropped,
-            self_variance=schedule.self_variance if schedule.committee else None,
-            sensitivity=float(client_sensitivity(1.0 / size, schedule.clip, relation)),
-            connectivity=connectivity,
         )
-    except (ConfigError, PrivacyError) as error:
-        raise RemoteProtocolError(f"schedule: {error.message}", hint=error.hint) from None
+    except (ArithmeticError, ConfigError, PrivacyError) as error:
+        message = error.message if isinstance(error, (ConfigError, PrivacyError)) else str(error)
+        raise RemoteProtocolError(f"schedule: {message}") from None
 
 
 class CarriedAccount:
@@ -258,8 +219,7 @@ class CarriedAccount:
     `assess` and `charging` are what a `Client` asks. Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only
     take something off it. Refused (`RemoteProtocolError`): noise too narrow for its grid, and a participation that the
-    budget or the schedule does not allow. Graphs are as well connected as the schedule says, or the round is refused
-    when it is agreed on. A committee that colluders could outvote is refused when the account is made.
+    budget or the schedule does not allow. A committee that colluders could outvote is refused when the account is made.
     """
 
     def __init__(
@@ -275,7 +235,7 @@ class CarriedAccount:
     ) -> None:
         self.schedule, self.colluders, self._relation = schedule, colluders, relation
         self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
-        self.plan = carried_plan(schedule, relation=relation, colluders=colluders)
+        self.plan = scheduled_run(schedule, relation=relation, colluders=colluders)
         self._budget, self._taken = budget, [one for one in earlier if one < schedule.horizon]
         if schedule.committee:
             _, failure = split_failure(failure, drawn=schedule.committee < schedule.participants)
@@ -285,19 +245,12 @@ class CarriedAccount:
         """What taking part in round `number` would add to mu^2; 0 in a round without updates."""
         if number >= self.schedule.horizon:
             return 0.0
-        if self.plan is None:
+        if not self.plan.private:
             return math.inf
-        account = CarriedCharges(
-            self.plan.matrix,
-            self.schedule.separation,
-            self.plan.pattern,
-            self._budget**2,
-            self.plan.sensitivity,
-            list(self._taken),
-        )
         # What rounding may have taken off while the matrix was inverted: some units in the last place of its condition.
-        apart = 4.0 * self.schedule.rounds * (1.0 + self.plan.carried_to_residual[0])
-        return account.charge(number) * (1.0 + sys.float_info.epsilon * apart)
+        noise = self.plan.noise
+        apart = 4.0 * self.schedule.rounds * (1.0 + noise.carried / noise.residual)
+        return self.plan.charge(number, self._taken, self._budget**2) * (1.0 + sys.float_info.epsilon * apart)
 
     def assess(self, agreed: Agreed, colluders: int) -> float:
         """What answering this round would cost: the square root of what it adds to mu^2."""
@@ -352,14 +305,14 @@ class CarriedAccount:
         """mu of one upload of round `number` looked at alone, with all its shares."""
         schedule = self.schedule
         gaps = (number > 0) + (number < schedule.rounds - 1)
-        over = gaps * schedule.carried_neighbours * schedule.carried_variance
+        over = gaps * schedule.participants * schedule.carried_variance
         return float(
             marginal_mu(
                 client_sensitivity(1.0 / schedule.participants, schedule.clip, self._relation),
                 unit_variance=schedule.unit_variance,
                 sent=schedule.neighbours,
                 received=schedule.neighbours,
-                residual_variance=schedule.residual_of(number) + over,
+                residual_variance=schedule.residual_variance + over,
             )
         )
 

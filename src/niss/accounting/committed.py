@@ -1,6 +1,13 @@
-"""What a plan with carried shares commits to for its whole run: how much noise of which kind, and what rounds cost.
+"""What a run with carried shares commits to before its first round, what that promises, and what its rounds cost.
 
-All numbers are in units of the squared sensitivity of one upload, which is the same for all clients in all rounds.
+The promise is mu-GDP for every client over the whole committed run, whatever allowed pattern it takes part in, against
+a server that sees everything and holds the assumed colluders. A participation is charged what it adds to `1' K[P, P] 1`
+before the upload, K that of the whole run at its worst; with the budget fixed in advance this is a filter (Smith and
+Thakurta, 2022), and valid whatever the server does within the rules. Charging by an endless run instead would
+undercharge the ends, where less noise is carried. All in units of the squared sensitivity of one upload.
+
+The noise in the model after round t is that of all rounds so far and what is still under way, `r (t + 1) + w`. With a
+share d of dropouts `2 d (1 - d) w` of every round stays for good, unless it is repaired.
 """
 
 from __future__ import annotations
@@ -8,156 +15,174 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 
-from niss.accounting.carried import CarriedPlan, drawn_connectivity
-from niss.accounting.carried_charges import CarriedCharges, heaviest
-from niss.accounting.carried_planner import plan_carried
-from niss.errors import PrivacyError
-from niss.views import colluding_neighbours
+import numpy as np
+from numpy.typing import NDArray
 
-# A graph that is drawn may be this much worse connected than the planner's sample of its size and degree.
-WORSE = 0.1
+from niss.accounting.patterns import PATTERNS, WorstPattern, heaviest, spent_in, worst_pattern
+from niss.errors import ConfigError, PrivacyError
+from niss.mechanism.noise import Noise
+from niss.views import CompleteRun
+from niss.views.tails import binomial_tail
+
+FloatArray = NDArray[np.float64]
+
+_ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class CommittedRun:
-    """The noise of a run with carried shares.
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """A run whose clients all share with all, within a round and with the next.
 
-    spatial          variance of the shares within the round in one upload, sent and received
-    carried_by_lag   w: carried from the sum of a round to that of the next, and of later ones
-    residual         r: fresh noise in the sum of a round
-    promise          what all that is worth; None without fresh noise, where nothing is promised
+    noise                of every round; the last carries nothing on
+    horizon              T: rounds in which clients take part
+    separation, pattern  a client comes back after exactly (`cyclic`) or at least (`any`) that many rounds
+    closing              one more round without data takes out what the last round carried
     """
 
-    spatial: float
-    carried_by_lag: tuple[float, ...]
-    residual: float
-    promise: CarriedPlan | None
+    noise: Noise
+    horizon: int
+    separation: int
+    pattern: str = "cyclic"
+    closing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "separation"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", field=name)
+        if self.pattern not in PATTERNS:
+            raise ConfigError(
+                f"unknown value {self.pattern!r}", field="pattern", hint="use one of: " + ", ".join(PATTERNS)
+            )
+        if self.noise.known >= self.noise.participants:
+            raise PrivacyError(
+                "no honest client is left to protect", hint="assume fewer colluders, or fewer that drop out"
+            )
 
     @property
-    def carried(self) -> float:
-        """All that the sum of a round carries on."""
-        return math.fsum(self.carried_by_lag)
+    def rounds(self) -> int:
+        """All rounds, the closing one included."""
+        return self.horizon + self.closing
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is promised: without fresh noise nothing is."""
+        return self.noise.residual > 0.0
+
+    @cached_property
+    def view(self) -> CompleteRun:
+        """The run at a fresh noise of 1 in each sum, with the ratio of what is carried."""
+        if not self.private:
+            raise PrivacyError("without fresh noise nothing is promised", hint="leave tau2 calibrated")
+        carried = np.full(self.rounds - 1, self.noise.carried / self.noise.residual)
+        return CompleteRun(self.noise.participants, self.noise.known, np.ones(self.rounds), carried)
+
+    @cached_property
+    def matrix(self) -> FloatArray:
+        """K (horizon x horizon): a client that takes part in P spends `1' K[P, P] 1` of mu^2.
+
+        In the rounds D in which it is called dropped a client has its own noise alone: it spends `1' K[P - D, P - D] 1`
+        and `1 / own` for each of D. No entry of K is negative, so that this is at most `1' K[P, P] 1` if each entry on
+        the diagonal is at least `1 / own`: where rounds are repaired it is raised to that.
+        """
+        whole = self._unmasked
+        if not self.noise.committee:
+            return whole
+        own = self.noise.residual + self.noise.self_mask
+        return np.asarray(whole + np.diag(np.maximum(1.0 / own - np.diag(whole), 0.0)))
+
+    @cached_property
+    def _unmasked(self) -> FloatArray:
+        matrix = self.view.matrix(self.noise.participants * self.noise.residual, self.noise.spatial)
+        return matrix[: self.horizon, : self.horizon]
+
+    @property
+    def needed_self_mask(self) -> float:
+        """The least that a self-mask must have, in all rounds, for whoever is called dropped to lose nothing by it."""
+        return float(max(np.max(1.0 / np.diag(self._unmasked)) - self.noise.residual, 0.0))
+
+    @cached_property
+    def worst(self) -> WorstPattern:
+        """The costliest participations that are allowed."""
+        return worst_pattern(self.matrix, self.separation, self.pattern)
+
+    @property
+    def mu(self) -> float:
+        """The promise: mu-GDP for every client over the whole run."""
+        return math.sqrt(self.worst.cost)
 
     def cost(self, number: int, earlier: Sequence[int] | None) -> float:
         """What a participation in round `number` (from 0) adds to mu^2, after those in the rounds `earlier`.
 
         None: after the dearest allowed ones.
         """
-        plan = self._kept()
-        if not 0 <= number < plan.horizon:
+        if not 0 <= number < self.horizon:
             raise PrivacyError(
-                f"round {number + 1} of a run that was committed to {plan.horizon}",
+                f"round {number + 1} lies past the committed end of {self.horizon} rounds",
                 hint="going on is a new run, with its own budget",
             )
         if earlier is None:
-            row = plan.matrix[number]
-            past = heaviest(row[: max(number - plan.separation + 1, 0)], plan.separation)
+            row = self.matrix[number]
+            past = heaviest(row[: max(number - self.separation + 1, 0)], self.separation)
             return float(row[number] + 2.0 * past)
-        return CarriedCharges(
-            plan.matrix, plan.separation, plan.pattern, plan.worst.cost, taken=[*earlier]
-        ).cost(number)
+        return spent_in(self.matrix, [*earlier, number]) - spent_in(self.matrix, earlier)
 
-    def charge(self, number: int, earlier: Sequence[int]) -> float:
-        """The same, but refused where the plan does not allow that participation."""
-        plan = self._kept()
-        account = CarriedCharges(
-            plan.matrix, plan.separation, plan.pattern, plan.worst.cost, taken=[*earlier]
-        )
-        return account.charge(number)
+    def charge(self, number: int, earlier: Sequence[int], budget: float | None = None) -> float:
+        """The same, but refused where the plan does not allow that participation, or it would overspend.
 
-    def _kept(self) -> CarriedPlan:
-        if self.promise is None:
-            raise PrivacyError("without fresh noise nothing is promised", hint="leave tau2 calibrated")
-        return self.promise
+        budget  of mu^2 over the whole run; None: what its dearest allowed participations cost
+        """
+        cost = self.cost(number, earlier)
+        if earlier:
+            gap = number - earlier[-1]
+            if gap < self.separation or (self.pattern == "cyclic" and gap % self.separation):
+                wanted = "a multiple of" if self.pattern == "cyclic" else "at least"
+                raise PrivacyError(
+                    f"round {number} comes {gap} after round {earlier[-1]}, but the plan promises {wanted} "
+                    f"{self.separation}",
+                    hint="leave this round out",
+                )
+        most, spent = self.worst.cost if budget is None else budget, spent_in(self.matrix, earlier)
+        if spent + cost > most * (1.0 + _ROUNDING):
+            raise PrivacyError(
+                f"round {number} would cost {cost:.4g} of mu^2, and {most - spent:.4g} are left",
+                hint="the plan's budget covers its worst pattern; this client was charged more",
+            )
+        return cost
 
+    def with_residual(self, residual: float, *, ratio: float, spatial: float) -> Committed:
+        """The same run with that much fresh noise in each sum, `ratio` times as much carried on, and such shares."""
+        noise, each = self.noise, residual / self.noise.participants
+        unit = spatial / (2.0 * noise.neighbours)
+        return replace(self, noise=replace(noise, residual=each, carried=ratio * each, unit=unit))
 
-@lru_cache(maxsize=64)
-def committed_run(
-    *,
-    participants: int,
-    rounds: int,
-    separation: int,
-    pattern: str,
-    epsilon: float,
-    delta: float,
-    kappa: float,
-    colluders: int,
-    dropped: int,
-    dropout: float,
-    closing: bool,
-    carried_to_residual: float | None,
-    lags: int,
-    factors: tuple[float, ...],
-    neighbours: float | None,
-    carried_neighbours: float | None,
-    revealed: int,
-    failure: float,
-    tau2: float | None,
-) -> CommittedRun:
-    """The run that leaves least noise in the model at this promise; see `plan_carried`.
+    def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True) -> FloatArray:
+        """Noise variance in the model after each round, on average over what drops out.
 
-    dropped                         most clients of a round that repairs may call dropped; 0: nothing is repaired
-    dropout                         share of the clients that is expected to drop out
-    lags                            rounds ahead to which noise is carried
-    factors                         with which rounds enter the model, receivers rescaling by their ratios; (): equal
-    neighbours, carried_neighbours  unit shares that a client has within a round and with the next; None: with everyone
-    revealed                        most edges of a client within a round that repairs may reveal
-    failure                         probability with which more neighbours of some client may collude than is reckoned
-                                    with, for each graph that is drawn
-    tau2                            fresh noise instead of what the promise needs, over the variance of the shares sent
-    """
-    connectivity = drawn_connectivity(
-        participants,
-        neighbours=neighbours,
-        carried=carried_neighbours,
-        known_neighbours=0
-        if neighbours is None
-        else _known_neighbours(participants, neighbours, colluders, failure) + revealed,
-        worse=WORSE,
-    )
-    if connectivity.spatial == 0.0:
-        raise PrivacyError(
-            f"with {neighbours:g} neighbours each, colluders and repairs could cut a client off from the others' noise",
-            hint="use more neighbours or graph = 'complete', or assume fewer colluders or fewer that drop out",
-        )
-    planned = plan_carried(
-        participants=participants,
-        clients=participants * separation,
-        rounds=rounds,
-        epsilon=epsilon,
-        delta=delta,
-        pattern=pattern,
-        collusion=colluders / participants,
-        dropout=dropout,
-        mode="repair" if dropped else "tolerate",
-        declared_dropped=dropped,
-        kappa=kappa,
-        carried_to_residual=carried_to_residual,
-        lags=lags,
-        factors=factors,
-        rescaled=bool(factors),
-        closing=closing,
-        connectivity=connectivity,
-    ).plan
-    carried = tuple(ratio * planned.residual for ratio in planned.carried_to_residual)
-    if tau2 is None:
-        return CommittedRun(planned.spatial, carried, planned.residual, planned)
-    residual = tau2 * participants * planned.spatial / 2.0
-    promise = None
-    if residual > 0.0:
-        promise = replace(
-            planned, residual=residual, carried_to_residual=tuple(one / residual for one in carried)
-        )
-    return CommittedRun(planned.spatial, carried, residual, promise)
+        dropout   probability with which a client vanishes after the graphs were fixed, each on its own
+        repaired  whether shares within the round are taken out again when a client drops out; carried ones are too
+                  where clients may be called dropped. A round that loses more clients than that is not repaired.
+        """
+        noise, size = self.noise, self.noise.participants
+        steps = np.full(self.rounds, (1.0 - dropout) * size * noise.residual)
+        crossing = dropout * (1.0 - dropout) * size * noise.spatial
+        if not repaired:
+            steps += crossing
+        elif noise.dropped:
+            steps += self._beyond_repair(dropout, others=2) * crossing
+        # The clients that are lost for good, with what they had carried and should have taken out.
+        lost = dropout * (self._beyond_repair(dropout, others=1) if repaired else 1.0)
+        left = (1.0 - dropout) * lost + lost * (1.0 - lost)
+        # What each round adds to the noise in the model, and takes out of it.
+        steps[:-1] += (1.0 - dropout) * size * noise.carried
+        steps[1:] += (left - (1.0 - dropout)) * size * noise.carried
+        return np.cumsum(steps)
 
+    def _beyond_repair(self, dropout: float, *, others: int) -> float:
+        """How likely it is that a round loses too many, given that `others` of its clients have their part in it.
 
-def _known_neighbours(participants: int, neighbours: float, colluders: int, failure: float) -> int:
-    """Neighbours of any client of a graph that collude, but for graphs that are drawn with probability `failure`.
-
-    The graph is drawn after the colluders were fixed, and its check does not depend on who is who: given its shape they
-    are a uniform sample of the clients. A union bound over all of them.
-    """
-    most = min(2 * math.ceil(neighbours), participants - 1)
-    return colluding_neighbours(participants, most, colluders, failure / participants)
+        With N of m lost, `E[N; N > d] = m q P(B(m - 1, q) >= d)` and
+        `E[N (m - N); N > d] = m (m - 1) q (1 - q) P(B(m - 2, q) >= d)`: beside one client, and beside a pair.
+        """
+        return binomial_tail(self.noise.dropped - 1, max(self.noise.participants - others, 0), dropout)

@@ -84,23 +84,17 @@ def _within_rounds(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 def _carried(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     plan = values["plan"]
-    if len(plan["carried_to_residual"]) > 1:
-        raise ConfigError(
-            "the simulator carries shares to the next round only",
-            field="--plan",
-            hint="plan with --lags 1",
-        )
-    cyclic = plan["pattern"] == "cyclic"
+    noise, cyclic = plan["noise"], plan["pattern"] == "cyclic"
     settings: dict[str, Any] = {
         "rounds": int(plan["horizon"]),
         "data.clients": int(values["clients"]),
-        "training.participants": int(plan["participants"]),
+        "training.participants": int(noise["participants"]),
         "training.sampling": "cyclic" if cyclic else "uniform",
         "privacy.epsilon": values["epsilon"],
         "privacy.delta": values["delta"],
         "privacy.clip": values["clip"],
         "privacy.relation": values["relation"],
-        "privacy.colluders": plan["colluders"],
+        "privacy.colluders": noise["colluders"],
         "protocol.mode": values["mode"],
         "protocol.dropout": values["dropout"],
     }

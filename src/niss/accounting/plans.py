@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.carried_charges import PATTERNS
-from niss.accounting.committed import CommittedRun, committed_run
+from niss.accounting.carried_planner import committed_run
+from niss.accounting.committed import Committed
+from niss.accounting.patterns import PATTERNS
 from niss.accounting.round_plans import RoundPlan
 from niss.accounting.targets import (
     FAILURE_SHARE,
@@ -41,8 +42,7 @@ from niss.views import Corruption
 UNITS = ("client", "record", "nbafl")
 # At least 1, where they are given.
 _COUNTS = (
-    "attempts", "participations", "horizon", "chain_rounds", "separation", "threshold", "bands", "participants", "lags",
-    "carried_neighbours",
+    "attempts", "participations", "horizon", "chain_rounds", "separation", "threshold", "bands", "participants",
 )  # fmt: skip
 
 FloatArray = NDArray[np.float64]
@@ -55,7 +55,7 @@ class Plan:
 
     method          `fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted
                     server adds the noise once), `central-dp-sampled` (and draws participants in secret),
-                    `central-mf` and `central-carried` (and correlates it over rounds), `secagg-ddg` (secure
+                    `central-mf` (and correlates it over rounds), `secagg-ddg` (secure
                     aggregation, every client adds a part of the noise), `niss` (noise shares that cancel),
                     `niss-carried` (and noise carried from one round to the next)
     unit            what is hidden: a whole `client`, one `record`, or `nbafl`: the reading of the paper,
@@ -86,10 +86,6 @@ class Plan:
     participants    of every round, where noise is carried from one to the next; None: those of the first
     pattern         rounds of a client are exactly (`cyclic`) or at least (`any`) the separation apart
     dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
-    lags            rounds ahead to which a client carries noise, at most
-    factors         with which each round of the run enters the model; (): all alike. Noise that is carried is taken
-                    out times the ratio of factors, so that it cancels in the model
-    carried_neighbours  unit shares that a client carries to the next round's clients; None: to all of them
     closing         one more round, without data, takes out what the last one carried
     on_grid         the protocol runs it: a part of delta pays for noise on a grid. Some methods always keep that part
     committee       members that repair a round; None: all its participants
@@ -129,9 +125,6 @@ class Plan:
     participants: int | None = None
     pattern: str = "cyclic"
     dropout: float = 0.0
-    lags: int = 1
-    factors: tuple[float, ...] = ()
-    carried_neighbours: float | None = None
     closing: bool = False
     on_grid: bool = False
     committee: int | None = None
@@ -160,11 +153,6 @@ class Plan:
             value = getattr(self, field)
             if value is not None and not 1 <= value < math.inf:
                 raise ConfigError(f"must be at least 1, not {value}", field=field)
-        if self.factors and (
-            self.horizon not in (None, len(self.factors))
-            or not all(math.isfinite(factor) and factor > 0.0 for factor in self.factors)
-        ):
-            raise ConfigError("needs a finite number above 0 for every round", field="factors")
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ConfigError(
                 f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
@@ -210,10 +198,6 @@ class Plan:
     def planned_rounds(self) -> int:
         """Rounds of the whole run."""
         return self.participations * self.separation if self.horizon is None else self.horizon
-
-    def factor(self, number: int) -> float:
-        """With which round `number` (from 0) enters the model; a closing round as the last."""
-        return self.factors[min(number, len(self.factors) - 1)] if self.factors else 1.0
 
     @property
     def kind(self) -> Method:
@@ -324,7 +308,7 @@ class Plan:
             return 1.0 / (sigma * math.sqrt(self.participations))
         return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
 
-    def committed(self, participants: int) -> CommittedRun:
+    def committed(self, participants: int) -> Committed:
         """The noise of the whole run and what its rounds cost, where noise is carried over; for rounds of that size."""
         if self.participants not in (None, participants):
             raise ConfigError(
@@ -334,27 +318,7 @@ class Plan:
             )
         if isinstance(self.epsilon, tuple) or isinstance(self.tau2, tuple):
             raise ConfigError("carried shares have one target for all clients", field="epsilon")
-        return committed_run(
-            participants=participants,
-            rounds=self.planned_rounds,
-            separation=self.separation,
-            pattern=self.pattern,
-            epsilon=self.epsilon,
-            delta=self.gaussian_delta,
-            kappa=self.kappa,
-            colluders=self.colluders,
-            dropped=self.dropped,
-            dropout=self.dropout,
-            closing=self.closing,
-            carried_to_residual=self.carried_to_residual,
-            lags=self.lags,
-            factors=self.factors,
-            neighbours=self.neighbours if self.graph == "regular" else None,
-            carried_neighbours=self.carried_neighbours,
-            revealed=self.revealed if self.dropped else 0,
-            failure=self.corruption.failure,
-            tau2=self.tau2,
-        )
+        return committed_run(self, participants)
 
     def for_round(
         self,

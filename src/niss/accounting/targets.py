@@ -73,6 +73,7 @@ def committee_size(participants: int, colluders: int, failure: float, dropout: f
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "participants": (lambda value: value >= 2, "a round needs at least two, not {}"),
+    "rounds": (lambda value: value >= 1, "must be at least 1, not {}"),
     "epsilon": (lambda value: 0.0 < value < math.inf, "must be a finite number above 0, not {!r}"),
     "delta": (lambda value: 0.0 < value < 1.0, "must lie in (0, 1), not {!r}"),
     "clip": (lambda value: 0.0 < value < math.inf, "must be a finite number above 0, not {!r}"),

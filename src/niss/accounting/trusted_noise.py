@@ -20,18 +20,18 @@ FloatArray = NDArray[np.float64]
 BEST_ROUNDS = 200
 
 
-def independent_noise(factors: FloatArray, separation: int) -> FloatArray:
+def independent_noise(rounds: int, separation: int) -> FloatArray:
     """Noise variance in the model after each round: independent noise, equal in every round."""
-    return np.asarray(math.ceil(factors.size / separation) * np.cumsum(factors**2))
+    return np.asarray(math.ceil(rounds / separation) * np.arange(1.0, rounds + 1.0))
 
 
-def banded_noise(factors: FloatArray, separation: int) -> FloatArray:
+def banded_noise(rounds: int, separation: int) -> FloatArray:
     """The same with the truncated square root (BandMF, `mechanism.correlated.BandedRoot`), `separation` bands."""
-    root = banded_root(factors.size, separation)
-    return root.worst_client * root.noise_in_model(factors)
+    root = banded_root(rounds, separation)
+    return root.worst_client * root.model_variance
 
 
-def best_noise(factors: FloatArray, separation: int) -> FloatArray:
+def best_noise(rounds: int, separation: int) -> FloatArray:
     """No correlated noise of a trusted server leaves less than this, on average over the rounds (fixed cyclic cohorts).
 
     The least `tr(S X^-1)` over X with sensitivity at most 1, `S = A'A / T` and A the sums over rounds. By duality it is
@@ -45,8 +45,7 @@ def best_noise(factors: FloatArray, separation: int) -> FloatArray:
     """
     from scipy.optimize import minimize
 
-    rounds = factors.size
-    sums = np.tril(np.ones((rounds, rounds))) * factors
+    sums = np.tril(np.ones((rounds, rounds)))
     values, vectors = np.linalg.eigh(sums.T @ sums / rounds)
     root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
     # A = turn S^1/2, with orthogonal columns.

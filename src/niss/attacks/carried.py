@@ -12,13 +12,11 @@ from niss.attacks.experiment import Clients, Experiment, Findings, Help, Progres
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.accounting import CarriedPlan
+    from niss.accounting import Committed
     from niss.attacks.carried_runs import FloatArray, MeasuredMu, SeenRun
     from niss.attacks.carried_servers import Training
     from niss.charts import Chart
 
-# Unit shares sent and carried where the graphs are sparse.
-_NEIGHBOURS, _RECEIVERS = 6, 4
 # Between two exact computations.
 _ROUNDING = 1e-9
 
@@ -38,7 +36,7 @@ class CarriedExperiment(Experiment):
 
     clients      participants of a round; all together are `separation` times as many
     colluders    of a round, where some are assumed
-    revealed     phi: part of what a round carried on that repairs may reveal, where some may
+    dropped      of a round, that repairs may call dropped, where some may
 
     Examples:
         niss attack carried --out runs/carried
@@ -63,17 +61,18 @@ class CarriedExperiment(Experiment):
     separation: Annotated[int, Help("Rounds from one participation to the next.", least=2)] = 10
     kappa: Annotated[float, Help("Shares within a round over the noise a client would need alone.")] = 20.0
     colluders: Annotated[int, Help("Of each round, in the cases with colluders.", least=1)] = 2
-    revealed: Annotated[float, Help("Part of the carried noise that repairs may reveal.")] = 0.1
+    dropped: Annotated[int, Help("Of each round, that repairs may call dropped.", least=1)] = 1
     runs: Annotated[int, Help("Runs with the victim's data, and as many without.", least=100)] = 20_000
     confidence: Annotated[float, Help("Of each interval.")] = 0.999
 
     def check(self) -> None:
         """Refuse what cannot be used."""
         super().check()
-        if self.clients < 4 or self.colluders > self.clients - 2:
+        most = max(self.colluders, self.dropped)
+        if self.clients < 4 or most > self.clients - 2:
             raise ConfigError(
-                f"{self.colluders} of {self.clients} clients leave too few honest",
-                field="--colluders",
+                f"{most} of {self.clients} clients leave too few honest",
+                field="--colluders" if most == self.colluders else "--dropped",
                 hint="at least 4 clients, two of them honest",
             )
         if self.rounds <= self.separation:
@@ -82,22 +81,21 @@ class CarriedExperiment(Experiment):
                 field="--separation",
                 hint="fewer rounds from one participation to the next, or a longer run",
             )
-        for flag, value in (("--revealed", self.revealed), ("--confidence", self.confidence)):
-            if not 0.0 < value < 1.0:
-                raise ConfigError(f"must lie between 0 and 1, not {value!r}", field=flag)
+        if not 0.0 < self.confidence < 1.0:
+            raise ConfigError(f"must lie between 0 and 1, not {self.confidence!r}", field="--confidence")
         if not self.kappa > 0.0:
             raise ConfigError(f"must be above 0, not {self.kappa!r}", field="--kappa")
         _ = self.plans
 
     @cached_property
-    def plans(self) -> dict[str, CarriedPlan]:
-        """Three plans for the same promise: nothing assumed, colluders, and revealed shares."""
+    def plans(self) -> dict[str, Committed]:
+        """Three plans for the same promise: nothing assumed, colluders, and clients that are called dropped."""
         from niss.accounting import plan_carried
 
         target = self.setting().plan
         epsilon = target.epsilon if isinstance(target.epsilon, float) else min(target.epsilon)
         share = self.colluders / self.clients
-        assumed = {"plain": (0.0, 0.0), "colluders": (share, 0.0), "revealed": (0.0, self.revealed)}
+        assumed = {"plain": (0.0, 0), "colluders": (share, 0), "dropped": (0.0, self.dropped)}
         return {
             name: plan_carried(
                 participants=self.clients,
@@ -107,9 +105,9 @@ class CarriedExperiment(Experiment):
                 delta=target.delta,
                 kappa=self.kappa,
                 collusion=collusion,
-                revealed=revealed,
+                declared_dropped=dropped,
             ).plan
-            for name, (collusion, revealed) in assumed.items()
+            for name, (collusion, dropped) in assumed.items()
         }
 
     def run(self, findings: Findings, progress: Progress) -> None:
@@ -120,7 +118,7 @@ class CarriedExperiment(Experiment):
         with attacks.carried_runs.one_thread():
             for scene in self._scenes(trainings):
                 findings.rows += self._played(scene, progress)
-            assumed = servers.Assumed(trainings["colluders"], trainings["revealed"], self.stream("servers"))
+            assumed = servers.Assumed(trainings["colluders"], trainings["dropped"], self.stream("servers"))
             for number, (name, server) in enumerate(servers.SERVERS.items(), start=1):
                 outcome = server(trainings["plain"], assumed)
                 findings.rows.append(_row(name, "off", *outcome.off, "within the charge"))
@@ -130,11 +128,8 @@ class CarriedExperiment(Experiment):
         findings.finished = True
 
     def _scenes(self, trainings: dict[str, Training]) -> Iterator[_Scene]:
-        """The likelihood ratio on complete graphs, with and without colluders, and on sparse ones; and plain sums."""
-        from math import sqrt
-
-        from niss.attacks.carried_servers import against_colluders, colluders_of
-        from niss.views import RunKnowledge, run_mu2
+        """The likelihood ratio with and without colluders, and plain sums."""
+        from niss.attacks.carried_servers import against_colluders
 
         runs = attacks.carried_runs
         plain, colluding = trainings["plain"], trainings["colluders"]
@@ -151,37 +146,23 @@ class CarriedExperiment(Experiment):
         known = against_colluders(colluding)
         weights = {"likelihood ratio, colluders": known.best_weights(colluding.victim)}
         yield _Scene("runs, colluders", known, colluding.victim, colluding.claimed, weights)
-        run = runs.play_run(
-            colluding.plan,
-            runs.cyclic_cohorts(colluding.plan),
-            neighbours=min(_NEIGHBOURS, self.clients - 1),
-            receivers=min(_RECEIVERS, self.clients),
-            stream=self.stream("graphs"),
-        )
-        colluders = colluders_of(colluding.plan)
-        known = runs.see_run(run).against(colluders)
-        stated = run_mu2(run, RunKnowledge(colluders=colluders), clients=[colluding.victim])
-        weights = {"likelihood ratio, sparse": known.best_weights(colluding.victim)}
-        yield _Scene("runs, sparse", known, colluding.victim, sqrt(stated[colluding.victim]), weights)
         yield _Scene("runs, sums", seen, victim, plain.claimed, sums)
 
     def _played(self, scene: _Scene, progress: Progress) -> list[Row]:
         """A row for each statistic, on the same runs."""
         runs = attacks.carried_runs
-        sensitivity = self.plans["plain"].sensitivity
         without, present = runs.play_scores(
             scene.seen,
             scene.victim,
             list(scene.weights.values()),
             runs=self.runs,
-            sensitivity=sensitivity,
             stream=self.stream("scores", scene.name),
             progress=partial(progress, scene.name),
         )
         rows = []
         for number, (name, weights) in enumerate(scene.weights.items()):
             found = runs.measure_mu(without[number], present[number], self.confidence)
-            reached = scene.seen.mu(scene.victim, weights, sensitivity)
+            reached = scene.seen.mu(scene.victim, weights)
             row = _row(name, None, reached, scene.claimed, _verdict(found, reached, scene.claimed))
             row |= {"measured": found.mu, "low": found.low, "high": found.high, "proved": found.proved}
             rows.append(row)

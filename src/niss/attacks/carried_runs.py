@@ -24,11 +24,11 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse import csr_array
 from scipy.stats import norm
 
-from niss.accounting import CarriedPlan
+from niss.accounting import Committed
 from niss.attacks.canary import clopper_pearson
-from niss.graph import CarriedGraph, ShareGraph
+from niss.graph import ShareGraph
 from niss.randomness import SimStream
-from niss.views import CarriedRound, CarriedRun
+from niss.views import RoundNoise, RunNoise
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -111,9 +111,9 @@ class SeenRun:
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(places)))
         return csr_array(entries, shape=(size, columns.size + size))
 
-    def move(self, client: int, sensitivity: float = 1.0) -> FloatArray:
-        """d: what the client may add to its uploads."""
-        return np.where(self.clients == client, sensitivity, 0.0)
+    def move(self, client: int) -> FloatArray:
+        """d: what the client may add to its uploads, in units of their sensitivity."""
+        return np.where(self.clients == client, 1.0, 0.0)
 
     @cached_property
     def _factor(self) -> tuple[FloatArray, bool]:
@@ -124,11 +124,11 @@ class SeenRun:
         """q of the likelihood ratio."""
         return np.asarray(cho_solve(self._factor, self.move(client)))
 
-    def mu(self, client: int, weights: FloatArray | None = None, sensitivity: float = 1.0) -> float:
+    def mu(self, client: int, weights: FloatArray | None = None) -> float:
         """What these weights tell, or the likelihood ratio where none are given."""
         chosen = self.best_weights(client) if weights is None else weights
         spread = float(np.linalg.norm(self.noise.T @ chosen))
-        return float(chosen @ self.move(client, sensitivity)) / spread
+        return float(chosen @ self.move(client)) / spread
 
     def with_shares(self, shares: Shares) -> SeenRun:
         """The same uploads with other noise in them."""
@@ -163,22 +163,23 @@ class SeenRun:
         return np.asarray(self.shares.carried & np.isin(self.round_of(self.shares.added), list(rounds)))
 
 
-def see_run(run: CarriedRun) -> SeenRun:
+def see_run(run: RunNoise) -> SeenRun:
     """What a server without colluders does not know of a run in which everybody keeps to the rules."""
     sizes = [len(one.clients) for one in run.rounds]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     parts = []
     for number, one in enumerate(run.rounds):
-        graphs: list[tuple[ShareGraph | CarriedGraph, float, int]] = [(one.shares, one.unit_variance, 0)]
-        graphs += [(graph, variance, graph.lag) for graph, variance in one.carried]
-        for graph, variance, lag in graphs:
+        graphs = [(one.shares, one.unit_variance)]
+        if one.carried is not None:
+            graphs.append(one.carried)
+        for graph, variance in graphs:
             parts.append(
                 Shares(
                     graph.senders + starts[number],
-                    graph.receivers + starts[number + lag],
+                    graph.receivers + starts[number + graph.between],
                     np.full(graph.senders.size, NOBODY),
                     variance * graph.weights,
-                    np.full(graph.senders.size, lag > 0),
+                    np.full(graph.senders.size, graph.between),
                 )
             )
     shares = parts[0]
@@ -193,45 +194,24 @@ def see_run(run: CarriedRun) -> SeenRun:
     )
 
 
-def cyclic_cohorts(plan: CarriedPlan) -> list[list[int]]:
+def cyclic_cohorts(plan: Committed) -> list[list[int]]:
     """Fixed cohorts in turn: client k sits in seat k % m of every round that falls to its cohort."""
-    m, b = plan.participants, plan.separation
+    m, b = plan.noise.participants, plan.separation
     return [[m * (number % b) + seat for seat in range(m)] for number in range(plan.horizon)]
 
 
-def play_run(
-    plan: CarriedPlan,
-    cohorts: Sequence[Sequence[int]],
-    *,
-    neighbours: float | None = None,
-    receivers: float | None = None,
-    stream: SimStream | None = None,
-) -> CarriedRun:
-    """A run with the plan's noise: complete graphs, or drawn ones with so many unit shares sent and carried."""
-    m, rounds = plan.participants, []
+def play_run(plan: Committed, cohorts: Sequence[Sequence[int]]) -> RunNoise:
+    """A run with the plan's noise: everyone shares with everyone, within a round and with the next."""
+    noise, rounds = plan.noise, []
+    size = noise.participants
     for number, cohort in enumerate(cohorts):
-        beacon = stream.child("beacon", number).generator().bytes(32) if stream else b""
-        within = (
-            ShareGraph.complete(m)
-            if neighbours is None
-            else ShareGraph.regular(m, degree=neighbours, beacon=beacon)
-        )
-        onward = (
-            CarriedGraph.complete((m, m))
-            if receivers is None
-            else CarriedGraph.draw((m, m), degree=receivers, beacon=beacon, lists=(bytes(32), bytes(32)))
-        )
-        carried = plan.carried[0, number]
+        onward = None
+        if noise.carried and number + 1 < plan.rounds:
+            onward = ShareGraph.complete((size, size)), noise.carried / size
         rounds.append(
-            CarriedRound(
-                tuple(cohort),
-                within,
-                plan.spatial / (2.0 * within.out_weight[0]),
-                plan.residuals[number] / m,
-                ((onward, carried / onward.weights.sum()),) if carried > 0.0 else (),
-            )
+            RoundNoise(tuple(cohort), ShareGraph.complete(size), noise.unit, noise.residual, onward)
         )
-    return CarriedRun(tuple(rounds))
+    return RunNoise(tuple(rounds))
 
 
 def added_up(seen: SeenRun, rounds: Iterable[int]) -> FloatArray:
@@ -270,7 +250,6 @@ def play_scores(
     weights: Sequence[FloatArray],
     *,
     runs: int,
-    sensitivity: float,
     stream: SimStream,
     progress: Callable[[int, int, str], None],
 ) -> tuple[FloatArray, FloatArray]:
@@ -279,7 +258,7 @@ def play_scores(
     Every noise of every run is drawn, and the uploads are put together from them.
     """
     noise = seen.noise.astype(np.float32)
-    move = seen.move(client, sensitivity)
+    move = seen.move(client)
     chosen = np.stack(weights)
     scores = [np.empty((len(chosen), runs)) for _ in range(2)]
     for start in range(0, runs, _BLOCK):

@@ -13,11 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from niss.accounting import CarriedPlan
-from niss.accounting.carried_charges import charged
+from niss.accounting import Committed
+from niss.accounting.patterns import spent_in
 from niss.attacks.carried_runs import (
     NOBODY,
-    BoolArray,
     SeenRun,
     Shares,
     cyclic_cohorts,
@@ -26,7 +25,7 @@ from niss.attacks.carried_runs import (
 )
 from niss.errors import PrivacyError
 from niss.randomness import SimStream
-from niss.views.carried_floor import complete_floor
+from niss.views import CompleteRun
 
 _SPLITS = 8
 
@@ -35,7 +34,7 @@ _SPLITS = 8
 class Training:
     """A run on complete graphs in fixed cohorts, and its victim: a client with the costliest of all patterns."""
 
-    plan: CarriedPlan
+    plan: Committed
 
     @cached_property
     def visits(self) -> tuple[int, ...]:
@@ -49,7 +48,7 @@ class Training:
 
     def first_of(self, number: int) -> int:
         """The client in the first seat of a round."""
-        return self.plan.participants * (number % self.plan.separation)
+        return self.plan.noise.participants * (number % self.plan.separation)
 
     def visits_of(self, cohort: int) -> range:
         """The rounds of a cohort."""
@@ -70,18 +69,19 @@ class Training:
     @cached_property
     def claimed(self) -> float:
         """mu that a client of the victim's cohort is charged for the whole run, round by round."""
-        account = self.plan.charges()
-        for number in self.visits:
-            account.charge(number)
-        return math.sqrt(account.spent)
+        return math.sqrt(
+            math.fsum(
+                self.plan.charge(number, self.visits[:place]) for place, number in enumerate(self.visits)
+            )
+        )
 
     def charged(self, rounds: Sequence[int]) -> float:
         """mu that these participations are charged."""
-        return math.sqrt(charged(self.plan.matrix, rounds, self.plan.sensitivity))
+        return math.sqrt(spent_in(self.plan.matrix, rounds))
 
     def mu(self, seen: SeenRun, client: int | None = None) -> float:
         """What the likelihood ratio tells of the victim, or of another client."""
-        return seen.mu(self.victim if client is None else client, sensitivity=self.plan.sensitivity)
+        return seen.mu(self.victim if client is None else client)
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the plans of some servers allow for: colluders in each round, and the share of edges revealed in repairs."""
+    """What the plans of some servers allow for: colluders in each round, and clients that repairs may call dropped."""
 
     colluders: Training
-    revealed: Training
+    dropped: Training
     stream: SimStream
 
 
@@ -137,7 +137,7 @@ def tell_other_horizons(training: Training, assumed: Assumed) -> Outcome:
     owner = np.append(seen.clients, NOBODY)
     silent = seen.carried_from(training.visits) & (owner[shares.added] != training.victim)
     misled = seen.with_shares(replace(shares, added=np.where(silent, NOBODY, shares.added)))
-    everybody = training.plan.participants * training.plan.separation
+    everybody = training.plan.noise.participants * training.plan.separation
     draws = assumed.stream.child("horizons").generator()
     groups = [draws.random(everybody) < part for part in np.linspace(0.05, 0.95, _SPLITS)]
     groups += [np.arange(everybody) == training.victim]
@@ -202,13 +202,13 @@ def skip_rounds(training: Training, _: Assumed) -> Outcome:
 
 
 def call_cohorts_dropped(training: Training, assumed: Assumed) -> Outcome:
-    """Calls every cohort dropped one round later, to have revealed what was carried to it. Rule: at most a part phi."""
+    """Calls every cohort dropped one round later, to have revealed what was carried to it.
+
+    Rule: at most some clients of a round, all of whose shares were counted as known when it was planned.
+    """
     bare = training.seen.knowing(training.seen.shares.carried)
-    capped = assumed.revealed
-    told = [(capped.mu(capped.seen.knowing(revealed)), capped.claimed) for revealed in _revealable(capped)]
-    return Outcome(
-        (training.mu(bare), training.claimed), max(told, key=_ratio), "the share revealed was charged"
-    )
+    told = assumed.dropped.mu(against_colluders(assumed.dropped)), assumed.dropped.claimed
+    return Outcome((training.mu(bare), training.claimed), told, "what was revealed was charged")
 
 
 def seat_again(training: Training, _: Assumed) -> Outcome:
@@ -255,20 +255,17 @@ def against_colluders(training: Training) -> SeenRun:
     return training.seen.against(colluders_of(training.plan))
 
 
-def colluders_of(plan: CarriedPlan) -> list[int]:
-    """The last seats of every cohort, as many as the plan assumes."""
-    m = plan.participants
-    return [client for client in range(m * plan.separation) if client % m >= m - plan.colluders]
+def colluders_of(plan: Committed) -> list[int]:
+    """The last seats of every cohort, as many as the plan takes to be known."""
+    m = plan.noise.participants
+    return [client for client in range(m * plan.separation) if client % m >= m - plan.noise.known]
 
 
 def _unless_refused(training: Training, bent: SeenRun, rounds: Sequence[int]) -> Outcome:
     """What a server gets from `bent`, which needs the last of these participations; the client's account decides."""
     off = (training.mu(bent), training.claimed)
-    account = training.plan.charges()
-    for number in rounds[:-1]:
-        account.charge(number)
     try:
-        account.charge(rounds[-1])
+        training.plan.charge(rounds[-1], rounds[:-1])
     except PrivacyError as error:
         return Outcome(off, _as_planned(training), f"refused: {error.message}")
     return Outcome(off, off, "not refused")
@@ -310,41 +307,16 @@ def _never_taken(shares: Shares) -> Shares:
     return replace(shares, taken=nobody, again=nobody)
 
 
-def _charged_anew(plan: CarriedPlan, repeated: Collection[int], visits: Sequence[int]) -> float:
+def _charged_anew(plan: Committed, repeated: Collection[int], visits: Sequence[int]) -> float:
     """mu for `visits` in a chain that breaks off at each repeated round and begins again with its second attempt."""
     attempts = [(t, attempt) for t in range(plan.horizon) for attempt in range(1 + (t in repeated))]
     official = [t not in repeated or attempt == 1 for t, attempt in attempts]
     rounds = [t for t, _ in attempts]
-    floor = complete_floor(
-        participants=plan.participants,
-        residual=plan.residuals[rounds],
-        carried=np.where(official, plan.carried[0][rounds], 0.0)[None],
-        spatial=plan.spatial,
-        colluders=plan.known,
-    )
-    places = [rounds.index(t) for t in visits]
-    return math.sqrt(charged(floor.matrix, places, plan.sensitivity))
-
-
-def _revealable(training: Training) -> list[BoolArray]:
-    """Carried shares that a server might have revealed, up to the plan's part phi of each round's.
-
-    Evenly from all clients; all of the victim's own, then others'; and all of some clients.
-    """
-    seen, m = training.seen, training.plan.participants
-    seat = np.append(seen.clients % m, NOBODY)
-    senders, receivers = seat[seen.shares.added], seat[seen.shares.taken]
-    spread = training.plan.revealed * m
-    own = np.append(seen.clients == training.victim, False)
-    touching = own[seen.shares.added] | own[seen.shares.taken]
-    order = np.lexsort((senders, ~touching, seen.round_of(seen.shares.added), ~seen.shares.carried))
-    place = np.empty(order.size, dtype=np.int64)
-    place[order] = np.arange(order.size)
-    return [
-        seen.shares.carried & ((receivers - senders) % m < math.floor(spread)),
-        seen.shares.carried & (place % m**2 < math.floor(spread * m)),
-        seen.shares.carried & (senders < math.floor(spread)),
-    ]
+    noise = plan.noise
+    carried = np.where(official[:-1], noise.carried / noise.residual, 0.0)
+    view = CompleteRun(noise.participants, noise.known, np.ones(len(rounds)), carried)
+    matrix = view.matrix(noise.participants * noise.residual, noise.spatial)
+    return math.sqrt(spent_in(matrix, [rounds.index(t) for t in visits]))
 
 
 def _as_planned(training: Training) -> tuple[float, float]:

@@ -55,7 +55,6 @@ class PlanOptions:
     search          Also look for the worst colluders: how near does an attacker come?
     carry           Carry noise shares to the next round, where they are taken out again.
     clients         All clients, with --carry; rounds are filled from them in turn.
-    lags            Rounds ahead to which shares are carried, with --carry.
     pattern         How clients come back, with --carry: cyclic (fixed cohorts) or any.
     plot            Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
     as_json         Print the plan as JSON.
@@ -78,7 +77,6 @@ class PlanOptions:
     search: bool = False
     carry: bool = False
     clients: int | None = None
-    lags: int | None = None
     pattern: str | None = None
     plot: Path | None = None
     as_json: bool = option(False, "--json")
@@ -102,7 +100,7 @@ def plan_command(options: PlanOptions) -> None:
     if options.carry:
         plan_carry(options)
         return
-    for name in ("clients", "lags", "pattern"):
+    for name in ("clients", "pattern"):
         if getattr(options, name) is not None:
             raise ConfigError("belongs to carried shares", field=f"--{name}", hint="add --carry")
     rounds, participations = options.rounds, options.participations

@@ -41,7 +41,6 @@ def plan_carry(options: PlanOptions) -> None:
     with working("planning") as progress:
         planned = forecast_carried(
             **target,
-            lags=1 if options.lags is None else options.lags,
             pattern=options.pattern or "cyclic",
             progress=progress,
         )
@@ -70,12 +69,12 @@ def plan_carry(options: PlanOptions) -> None:
 def _print(planned: CarriedForecast) -> None:
     from niss.claims import rounded_up
 
-    plan = planned.plan
+    plan, size = planned.plan, planned.plan.noise.participants
     often = f"{planned.participations} participation{'s' * (planned.participations != 1)}"
     pattern = "exactly" if plan.pattern == "cyclic" else "at least"
     against = "no client colludes"
-    if plan.colluders:
-        against = f"{plan.colluders} static colluders of {plan.participants} in every round"
+    if plan.noise.colluders:
+        against = f"{plan.noise.colluders} static colluders of {size} in every round"
     rows: list[tuple[str, str, str]] = [
         (
             "promise, joint view",
@@ -86,7 +85,7 @@ def _print(planned: CarriedForecast) -> None:
         (
             "separation",
             f"{planned.separation}",
-            f"clients come back after {pattern} so many rounds; {planned.clients} of them, {plan.participants} a round",
+            f"clients come back after {pattern} so many rounds; {planned.clients} of them, {size} a round",
         ),
         ("kappa", f"{planned.kappa:.3g}", "strength of the shares within a round, in units of sigma_k^2"),
         (
@@ -96,7 +95,7 @@ def _print(planned: CarriedForecast) -> None:
         ),
         (
             "residual",
-            f"{plan.residual**0.5:.3g}",
+            f"{planned.residual**0.5:.3g}",
             "deviation of the noise of a round that stays in the average",
         ),
         (
@@ -121,8 +120,10 @@ def _print(planned: CarriedForecast) -> None:
         )
     if planned.dropout:
         meaning = "what they carried stays in the model, and the plan carries less for it"
-        if plan.declared_dropped:
-            meaning = f"what they carried is taken out; up to {plan.declared_dropped} of a round count like colluders"
+        if plan.noise.dropped:
+            meaning = (
+                f"what they carried is taken out; up to {plan.noise.dropped} of a round count like colluders"
+            )
         rows.append(("dropouts", f"{100.0 * planned.dropout:g} %", f"mode {planned.mode}; {meaning}"))
     print_aligned(rows)
     typer.echo("\nwhat it asks of the schedule")
@@ -136,17 +137,16 @@ def _print(planned: CarriedForecast) -> None:
 
 
 def _schedule(planned: CarriedForecast) -> list[str]:
-    plan, lags = planned.plan, len(planned.plan.carried_to_residual)
-    cohorts = f"{planned.separation} fixed cohorts of {plan.participants} take turns"
+    plan = planned.plan
+    cohorts = f"{planned.separation} fixed cohorts of {plan.noise.participants} take turns"
     if planned.separation == 1:
         cohorts = "everyone takes part in every round"
     elif plan.pattern != "cyclic":
         cohorts = f"nobody takes part twice within {planned.separation} rounds"
-    ahead = "one round" if lags == 1 else f"{lags} rounds"
     return [
-        f"{cohorts}; who takes part is fixed {ahead} ahead",
+        f"{cohorts}; who takes part is fixed one round ahead",
         f"{plan.horizon} rounds are committed: ending early is safe, going on is a new run",
-        f"the server divides by {plan.participants}, whoever arrives, and steps at a rate fixed in advance",
+        f"the server divides by {plan.noise.participants}, whoever arrives, and steps at a rate fixed in advance",
     ]
 
 

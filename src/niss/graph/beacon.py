@@ -49,18 +49,15 @@ class BeaconStream:
                 return word % limit
 
 
-def disjoint_permutations(
-    size: int, degree: int, stream: BeaconStream, *, derangements: bool = False
-) -> tuple[IntArray, IntArray]:
-    """Numbers and images of `degree` permutations that share no pair, and with `derangements` no fixed point."""
-    most = size - 1 if derangements else size
-    if degree > most // 2:
+def disjoint_derangements(size: int, degree: int, stream: BeaconStream) -> tuple[IntArray, IntArray]:
+    """Numbers and images of `degree` permutations without fixed points that share no pair."""
+    if degree > (size - 1) // 2:
         # The complement of a simple regular graph is one too, and sparse graphs are quick to draw.
-        absent = np.eye(size, dtype=bool) if derangements else np.zeros((size, size), dtype=bool)
-        absent[disjoint_permutations(size, most - degree, stream, derangements=derangements)] = True
+        absent = np.eye(size, dtype=bool)
+        absent[disjoint_derangements(size, size - 1 - degree, stream)] = True
         senders, receivers = np.nonzero(~absent)
         return senders.astype(np.int64), receivers.astype(np.int64)
-    forbidden = {client * size + client for client in range(size)} if derangements else set()
+    forbidden = {client * size + client for client in range(size)}
     permutations = []
     for _ in range(degree):
         images = _permutation_avoiding(forbidden, size, stream)

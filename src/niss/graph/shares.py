@@ -1,4 +1,4 @@
-"""The share graph of a round: who sends how many unit shares to whom.
+"""Who sends how many unit shares to whom, within a round or from one round to the next.
 
 Graphs are derived from a public beacon by integer arithmetic on SHAKE-256 output, so every party that
 knows the beacon and the number of participants draws the same graph on every platform and can check
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.graph.beacon import BeaconStream, disjoint_permutations
+from niss.graph.beacon import BeaconStream, disjoint_derangements
 
 GRAPHS = ("regular", "complete", "random", "coalition")
 
@@ -29,20 +29,32 @@ _BALANCING_TRIES = 4
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Sizes = int | tuple[int, int]
 
 
 class ShareGraph:
-    """A weighted directed graph on `size` clients; edge (a, b, c): `a` sends `c` unit shares to `b`.
+    """A weighted directed graph; edge (a, b, c): `a` sends `c` unit shares to `b`.
+
+    Within a round of `size` clients nobody sends a share to itself. With two sizes it leads from the clients of one
+    round to those of the next: `a` adds shares to its upload that `b` takes out of its own, one round later.
 
     Parallel edges are merged into one share of the summed weight, edges are kept sorted, and the
     object never changes. The constructors `regular`, `complete`, `random` and `coalition` make the
-    graphs the mechanism uses; any other is given edge by edge. Two graphs are equal if their edges are.
+    graphs the mechanism uses; any other is given edge by edge. Two graphs are equal if their edges are. The edges of a
+    complete graph are only written out where they are asked for.
 
-    size, kind                  number of clients, and which constructor made it
+    size, sizes, kind           number of clients at which edges begin; and also at which they end; the constructor
+    between                     whether it leads to the next round
     senders, receivers, weights parallel arrays, one entry per merged edge, read-only
     """
 
-    def __init__(self, size: int, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
+    sizes: tuple[int, int]
+    size: int
+    kind: str
+    between: bool
+    _weight: float
+
+    def __init__(self, size: Sizes, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
         rows = list(edges)
         try:
             senders = np.array([operator.index(row[0]) for row in rows], dtype=np.int64)
@@ -50,46 +62,75 @@ class ShareGraph:
         except TypeError:
             raise ConfigError("clients are named by whole numbers", field="edges") from None
         weights = np.array([row[2] for row in rows], dtype=np.float64)
-        self._set(size, senders, receivers, weights, kind)
+        self._shape(size, kind)
+        self._merge(senders, receivers, weights)
 
     @classmethod
     def from_arrays(
-        cls, size: int, senders: IntArray, receivers: IntArray, weights: FloatArray, kind: str
+        cls, size: Sizes, senders: IntArray, receivers: IntArray, weights: FloatArray, kind: str
     ) -> ShareGraph:
         """The same from parallel arrays."""
         graph = object.__new__(cls)
-        graph._set(size, senders, receivers, weights, kind)
+        graph._shape(size, kind)
+        graph._merge(senders, receivers, weights)
         return graph
 
-    def _set(self, size: int, senders: IntArray, receivers: IntArray, weights: FloatArray, kind: str) -> None:
-        if size < 1:
-            raise ConfigError(f"a graph needs at least one client, not {size}", field="size")
+    def _shape(self, size: Sizes, kind: str) -> None:
+        self.sizes = (size, size) if isinstance(size, int) else size
+        self.between = not isinstance(size, int)
+        self.size, self.kind = self.sizes[0], kind
+        if min(self.sizes) < 1:
+            raise ConfigError(f"a graph needs at least one client, not {min(self.sizes)}", field="size")
+
+    def _merge(self, senders: IntArray, receivers: IntArray, weights: FloatArray) -> None:
+        first, second = self.sizes
         if senders.size:
-            low, high = min(senders.min(), receivers.min()), max(senders.max(), receivers.max())
-            if low < 0 or high >= size:
-                raise ConfigError(f"clients are numbered 0 to {size - 1}, not {low} to {high}", field="edges")
-            if np.any(senders == receivers):
+            low = min(senders.min(), receivers.min())
+            if low < 0 or senders.max() >= first or receivers.max() >= second:
+                found = f"{low} to {max(senders.max(), receivers.max())}"
+                raise ConfigError(
+                    f"clients are numbered 0 to {max(first, second) - 1}, not {found}", field="edges"
+                )
+            if not self.between and np.any(senders == receivers):
                 raise ConfigError("a client cannot send a share to itself", field="edges")
             if not np.all(np.isfinite(weights)) or weights.min() <= 0.0:
                 raise ConfigError("every weight must be a finite number above 0", field="edges")
         # Sorted by weight too, so that the sum of parallel edges does not depend on their order.
-        order = np.lexsort((weights, senders * size + receivers))
-        codes, where = np.unique((senders * size + receivers)[order], return_inverse=True)
+        order = np.lexsort((weights, senders * second + receivers))
+        codes, where = np.unique((senders * second + receivers)[order], return_inverse=True)
         merged = np.bincount(where, weights=weights[order], minlength=codes.size).astype(np.float64)
-        self.size = size
-        self.kind = kind
-        self.senders: IntArray = codes // size
-        self.receivers: IntArray = codes % size
-        self.weights: FloatArray = merged
-        for array in (self.senders, self.receivers, self.weights):
-            array.setflags(write=False)
+        self._edges = _read_only(codes // second, codes % second, merged)
 
     @classmethod
-    def complete(cls, size: int, *, weight: float = 1.0) -> ShareGraph:
-        """Everyone sends a share of that weight to everyone else."""
-        _require_clients(size)
-        senders, receivers = _edges_except(np.eye(size, dtype=bool))
-        return cls.from_arrays(size, senders, receivers, np.full(senders.size, float(weight)), "complete")
+    def complete(cls, size: Sizes, *, weight: float = 1.0) -> ShareGraph:
+        """Everyone sends a share of that weight to everyone else; with two sizes, to everyone of the next round."""
+        if isinstance(size, int):
+            _require_clients(size)
+        if not (math.isfinite(weight) and weight > 0.0):
+            raise ConfigError("every weight must be a finite number above 0", field="edges")
+        graph = object.__new__(cls)
+        graph._shape(size, "complete")
+        graph._weight = weight
+        return graph
+
+    @cached_property
+    def _edges(self) -> tuple[IntArray, IntArray, FloatArray]:
+        """Those of a complete graph; of any other they are there from the beginning."""
+        absent = np.zeros(self.sizes, dtype=bool) if self.between else np.eye(self.size, dtype=bool)
+        senders, receivers = _edges_except(absent)
+        return _read_only(senders, receivers, np.full(senders.size, self._weight))
+
+    @property
+    def senders(self) -> IntArray:
+        return self._edges[0]
+
+    @property
+    def receivers(self) -> IntArray:
+        return self._edges[1]
+
+    @property
+    def weights(self) -> FloatArray:
+        return self._edges[2]
 
     @classmethod
     def regular(
@@ -106,7 +147,7 @@ class ShareGraph:
         neighbours = _neighbours(size, degree)
         stream = BeaconStream(beacon, "regular.v2", size)
         if shares is None:
-            senders, receivers = disjoint_permutations(size, neighbours, stream, derangements=True)
+            senders, receivers = disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
         else:
             senders, receivers, weights = _balanced_edges(neighbours, _share_vector(shares, size), stream)
@@ -174,15 +215,21 @@ class ShareGraph:
     @cached_property
     def out_weight(self) -> FloatArray:
         """Unit shares each client sends."""
-        return self._sum_by(self.senders)
+        return self._sum_by(0)
 
     @cached_property
     def in_weight(self) -> FloatArray:
         """Unit shares each client receives."""
-        return self._sum_by(self.receivers)
+        return self._sum_by(1)
 
-    def _sum_by(self, ends: IntArray) -> FloatArray:
-        sums = np.bincount(ends, weights=self.weights, minlength=self.size).astype(np.float64)
+    def _sum_by(self, end: int) -> FloatArray:
+        """Weights at each client of one end; on complete graphs added up in the same order, so to the same bits."""
+        if self.kind == "complete":
+            each = np.cumsum(np.full(self.sizes[1 - end] - (not self.between), self._weight))[-1]
+            sums = np.full(self.sizes[end], each)
+        else:
+            ends, size = self._edges[end], self.sizes[end]
+            sums = np.bincount(ends, weights=self.weights, minlength=size).astype(np.float64)
         sums.setflags(write=False)
         return sums
 
@@ -221,12 +268,6 @@ class ShareGraph:
         starts = np.searchsorted(ends[order], np.arange(self.size + 1))
         return starts, order % max(self.senders.size, 1)
 
-    @cached_property
-    def connectivity(self) -> float:
-        """The second eigenvalue of the Laplacian over its least diagonal entry: how well noise spreads."""
-        laplacian = self.laplacian()
-        return float(np.linalg.eigvalsh(laplacian)[1] / laplacian.diagonal().min())
-
     def laplacian(self) -> FloatArray:
         """The weighted Laplacian of the graph, both directions added up (dense, size x size).
 
@@ -240,7 +281,10 @@ class ShareGraph:
 
     def digest(self) -> bytes:
         """SHA-256 of the size and the sorted edges: two parties compare it to agree on a graph."""
-        state = hashlib.sha256(b"niss.share-graph.v1" + self.size.to_bytes(8, "little"))
+        name, sizes = b"niss.share-graph.v1", self.sizes[: 1 + self.between]
+        if self.between:
+            name = b"niss.carried-graph.v1"
+        state = hashlib.sha256(name + b"".join(size.to_bytes(8, "little") for size in sizes))
         for array, kind in ((self.senders, "<i8"), (self.receivers, "<i8"), (self.weights, "<f8")):
             state.update(array.astype(kind).tobytes())
         return state.digest()
@@ -252,7 +296,16 @@ class ShareGraph:
         return hash(self.digest())
 
     def __repr__(self) -> str:
-        return f"ShareGraph(kind={self.kind!r}, size={self.size}, edges={self.senders.size})"
+        size = self.sizes if self.between else self.size
+        return f"ShareGraph(kind={self.kind!r}, size={size}, edges={self.senders.size})"
+
+
+def _read_only(
+    senders: IntArray, receivers: IntArray, weights: FloatArray
+) -> tuple[IntArray, IntArray, FloatArray]:
+    for array in (senders, receivers, weights):
+        array.setflags(write=False)
+    return senders, receivers, weights
 
 
 def _share_vector(shares: ArrayLike, size: int) -> FloatArray:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.mechanism.shares import add_gaussian
 from niss.randomness import SimStream
 from niss.randomness.sim import normal_blocks
 
@@ -71,11 +70,3 @@ def add_part_of_spread(
             normals *= dtype.type(scale)
             rows[places, block] += normals
     return summed
-
-
-def add_edge_noise(
-    rows: Rows, seats: IntArray, scales: NDArray[np.float64], streams: Sequence[SimStream]
-) -> None:
-    """Add `scales[e]` times the normals of stream e to row `seats[e]`, in place: one end of every edge."""
-    for seat, scale, stream in zip(seats, scales, streams, strict=True):
-        add_gaussian(rows[seat], float(scale), stream)

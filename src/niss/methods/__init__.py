@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from niss.errors import ConfigError
 from niss.methods.base import (
+    CarriedEdges,
     Carrying,
-    Gap,
     Method,
     NoiseHistory,
     PlainRows,
@@ -23,9 +23,9 @@ from niss.methods.base import (
     of_participants,
     server_adversary,
 )
-from niss.methods.central_correlated import CentralCarried, CentralMf
 from niss.methods.central_dp import CentralDp
 from niss.methods.central_dp_sampled import CentralDpSampled
+from niss.methods.central_mf import CentralMf
 from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
 from niss.methods.dp_fedavg import DpFedAvg
 from niss.methods.fedavg import FedAvg
@@ -38,7 +38,7 @@ from niss.methods.niss import (
     marginal_variance,
     too_sparse,
 )
-from niss.methods.niss_carried import NissCarried, lag_stream
+from niss.methods.niss_carried import NissCarried
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 
 METHODS: dict[str, Method] = {
@@ -49,7 +49,6 @@ METHODS: dict[str, Method] = {
         CentralDp(),
         CentralDpSampled(),
         CentralMf(),
-        CentralCarried(),
         SecAggDdg(),
         Niss(),
         NissCarried(),
@@ -77,9 +76,9 @@ def look_of(method: str, *, protected: bool = True) -> Look:
 __all__ = [
     "DISTORTIONS",
     "METHODS",
+    "CarriedEdges",
     "Carrying",
     "Distortion",
-    "Gap",
     "Method",
     "NoiseHistory",
     "PlainRows",
@@ -90,7 +89,6 @@ __all__ = [
     "draw_graph",
     "enough_neighbours",
     "enough_uploads",
-    "lag_stream",
     "look_of",
     "marginal_mu",
     "marginal_variance",

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.graph import CarriedGraph, ShareGraph
+from niss.graph import ShareGraph
 from niss.mechanism import add_gaussian, add_shares
-from niss.mechanism.carried import Common, add_edge_noise, add_spread
+from niss.mechanism.carried import Common, add_spread
 from niss.mechanism.shares import Edges
 from niss.methods.look import OLIVE, Look
 from niss.randomness import SimStream
@@ -64,9 +64,6 @@ class UploadRows(Protocol):
     ) -> None:
         """As `niss.mechanism.carried.add_spread`."""
 
-    def add_edge_noise(self, seats: IntArray, scales: FloatArray, streams: Sequence[SimStream]) -> None:
-        """As `niss.mechanism.carried.add_edge_noise`."""
-
 
 @dataclass(frozen=True)
 class PlainRows:
@@ -89,9 +86,6 @@ class PlainRows:
         self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
     ) -> None:
         add_spread(self.rows, seats, variance, common, stream)
-
-    def add_edge_noise(self, seats: IntArray, scales: FloatArray, streams: Sequence[SimStream]) -> None:
-        add_edge_noise(self.rows, seats, scales, streams)
 
 
 @dataclass(frozen=True)
@@ -120,34 +114,34 @@ class NoiseHistory:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """From one round to a later one, as far as noise is carried between them.
+class CarriedEdges:
+    """What is carried from one round to the next, everyone to everyone.
 
     stream    what is carried is drawn from, by both rounds
-    lag       how many rounds later
     absent    seats of the first round that never uploaded
     repaired  the shares that they would have carried were taken out of the second round's sum
-    graph     who carries noise to whom; None: everyone to everyone
     """
 
     stream: SimStream
-    lag: int = 1
     absent: tuple[int, ...] = ()
     repaired: bool = False
-    graph: CarriedGraph | None = None
+
+    def senders(self, size: int) -> int:
+        """Of the first round, of that size, whose shares the second takes out: the lost too, unless repaired."""
+        return size - len(self.absent) if self.repaired else size
 
 
 @dataclass(frozen=True)
 class Carrying:
-    """What a round needs to know of the rounds before and after it, between which and itself noise is carried.
+    """What a round needs to know of the rounds beside it, between which and itself noise is carried.
 
-    before   from earlier rounds to this one, by lag
-    after    from this one to later rounds, by lag
+    before   from the round before; None in the first
+    after    to the next round; None in the last
     history  participants of all earlier rounds
     """
 
-    before: tuple[Gap, ...]
-    after: tuple[Gap, ...]
+    before: CarriedEdges | None
+    after: CarriedEdges | None
     history: tuple[IntArray, ...] = ()
 
 
@@ -210,12 +204,6 @@ class Method(ABC):
         """
         size = participants.size
         return Shares(ShareGraph(size, []), 0.0, np.zeros(size))
-
-    def carried_graph(
-        self, plan: Plan, lists: tuple[IntArray, IntArray], beacon: bytes, lag: int = 1
-    ) -> CarriedGraph | None:
-        """Who of the first participants carries noise to whom of the second; None: everyone to everyone, or nobody."""
-        return None
 
     def add_client_noise(
         self,

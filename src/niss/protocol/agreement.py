@@ -28,7 +28,7 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.graph.beacon import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
-from niss.protocol.carried import CarriedContext, Gap, first_good
+from niss.protocol.carried import CarriedContext, Gap
 from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
@@ -213,8 +213,8 @@ class Agreed:
         # Each client's residual noise, self-mask and shares, sent and received, are rounded one by one.
         rounded = 2 + 2 * math.ceil(terms.neighbours)
         if (carrying := terms.carrying) is not None:
-            each += 2.0 * carrying.unit_variance * carrying.neighbours
-            rounded += 2 * math.ceil(carrying.neighbours)
+            each += 2.0 * carrying.unit_variance * size
+            rounded += 2 * size
         return self.grid.check_fits(
             clip_sum=terms.clip,
             deviation_sum=math.sqrt(size * each),
@@ -238,7 +238,6 @@ def agree(opened: RoundOpen) -> Agreed:
         terms.neighbours,
         opened.beacon.value,
         listed + agreed_terms,
-        connectivity=0.0 if terms.carrying is None else terms.carrying.connectivity,
     )
     _check_terms(terms, graph)
     before, after = _gaps(opened, listed, agreed_terms)
@@ -289,24 +288,17 @@ def _gaps(opened: RoundOpen, listed: bytes, agreed_terms: bytes) -> tuple[Gap | 
     return before, after
 
 
-def draw_graph(
-    size: int, neighbours: float, beacon: bytes, commitment: bytes, *, connectivity: float = 0.0
-) -> ShareGraph:
+def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -> ShareGraph:
     """The share graph of a round: it follows from the beacon's value and what it was released for.
 
     `neighbours` is the number of unit shares a client sends; from `size - 1` on the graph is complete. `commitment` is
-    the hash of the participants, then that of the terms. A graph less well connected than was committed to is drawn
-    again.
+    the hash of the participants, then that of the terms.
     """
     if size < 2:
         raise RemoteProtocolError("a round needs at least two participants")
     if neighbours >= size - 1:
         return ShareGraph.complete(size, weight=neighbours / (size - 1))
-    return first_good(
-        lambda drawn: ShareGraph.regular(size, degree=neighbours, beacon=drawn),
-        lambda graph: not connectivity or graph.connectivity >= connectivity,
-        _round_seed(beacon, commitment),
-    )
+    return ShareGraph.regular(size, degree=neighbours, beacon=_round_seed(beacon, commitment))
 
 
 def draw_committee(
@@ -332,18 +324,15 @@ def _check_numbers(terms: Terms) -> None:
     for name in _COUNTS:
         if getattr(terms, name) < 0:
             raise RemoteProtocolError(f"{name} must not be negative")
-    if (carrying := terms.carrying) is not None:
-        numbers = carrying.neighbours - 1.0, carrying.unit_variance, carrying.connectivity, carrying.mixing
-        if not all(0.0 <= number < math.inf for number in numbers):
-            raise RemoteProtocolError("the numbers of carried shares must be finite, and one share or more")
+    if terms.carrying is not None and not 0.0 <= terms.carrying.unit_variance < math.inf:
+        raise RemoteProtocolError("the variance of carried shares must be finite and not negative")
 
 
 def _check_terms(terms: Terms, graph: ShareGraph) -> None:
     """Refuse what cannot be carried out, before anyone is charged for it."""
     if terms.grid_bits > MAX_BITS:
         raise RemoteProtocolError(f"the grid has {terms.grid_bits} bits; at most {MAX_BITS} are possible")
-    # A carried share has at most the weight of all that its sender carries.
-    carried = 0.0 if terms.carrying is None else terms.carrying.neighbours * terms.carrying.unit_variance
+    carried = 0.0 if terms.carrying is None else terms.carrying.unit_variance
     share = float(graph.weights.max()) * terms.unit_variance
     largest = max(terms.residual_variance, terms.self_variance, share, carried)
     if not math.sqrt(largest) * 2.0**terms.grid_bits <= LARGEST_DEVIATION:

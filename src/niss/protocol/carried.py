@@ -4,8 +4,8 @@ A client of round t adds a share that a client of round t + 1 subtracts; in the 
 What this hides depends on the whole run, so the whole run is fixed before its first round: a `Schedule`, whose hash is
 part of every round's terms and of every seed's context. Whoever was told of another schedule derives other seeds.
 
-The next cohort is committed to before the beacon of a round is let out (`agreement.commitment_of`), and the graph
-between the two follows from that beacon and both lists. A client has one prekey for all shares of an upload.
+Everyone shares with everyone, within a round and with the next cohort, which is committed to before the beacon of a
+round is let out (`agreement.commitment_of`). A client has one prekey for all shares of an upload.
 """
 
 from __future__ import annotations
@@ -13,31 +13,24 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.graph import CarriedGraph, ShareGraph
+from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS
 from niss.protocol.keys import length_prefixed, uint64
 from niss.protocol.messages import CarryTerms, Participant, Terms
 
-Drawn = TypeVar("Drawn", ShareGraph, CarriedGraph)
-
 MOST_ROUNDS = 2_000
 """What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
-MOST_PARTICIPANTS = 10_000
-MOST_EDGES = 4_000_000
-"""Shares of a round, and between two: of a graph with more, nothing is drawn."""
-MOST_SPARSE = 2_000
-"""Participants of a run on sparse graphs, whose connectivity takes their cube in steps."""
-# A graph that misses what was committed to is drawn again, this often.
-_MOST_DRAWS = 40
-_LAYOUT = struct.Struct("<QQQ??QQQddddddddd")
+MOST_PARTICIPANTS = 2_000
+"""Everyone shares with everyone, so that a round has their square of shares, and there are as many to the next."""
+_LAYOUT = struct.Struct("<QQQ??QQQdddd")
 _REPAIR_LAYOUT = struct.Struct("<QQQd")
 
 
@@ -51,12 +44,9 @@ class Schedule:
     closing             the last round takes no updates: it takes out what the one before carried
     coordinates, grid_bits, modulus_bits, clip
                         as in `Terms`, in all rounds alike: on another grid a share would not cancel to the last bit
-    neighbours          unit shares that a client sends within a round, each of variance `unit_variance`
-    carried_neighbours  unit shares that it carries to the next round, each of variance `carried_variance`
-    residual_variance   of the fresh noise of an upload; `ends` times as much in the first and in the last round
-    connectivity        the graph within a round has at least this: its second Laplacian eigenvalue over its least
-                        degree. 0 where everyone shares with everyone
-    mixing              the carried graph has at most this: second over first singular value. 0 likewise
+    unit_variance       of the share that a client sends to each other one of its round
+    carried_variance    of the share that it carries to each client of the next round
+    residual_variance   of the fresh noise of an upload
     dropped             most clients of a round that repairs may call dropped: all their shares may come out
     committee, threshold, self_variance
                         of the repair of every round, as in `Terms`; all 0: dropouts are tolerated
@@ -74,14 +64,9 @@ class Schedule:
     grid_bits: int
     modulus_bits: int
     clip: float
-    neighbours: float
     unit_variance: float
-    carried_neighbours: float
     carried_variance: float
     residual_variance: float
-    ends: float = 1.0
-    connectivity: float = 0.0
-    mixing: float = 0.0
     dropped: int = 0
     committee: int = 0
     threshold: int = 0
@@ -95,11 +80,6 @@ class Schedule:
             "coordinates": (1, 2**32),
             "grid_bits": (0, MAX_BITS),
             "modulus_bits": (16, 64),
-            "neighbours": (1.0, self.participants - 1),
-            "carried_neighbours": (1.0, self.participants),
-            "ends": (1e-3, 1e3),
-            "connectivity": (0.0, 1.0),
-            "mixing": (0.0, 1.0),
             "dropped": (0, self.participants - 2 if self.committee else 0),
             "committee": (0, self.participants),
             "threshold": (max(2, self.committee // 2 + 1) if self.committee else 0, self.committee),
@@ -112,28 +92,11 @@ class Schedule:
                 raise ConfigError("must be finite and not negative", field=name)
         if self.self_variance and not self.committee:
             raise ConfigError("is for rounds that are repaired", field="self_variance")
-        if self.committee and not self.complete:
-            raise ConfigError(
-                "carried shares are repaired where everyone shares with everyone",
-                field="committee",
-                hint="graph = 'complete' without carried_neighbours, or mode 'tolerate'",
-            )
-        if not self.complete and self.participants > MOST_SPARSE:
-            raise ConfigError(
-                f"a run with carried shares on sparse graphs has at most {MOST_SPARSE} clients in a round",
-                field="participants",
-            )
-        if self.participants * max(self.neighbours, self.carried_neighbours) > MOST_EDGES:
-            raise ConfigError(
-                f"a run with carried shares has at most {MOST_EDGES} of them in a round",
-                field="carried_neighbours",
-                hint="fewer neighbours, or fewer participants",
-            )
 
     @property
-    def complete(self) -> bool:
-        """Whether everyone shares with everyone, within a round and with the next."""
-        return self.neighbours == self.participants - 1 and self.carried_neighbours == self.participants
+    def neighbours(self) -> float:
+        """Unit shares that a client sends within a round."""
+        return self.participants - 1.0
 
     @property
     def mode(self) -> str:
@@ -154,10 +117,6 @@ class Schedule:
             repair = _REPAIR_LAYOUT.pack(dropped, committee, threshold, self_variance)
         return hashlib.sha256(b"niss.schedule.v1" + _LAYOUT.pack(*plain) + repair).digest()
 
-    def residual_of(self, number: int) -> float:
-        """Variance of the fresh noise of an upload of round `number`, from 0."""
-        return self.residual_variance * (self.ends if number in (0, self.rounds - 1) else 1.0)
-
     def terms(self, run: bytes, number: int) -> Terms:
         """The terms of round `number`, from 0: there is no choice in them, and one attempt."""
         return Terms(
@@ -171,19 +130,13 @@ class Schedule:
             clip=self.clip,
             neighbours=self.neighbours,
             unit_variance=self.unit_variance,
-            residual_variance=self.residual_of(number),
+            residual_variance=self.residual_variance,
             self_variance=self.self_variance,
             committee=self.committee,
             revealed=self.dropped,
             dropped=self.dropped,
             threshold=self.threshold,
-            carrying=CarryTerms(
-                self.digest,
-                self.carried_neighbours,
-                self.carried_variance,
-                self.connectivity,
-                self.mixing,
-            ),
+            carrying=CarryTerms(self.digest, self.carried_variance),
         )
 
     def check_terms(self, terms: Terms) -> None:
@@ -232,24 +185,6 @@ class Schedule:
             raise RemoteProtocolError(f"schedule: {error.message}") from None
 
 
-def first_good(draw: Callable[[bytes], Drawn], good: Callable[[Drawn], bool], beacon: bytes) -> Drawn:
-    """The first graph after a beacon that is as well connected as was committed to, the same for everyone.
-
-    A run with carried shares has one beacon for each round, and small sparse graphs are often poor.
-    """
-    for attempt in range(_MOST_DRAWS):
-        seed = (
-            beacon
-            if attempt == 0
-            else hashlib.sha256(b"niss.drawn-again.v1" + beacon + bytes([attempt])).digest()
-        )
-        if good(drawn := draw(seed)):
-            return drawn
-    raise RemoteProtocolError(
-        f"none of {_MOST_DRAWS} graphs is as well connected as the schedule says", hint="use more neighbours"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class CarriedContext:
     """What the seeds of all shares carried from one round to the next are bound to. Nothing in it is secret.
@@ -280,9 +215,9 @@ class CarriedContext:
 
 
 @lru_cache(maxsize=2)
-def _complete(sizes: tuple[int, int], weight: float) -> CarriedGraph:
+def _complete(sizes: tuple[int, int]) -> ShareGraph:
     """The same for every round, and for both sides of one: made once."""
-    return CarriedGraph.complete(sizes, weight=weight)
+    return ShareGraph.complete(sizes)
 
 
 @dataclass(frozen=True)
@@ -297,7 +232,7 @@ class Gap:
 
     senders: tuple[Participant, ...]
     receivers: tuple[Participant, ...]
-    graph: CarriedGraph
+    graph: ShareGraph
     unit_variance: float
     context: CarriedContext
 
@@ -309,18 +244,10 @@ class Gap:
         carrying: CarryTerms,
         context: CarriedContext,
     ) -> Gap:
-        """The gap whose graph follows from the beacon of the first round and both lists."""
-        sizes, degree = (len(senders), len(receivers)), carrying.neighbours
-        lists = context.senders, context.receivers
-        if degree >= min(sizes):
-            graph = _complete(sizes, degree / sizes[1])
-        else:
-            graph = first_good(
-                lambda beacon: CarriedGraph.draw(sizes, degree=degree, beacon=beacon, lists=lists),
-                lambda drawn: drawn.second_singular_value <= carrying.mixing,
-                context.beacon,
-            )
-        return cls(senders, receivers, graph, carrying.unit_variance, context)
+        """The gap over which everyone of the first round carries a share to everyone of the second."""
+        return cls(
+            senders, receivers, _complete((len(senders), len(receivers))), carrying.unit_variance, context
+        )
 
     def edges_from(self, seat: int) -> list[tuple[int, float]]:
         """(receiver, variance) of the shares that a seat of the first round adds."""

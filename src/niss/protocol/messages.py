@@ -42,17 +42,11 @@ class CarryTerms:
     """How noise is carried from every round of a run to the next; the same in all its rounds.
 
     plan            hash of the schedule that was committed to before the first round (`niss.protocol.carrying`)
-    neighbours      unit shares that each client carries to the clients of the next round
-    unit_variance   variance of one of them, an entry
-    connectivity    that the graph within a round has at least (`ShareGraph.connectivity`)
-    mixing          that the graph to the next round has at most (`CarriedGraph.second_singular_value`)
+    unit_variance   variance of the share that each client carries to each client of the next round, an entry
     """
 
     plan: bytes
-    neighbours: float
     unit_variance: float
-    connectivity: float
-    mixing: float
 
 
 @dataclass(frozen=True)

@@ -169,14 +169,7 @@ PREKEY = Record(messages.Prekey, number=Uint(), public=KEY, signature=SIGNATURE)
 PARTICIPANT = Record(messages.Participant, identity=KEY, prekey=PREKEY)
 PARTICIPANTS = Sequence(PARTICIPANT, _participants, unique=attrgetter("identity"))
 BEACON = Record(messages.Beacon, index=COUNT32, value=HASH, signature=SIGNATURE)
-CARRYING = Record(
-    messages.CarryTerms,
-    plan=HASH,
-    neighbours=Real(),
-    unit_variance=Real(),
-    connectivity=Real(),
-    mixing=Real(),
-)
+CARRYING = Record(messages.CarryTerms, plan=HASH, unit_variance=Real())
 PREVIOUS = Record(messages.Previous, participants=PARTICIPANTS, terms=HASH, beacon=BEACON)
 VOTE = Record(messages.Vote, seat=SEAT, signature=Exact(64))
 VERDICT = Record(

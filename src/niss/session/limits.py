@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import RELATIONS, Plan, carried_plan
+from niss.accounting import RELATIONS, Plan, scheduled_run
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
@@ -203,8 +203,8 @@ class Limits:
             )
         if not plan.calibrated:
             return
-        worth = carried_plan(schedule, relation=plan.relation, colluders=plan.colluders)
-        if worth is None or not worth.mu <= proposal.run_mu:
+        worth = scheduled_run(schedule, relation=plan.relation, colluders=plan.colluders)
+        if not worth.private or not worth.mu <= proposal.run_mu:
             raise RemoteProtocolError(
                 "the noise that is scheduled does not keep what the plan promises",
                 hint="a schedule is made for one plan, by `make_schedule`",

@@ -72,7 +72,6 @@ _CARRIED_FIELDS = (
     "participants",
     "dropout",
     "carried_to_residual",
-    "carried_neighbours",
     "closing",
 )
 _WHOLE = (
@@ -81,10 +80,10 @@ _WHOLE = (
 )
 _NUMBERS = (
     *("clip", "epsilon", "delta", "kappa", "neighbours", "tau2"),
-    *("dropout", "carried_to_residual", "carried_neighbours"),
+    *("dropout", "carried_to_residual"),
 )
 _SWITCHES = ("closing",)
-_MAY_BE_MISSING = ("tau2", "rounds", "committee", "carried_to_residual", "carried_neighbours")
+_MAY_BE_MISSING = ("tau2", "rounds", "committee", "carried_to_residual")
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
@@ -197,15 +196,7 @@ def check_mode(plan: Plan, mode: str) -> None:
     """Refuse (`ConfigError`) a way to handle dropouts that there is not, or not for this plan."""
     if mode not in MODES:
         raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
-    if not plan.kind.carries or mode != "repair":
-        return
-    if plan.graph != "complete" or plan.carried_neighbours is not None:
-        raise ConfigError(
-            "noise that is carried from round to round is repaired only where everyone shares with everyone",
-            field="mode",
-            hint="graph = 'complete' without carried_neighbours, or mode 'tolerate'",
-        )
-    if plan.committee is not None and plan.colluders:
+    if plan.kind.carries and mode == "repair" and plan.committee is not None and plan.colluders:
         # Nodes take a drawn committee for one that the server chose: all its colluders may be in it.
         raise ConfigError(
             "where noise is carried from round to round, all of a round repair it",

@@ -115,7 +115,7 @@ class CarriedExchange(Parties):
         self._promise = Promise.of(plan)
         # A given tau^2 promises nothing, so nothing is too dear.
         self._budget = math.inf
-        if plan.tau2 is None and (promise := plan.committed(participants).promise) is not None:
+        if plan.tau2 is None and (promise := plan.committed(participants)).private:
             self._budget = promise.mu
         self._accounts: dict[int, CarriedAccount] = {}
         self._last: RoundOpen | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,27 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
-from niss.accounting.targets import most_dropped
 from niss.graph import ShareGraph
 from niss.mechanism.shares import SomeEdges
-from niss.methods import Carrying, Gap, enough_uploads, lag_stream
+from niss.methods import CarriedEdges, Carrying, enough_uploads
+from niss.randomness import SimStream
 from niss.simulation.sampling import absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
     from niss.simulation.round import Federation
-    from niss.simulation.sections import MethodConfig, Sampling
+    from niss.simulation.sections import Sampling
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-def plan_fields(config: Config, method: MethodConfig, sampling: Sampling) -> dict[str, Any]:
+def plan_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
     """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
 
-    Where lost clients are repaired and no number of them is given, one round in a million loses more, and in one in a
-    million a client of a sparse graph has more lost neighbours than its repair may reveal.
+    Where lost clients are repaired and no number of them is given, one round in a million loses more.
     """
     size, privacy, protocol = config.training.participants, config.privacy, config.protocol
     dropped = revealed = 0
@@ -39,14 +37,7 @@ def plan_fields(config: Config, method: MethodConfig, sampling: Sampling) -> dic
         dropped = privacy.dropped or size - (enough_uploads(size, protocol.dropout) or size)
         # Whoever is left needs someone to share noise with.
         dropped = min(dropped, size - 2)
-        if method.graph == "regular":
-            revealed = privacy.revealed or min(
-                most_dropped(2 * math.ceil(method.neighbours), protocol.dropout, 1e-6 / size),
-                math.ceil(method.neighbours) - 1,
-                dropped,
-            )
-        else:
-            revealed = max(privacy.revealed, dropped)
+        revealed = max(privacy.revealed, dropped)
     return {
         "participants": size,
         "pattern": "cyclic" if sampling == "cyclic" else "any",
@@ -56,46 +47,26 @@ def plan_fields(config: Config, method: MethodConfig, sampling: Sampling) -> dic
     }
 
 
-def carrying_of(
-    federation: Federation, number: int, participants: IntArray, history: Sequence[IntArray]
-) -> Carrying | None:
-    """What round `number` (from 0) needs to know of the rounds around it; None where nothing is carried.
+def carrying_of(federation: Federation, number: int, history: Sequence[IntArray]) -> Carrying | None:
+    """What round `number` (from 0) needs to know of the rounds beside it; None where nothing is carried.
 
     history  the participants of all rounds before
     """
     plan = federation.plan
     if not plan.kind.carries:
         return None
-    cohorts = [*history, participants]
-    last = min(number + plan.lags, plan.planned_rounds + plan.closing - 1)
-    while len(cohorts) <= last:
-        cohorts.append(next_cohort(federation, len(cohorts), cohorts))
-    before = [
-        _gap(federation, start, cohorts[start], participants, number - start)
-        for start in range(number - 1, max(number - plan.lags, 0) - 1, -1)
-    ]
-    after = [
-        _gap(federation, number, participants, cohorts[end], end - number)
-        for end in range(number + 1, last + 1)
-    ]
-    lost = [_lost(federation, number - gap.lag, cohorts[number - gap.lag]) for gap in before]
-    return Carrying(
-        tuple(
-            replace(gap, absent=absent, repaired=repaired)
-            for gap, (absent, repaired) in zip(before, lost, strict=True)
-        ),
-        tuple(after),
-        tuple(history),
-    )
+    before = after = None
+    if number:
+        absent, repaired = _lost(federation, number - 1, history[number - 1])
+        before = CarriedEdges(_carried_stream(federation, number - 1), absent, repaired)
+    if number + 1 < plan.planned_rounds + plan.closing:
+        after = CarriedEdges(_carried_stream(federation, number))
+    return Carrying(before, after, tuple(history))
 
 
-def _gap(federation: Federation, number: int, first: IntArray, second: IntArray, lag: int) -> Gap:
-    """From round `number` to a later one; the graph follows from the beacon of the first and both lists."""
-    stream = federation.stream.child("round", number).child("noise").child("gap")
-    graph = federation.plan.kind.carried_graph(
-        federation.plan, (first, second), beacon_of(federation, number), lag
-    )
-    return Gap(lag_stream(stream, lag), lag, graph=graph)
+def _carried_stream(federation: Federation, number: int) -> SimStream:
+    """What round `number` carries to the next is drawn from, by both."""
+    return federation.stream.child("round", number).child("noise").child("gap")
 
 
 def _lost(federation: Federation, number: int, participants: IntArray) -> tuple[tuple[int, ...], bool]:
@@ -178,7 +149,7 @@ def close_run(
         last,
         participants=cohort,
         number=number,
-        carrying=carrying_of(federation, number, cohort, history),
+        carrying=carrying_of(federation, number, history),
     )
     stream = federation.stream.child("round", number)
     absent = absent_seats(cohort.size, federation.config.protocol.dropout, stream.child("dropout"))

@@ -139,13 +139,12 @@ class Config:
         from niss.methods import enough_uploads
         from niss.protocol.agreement import LINKS_PER_ROUND
         from niss.simulation.carrying import plan_fields
-        from niss.simulation.server import rate_factors
 
         record = self.privacy.unit == "record"
         # A round of the protocol may draw its graph again, and its noise lies on a grid; delta pays for both.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
-        carried = plan_fields(self, method, sampling) if method.kind.carries else {}
+        carried = plan_fields(self, sampling) if method.kind.carries else {}
         if threshold is None and method.kind.uses("threshold"):
             threshold = enough_uploads(size, self.protocol.dropout)
         plan = Plan(
@@ -159,7 +158,6 @@ class Config:
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
                 "on_grid": redrawn,
-                "factors": rate_factors(self.training.server_rate_schedule, self.rounds),
                 "horizon": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),
                 "sampling_probability": size / self.clients if sampling == "poisson" else 1.0,

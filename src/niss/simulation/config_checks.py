@@ -207,12 +207,11 @@ def _check_whole_run(config: Config, method: MethodConfig) -> None:
             field="training.weights",
             hint="use equal",
         )
-    sparse = method.graph == "regular" or method.carried_neighbours is not None
-    if method.kind.carries and sparse and config.exchange == "protocol" and config.protocol.mode == "repair":
+    if method.kind.correlates and config.training.server_rate_schedule != "constant":
         raise ConfigError(
-            f"the protocol repairs noise that {method.name} carries over where everyone shares with everyone",
-            field="protocol.mode",
-            hint="use graph = 'complete' without carried_neighbours, or mode = 'tolerate'",
+            f"{method.name} takes noise of one round out in another, which fails if the rate has changed in between",
+            field="training.server_rate_schedule",
+            hint="use constant, or a method whose rounds are independent",
         )
     least = config.training.separation
     if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:

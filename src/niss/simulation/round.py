@@ -101,7 +101,7 @@ class Federation:
     @property
     def optimizer(self) -> Optimizer:
         """How the sums move the model."""
-        return Optimizer.of(self.config.training, self.plan)
+        return Optimizer.of(self.config.training, self.plan, self.config.rounds)
 
     @property
     def repairing(self) -> bool:
@@ -172,7 +172,7 @@ def begin_round(
             beacon=beacon_of(federation, number),
             number=number,
         )
-        carrying = carrying_of(federation, number, participants, ledger.history)
+        carrying = carrying_of(federation, number, ledger.history)
         round_plan = replace(round_plan, carrying=carrying)
     if nobody:
         client_weights = np.zeros(1)
@@ -364,7 +364,7 @@ class OpenRound:
         survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
         without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
         predicted = exchanged.predicted_variance
-        moved = self.federation.config.training.server_rate * plan.factor(self.number)
+        moved = self.federation.config.training.server_rate
         record = RoundRecord(
             round=self.number + 1,
             participants=size,

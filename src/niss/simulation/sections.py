@@ -244,7 +244,7 @@ class MethodConfig:
         OneOf(method_names),
         Doc(
             "The method: `fedavg`, `dp-fedavg`, `central-dp`, `central-dp-sampled`, `central-mf`, "
-            "`central-carried`, `secagg-ddg`, `niss` or `niss-carried`."
+            "`secagg-ddg`, `niss` or `niss-carried`."
         ),
     ] = "niss"
     label: Annotated[
@@ -296,19 +296,9 @@ class MethodConfig:
         bool,
         Doc(
             "Carry noise from one round to the next: `niss` becomes `niss-carried`, where everyone shares with "
-            'everyone (`graph = "complete"`) at kappa = 20 unless other values are given.'
+            'everyone (`graph = "complete"`), at kappa = 20 unless another is given.'
         ),
     ] = False
-    lags: Annotated[
-        Count,
-        Doc(
-            "Rounds ahead to which each client of `niss-carried` carries noise; more pay for long separations."
-        ),
-    ] = 1
-    carried_neighbours: Annotated[
-        Annotated[float, Ge(1)] | None,
-        Doc("Unit shares that each client of `niss-carried` carries to the next round; none: to all."),
-    ] = None
     closing: Annotated[
         bool,
         Doc("One more round of `niss-carried`, without data, takes out what the last one carried."),

@@ -50,7 +50,7 @@ def rate_factors(schedule: ServerRateSchedule, rounds: int) -> tuple[float, ...]
         linear     1 - t / T           t = 0, ..., T - 1
         cosine     (1 + cos(pi t / T)) / 2
 
-    All are above 0, and public: noise that one round adds and another takes out is rescaled by their ratio.
+    All are above 0. Noise that one round adds and another takes out needs a constant rate.
     """
     if schedule == "linear":
         return tuple(1.0 - number / rounds for number in range(rounds))
@@ -123,8 +123,9 @@ class Optimizer:
     """Moves the model by what the rounds release.
 
     name       of it, as above
-    plan       whose factors the rate follows
+    plan       under which the sums were released
     rate       of the first round, where it falls
+    factors    a_t, with which the rate follows its schedule; (): it is constant
     momentum   b; 0: none
     beta2, epsilon  c and e
     """
@@ -135,9 +136,10 @@ class Optimizer:
     momentum: float
     beta2: float = BETA2
     epsilon: float = EPSILON
+    factors: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, training: TrainingConfig, plan: Plan) -> Optimizer:
+    def of(cls, training: TrainingConfig, plan: Plan, rounds: int) -> Optimizer:
         """As the settings ask for."""
         given = (training.server_momentum, training.server_beta2, training.server_epsilon)
         momentum, beta2, epsilon = (
@@ -146,7 +148,8 @@ class Optimizer:
         )
         if training.server_optimizer == "sgd":
             momentum = 0.0
-        return cls(training.server_optimizer, plan, training.server_rate, momentum, beta2, epsilon)
+        factors = rate_factors(training.server_rate_schedule, rounds)
+        return cls(training.server_optimizer, plan, training.server_rate, momentum, beta2, epsilon, factors)
 
     @property
     def adaptive(self) -> bool:
@@ -160,7 +163,7 @@ class Optimizer:
 
     def rate_of(self, number: int) -> float:
         """r_t of round `number` (from 0)."""
-        return self.rate * self.plan.factor(number)
+        return self.rate * self.factors[number] if self.factors else self.rate
 
     def step(
         self, state: ServerState, total: FloatArray, number: int, noise: SumNoise

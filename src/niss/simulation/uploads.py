@@ -29,7 +29,7 @@ from niss.mechanism import (
     require_finite,
 )
 from niss.mechanism.adaptive import bit_weight, room, was_short
-from niss.mechanism.carried import Common, add_edge_noise, add_part_of_spread, add_spread
+from niss.mechanism.carried import Common, add_part_of_spread, add_spread
 from niss.mechanism.shares import Distortion, Edges, SomeEdges, add_clique_shares, find_clique
 from niss.methods import UploadRows
 from niss.randomness import SimStream
@@ -196,13 +196,6 @@ class HostUploads:
         streams = [stream.child(name, seat) for seat in self._seats.mine[places].tolist()]
         drawn = add_part_of_spread(self._rows, places, variance, common, streams)
         self._spreads.append(_PartOfSpread(seats, drawn))
-
-    def add_edge_noise(
-        self, seats: IntArray, scales: NDArray[np.float64], streams: Sequence[SimStream]
-    ) -> None:
-        places = self._seats.rows[seats]
-        here = np.flatnonzero(places >= 0)
-        add_edge_noise(self._rows, places[here], scales[here], [streams[edge] for edge in here.tolist()])
 
     def blank(self, seats: Seats) -> HostUploads:
         return HostUploads(np.zeros((seats.mine.size, self._rows.shape[1]), dtype=self._rows.dtype), seats)

@@ -25,7 +25,7 @@ MOST_ROUNDS = 1_000
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
 _WITHIN_A_ROUND = ("neighbours", "participations")
-_ACROSS_ROUNDS = ("clients", "lags", "pattern")
+_ACROSS_ROUNDS = ("clients", "pattern")
 
 
 class PlanQuestion(BaseModel):
@@ -36,7 +36,7 @@ class PlanQuestion(BaseModel):
     collusion       share of the participants that may tell the server all they know
     dropout         share of the participants that may drop out of a round
     mode            what happens then; see `niss.accounting.forecast`
-    carry           whether shares are carried to later rounds; only then `clients`, `lags` and `pattern` mean
+    carry           whether shares are carried to later rounds; only then `clients` and `pattern` mean
                     anything, and `neighbours` and `participations` nothing (`niss.accounting.forecast_carried`)
     parameters      size of the model, by which is judged whether it can learn anything under this noise
     """
@@ -57,7 +57,6 @@ class PlanQuestion(BaseModel):
     relation: str = "zero-out"
     carry: bool = False
     clients: int | None = None
-    lags: int | None = None
     pattern: str | None = None
     parameters: int | None = None
 

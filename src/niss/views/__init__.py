@@ -5,7 +5,6 @@ colluders leave a client; `calibrate_tau2` and `calibrate_for` turn both around 
 `run_mu2` is the joint view over a whole training in which noise is carried from round to round.
 """
 
-from niss.views.carried import CarriedRound, CarriedRun, RunKnowledge, run_mu2
 from niss.views.collusion import (
     Corruption,
     WorstCase,
@@ -15,14 +14,16 @@ from niss.views.collusion import (
     worst_case,
 )
 from niss.views.joint import calibrate_tau2, effective_variance
+from niss.views.run import CompleteRun, RoundNoise, RunKnowledge, RunNoise, run_mu2
 from niss.views.spectrum import EXACT_LIMIT
 
 __all__ = [
     "EXACT_LIMIT",
-    "CarriedRound",
-    "CarriedRun",
+    "CompleteRun",
     "Corruption",
+    "RoundNoise",
     "RunKnowledge",
+    "RunNoise",
     "WorstCase",
     "calibrate_for",
     "calibrate_tau2",

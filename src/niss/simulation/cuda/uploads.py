@@ -131,14 +131,6 @@ class DeviceUploads:
             part = seats[first : first + _ROWS_AT_ONCE]
             self._add(part, whole.expand(part.size, -1))
 
-    @torch.no_grad()
-    def add_edge_noise(
-        self, seats: NDArray[np.int64], scales: NDArray[np.float64], streams: Sequence[SimStream]
-    ) -> None:
-        for place, scale, stream in zip(self._seats.rows[seats], scales, streams, strict=True):
-            if place >= 0:
-                self._rows[int(place)].add_(self._normal(stream), alpha=float(scale))
-
     def _normal(self, stream: SimStream) -> Tensor:
         """A vector of standard normals, the same whenever it is asked for."""
         device = self._rows.device

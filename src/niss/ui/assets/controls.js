@@ -21,7 +21,6 @@ export const SETTINGS = [
   { name: "dropout", home: "trouble", label: "Dropout", low: 0, high: 0.5, figures: 2, start: 0, step: "any", help: "share of participants that never upload" },
   { name: "mode", home: "trouble", label: "When clients drop out", options: { tolerate: "tolerate: their noise stays in the sum", repair: "repair: a committee takes it out" }, start: "tolerate" },
   { name: "participations", home: "rest", label: "Rounds one client takes part in", low: 1, high: 30, log: true, whole: true, figures: 2, start: 30, auto: true, autoLabel: "all rounds", only: "round" },
-  { name: "lags", home: "rest", label: "Rounds ahead", low: 1, high: 8, whole: true, figures: 1, start: 1, usual: true, only: "carry", help: "to which shares are carried; more pay where clients stay away for long" },
   { name: "clip", home: "rest", label: "Clip", low: 0.01, high: 100, log: true, figures: 2, start: 1, step: "any", help: "L2 bound on a client's update" },
   { name: "relation", home: "rest", label: "What is hidden", options: { "zero-out": "zero-out: what a client sent", "replace-one": "replace-one: any other data instead" }, start: "zero-out" },
 ];

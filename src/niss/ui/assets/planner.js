@@ -204,7 +204,7 @@ function roundRows(plan, printed) {
 }
 
 function carriedRows(plan, printed) {
-  const { colluders, participants, pattern, horizon } = plan.plan;
+  const { pattern, horizon, noise: { colluders, participants } } = plan.plan;
   const often = `${plan.participations} participation${plan.participations === 1 ? "" : "s"}`;
   const turns = pattern === "cyclic" ? `fixed cohorts of ${participants} take turns` : "nobody takes part again sooner";
   return [

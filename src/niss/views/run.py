@@ -1,7 +1,7 @@
-"""The joint view over a whole training with carried shares: one vertex for every client in every round.
+"""The joint view over a whole training: one vertex for every client in every round.
 
-Client `k` of round `t` uploads, besides its clipped update, its shares within the round, the shares it carries to later
-rounds, minus those carried to it, plus fresh noise. Over all honest uploads the unknown noise has the covariance
+Client `k` of round `t` uploads, besides its clipped update, its shares within the round, the shares it carries to the
+next round, minus those carried to it, plus fresh noise. Over all honest uploads the unknown noise has the covariance
 
     Sigma = L_within + L_carried + diag(residual)          (honest-honest edges only)
 
@@ -10,10 +10,9 @@ and moving `k`'s update by at most `Delta_t` in each of its rounds `P_k` is exac
     mu_k^2 = Delta' (Sigma^-1)[P_k, P_k] Delta.
 
 Cross terms between rounds count, so this is no sum of separate charges. `Sigma` has no positive entry off the diagonal
-(a Stieltjes matrix), its inverse therefore no negative one: moving every round the same way is the worst case.
-
-Where the receiver of a carried share subtracts `a_t / a_s` times it (rounds that enter the model with factors `a`),
-`Sigma = A^-1 (L + diag(a^2 residual)) A^-1`, and all of the above still holds.
+(a Stieltjes matrix), its inverse therefore no negative one: moving every round the same way is the worst case. Without
+carried shares it falls into blocks, and a run of one round is the view of `niss.views.joint`. This graph over all
+vertices is the oracle of tests and audits. Where everyone shares with everyone no vertices are needed: `CompleteRun`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import lapack, solve_triangular
+from scipy.linalg import lapack, solve_triangular, solveh_banded
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import cg
 
 from niss.errors import ConfigError, PrivacyError
-from niss.graph import CarriedGraph, ShareGraph
+from niss.graph import ShareGraph
 from niss.views.covariance import Knowledge, hidden_noise, per_client
 
 FloatArray = NDArray[np.float64]
@@ -46,22 +45,20 @@ Vertex = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class CarriedRound:
-    """One round as it ran.
+class RoundNoise:
+    """The noise of one round as it ran.
 
     clients        who took part, in the order in which the graphs number them
     shares         the graph within the round; its unit shares have the variance `unit_variance`
     residual       variance of the fresh noise of each client: one number, or one per client
-    carried        graphs that start in this round, each with the variance of its unit share
-    factor         a_t, if receivers rescale what they subtract by the ratio of factors; else 1 in every round
+    carried        the graph to the next round, and the variance of its unit share; None: nothing is carried on
     """
 
     clients: tuple[int, ...]
     shares: ShareGraph
     unit_variance: float
     residual: ArrayLike
-    carried: tuple[tuple[CarriedGraph, float], ...] = ()
-    factor: float = 1.0
+    carried: tuple[ShareGraph, float] | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.clients)) != len(self.clients) or len(self.clients) != self.shares.size:
@@ -69,13 +66,11 @@ class CarriedRound:
                 f"needs {self.shares.size} different clients, one for each vertex of the graph",
                 field="clients",
             )
-        for value in (self.unit_variance, *(variance for _, variance in self.carried)):
+        for value in (self.unit_variance, *(() if self.carried is None else self.carried[1:])):
             if not (math.isfinite(value) and value >= 0.0):
                 raise ConfigError(
                     f"must be a finite number, not below 0, not {value!r}", field="unit_variance"
                 )
-        if not (math.isfinite(self.factor) and self.factor > 0.0):
-            raise ConfigError(f"must be a finite number above 0, not {self.factor!r}", field="factor")
 
 
 class RunKnowledge(NamedTuple):
@@ -95,29 +90,26 @@ NOTHING_KNOWN = RunKnowledge()
 
 
 @dataclass(frozen=True)
-class CarriedRun:
+class RunNoise:
     """All rounds of a run; vertex `(client, round)` with rounds numbered from 0."""
 
-    rounds: tuple[CarriedRound, ...]
+    rounds: tuple[RoundNoise, ...]
 
     def __post_init__(self) -> None:
         for number, one in enumerate(self.rounds):
-            if len({graph.lag for graph, _ in one.carried}) != len(one.carried):
-                raise ConfigError(f"round {number} has two carried graphs to the same round", field="carried")
-            for graph, _ in one.carried:
-                later = number + graph.lag
-                if later >= len(self.rounds):
-                    raise ConfigError(
-                        f"round {number} carries shares to round {later}, which does not exist",
-                        field="carried",
-                        hint="the last rounds carry nothing; or add a closing round",
-                    )
-                sizes = (len(one.clients), len(self.rounds[later].clients))
-                if graph.sizes != sizes:
-                    raise ConfigError(
-                        f"the carried graph of round {number} joins {graph.sizes}, not {sizes}",
-                        field="carried",
-                    )
+            if one.carried is None:
+                continue
+            if number + 1 == len(self.rounds):
+                raise ConfigError(
+                    f"round {number} carries shares to round {number + 1}, which does not exist",
+                    field="carried",
+                    hint="the last round carries nothing; or add a closing round",
+                )
+            sizes, graph = (len(one.clients), len(self.rounds[number + 1].clients)), one.carried[0]
+            if graph.sizes != sizes or not graph.between:
+                raise ConfigError(
+                    f"the carried graph of round {number} joins {graph.sizes}, not {sizes}", field="carried"
+                )
 
     @cached_property
     def places(self) -> Mapping[Vertex, int]:
@@ -133,31 +125,22 @@ class CarriedRun:
         return np.concatenate([per_client(one.residual, len(one.clients), "residual") for one in self.rounds])
 
     @cached_property
-    def _edges(self) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Ends, variances, and the factor with which the receiver subtracts."""
+    def graph(self) -> ShareGraph:
+        """One graph over all vertices, its weights being variances."""
         starts = np.cumsum([0, *(len(one.clients) for one in self.rounds)])
-        parts: list[tuple[IntArray, IntArray, FloatArray, FloatArray]] = []
+        parts: list[tuple[IntArray, IntArray, FloatArray]] = []
         for number, one in enumerate(self.rounds):
-            within, start = one.shares, starts[number]
-            parts.append(_part(within, start, start, one.unit_variance, 1.0))
-            for graph, variance in one.carried:
-                later = number + graph.lag
-                ratio = one.factor / self.rounds[later].factor
-                parts.append(_part(graph, start, starts[later], variance, ratio))
-        senders, receivers, weights, scales = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return senders, receivers, weights, scales
-
-    @cached_property
-    def graph(self) -> tuple[ShareGraph, FloatArray]:
-        """One graph over all vertices, weights being variances, and each edge's factor at its receiver."""
-        senders, receivers, weights, scales = self._edges
-        kept = weights > 0.0
-        graph = ShareGraph.from_arrays(
-            max(len(self.places), 1), senders[kept], receivers[kept], weights[kept], "carried"
-        )
-        # No two edges join the same ordered pair, so sorting the codes sorts the factors alike.
-        order = np.argsort(senders[kept] * graph.size + receivers[kept], kind="stable")
-        return graph, scales[kept][order]
+            graphs = [(one.shares, one.unit_variance, starts[number])]
+            if one.carried is not None:
+                graphs.append((*one.carried, starts[number + 1]))
+            for graph, variance, later in graphs:
+                if variance > 0.0:
+                    ends = graph.senders + starts[number], graph.receivers + later
+                    parts.append((*ends, variance * graph.weights))
+        if not parts:
+            return ShareGraph(max(len(self.places), 1), [])
+        senders, receivers, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return ShareGraph.from_arrays(len(self.places), senders, receivers, weights, "run")
 
     def vertex(self, vertex: Vertex, field: str) -> int:
         """The number of a vertex that must exist."""
@@ -166,19 +149,8 @@ class CarriedRun:
         return self.places[vertex]
 
 
-def _part(
-    graph: ShareGraph | CarriedGraph, start: int, later: int, variance: float, ratio: float
-) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    return (
-        graph.senders + start,
-        graph.receivers + later,
-        variance * graph.weights,
-        np.full(graph.weights.size, ratio),
-    )
-
-
 def run_mu2(
-    run: CarriedRun,
+    run: RunNoise,
     known: RunKnowledge = NOTHING_KNOWN,
     *,
     sensitivity: ArrayLike = 1.0,
@@ -196,20 +168,13 @@ def run_mu2(
     since `Sigma >= diag(residual)`. Infinite where a client has an upload in a connected group without fresh noise.
     """
     shift = per_client(sensitivity, len(run.rounds), "sensitivity")
-    graph, scales = run.graph
     colluding = set(known.colluders)
     places = Knowledge(
         colluders=[place for vertex, place in run.places.items() if vertex[0] in colluding],
         dropped=[run.vertex(vertex, "dropped") for vertex in known.dropped],
         revealed=[(run.vertex(a, "revealed"), run.vertex(b, "revealed")) for a, b in known.revealed],
     )
-    hidden = hidden_noise(
-        graph,
-        places,
-        unit_variance=1.0,
-        residual=run.residual,
-        scales=None if np.all(scales == 1.0) else scales,
-    )
+    hidden = hidden_noise(run.graph, places, unit_variance=1.0, residual=run.residual)
     owners: dict[int, list[int]] = {}
     vertices = list(run.places)
     for row, place in enumerate(hidden.kept.tolist()):
@@ -278,3 +243,72 @@ def _bounded_forms(covariance: csr_array, moves: FloatArray, residual: FloatArra
         rest = move - covariance @ solution
         bounds[column] = move @ solution + solution @ rest + float(np.sum(rest**2 / residual))
     return bounds * (1.0 + _ROUNDING)
+
+
+@dataclass(frozen=True)
+class CompleteRun:
+    """The exact view of a run where everyone shares with everyone, within a round and with the next cohort.
+
+    The noise is block diagonal in the sums of rounds and the deviations from them, so for participations P
+
+        mu^2 = Delta' K[P, P] Delta,     K = Gamma^-1 + diag((1 - 1/h) / D_t),
+
+    h the honest clients of a round, `Gamma = diag(h eta_t^2) + L(w)` the covariance of the sums, the Laplacian of the
+    path of rounds with `w_t` the carried variance between two of them, and D_t the variance of a deviation. Those whose
+    shares are known take their own parts out: `r -> (1 - rho) r`, `w -> (1 - rho)^2 w`, `m -> (1 - rho) m`.
+
+    participants  m of every round, of whom the shares of `known` are known
+    fresh         variance of the fresh noise in the sum of each round, all clients together, in units of a residual r
+    carried       from the sum of each round to the next, T - 1 numbers, likewise
+
+    With these ratios fixed, all is proportional to r but for the shares within a round: one system serves all r.
+    """
+
+    participants: int
+    known: int
+    fresh: FloatArray
+    carried: FloatArray
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.known < self.participants:
+            raise PrivacyError("no honest client is left to protect", hint="assume fewer colluders")
+        if self.fresh.ndim != 1 or not np.all(self.fresh > 0.0):
+            raise ConfigError("needs a number above 0 for every round", field="residual")
+        if self.carried.shape != (self.fresh.size - 1,):
+            raise ConfigError(f"needs {self.fresh.size - 1} numbers", field="carried")
+        if not np.all(np.isfinite(self.carried) & (self.carried >= 0.0)):
+            raise ConfigError("must be finite and not negative", field="carried")
+
+    @property
+    def honest(self) -> int:
+        return self.participants - self.known
+
+    @cached_property
+    def bands(self) -> FloatArray:
+        """Gamma at r = 1, as its diagonal and the numbers below it."""
+        share = self.honest / self.participants
+        bands = np.zeros((min(2, self.fresh.size), self.fresh.size))
+        bands[0] = share * self.fresh
+        if self.fresh.size > 1:
+            kept = share**2 * self.carried
+            bands[0, :-1] += kept
+            bands[0, 1:] += kept
+            bands[1, :-1] = -kept
+        return bands
+
+    def deviations(self, residual: float, spatial: float) -> FloatArray:
+        """D_t at this r, with shares within the round of that variance in one upload, sent and received."""
+        within = spatial * self.honest / max(self.participants - 1, 1)
+        return np.asarray(within + residual * self.bands[0] / self.honest)
+
+    def matrix(self, residual: float, spatial: float) -> FloatArray:
+        """K (T x T), without a negative entry."""
+        bands = np.asarray_chkfinite(residual * self.bands)
+        unit = np.eye(self.fresh.size, order="F")
+        inverse = solveh_banded(bands, unit, lower=True, overwrite_b=True, check_finite=False)
+        # In place: a plan for many rounds takes several of these, each of millions of numbers.
+        matrix = np.asarray(inverse + inverse.T)
+        matrix /= 2.0
+        np.maximum(matrix, 0.0, out=matrix)
+        np.einsum("tt->t", matrix)[:] += (1.0 - 1.0 / self.honest) / self.deviations(residual, spatial)
+        return matrix

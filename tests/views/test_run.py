@@ -13,33 +13,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError
-from niss.graph import CarriedGraph, ShareGraph
-from niss.views import carried as carried_view
-from niss.views.carried import CarriedRound, CarriedRun, RunKnowledge, run_mu2
-from niss.views.carried_floor import complete_floor, mixed_carried, sparse_floors
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import ShareGraph
+from niss.views import CompleteRun, RoundNoise, RunKnowledge, RunNoise, effective_variance, run_mu2
+from niss.views import run as run_view
 
 FloatArray = NDArray[np.float64]
-HASHES = (b"a" * 32, b"b" * 32)
 
 
 @dataclass(frozen=True)
 class Training:
-    run: CarriedRun
+    run: RunNoise
     known: RunKnowledge
     sensitivity: FloatArray
 
 
 @st.composite
 def trainings(draw: Any) -> Training:
-    """Random graphs, clients that come back, factors, colluders, drops and revealed edges."""
+    """Random graphs, clients that come back, colluders, drops and revealed edges."""
     count, population = draw(st.integers(2, 4)), 7
     positive = st.floats(0.1, 3.0)
     cohorts = [
         tuple(draw(st.lists(st.integers(0, population - 1), min_size=1, max_size=4, unique=True)))
         for _ in range(count)
     ]
-    rescaled = draw(st.booleans())
     rounds = []
     for number, clients in enumerate(cohorts):
         size = len(clients)
@@ -47,25 +44,14 @@ def trainings(draw: Any) -> Training:
         if size > 1:
             pairs = st.tuples(st.integers(0, size - 1), st.integers(1, size - 1), positive)
             edges = [(a, (a + step) % size, c) for a, step, c in draw(st.lists(pairs, max_size=6))]
-        carried = []
-        for lag in range(1, min(2, count - 1 - number) + 1):
-            there = len(cohorts[number + lag])
+        carried = None
+        if number + 1 < count and draw(st.booleans()):
+            there = len(cohorts[number + 1])
             ends = st.tuples(st.integers(0, size - 1), st.integers(0, there - 1), positive)
-            drawn = draw(st.lists(ends, max_size=6))
-            graph = CarriedGraph(
-                (size, there),
-                np.array([a for a, _, _ in drawn], dtype=np.int64),
-                np.array([b for _, b, _ in drawn], dtype=np.int64),
-                np.array([c for _, _, c in drawn], dtype=np.float64),
-                lag=lag,
-            )
-            carried.append((graph, draw(positive)))
+            carried = ShareGraph((size, there), draw(st.lists(ends, max_size=6))), draw(positive)
         residual = draw(st.lists(st.floats(0.05, 2.0), min_size=size, max_size=size))
-        factor = draw(st.floats(0.5, 2.0)) if rescaled else 1.0
-        rounds.append(
-            CarriedRound(clients, ShareGraph(size, edges), draw(positive), residual, tuple(carried), factor)
-        )
-    run = CarriedRun(tuple(rounds))
+        rounds.append(RoundNoise(clients, ShareGraph(size, edges), draw(positive), residual, carried))
+    run = RunNoise(tuple(rounds))
     vertices = [(client, number) for number, clients in enumerate(cohorts) for client in clients]
     some = st.lists(st.sampled_from(vertices), max_size=3)
     known = RunKnowledge(
@@ -87,24 +73,23 @@ def brute_force(case: Training) -> dict[int, float]:
     told = {frozenset(pair) for pair in known.revealed}
     columns = []
 
-    def share(sender: tuple[int, int], receiver: tuple[int, int], variance: float, ratio: float) -> None:
+    def share(sender: tuple[int, int], receiver: tuple[int, int], variance: float) -> None:
         if {sender[0], receiver[0]} & set(known.colluders) or frozenset((sender, receiver)) in told:
             return
         column = dict.fromkeys(vertices, 0.0)
         column[sender] += math.sqrt(variance)
-        column[receiver] -= math.sqrt(variance) * ratio
+        column[receiver] -= math.sqrt(variance)
         columns.append(column)
 
     for number, one in enumerate(run.rounds):
         here = [(client, number) for client in one.clients]
         inner = one.shares
         for a, b, c in zip(inner.senders, inner.receivers, inner.weights, strict=True):
-            share(here[a], here[b], one.unit_variance * c, 1.0)
-        for graph, variance in one.carried:
-            later = run.rounds[number + graph.lag]
+            share(here[a], here[b], one.unit_variance * c)
+        if one.carried is not None:
+            graph, variance = one.carried
             for a, b, c in zip(graph.senders, graph.receivers, graph.weights, strict=True):
-                there = (later.clients[b], number + graph.lag)
-                share(here[a], there, variance * c, one.factor / later.factor)
+                share(here[a], (run.rounds[number + 1].clients[b], number + 1), variance * c)
         for vertex, variance in zip(here, np.asarray(one.residual), strict=True):
             columns.append({**dict.fromkeys(vertices, 0.0), vertex: math.sqrt(variance)})
     kept = [v for v in vertices if v[0] not in known.colluders and v not in known.dropped]
@@ -134,7 +119,7 @@ def test_the_view_equals_brute_force(case):
 def test_conjugate_gradients_bound_from_above(case):
     exact = run_mu2(case.run, case.known, sensitivity=case.sensitivity)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carried_view, "DENSE_VERTICES", 0)
+        patch.setattr(run_view, "DENSE_VERTICES", 0)
         bounded = run_mu2(case.run, case.known, sensitivity=case.sensitivity)
     for client, value in exact.items():
         assert value <= bounded[client] * (1 + 1e-13) <= value * (1 + 1e-8)
@@ -149,8 +134,8 @@ def test_a_poor_solution_is_still_bounded(case):
         return 0.8 * move / matrix.diagonal(), 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carried_view, "DENSE_VERTICES", 0)
-        patch.setattr(carried_view, "cg", careless)
+        patch.setattr(run_view, "DENSE_VERTICES", 0)
+        patch.setattr(run_view, "cg", careless)
         bounded = run_mu2(case.run, case.known, sensitivity=case.sensitivity)
     for client, value in exact.items():
         assert value <= bounded[client] * (1 + 1e-13)
@@ -171,64 +156,69 @@ def test_more_colluders_reveals_and_uploads_never_protect(case, more):
             assert after[client] >= before[client] * (1 - 1e-9)
 
 
-def cyclic_run(
-    *,
-    participants,
-    separation,
-    rounds,
-    residual,
-    carried,
-    spatial,
-    degree=None,
-    outgoing=None,
-    factors=None,
-    seed=0,
-) -> CarriedRun:
+def cyclic_run(*, participants, separation, rounds, residual, carried, spatial) -> RunNoise:
     """Fixed cohorts that take turns; r_t, w_t and spatial variances as the closed form has them."""
     made = []
     for number in range(rounds):
         first = number % separation * participants
-        clients = tuple(range(first, first + participants))
-        beacon = f"{seed}/{number}".encode()
-        if degree is None:
-            within = ShareGraph.complete(participants)
-        else:
-            within = ShareGraph.regular(participants, degree=degree, beacon=beacon)
-        onward = ()
+        onward = None
         if number + 1 < rounds:
-            sizes = (participants, participants)
-            if outgoing is None:
-                graph = CarriedGraph.complete(sizes)
-            else:
-                graph = CarriedGraph.draw(sizes, degree=outgoing, beacon=beacon, lists=HASHES)
-            onward = ((graph, carried[number] / graph.weights.sum()),)
-        sent = float(within.out_weight[0])
-        factor = 1.0 if factors is None else factors[number]
+            onward = ShareGraph.complete((participants, participants)), carried[number] / participants**2
         made.append(
-            CarriedRound(
-                clients, within, spatial / (2 * sent), residual[number] / participants, onward, factor
+            RoundNoise(
+                tuple(range(first, first + participants)),
+                ShareGraph.complete(participants),
+                spatial / (2 * (participants - 1)),
+                residual[number] / participants,
+                onward,
             )
         )
-    return CarriedRun(tuple(made))
+    return RunNoise(tuple(made))
 
 
+@pytest.mark.parametrize("carrying", [0.0, 1.0])
 @pytest.mark.parametrize("colluding", [0, 1, 3])
-@pytest.mark.parametrize("rescaled", [False, True])
-def test_complete_graphs_equal_the_closed_form(colluding, rescaled):
+def test_complete_graphs_equal_the_closed_form(colluding, carrying):
+    """Without carried noise, too, where K is diagonal and each round is the view of a single one."""
     participants, separation, rounds = 6, 3, 8
     rng = np.random.default_rng(3)
-    residual, carried = rng.uniform(0.5, 2.0, rounds), rng.uniform(1.0, 6.0, rounds - 1)
-    factors = rng.uniform(0.5, 1.5, rounds) if rescaled else None
+    residual, carried = rng.uniform(0.5, 2.0, rounds), carrying * rng.uniform(1.0, 6.0, rounds - 1)
     sensitivity = rng.uniform(0.5, 1.5, rounds)
-    settings_ = {"residual": residual, "carried": carried, "spatial": 3.0, "factors": factors}
-    run = cyclic_run(participants=participants, separation=separation, rounds=rounds, **settings_)
+    numbers = {"residual": residual, "carried": carried, "spatial": 3.0}
+    run = cyclic_run(participants=participants, separation=separation, rounds=rounds, **numbers)
     colluders = [cohort * participants + place for cohort in range(separation) for place in range(colluding)]
     exact = run_mu2(run, RunKnowledge(colluders), sensitivity=sensitivity)
-    matrix = complete_floor(participants=participants, colluders=colluding, **settings_).matrix
+    matrix = CompleteRun(participants, colluding, residual, carried).matrix(1.0, 3.0)
     for client, value in exact.items():
         place = np.arange(client // participants, rounds, separation)
         move = sensitivity[place]
         assert move @ matrix[np.ix_(place, place)] @ move == pytest.approx(value, rel=1e-10)
+    if not carrying:
+        assert np.count_nonzero(matrix) == rounds
+        alone = effective_variance(
+            ShareGraph.complete(participants),
+            unit_variance=0.3,
+            residual_variance=residual[0] / participants,
+            colluders=range(colluding),
+        )
+        assert 1.0 / matrix[0, 0] == pytest.approx(alone[0], rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trainings())
+def test_a_round_is_a_run_of_one_round(case):
+    """And rounds between which nothing is carried cost what each costs alone, added up."""
+    apart = RunNoise(tuple(replace(one, carried=None) for one in case.run.rounds))
+    total: dict[int, float] = {}
+    for one in apart.rounds:
+        variance = effective_variance(
+            one.shares, unit_variance=one.unit_variance, residual_variance=np.asarray(one.residual)
+        )
+        found = run_mu2(RunNoise((one,)))
+        for client, left in zip(one.clients, variance, strict=True):
+            assert found[client] == pytest.approx(1.0 / left, rel=1e-12)
+            total[client] = total.get(client, 0.0) + 1.0 / left
+    assert run_mu2(apart) == pytest.approx(total, rel=1e-12)
 
 
 def test_squared_shifts_add_up_on_every_path():
@@ -240,10 +230,8 @@ def test_squared_shifts_add_up_on_every_path():
         residual=np.full(5, 1.0),
         carried=np.full(4, 3.0),
         spatial=2.0,
-        outgoing=2,
     )
-    graph, _ = run.graph
-    covariance = graph.laplacian() + np.diag(run.residual)
+    covariance = run.graph.laplacian() + np.diag(run.residual)
     starts = np.arange(0, 24, 4)
     move = np.array([1.0 if vertex[0] == 1 else 0.0 for vertex in run.places])
     total = 0.0
@@ -255,81 +243,9 @@ def test_squared_shifts_add_up_on_every_path():
         total += float(shift @ np.linalg.solve(spread, shift))
         # An early end shows less than a run planned to end there, whose last round carries nothing.
         number = last // 4
-        ended = CarriedRun((*run.rounds[: number - 1], replace(run.rounds[number - 1], carried=())))
+        ended = RunNoise((*run.rounds[: number - 1], replace(run.rounds[number - 1], carried=None)))
         assert total <= run_mu2(ended)[1] + 1e-12
     assert run_mu2(run)[1] == pytest.approx(total, rel=1e-10)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
-@pytest.mark.parametrize("spatial", [0.02, 1.0, 20.0])
-def test_sparse_floors_are_never_below_the_truth(share, spatial):
-    participants, separation, rounds = 20, 3, 9
-    run = cyclic_run(
-        participants=participants,
-        separation=separation,
-        rounds=rounds,
-        residual=np.full(rounds, 0.3),
-        carried=np.full(rounds - 1, 3.0),
-        spatial=spatial,
-        degree=4,
-        outgoing=4,
-    )
-    everyone = np.arange(separation * participants)
-    colluders = np.random.default_rng(7).choice(everyone, int(share * everyone.size), replace=False).tolist()
-    exact = run_mu2(run, RunKnowledge(colluders))
-    floors = sparse_floors(run, colluders)
-    for client, value in exact.items():
-        place = np.arange(client // participants, rounds, separation)
-        bounds = [float(floor.matrix[np.ix_(place, place)].sum()) for floor in floors]
-        assert min(bounds) >= value * (1 - 1e-10)
-    if spatial == 20.0:
-        worst = max(exact.values())
-        offsets = [np.arange(o, rounds, separation) for o in range(separation)]
-        claim = min(max(float(f.matrix[np.ix_(p, p)].sum()) for p in offsets) for f in floors)
-        assert claim <= 1.25 * worst
-        without = max(float(floors[-1].matrix[np.ix_(p, p)].sum()) for p in offsets)
-        assert claim < 0.7 * without
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 2**32), st.floats(0.001, 3.0), st.floats(0.1, 20.0))
-def test_unequal_carried_weights_are_never_flattered(seed, spatial, carried):
-    """Few and unequal carried edges: most clients have none, and the bound must not spread what the others have."""
-    rng = np.random.default_rng(seed)
-    size, rounds = 5, 4
-    made = []
-    for number in range(rounds):
-        onward = ()
-        if number + 1 < rounds:
-            count = int(rng.integers(1, 6))
-            ends = rng.integers(0, size, (2, count))
-            graph = CarriedGraph((size, size), ends[0], ends[1], rng.exponential(1.0, count) + 0.01)
-            onward = ((graph, carried),)
-        clients = tuple(range(number % 2 * size, number % 2 * size + size))
-        made.append(CarriedRound(clients, ShareGraph.complete(size), spatial, 0.2, onward))
-    run = CarriedRun(tuple(made))
-    floors = sparse_floors(run)
-    for client, value in run_mu2(run).items():
-        place = np.arange(client // size, rounds, 2)
-        assert min(float(floor.matrix[np.ix_(place, place)].sum()) for floor in floors) >= value * (1 - 1e-10)
-
-
-def test_colluders_anywhere_leave_the_mixing_weight():
-    participants, degree = 12, 4
-    graph = CarriedGraph.draw((participants,) * 2, degree=degree, beacon=b"m", lists=HASHES)
-    second = float(np.linalg.svd(graph.matrix() / degree, compute_uv=False)[1])
-    rng = np.random.default_rng(1)
-    total = float(graph.weights.sum())
-    for colluders in (1, 3, 6):
-        least, loss = mixed_carried(total, second, participants, colluders)
-        for _ in range(300):
-            rows, columns = (np.sort(rng.permutation(participants)[colluders:]) for _ in range(2))
-            inner = graph.matrix()[np.ix_(rows, columns)]
-            weight = inner.sum()
-            assert weight >= least - 1e-9
-            for sums in (inner.sum(axis=0), inner.sum(axis=1)):
-                if least > 0.0:
-                    assert 2.0 * np.sum((sums - sums.mean()) ** 2) / weight <= loss + 1e-9
 
 
 def test_a_run_that_carries_past_its_end_is_refused():
@@ -337,6 +253,17 @@ def test_a_run_that_carries_past_its_end_is_refused():
         participants=3, separation=2, rounds=3, residual=np.ones(3), carried=np.ones(2), spatial=1.0
     )
     with pytest.raises(ConfigError, match="does not exist"):
-        CarriedRun(run.rounds[:2])
+        RunNoise(run.rounds[:2])
     with pytest.raises(ConfigError, match="did not take part"):
         run_mu2(run, RunKnowledge(dropped=[(0, 1)]))
+    between = ShareGraph.complete((3, 2))
+    with pytest.raises(ConfigError, match="joins"):
+        RunNoise((replace(run.rounds[0], carried=(between, 1.0)), *run.rounds[1:]))
+    for view in (
+        lambda: CompleteRun(3, 3, np.ones(2), np.ones(1)),
+        lambda: CompleteRun(3, 0, np.zeros(2), np.ones(1)),
+        lambda: CompleteRun(3, 0, np.ones(2), np.ones(2)),
+        lambda: CompleteRun(3, 0, np.ones(2), np.array([-1.0])),
+    ):
+        with pytest.raises((ConfigError, PrivacyError)):
+            view()

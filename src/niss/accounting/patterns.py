@@ -1,21 +1,18 @@
-"""What a participation in a run with carried shares costs, and the most that any allowed pattern of them can cost.
+"""The most that any allowed pattern of participations in a committed run can cost.
 
-`K` (T x T, no negative entry) belongs to the whole committed run at its worst (`views.carried_floor`): a client that
-took part in the rounds P has spent `Delta' K[P, P] Delta`. A participation is charged what it adds to that, before the
-upload; with the budget fixed in advance this is a filter (Smith and Thakurta, 2022), and valid whatever the server does
-within the rules. Charging by an endless run instead would undercharge the ends, where less noise is carried.
+`K` (T x T, no negative entry) belongs to the whole run (`niss.views.CompleteRun`): a client that took part in the
+rounds P has spent `1' K[P, P] 1`, in units of the squared sensitivity of an upload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from niss.errors import ConfigError, PrivacyError
-from niss.views.covariance import per_client
+from niss.errors import ConfigError
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -23,84 +20,28 @@ IntArray = NDArray[np.int64]
 PATTERNS = ("cyclic", "any")
 # More labels than this at one round are merged, which can only raise the bound.
 _MOST_LABELS = 2_000
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class WorstPattern:
-    """The costliest allowed participations: `cost` = max Delta' K[P, P] Delta, reached by `rounds` where `exact`."""
+    """The costliest allowed participations: `cost` = max 1' K[P, P] 1, reached by `rounds` where `exact`."""
 
     cost: float
     exact: bool
     rounds: tuple[int, ...] = ()
 
 
-@dataclass
-class CarriedCharges:
-    """One client's participations in a committed run: a filter over `matrix` with a fixed budget.
-
-    matrix       K of the whole planned run, at its worst
-    separation   rounds from one participation to the next: exactly (pattern `cyclic`) or at least (`any`)
-    budget       mu^2 that may be spent
-    sensitivity  Delta of each round, or one for all
-    """
-
-    matrix: FloatArray
-    separation: int
-    pattern: str
-    budget: float
-    sensitivity: ArrayLike = 1.0
-    taken: list[int] = field(default_factory=list)
-
-    @property
-    def spent(self) -> float:
-        """Delta' K[P, P] Delta so far."""
-        return charged(self.matrix, self.taken, self.sensitivity)
-
-    def cost(self, number: int) -> float:
-        """What taking part in that round would add."""
-        return charged(self.matrix, [*self.taken, number], self.sensitivity) - self.spent
-
-    def charge(self, number: int) -> float:
-        """Charge a participation, before its upload, or refuse it."""
-        if not 0 <= number < len(self.matrix):
-            raise PrivacyError(
-                f"round {number} lies past the committed end of {len(self.matrix)} rounds",
-                hint="going on is a new run, with its own budget",
-            )
-        if self.taken:
-            gap = number - self.taken[-1]
-            if gap < self.separation or (self.pattern == "cyclic" and gap % self.separation):
-                wanted = "a multiple of" if self.pattern == "cyclic" else "at least"
-                raise PrivacyError(
-                    f"round {number} comes {gap} after round {self.taken[-1]}, but the plan promises {wanted} "
-                    f"{self.separation}",
-                    hint="leave this round out",
-                )
-        cost = self.cost(number)
-        if self.spent + cost > self.budget * (1.0 + _ROUNDING):
-            raise PrivacyError(
-                f"round {number} would cost {cost:.4g} of mu^2, and {self.budget - self.spent:.4g} are left",
-                hint="the plan's budget covers its worst pattern; this client was charged more",
-            )
-        self.taken.append(number)
-        return cost
-
-
-def charged(matrix: FloatArray, rounds: Sequence[int], sensitivity: ArrayLike = 1.0) -> float:
-    """Delta' K[P, P] Delta."""
-    shift = per_client(sensitivity, len(matrix), "sensitivity")
+def spent_in(matrix: FloatArray, rounds: Sequence[int]) -> float:
+    """1' K[P, P] 1."""
     places = np.asarray(rounds, dtype=np.int64)
-    return float(shift[places] @ matrix[np.ix_(places, places)] @ shift[places])
+    return float(matrix[np.ix_(places, places)].sum())
 
 
-def worst_pattern(
-    matrix: FloatArray, separation: int, pattern: str, *, sensitivity: ArrayLike = 1.0, one_lag: bool = True
-) -> WorstPattern:
+def worst_pattern(matrix: FloatArray, separation: int, pattern: str) -> WorstPattern:
     """The most that the allowed participations of one client can cost.
 
-    `cyclic` (every `separation` rounds, from any first round): the worst offset, exactly. `any` (at least
-    `separation` apart): with one lag exactly, by dynamic programming; with more lags a safe bound.
+    `cyclic` (every `separation` rounds, from any first round): the worst offset. `any` (at least `separation` apart):
+    by dynamic programming.
     """
     if pattern not in PATTERNS:
         raise ConfigError(
@@ -108,17 +49,14 @@ def worst_pattern(
         )
     if separation < 1:
         raise ConfigError(f"must be at least 1, not {separation}", field="separation")
-    shift = per_client(sensitivity, len(matrix), "sensitivity")
-    costs = shift[:, None] * matrix
-    costs *= shift
-    rounds = len(costs)
+    rounds = len(matrix)
     if pattern == "cyclic" or separation == 1:
         cohort = np.arange(rounds) % separation
-        within = np.where(cohort[:, None] == cohort, costs, 0.0).sum(axis=1)
+        within = np.where(cohort[:, None] == cohort, matrix, 0.0).sum(axis=1)
         offset = int(np.argmax(np.bincount(cohort, weights=within)))
         worst = tuple(range(offset, rounds, separation))
-        return WorstPattern(float(costs[np.ix_(worst, worst)].sum()), True, worst)
-    return _by_labels(costs, separation) if one_lag else WorstPattern(_by_rows(costs, separation), False)
+        return WorstPattern(spent_in(matrix, worst), True, worst)
+    return _by_labels(matrix, separation)
 
 
 def heaviest(weights: FloatArray, separation: int) -> float:
@@ -129,35 +67,8 @@ def heaviest(weights: FloatArray, separation: int) -> float:
     return best[-1]
 
 
-def _heaviest_before(costs: FloatArray, separation: int) -> FloatArray:
-    """The same of the places at least `separation` before a row's own, for each row that has any."""
-    rounds = len(costs)
-    columns = np.ascontiguousarray(costs.T)
-    best, found = np.zeros((rounds + 1, rounds)), np.zeros(rounds - separation)
-    for place in range(rounds - separation):
-        # Earlier rows do not reach this place.
-        own = slice(place + separation, None)
-        following = best[place + 1, own]
-        np.add(best[max(place + 1 - separation, 0), own], columns[place, own], out=following)
-        np.maximum(best[place, own], following, out=following)
-        found[place] = best[place + 1, place + separation]
-    return found
-
-
-def _by_rows(costs: FloatArray, separation: int) -> float:
-    """A bound for any matrix without negative entries: every round is given the companions that cost it most.
-
-    sum_{s,t in P} K_st <= sum_{t in P} max_{P' containing t} sum_{s in P'} K_st, and both maxima are sums of weights.
-    """
-    rows = np.diag(costs).copy()
-    if separation < rows.size:
-        rows[separation:] += _heaviest_before(costs, separation)
-        rows[:-separation] += _heaviest_before(costs[::-1, ::-1], separation)[::-1]
-    return heaviest(rows, separation)
-
-
 def _by_labels(costs: FloatArray, separation: int) -> WorstPattern:
-    """Exact for noise carried to the next round only.
+    """Exact, since noise is carried to the next round only.
 
     `Gamma` is then tridiagonal, and off the diagonal its inverse is `K_st = p_s q_t` (s < t): of the past only
     `z_t = sum_{s in P} K_st` matters. Labels (cost so far, z) grow from round to round; a label that cannot catch up

@@ -1,0 +1,433 @@
+"""Plans for carried shares: the design's figures, what is promised on real graphs, and that nothing flatters."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niss.accounting import Committed, Plan, plan_carried
+from niss.accounting.trusted_noise import banded_noise, best_noise, independent_noise
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import ShareGraph
+from niss.mechanism import gdp_mu
+from niss.mechanism.noise import Noise
+from niss.views import RoundNoise, RunKnowledge, RunNoise, run_mu2
+
+STRONG = 1e7
+
+
+def committed(
+    participants=6,
+    horizon=9,
+    separation=3,
+    *,
+    residual=0.4,
+    ratio=4.0,
+    spatial=3.0,
+    pattern="cyclic",
+    **known,
+):
+    """A run with that much fresh noise in a sum, `ratio` times as much carried on, and shares within its rounds."""
+    neighbours = participants - 1.0
+    noise = Noise(
+        participants=participants,
+        neighbours=neighbours,
+        unit=spatial / (2.0 * neighbours),
+        residual=residual / participants,
+        carried=ratio * residual / participants,
+        **known,
+    )
+    return Committed(noise=noise, horizon=horizon, separation=separation, pattern=pattern)
+
+
+def more_noise(run, factor):
+    """The same with that many times the fresh noise, and the carried noise in proportion."""
+    noise = run.noise
+    return replace(
+        run, noise=replace(noise, residual=factor * noise.residual, carried=factor * noise.carried)
+    )
+
+
+def ratios(rounds, separation, participants=100, **settings_):
+    made = plan_carried(
+        participants=participants, clients=participants * separation, rounds=rounds, **settings_
+    )
+    return made.model_variance_ratio_to_central_mean, made.model_variance_ratio_to_central_final
+
+
+# Mean over rounds and final model, relative to a trusted server with independent noise; two figures each.
+@pytest.mark.parametrize(
+    ("rounds", "separation", "mean", "final"),
+    [(30, 5, 0.383, 0.29), (100, 10, 0.203, 0.148), (100, 34, 0.18, 0.10), (300, 10, 0.153, 0.125)],
+)
+def test_strong_shares_within_a_round(rounds, separation, mean, final):
+    assert ratios(rounds, separation, kappa=STRONG) == pytest.approx((mean, final), rel=0.02)
+
+
+def test_a_separation_of_two():
+    assert ratios(30, 2, kappa=STRONG)[0] == pytest.approx(0.63, rel=0.01)
+
+
+# An upload's shares have ten times the variance that a client would need alone: sent and received, kappa = 5.
+@pytest.mark.parametrize(
+    ("rounds", "separation", "cyclic", "at_least", "closed"),
+    [
+        (30, 5, (0.425, 0.322), (0.454, 0.344), (0.427, 0.332)),
+        (100, 10, (0.226, 0.165), (0.239, 0.174), (0.226, 0.166)),
+        (100, 34, (0.202, 0.109), (0.245, 0.133), (0.202, 0.110)),
+        pytest.param(300, 10, (0.170, 0.139), (0.173, 0.141), (0.170, 0.139), marks=pytest.mark.slow),
+    ],
+)
+def test_a_hundred_a_round_by_what_is_promised(rounds, separation, cyclic, at_least, closed):
+    assert ratios(rounds, separation, kappa=5.0) == pytest.approx(cyclic, rel=0.02)
+    assert ratios(rounds, separation, kappa=5.0, pattern="any") == pytest.approx(at_least, rel=0.02)
+    assert ratios(rounds, separation, kappa=5.0, closing=True) == pytest.approx(closed, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "fixed", "mean", "ratio"),
+    [(0.01, 0.28, 0.275, 12.4), (0.05, 0.50, 0.40, 5.8), (0.1, 0.75, 0.48, 3.5), (0.2, 1.16, 0.57, 1.7)],
+)
+def test_dropouts_stay_in_the_model_and_less_is_carried(dropout, fixed, mean, ratio):
+    settings_ = {
+        "participants": 100,
+        "clients": 1000,
+        "rounds": 100,
+        "kappa": 5.0,
+        "dropout": dropout,
+        "mode": "repair",
+        "declared_dropped": 0,
+    }
+    unplanned = plan_carried(**settings_, carried_to_residual=18.9)
+    assert unplanned.model_variance_ratio_to_central_mean == pytest.approx(fixed, rel=0.02)
+    planned = plan_carried(**settings_)
+    assert planned.model_variance_ratio_to_central_mean == pytest.approx(mean, rel=0.02)
+    assert planned.carried_to_residual == pytest.approx(ratio, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "separation", "mean", "final"),
+    [
+        (30, 5, 0.466, 0.354),
+        (100, 10, 0.242, 0.177),
+        (100, 34, 0.247, 0.134),
+        pytest.param(300, 10, 0.175, 0.143, marks=pytest.mark.slow),
+    ],
+)
+def test_what_it_would_cost_not_to_commit_to_the_end(rounds, separation, mean, final):
+    """Any round that leaves room for all participations may turn out to be the last, and carry nothing on.
+
+    The dearest end is the first of them: participations then touch both ends of the run, and are no further apart than
+    they must be. Ends before that have fewer participations, and still cost more where clients stay away for long.
+    """
+    made = plan_carried(participants=100, clients=100 * separation, rounds=rounds, kappa=5.0)
+    budget, plan = gdp_mu(3.0, 1e-5) ** 2, made.plan
+    soonest = (rounds - 1) // separation * separation + 1
+    for _ in range(6):
+        costs = [replace(plan, horizon=end).worst.cost for end in range(soonest, rounds + 1)]
+        plan = more_noise(plan, max(costs) / budget)
+    assert max(costs) == costs[0]
+    assert max(costs) == pytest.approx(budget, rel=1e-3)
+    noise, central = plan.noise_in_model(), np.array(made.noise_central)
+    assert noise.mean() / central.mean() == pytest.approx(mean, rel=0.02)
+    assert noise[-1] / central[-1] == pytest.approx(final, rel=0.02)
+    alone = replace(plan, horizon=1).worst.cost
+    assert (alone > budget) == (separation == 34)
+
+
+def test_trusted_servers():
+    for rounds, separation, banded, best in ((30, 5, 0.34, 0.30), (100, 10, 0.18, 0.15)):
+        central = independent_noise(rounds, separation).mean()
+        assert banded_noise(rounds, separation).mean() / central == pytest.approx(banded, rel=0.02)
+        assert best_noise(rounds, separation).mean() / central == pytest.approx(best, rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 14), st.integers(1, 6), st.integers(0, 2**32))
+def test_nothing_beats_the_best_correlated_noise(rounds, separation, seed):
+    """Any covariance that a trusted server might use, scaled to mu = 1 by its true worst client, leaves more."""
+    rng = np.random.default_rng(seed)
+    best = best_noise(rounds, separation).mean()
+    root = np.tril(rng.uniform(0.0, 1.0, (rounds, rounds))) + np.eye(rounds)
+    for inverse in (root.T @ root, np.eye(rounds)):
+        cohorts = [np.arange(first, rounds, separation) for first in range(min(separation, rounds))]
+        cost = max(inverse[np.ix_(places, places)].sum() for places in cohorts)
+        sums = np.tril(np.ones((rounds, rounds)))
+        noise = np.trace(sums @ np.linalg.inv(inverse) @ sums.T) / rounds * cost
+        assert best <= noise * (1 + 1e-9)
+    assert best <= banded_noise(rounds, separation).mean() * (1 + 1e-9)
+
+
+def test_a_separation_of_one_gains_nothing_and_says_so():
+    made = plan_carried(participants=50, clients=50, rounds=20)
+    assert made.carried_to_residual == 0.0
+    assert made.model_variance_ratio_to_central_mean > 1.0
+    assert any("every round" in note for note in made.notes)
+    wasted = plan_carried(
+        participants=100, clients=1000, rounds=100, kappa=5.0, dropout=0.2, carried_to_residual=18.9
+    )
+    assert any("less than 2 %" in note for note in wasted.notes)
+
+
+def test_the_forecast_is_json_and_keeps_the_promise():
+    made = plan_carried(
+        participants=40, clients=400, rounds=50, epsilon=2.0, sensitivity=0.3, collusion=0.2, pattern="any"
+    )
+    values = json.loads(json.dumps(made.to_json()))
+    for name in (
+        "separation",
+        "carried_to_residual",
+        "model_variance_ratio_to_central_mean",
+        "model_variance_ratio_to_central_final",
+        "model_variance_ratio_to_best",
+    ):
+        assert values[name] == getattr(made, name)
+    assert {len(made.noise), len(made.noise_central), len(made.noise_banded), len(made.noise_best)} == {50}
+    assert np.mean(made.noise) / np.mean(made.noise_best) == pytest.approx(made.model_variance_ratio_to_best)
+    assert (made.clients, made.epsilon, made.participations, made.mode) == (400, 2.0, 5, "tolerate")
+    assert made.mu <= gdp_mu(2.0, 1e-5) <= made.mu * (1 + 1e-9)
+    assert made.plan.noise.colluders == 8
+    assert made.model_variance_ratio_to_best > 1.0
+    visits = made.plan.worst.rounds
+    spent = sum(made.plan.charge(number, visits[:place]) for place, number in enumerate(visits))
+    assert math.sqrt(spent) == pytest.approx(made.mu, rel=1e-9)
+
+
+def run_of(run: Committed) -> RunNoise:
+    """The run that is committed to, on real graphs: cohorts that take turns."""
+    noise, rounds = run.noise, []
+    m = noise.participants
+    for number in range(run.rounds):
+        first = number % run.separation * m
+        onward = (ShareGraph.complete((m, m)), noise.carried / m) if number + 1 < run.rounds else None
+        clients = tuple(range(first, first + m))
+        rounds.append(RoundNoise(clients, ShareGraph.complete(m), noise.unit, noise.residual, onward))
+    return RunNoise(tuple(rounds))
+
+
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("ratio", [0.0, 4.0])
+@pytest.mark.parametrize(("colluders", "dropped"), [(0, 0), (2, 0), (1, 1)])
+def test_a_run_promises_what_its_graphs_give(closing, ratio, colluders, dropped):
+    run = replace(committed(ratio=ratio, colluders=colluders, dropped=dropped), closing=closing)
+    known = [cohort * 6 + place for cohort in range(3) for place in range(colluders + dropped)]
+    exact = run_mu2(run_of(run), RunKnowledge(known), sensitivity=[1.0] * 9 + [0.0] * closing)
+    assert run.worst.cost == pytest.approx(max(exact.values()), rel=1e-10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 12), st.integers(2, 14), st.integers(1, 5), st.floats(0.0, 30.0), st.floats(0.0, 10.0))
+def test_less_trust_never_gives_a_better_claim(participants, horizon, separation, ratio, spatial):
+    def cost(separation=separation, pattern="any", **known):
+        size = participants, horizon, separation
+        return committed(
+            *size, residual=0.5, ratio=ratio, spatial=spatial, pattern=pattern, **known
+        ).worst.cost
+
+    here = cost() * (1 - 1e-9)
+    assert cost(colluders=1) >= here
+    assert cost(dropped=2) >= cost(colluders=1) * (1 - 1e-9)
+    if separation > 1:
+        assert cost(separation - 1) >= here
+    assert cost(pattern="cyclic") <= here * (1 + 1e-8)
+
+
+def test_noise_in_the_model_equals_a_simulation_of_the_sums():
+    """Every share drawn, added and taken out: the variance of a linear map, computed column by column."""
+    run = committed(3, 4, 2, residual=0.5, ratio=3.0, spatial=1.0)
+    columns = [math.sqrt(0.5) * (np.arange(4) >= t) for t in range(4)]
+    columns += [math.sqrt(1.5) * (np.arange(4) == t) for t in range(3)]
+    np.testing.assert_allclose(run.noise_in_model(), np.sum(np.square(columns), axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("declared", [0, 1, 2])
+def test_what_dropouts_leave_is_the_mean_over_all_of_them(declared):
+    """Every pattern of dropouts in every round, each share added or not, taken out or not, by the rules of a repair."""
+    m, rounds, dropout = 3, 3, 0.3
+    run = committed(m, rounds, 2, residual=0.5, ratio=3.0, spatial=1.0, dropped=declared)
+    expected = np.zeros(rounds)
+    for pattern in itertools.product((False, True), repeat=m * rounds):
+        lost = np.array(pattern).reshape(rounds, m)
+        counts = lost.sum(axis=1)
+        repaired = counts <= declared
+        noise = np.zeros(rounds)
+        for t in range(rounds):
+            here = np.arange(rounds) >= t
+            noise += here * (m - counts[t]) * run.noise.residual
+            if declared and not repaired[t]:
+                noise += here * counts[t] * (m - counts[t]) * run.noise.spatial / (m - 1)
+            if t + 1 == rounds:
+                continue
+            for sender, receiver in itertools.product(lost[t], lost[t + 1]):
+                # A share of a lost sender is not taken out where that was repaired; one to a lost receiver is.
+                out = not (sender and repaired[t]) and not (receiver and not repaired[t + 1])
+                left = here * float(not sender) - (np.arange(rounds) > t) * float(out)
+                noise += run.noise.carried / m * left**2
+        expected += dropout ** counts.sum() * (1 - dropout) ** (m * rounds - counts.sum()) * noise
+    np.testing.assert_allclose(run.noise_in_model(dropout), expected, rtol=1e-12)
+
+
+def test_planner_and_simulator_plan_the_same_noise_for_dropouts():
+    """Whoever is called dropped counts like a colluder, with all its shares: what they carried is taken out as well."""
+    asked = {"participants": 100, "rounds": 100, "epsilon": 3.0, "delta": 1e-5, "kappa": 20.0}
+    planned = plan_carried(clients=1000, dropout=0.1, mode="repair", **asked)
+    run = Plan(
+        method="niss-carried",
+        graph="complete",
+        horizon=100,
+        separation=10,
+        participations=10,
+        kappa=20.0,
+        participants=100,
+        dropout=0.1,
+        dropped=planned.plan.noise.dropped,
+        revealed=planned.plan.noise.dropped,
+    ).committed(100)
+    assert run == planned.plan
+    np.testing.assert_allclose(run.noise_in_model(0.1), planned.noise, rtol=1e-12)
+    assert planned.model_variance_ratio_to_central_mean == pytest.approx(0.28, abs=0.01)
+    assert not any("leave it in the model" in note for note in planned.notes)
+
+
+def test_repairs_are_charged():
+    settings_ = {
+        "participants": 60,
+        "clients": 600,
+        "rounds": 40,
+        "kappa": 10.0,
+        "dropout": 0.05,
+        "mode": "repair",
+    }
+    careful = plan_carried(**settings_)
+    assert careful.plan.noise.dropped > 3
+    careless = plan_carried(**settings_, declared_dropped=0)
+    assert careful.residual > careless.residual
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"separation": 11},
+        {"separation": 0},
+        {"pattern": "poisson"},
+        {"mode": "hope"},
+        {"goal": "best"},
+        {"collusion": 1.0},
+        {"clients": 50},
+        {"clients": 1050},
+        {"rounds": 0},
+        {"kappa": 0.0},
+        {"epsilon": float("nan")},
+        {"carried_to_residual": -1.0},
+        {"sensitivity": 0.0},
+    ],
+)
+def test_bad_settings_are_refused(changes):
+    with pytest.raises(ConfigError) as refused:
+        plan_carried(**{"participants": 100, "clients": 1000, "rounds": 20, **changes})
+    assert refused.value.field in changes
+
+
+def test_clients_that_make_no_whole_cohorts_may_come_back_in_any_pattern():
+    with pytest.raises(ConfigError, match="whole cohorts of 100") as refused:
+        plan_carried(participants=100, clients=1050, rounds=20)
+    assert "1000 or 1100" in refused.value.hint
+    assert plan_carried(participants=100, clients=1050, rounds=20, pattern="any").separation == 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(3, 40),
+    st.integers(1, 25),
+    st.integers(1, 6),
+    st.floats(0.0, 30.0),
+    st.sampled_from(["cyclic", "any"]),
+    st.booleans(),
+    st.floats(0.0, 0.2),
+)
+def test_the_residual_found_is_the_least_one_that_keeps_the_promise(
+    participants, rounds, separation, ratio, pattern, closing, collusion
+):
+    """The quick search works on sums over cohorts; here the plan's own whole matrix judges what it found."""
+    target = {"epsilon": 2.0, "sensitivity": 0.3, "kappa": 20.0, "collusion": collusion}
+    made = plan_carried(
+        participants=participants,
+        clients=participants * separation,
+        rounds=rounds,
+        pattern=pattern,
+        carried_to_residual=ratio,
+        closing=closing,
+        **target,
+    )
+    budget = gdp_mu(2.0, 1e-5) ** 2
+    assert made.plan.worst.cost <= budget
+    assert more_noise(made.plan, 1 - 1e-7).worst.cost > budget
+
+
+def test_a_short_run_gains_little_and_says_so():
+    made = plan_carried(participants=100, clients=1000, rounds=3)
+    assert made.model_variance_ratio_to_central_mean > 0.75
+    assert any("the run is short" in note for note in made.notes)
+    assert not any("short" in note for note in plan_carried(participants=100, clients=1000, rounds=50).notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"participants": 4, "colluders": 3, "dropped": 1}, None),
+        ({"horizon": 0}, "horizon"),
+        ({"separation": 0}, "separation"),
+        ({"pattern": "poisson"}, "pattern"),
+        ({"residual": -1.0}, "residual"),
+        ({"ratio": math.inf}, "carried"),
+        ({"spatial": math.nan}, "unit"),
+        ({"colluders": -1}, "colluders"),
+    ],
+)
+def test_numbers_that_are_no_run_are_refused(changes, field):
+    with pytest.raises((ConfigError, PrivacyError)) as refused:
+        committed(**changes)
+    assert getattr(refused.value, "field", None) == field
+
+
+def test_without_fresh_noise_nothing_is_promised():
+    run = committed(residual=0.0)
+    assert not run.private
+    with pytest.raises(PrivacyError, match="nothing is promised"):
+        run.cost(0, ())
+
+
+@pytest.mark.parametrize("pattern", ["cyclic", "any"])
+def test_charges_add_up_and_no_allowed_pattern_is_stopped(pattern):
+    run = committed(pattern=pattern, colluders=1)
+    allowed = [tuple(range(first, 9, 3)) for first in range(3)]
+    if pattern == "any":
+        allowed += [(0, 4, 8), (1, 5), (2, 6), (0, 3, 8)]
+    for visits in allowed:
+        costs = [run.charge(number, visits[:place]) for place, number in enumerate(visits)]
+        assert sum(costs) == pytest.approx(run.matrix[np.ix_(visits, visits)].sum(), rel=1e-9)
+        assert min(costs) > 0.0
+        # After the dearest allowed past it costs no less.
+        for place, number in enumerate(visits):
+            assert run.cost(number, None) >= costs[place] * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number", "earlier", "budget", "words"),
+    [
+        *(("cyclic", number, (1,), None, "promises a multiple of 3") for number in (2, 5, 1, 0)),
+        ("any", 7, (1, 5), None, "at least 3"),
+        ("cyclic", 9, (), None, "past the committed end"),
+        ("cyclic", 4, (1,), 1e-3, "would cost"),
+    ],
+)
+def test_what_breaks_the_promise_is_refused(pattern, number, earlier, budget, words):
+    with pytest.raises(PrivacyError, match=words):
+        committed(pattern=pattern).charge(number, earlier, budget)
