@@ -39,7 +39,7 @@ from niss.learning import Cnn, Cohort, FlatLayout, ImageSamples, Job, LocalTrain
 from niss.learning.cuda import CudaEngine, Formulation
 from niss.learning.cuda.program import stacked_mlp, stacked_module
 from niss.randomness import SimStream
-from niss.simulation.cuda.noise import add_shares_on_device
+from niss.simulation.cuda import add_shares_on_device
 
 SHAPE, SAMPLES = (1, 28, 28), 600
 ALONE = 2

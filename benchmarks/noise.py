@@ -174,7 +174,7 @@ def gpu(case: Case, repeats: int) -> dict[str, float] | None:
     """The fused kernel beside `torch.randn`, in Gaussians a second; None without a device."""
     if not torch.cuda.is_available():
         return None
-    from niss.simulation.cuda.noise import add_shares_on_device
+    from niss.simulation.cuda import add_shares_on_device
 
     graph = case.graph()
     uploads = torch.zeros(case.clients, case.coordinates, device="cuda")

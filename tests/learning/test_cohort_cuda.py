@@ -34,13 +34,11 @@ from niss.learning import (
     TokenSamples,
     batch_order,
     build_model,
-    clipped_gradient_step,
     evaluate,
-    train_client,
 )
-from niss.learning.cohort import BatchTable
+from niss.learning.cohort import BatchTable, Problem, Work
 from niss.randomness import SimStream
-from niss.simulation.cuda.noise import add_shares_on_device
+from niss.simulation.cuda import add_shares_on_device
 from niss.simulation.cuda.uploads import DeviceUploads
 from niss.simulation.uploads import HostUploads, Seats
 
@@ -77,27 +75,10 @@ def cohort_data(
 
 
 def reference(
-    module: nn.Module,
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
-    jobs: list[Job],
-    settings: LocalTraining,
+    module: nn.Module, layout: FlatLayout, inputs: Tensor, labels: Tensor, jobs: list[Job], work: Work
 ) -> Tensor:
-    return torch.stack(
-        [
-            train_client(
-                module,
-                layout,
-                job.start,
-                inputs[job.samples],
-                labels[job.samples],
-                settings,
-                stream=job.stream,
-            )
-            for job in jobs
-        ]
-    )
+    problem = Problem(module, layout, inputs, labels)
+    return torch.stack([problem.update_of(job, work) for job in jobs])
 
 
 def relative(found: Tensor, expected: Tensor) -> Tensor:
@@ -189,7 +170,7 @@ def test_paper_models_agree_after_one_epoch() -> None:
 
 @needs_cuda
 def test_plain_path_agrees_with_the_kernels() -> None:
-    from niss.learning.cuda import engine
+    from niss.learning import cuda as engine
 
     find_spec = engine.find_spec
     for name in ("mlp", "cnn"):
@@ -290,17 +271,12 @@ def test_an_evaluation_that_is_repeated_follows_the_weights() -> None:
                     assert abs(found.loss - expected.loss) < 1e-5 * expected.loss, (name, factor)
 
 
-class Mixing(nn.Module):
+class Mixing(nn.Linear):
     """Subtracts the batch's mean: a padded batch would be another batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
 
     def forward(self, batch: Tensor) -> Tensor:
         flat = batch.flatten(1)
-        logits: Tensor = self.layer(flat - flat.mean(dim=0))
-        return logits
+        return super().forward(flat - flat.mean(dim=0))
 
 
 @needs_cuda
@@ -313,7 +289,7 @@ def test_other_modules_are_vmapped_or_looped_and_say_so() -> None:
         (tanh, "vmapped"),
         (frozen, "vmapped"),
         (norm, "one client after another"),
-        (Mixing().double(), "one client after another"),
+        (Mixing(64, 10).double(), "one client after another"),
     )
     for module, words in cases:
         layout, inputs, labels, jobs = cohort_data(module, (23, 7, 40), SMALL)
@@ -389,16 +365,8 @@ def test_clipped_steps_and_evaluation_equal_the_reference() -> None:
         with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
             found = torch.from_numpy(cohort.train(jobs, ClippedStep(clip=0.5, learning_rate=0.1)))
             scores = cohort.evaluate(jobs[0].start, inputs, labels)
-        for row, job in zip(found, jobs, strict=True):
-            expected = clipped_gradient_step(
-                module,
-                layout,
-                job.start,
-                inputs[job.samples],
-                labels[job.samples],
-                ClippedStep(clip=0.5, learning_rate=0.1),
-            )
-            assert relative(row[None], expected[None]).max() < 1e-10
+        expected = reference(module, layout, inputs, labels, jobs, ClippedStep(clip=0.5, learning_rate=0.1))
+        assert relative(found, expected).max() < 1e-10
         layout.load(module, jobs[0].start)
         expected_scores = evaluate(module, inputs, labels)
         assert scores.accuracy == expected_scores.accuracy

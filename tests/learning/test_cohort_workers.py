@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from niss.errors import ConfigError, NissError
 from niss.learning import (
@@ -46,27 +46,28 @@ def _shared_whatever_the_clock_says(monkeypatch) -> None:
     monkeypatch.setattr(CpuEngine, "_gains_by_workers", CpuEngine._has_workers)
 
 
-def federation(name: str = "mlp") -> tuple[nn.Module, FlatLayout, Tensor, Tensor, list[Job]]:
-    module = build_model(name, samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))
-    return (module, *prepared(module))
-
-
-def prepared(module: nn.Module) -> tuple[FlatLayout, Tensor, Tensor, list[Job]]:
+def federation(
+    module: nn.Module | None = None, workers: int = 2, spoilt: float | None = None
+) -> tuple[Cohort, list[Job]]:
+    """Of an MLP unless told otherwise; `spoilt` is a value of the largest client, which is not trained here."""
+    if module is None:
+        module = build_model("mlp", samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))
     layout = FlatLayout.of(module)
-    start = layout.flatten(module)
-    starts = [start, start * 1.5]
+    starts = [layout.flatten(module), layout.flatten(module) * 1.5]
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(sum(SIZES), 1, 6, 6, generator=generator)
     labels = torch.randint(0, 10, (sum(SIZES),), generator=generator)
     rows = torch.arange(sum(SIZES)).split(list(SIZES))
+    if spoilt is not None:
+        inputs[sum(SIZES[:5])] = spoilt
     jobs = [Job(starts[n % 2], own, SimStream(n)) for n, own in enumerate(rows)]
-    return layout, inputs, labels, jobs
+    return Cohort(module, layout, inputs, labels, workers=workers), jobs
 
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[tuple[Cohort, list[Job]]]:
-    module, layout, inputs, labels, jobs = federation()
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    cohort, jobs = federation()
+    with cohort:
         cohort.start()
         yield cohort, jobs
 
@@ -93,12 +94,11 @@ def wait_until_gone(processes: list[int]) -> None:
 
 def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     cohort, jobs = started
-    module, layout, inputs, labels, _ = federation()
-    same_groups = Cohort(module, layout, inputs, labels, workers=2)
+    same_groups, _ = federation()
     updates = cohort.train(jobs, WORK)
     assert np.array_equal(updates, same_groups.train(jobs, WORK))
     assert same_groups._engine._pool is None
-    alone = Cohort(module, layout, inputs, labels, workers=1)
+    alone, _ = federation(workers=1)
     assert np.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
     clipped = cohort.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2))
     assert np.array_equal(clipped, alone.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2)))
@@ -107,7 +107,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
 
 
 def test_the_first_shared_round_does_not_count_against_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, layout, inputs, labels, jobs = federation()
+    cohort, jobs = federation()
     shared: list[int] = []
     run = Pool.run
 
@@ -116,7 +116,7 @@ def test_the_first_shared_round_does_not_count_against_the_workers(monkeypatch: 
         run(pool, *arguments)
 
     monkeypatch.setattr(Pool, "run", spy)
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    with cohort:
         cohort.start()
         cohort.train(jobs, WORK)
         assert not cohort._engine._together.samples
@@ -138,14 +138,13 @@ def test_out_is_filled_and_progress_counts_everyone(started) -> None:
 def test_more_starts_than_before_and_jobs_in_any_order(started) -> None:
     cohort, jobs = started
     many = [Job(job.start + 0.001 * number, job.samples, job.stream) for number, job in enumerate(jobs * 3)]
-    module, layout, inputs, labels, _ = federation()
-    alone = Cohort(module, layout, inputs, labels, workers=1)
+    alone, _ = federation(workers=1)
     assert np.allclose(cohort.train(many[::-1], WORK)[::-1], alone.train(many, WORK), rtol=1e-4, atol=1e-6)
 
 
 def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> None:
-    module, layout, inputs, labels, jobs = federation()
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    cohort, jobs = federation()
+    with cohort:
         first = cohort.train(jobs, WORK)
         assert cohort._engine._pool is None
         monkeypatch.setattr("niss.learning.cpu.WORTH_WORKERS", 0.0)
@@ -159,10 +158,9 @@ def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> Non
 @pytest.mark.slow
 @needs_proc
 def test_close_ends_every_worker_and_work_can_go_on() -> None:
-    module, layout, inputs, labels, jobs = federation()
     before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    cohort = Cohort(module, layout, inputs, labels, workers=2)
+    cohort, jobs = federation()
     cohort.start()
     processes = worker_ids(cohort)
     if Path("/dev/shm").exists():
@@ -178,8 +176,8 @@ def test_close_ends_every_worker_and_work_can_go_on() -> None:
 
 @needs_proc
 def test_a_killed_worker_is_an_error_that_says_so_and_ends_the_others() -> None:
-    module, layout, inputs, labels, jobs = federation()
-    with Cohort(module, layout, inputs, labels, workers=3) as cohort:
+    cohort, jobs = federation(workers=3)
+    with cohort:
         cohort.start()
         processes = worker_ids(cohort)
         os.kill(processes[1], signal.SIGKILL)
@@ -194,12 +192,12 @@ def test_a_killed_worker_is_an_error_that_says_so_and_ends_the_others() -> None:
 
 @needs_proc
 def test_an_interrupt_leaves_no_workers() -> None:
-    module, layout, inputs, labels, jobs = federation()
+    cohort, jobs = federation()
 
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    with cohort:
         cohort.start()
         processes = worker_ids(cohort)
         os.kill(processes[0], signal.SIGINT)  # ignored there
@@ -246,12 +244,12 @@ def test_an_error_inside_a_worker_arrives_as_it_was(tmp_path, monkeypatch) -> No
     monkeypatch.syspath_prepend(tmp_path)
     picky = importlib.import_module("picky_layers").Picky
     module = nn.Sequential(nn.Flatten(), picky(36, 10))
-    layout, inputs, labels, jobs = prepared(module)
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    cohort, jobs = federation(module)
+    with cohort:
         cohort.start()
         assert np.isfinite(cohort.train(jobs, WORK)).all()
-    inputs[sum(SIZES[:5])] = 77.0  # of the largest client, which is not trained here
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    cohort, jobs = federation(module, spoilt=77.0)
+    with cohort:
         cohort.start()
         with pytest.raises(ConfigError, match="77 is not allowed") as caught:
             cohort.train(jobs, WORK)
@@ -265,8 +263,8 @@ def test_what_cannot_be_sent_is_trained_here_and_says_why() -> None:
         pass
 
     module = nn.Sequential(nn.Flatten(), Local(36, 10))
-    layout, inputs, labels, jobs = prepared(module)
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    cohort, jobs = federation(module)
+    with cohort:
         assert "one process, because the module cannot be pickled" in cohort.engine
         cohort.start()
         assert np.isfinite(cohort.train(jobs, WORK)).all()
@@ -281,8 +279,8 @@ def test_what_workers_cannot_import_is_trained_here_and_says_why(tmp_path, monke
     vanishing = importlib.import_module("vanishing_layers").Vanishing
     source.unlink()
     module = nn.Sequential(nn.Flatten(), vanishing(36, 10))
-    layout, inputs, labels, jobs = prepared(module)
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    cohort, jobs = federation(module)
+    with cohort:
         cohort.start()
         assert "one process, because workers cannot load the module" in cohort.engine
         assert np.isfinite(cohort.train(jobs, WORK)).all()
@@ -315,15 +313,17 @@ def looped() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
 
 
-@pytest.mark.parametrize(
-    "build", [stacked, looped, lambda: federation("cnn")[0]], ids=["vmap", "loop", "cnn"]
-)
+def convolved() -> nn.Module:
+    return build_model("cnn", samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))
+
+
+@pytest.mark.parametrize("build", [stacked, looped, convolved], ids=["vmap", "loop", "cnn"])
 def test_every_formulation_gives_the_same_bits_here_and_in_workers(build, monkeypatch) -> None:
     """In both processes at once, in this one alone, and with the shared data in this one alone."""
     module = build()
-    layout, inputs, labels, some = prepared(module)
+    cohort, some = federation(module)
     many = [replace(job, stream=SimStream(n)) for n, job in enumerate(some * 5)]
-    with Cohort(module, layout, inputs, labels, workers=2) as cohort:
+    with cohort:
         before = cohort.train(many, WORK)
         cohort.start()
         left_to_workers = shared_by(cohort, monkeypatch)

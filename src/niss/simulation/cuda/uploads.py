@@ -21,7 +21,7 @@ from niss.mechanism.adaptive import bit_weight, room, was_short
 from niss.mechanism.carried import Common
 from niss.mechanism.shares import Distortion, Edges, distortion_named
 from niss.randomness import SimStream
-from niss.simulation.cuda.noise import add_shares_on_device
+from niss.simulation.cuda import add_shares_on_device
 from niss.simulation.uploads import Clipping, HostUploads, IntArray, Rows, Seats
 
 # Rows for which float64 or noise of their size is made at a time.
