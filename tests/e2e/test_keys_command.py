@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from typer.testing import CliRunner, Result
 
-    from niss.cli.keys import app
+    from niss.cli.services import keys_app as app
 
 
 def keys(*arguments: str | Path, environment: dict[str, str] | None = None) -> Result:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from niss.cli import account, attack, data, keys, new, plan, reproduce, services, simulate, up
+from niss.cli import account, attack, data, plan, reproduce, services, simulate, up
 from niss.cli.errors import (
     CRASHED,
     INTERRUPTED,
@@ -49,12 +49,12 @@ register(app, "export")(data.export_command)
 register(app, "ui")(services.ui_command)
 register(app, "tracker")(services.tracker_command)
 register(app, "up")(up.up_command)
-register(app, "new")(new.new_command)
+register(app, "new")(up.new_command)
 register(app, "verify")(reproduce.verify_command)
 app.add_typer(attack.app, name="attack")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(data.app, name="data")
-app.add_typer(keys.app, name="keys")
+app.add_typer(services.keys_app, name="keys")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`niss up`: a whole federation on this machine, from the first process to the last."""
+"""`niss new`, a Flower app to begin with, and `niss up`, a whole federation on this machine, first process to last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from niss.cli.options import from_options, option
+from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
 from niss.errors import ConfigError, NissError
 from niss.files import SHARED, read_json, write_json
@@ -31,6 +31,31 @@ _MORE_NODES = "use more nodes, or assume fewer colluders: --set colluders=0"
 # So few clients that the noise is a match for the updates: with half of the app's clip they learn faster.
 _FOR_FEW_NODES = {"clip": 1.0}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class NewOptions:
+    """Where the app goes.
+
+    folder  A new folder; its name becomes that of the app.
+    """
+
+    folder: Path = argument(metavar="NAME")
+
+
+@from_options(NewOptions)
+def new_command(options: NewOptions) -> None:
+    """Write a Flower app that learns under NISS, ready to run and to change: the model and data are in task.py.
+
+    Examples:
+    niss new my-app
+    niss new apps/digits      then: niss up --app apps/digits
+    """
+    from niss.local import new_app
+
+    folder = new_app(options.folder)
+    typer.echo(str(folder))
+    say(f"try it: niss up --app {folder}, or: cd {folder} && flwr run . --stream")
 
 
 @dataclass(frozen=True)
