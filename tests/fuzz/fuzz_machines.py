@@ -24,7 +24,7 @@ from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity
 from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, Upload
 from niss.protocol.server import Server
-from niss.protocol.states import ServerState
+from niss.protocol.states import ServerStage
 from niss.protocol.wire import decode, encode, signed_part
 from support.protocol_round import Federation
 
@@ -78,7 +78,7 @@ class World:
         self.messages.append(decode(encode(message)))
         self.before[type(message)] = before
 
-    def server_now(self) -> tuple[ServerState, Any]:
+    def server_now(self) -> tuple[ServerStage, Any]:
         """The server's state, copied as far as messages change it."""
         server = self.federation.server
         current = copy.copy(server._round)
@@ -140,7 +140,7 @@ class World:
                 return "gave partials of a client that is called dropped"
         return "accepted"
 
-    def _feed_server(self, message: Any, before: tuple[ServerState, Any]) -> str:
+    def _feed_server(self, message: Any, before: tuple[ServerStage, Any]) -> str:
         server = Server(self.federation.server._identity)
         server.state, kept = before
         server._round = copy.copy(kept)

@@ -10,9 +10,9 @@ from typing import Any
 
 from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
-from niss.protocol.messages import Cohorts, Message, Partials, Participant, Vote
+from niss.protocol.messages import Message, Partials, Participant, RoundCohorts, Vote
 from niss.protocol.wire import HEADER_BYTES, MAGIC, VERSION, decode, encode, write
-from niss.protocol.wire_fields import Limits, Writer
+from niss.protocol.wire_fields import WireLimits, Writer
 from support.protocol_messages import example_prekey, examples
 
 Span = tuple[int, int]
@@ -22,7 +22,7 @@ class Tracer(Writer):
     """Remembers where numbers (lengths among them) and pieces lie in the encoding."""
 
     def __init__(self) -> None:
-        super().__init__(Limits())
+        super().__init__(WireLimits())
         self.numbers: list[Span] = []
         self.spans: list[Span] = []
 
@@ -58,7 +58,7 @@ def random_message(rng: random.Random) -> Message:
         changes["participants"] = listed
         if message.cohorts is not None:
             previous = rng.choice([None, replace(message.cohorts.previous, participants=listed)])
-            changes["cohorts"] = Cohorts(rng.choice([(), listed]), previous)
+            changes["cohorts"] = RoundCohorts(rng.choice([(), listed]), previous)
         changes["terms"] = replace(message.terms, mode=rng.choice(["tolerate", "repair"]), clip=rng.random())
     elif name == "Upload":
         changes |= {"vector": rng.randbytes(rng.randrange(200)), "pieces": pieces}

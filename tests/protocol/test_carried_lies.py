@@ -11,7 +11,7 @@ from niss.accounting import Promise
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import _signed, participants_hash
 from niss.protocol.carrying import previous_of
-from niss.protocol.messages import Cohorts, Participant, RoundOpen
+from niss.protocol.messages import Participant, RoundCohorts, RoundOpen
 from niss.protocol.wire import decode, encode
 from support.carried_run import NOISY, CarriedFederation, covered, schedule
 from support.protocol_round import resigned
@@ -35,7 +35,7 @@ def started(rounds: int = 1, **changes: Any) -> CarriedFederation:
     return federation
 
 
-def cohorts(opened: RoundOpen) -> Cohorts:
+def cohorts(opened: RoundOpen) -> RoundCohorts:
     assert opened.cohorts is not None
     return opened.cohorts
 
@@ -58,7 +58,7 @@ def test_a_next_cohort_other_than_the_holder_was_shown_is_refused() -> None:
     opened = federation.open_next(1)
     following = tuple(federation.seat_of(one) for one in federation.cohort(2))
     lie = resigned(
-        federation.server, replace(opened, cohorts=Cohorts(following, cohorts(opened).previous)), "open"
+        federation.server, replace(opened, cohorts=RoundCohorts(following, cohorts(opened).previous)), "open"
     )
     refused(federation, 4, lie, "signature for 'beacon'")
 
@@ -69,7 +69,7 @@ def test_a_next_cohort_of_strangers_is_refused_by_who_trusts_listed_ones() -> No
     pinned = frozenset(seat.identity.public for seat in federation.seats)
     opened = federation.open_next(0)
     after = tuple(strangers.seat_of(one) for one in federation.cohort(1))
-    lie = federation.forged(opened, cohorts=Cohorts(after, None))
+    lie = federation.forged(opened, cohorts=RoundCohorts(after, None))
     for one in (0, 1):
         seat = federation.seats[one]
         seat.policy = replace(seat.policy, trusted=pinned)
@@ -95,11 +95,16 @@ def test_no_next_cohort_before_the_end_and_none_after_it() -> None:
     opened = federation.open_next(4)
     beyond = tuple(federation.seat_of(one) for one in federation.cohort(1))
     refused(
-        federation, 0, federation.forged(opened, cohorts=Cohorts(beyond, cohorts(opened).previous)), "says 0"
+        federation,
+        0,
+        federation.forged(opened, cohorts=RoundCohorts(beyond, cohorts(opened).previous)),
+        "says 0",
     )
     federation = started()
     opened = federation.open_next(1)
-    refused(federation, 4, federation.forged(opened, cohorts=Cohorts((), cohorts(opened).previous)), "says 4")
+    refused(
+        federation, 4, federation.forged(opened, cohorts=RoundCohorts((), cohorts(opened).previous)), "says 4"
+    )
 
 
 @pytest.mark.parametrize("where", ["following", "previous"])
@@ -144,7 +149,10 @@ def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> No
     copied = Participant(other.public, replace(own, signature=other.sign("prekey", statement)))
     following = (copied, *cohorts(opened).following[1:])
     refused(
-        federation, 0, federation.forged(opened, cohorts=Cohorts(following, None)), "made without the prekey"
+        federation,
+        0,
+        federation.forged(opened, cohorts=RoundCohorts(following, None)),
+        "made without the prekey",
     )
 
 
@@ -212,7 +220,7 @@ def test_no_round_past_the_end_is_answered() -> None:
     beyond = federation.forged(
         replace(last, terms=replace(last.terms, round=5)),
         participants=people,
-        cohorts=Cohorts((), previous_of(last)),
+        cohorts=RoundCohorts((), previous_of(last)),
     )
     refused(federation, 4, beyond, "past the committed end of 5 rounds")
 
@@ -354,7 +362,7 @@ def test_two_next_cohorts_from_a_holder_that_obeys_split_the_noise_and_cost_less
     federation = CarriedFederation(schedule(rounds=6, separation=3, cyclic=False, **NOISY))
     opened = federation.open_next(0)
     others = tuple(federation.seat_of(one) for one in federation.cohort(2))
-    told = federation.forged(opened, cohorts=Cohorts(others, None))
+    told = federation.forged(opened, cohorts=RoundCohorts(others, None))
     for one, version in ((0, opened), (1, opened), (2, told), (3, told)):
         federation.answer(one, version)
     federation.outcomes[0] = federation.server.finish()

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
-from niss.protocol.ended import Ended
+from niss.protocol.carrying import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
-from niss.protocol.server import Server
-from niss.protocol.verdicts import make_verdict, vote
+from niss.protocol.server import EndedRound, Server
 from niss.protocol.wire import signed_part
 from support.carried_run import GRID, CarriedFederation, repairing, schedule
 from support.protocol_round import carried, resigned
@@ -99,7 +98,7 @@ def test_a_server_may_be_started_again_between_any_two_rounds() -> None:
     for number in range(5):
         federation.play_round(number, (number,))
         ended = federation.server.ended
-        kept = None if ended is None else Ended.from_bytes(ended.to_bytes())
+        kept = None if ended is None else EndedRound.from_bytes(ended.to_bytes())
         federation.server = Server(federation.server._identity, ended=kept)
     np.testing.assert_array_equal(left(federation), 0)
     assert all(outcome.exact for outcome in federation.outcomes.values())
@@ -121,9 +120,9 @@ def test_what_a_server_kept_is_whole_or_refused() -> None:
         [1, 2],
     ):
         with pytest.raises(LocalProtocolError, match="damaged"):
-            Ended.from_bytes(json.dumps(damaged).encode())
+            EndedRound.from_bytes(json.dumps(damaged).encode())
     with pytest.raises(LocalProtocolError, match="damaged"):
-        Ended.from_bytes(b"")
+        EndedRound.from_bytes(b"")
 
 
 def test_a_server_that_forgot_the_round_before_leaves_carried_noise_and_says_so() -> None:

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.protocol.carrying import previous_of
-from niss.protocol.messages import Cohorts, RoundOpen, Upload
-from niss.protocol.states import ServerState
+from niss.protocol.messages import RoundCohorts, RoundOpen, Upload
+from niss.protocol.states import ServerStage
 from support.carried_run import GRID, NOISY, CarriedFederation, covered, schedule
 from support.protocol_round import carried
 
@@ -70,7 +70,7 @@ class CarriedRounds(RuleBasedStateMachine):
 
     @property
     def closed(self) -> bool:
-        return self.federation.server.state in (ServerState.IDLE, ServerState.CLOSED)
+        return self.federation.server.state in (ServerStage.IDLE, ServerStage.CLOSED)
 
     # The server goes on.
 
@@ -225,7 +225,7 @@ class CarriedRounds(RuleBasedStateMachine):
             changes = {
                 "terms": federation.schedule.terms(terms.run, number),
                 "participants": cohorts.following,
-                "cohorts": Cohorts(after, previous_of(opened)),
+                "cohorts": RoundCohorts(after, previous_of(opened)),
             }
         if not changes:
             return

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
-from niss.protocol.coalition_file import Coalition, load_coalition, parse_coalition
+from niss.protocol.keyfile import Coalition, load_coalition, parse_coalition
 from niss.protocol.keys import Identity, fingerprint
 from support.fixed_entropy import FixedEntropy
 

@@ -9,7 +9,7 @@ import pytest
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee, curve
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.committee import Statement
+from niss.protocol.committee import MemberStatement
 from niss.protocol.keys import SecretBytes
 from niss.protocol.messages import Partials
 from niss.protocol.shares import EdgeKeys, pair_secret
@@ -160,7 +160,9 @@ def test_a_proof_holds_for_its_points_alone() -> None:
     point = committee.commitments(agreed, pieces)[1]
 
     def holds(points: bytes, proof: bytes = made.proof, lost: int = GONE, claimed: bytes = point) -> bool:
-        return Statement(agreed, member, {OWNER: points}, {OWNER: [lost]}).is_proven(OWNER, claimed, proof)
+        return MemberStatement(agreed, member, {OWNER: points}, {OWNER: [lost]}).is_proven(
+            OWNER, claimed, proof
+        )
 
     assert holds(made.points)
     mask, edge = committee.cut(made.points)
@@ -185,9 +187,9 @@ def test_points_that_are_none_prove_nothing(point: bytes) -> None:
     claimed = committee.commitments(agreed, pieces)[1]
     mask, edge = committee.cut(made.points)
     for points in (point + edge, mask + point):
-        statement = Statement(agreed, member, {OWNER: points}, {OWNER: [GONE]})
+        statement = MemberStatement(agreed, member, {OWNER: points}, {OWNER: [GONE]})
         assert not statement.is_proven(OWNER, claimed, made.proof)
-    assert not Statement(agreed, member, {OWNER: made.points}, {OWNER: [GONE]}).is_proven(
+    assert not MemberStatement(agreed, member, {OWNER: made.points}, {OWNER: [GONE]}).is_proven(
         OWNER, point, made.proof
     )
 

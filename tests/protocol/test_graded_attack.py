@@ -24,7 +24,7 @@ from niss.protocol.agreement import Agreed, agree
 from niss.protocol.client import Client
 from niss.protocol.messages import RevealRequest
 from niss.protocol.shares import EdgeKeys
-from niss.protocol.states import ClientState
+from niss.protocol.states import ClientStage
 from support.protocol_round import Federation, carried, resigned
 
 Survivors = tuple[int, ...]
@@ -173,7 +173,7 @@ def _forget(client: Client) -> None:
     current = client._memory.current
     assert current is not None
     current.verdict = None
-    client._memory.state = ClientState.UPLOADED
+    client._memory.state = ClientStage.UPLOADED
 
 
 def graded(scene: Scene, victim: int, rng: random.Random) -> Story:

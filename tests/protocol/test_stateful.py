@@ -22,7 +22,7 @@ from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.messages import RevealRequest, RoundOpen, Upload
 from niss.protocol.server import Outcome
-from niss.protocol.states import ServerState
+from niss.protocol.states import ServerStage
 from support.protocol_round import Federation, carried, resigned
 
 INTENDED = (ProtocolError, PrivacyError, ConfigError)
@@ -70,7 +70,7 @@ class Rounds(RuleBasedStateMachine):
 
     @precondition(
         lambda self: (
-            len(self.opened) < 5 and self.federation.server.state in (ServerState.IDLE, ServerState.CLOSED)
+            len(self.opened) < 5 and self.federation.server.state in (ServerStage.IDLE, ServerStage.CLOSED)
         )
     )
     @rule(mode=st.sampled_from(["tolerate", "repair", "repair"]), again=st.booleans(), degree=picks)
@@ -96,14 +96,14 @@ class Rounds(RuleBasedStateMachine):
     def go_on(self, absent: set[int], backwards: bool) -> None:
         """One whole stage as it should be, so that the lies meet rounds of every age."""
         state = self.federation.server.state
-        if state in (ServerState.IDLE, ServerState.CLOSED):
+        if state in (ServerStage.IDLE, ServerStage.CLOSED):
             if len(self.opened) < 5:
                 self.open("repair", again=False, degree=self.size)
-        elif state is ServerState.COLLECTING:
+        elif state is ServerStage.COLLECTING:
             self.everyone_uploads(set(sorted(absent)[:2]))
             self.deliver_all(set(), backwards)
             self.request()
-        elif state is ServerState.REPAIRING and self.requests:
+        elif state is ServerStage.REPAIRING and self.requests:
             self.everyone_reveals(set(sorted(absent)[:1]))
             self.deliver_all(set(), backwards)
             self.finish()

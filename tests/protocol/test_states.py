@@ -8,22 +8,22 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.states import (
     CLIENT_TABLE,
     SERVER_TABLE,
-    ClientState,
+    ClientStage,
     Memory,
-    ServerState,
+    ServerStage,
     client_step,
     server_step,
 )
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    for table, states in ((CLIENT_TABLE, ClientState), (SERVER_TABLE, ServerState)):
+    for table, states in ((CLIENT_TABLE, ClientStage), (SERVER_TABLE, ServerStage)):
         assert {state for state, _ in table} == set(states)
         assert set(table.values()) | {next(iter(table))[0]} == set(states)
 
 
-@pytest.mark.parametrize("state", ClientState)
-def test_what_is_not_in_the_clients_table_is_the_servers_fault(state: ClientState) -> None:
+@pytest.mark.parametrize("state", ClientStage)
+def test_what_is_not_in_the_clients_table_is_the_servers_fault(state: ClientStage) -> None:
     for message in ("RoundOpen", "RevealRequest", "Upload", "Nonsense"):
         if (state, message) in CLIENT_TABLE:
             assert client_step(state, message) is CLIENT_TABLE[state, message]
@@ -34,9 +34,9 @@ def test_what_is_not_in_the_clients_table_is_the_servers_fault(state: ClientStat
 
 def test_a_driver_out_of_turn_and_a_client_out_of_turn_are_different_faults() -> None:
     with pytest.raises(LocalProtocolError):
-        server_step(ServerState.IDLE, "finish")
+        server_step(ServerStage.IDLE, "finish")
     with pytest.raises(RemoteProtocolError):
-        server_step(ServerState.IDLE, "Upload")
+        server_step(ServerStage.IDLE, "Upload")
 
 
 def test_the_memory_of_an_earlier_release_is_refused() -> None:

@@ -11,18 +11,18 @@ import pytest
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.messages import Message, Partials, Prekey, Reveal, RevealRequest, Upload
-from niss.protocol.wire import Limits, decode, encode
+from niss.protocol.wire import WireLimits, decode, encode
 from support.protocol_messages import example_prekey, examples, filler
 
 NAMES = sorted(examples())
 CONTEXT = filler("context", 32)
 HEAD = b"NISS\x01"
-GENEROUS = Limits(*[2**40] * 5)
+GENEROUS = WireLimits(*[2**40] * 5)
 
 
-def refused(data: bytes, match: str, limits: Limits | None = None) -> None:
+def refused(data: bytes, match: str, limits: WireLimits | None = None) -> None:
     with pytest.raises(RemoteProtocolError, match=match):
-        decode(data, limits=limits or Limits())
+        decode(data, limits=limits or WireLimits())
 
 
 def ours(message: Any, match: str) -> None:
@@ -33,17 +33,17 @@ def ours(message: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "name", "match"),
     [
-        (Limits(max_participants=3), "RoundOpen", "RoundOpen.terms.dropped"),
-        (Limits(max_participants=4), "RevealRequest", r"survivors\[2\]"),
-        (Limits(max_participants=3), "RevealRequest", "survivors: must hold at most 3 items"),
-        (Limits(max_coordinates=199_999), "RoundOpen", "terms.coordinates"),
-        (Limits(max_coordinates=2), "Upload", "Upload.vector: must hold between 0 and 16 bytes"),
-        (Limits(max_message_bytes=50), "Reveal", "message: larger than 50 bytes"),
-        (Limits(max_participants=2), "Reveal", r"Reveal.seat|Reveal.partials\[0\].points"),
-        (Limits(max_reason_bytes=5), "Refusal", "Refusal.reason"),
+        (WireLimits(max_participants=3), "RoundOpen", "RoundOpen.terms.dropped"),
+        (WireLimits(max_participants=4), "RevealRequest", r"survivors\[2\]"),
+        (WireLimits(max_participants=3), "RevealRequest", "survivors: must hold at most 3 items"),
+        (WireLimits(max_coordinates=199_999), "RoundOpen", "terms.coordinates"),
+        (WireLimits(max_coordinates=2), "Upload", "Upload.vector: must hold between 0 and 16 bytes"),
+        (WireLimits(max_message_bytes=50), "Reveal", "message: larger than 50 bytes"),
+        (WireLimits(max_participants=2), "Reveal", r"Reveal.seat|Reveal.partials\[0\].points"),
+        (WireLimits(max_reason_bytes=5), "Refusal", "Refusal.reason"),
     ],
 )
-def test_limits_hold_on_both_sides(limits: Limits, name: str, match: str) -> None:
+def test_limits_hold_on_both_sides(limits: WireLimits, name: str, match: str) -> None:
     message = examples()[name]
     refused(encode(message), match, limits)
     with pytest.raises(LocalProtocolError, match=match):
@@ -52,10 +52,10 @@ def test_limits_hold_on_both_sides(limits: Limits, name: str, match: str) -> Non
 
 def test_prekeys_are_limited_and_limits_make_sense() -> None:
     upload = replace(examples()["Upload"], fresh_prekeys=tuple(example_prekey(number) for number in range(3)))
-    refused(encode(upload), "fresh_prekeys: must hold at most 2 items", Limits(max_prekeys=2))
+    refused(encode(upload), "fresh_prekeys: must hold at most 2 items", WireLimits(max_prekeys=2))
     for value in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="max_prekeys"):
-            Limits(max_prekeys=value)  # type: ignore[arg-type]
+            WireLimits(max_prekeys=value)  # type: ignore[arg-type]
 
 
 HUGE = b"\xff\xff\xff\x7f"  # 268,435,455
@@ -64,17 +64,17 @@ HUGE = b"\xff\xff\xff\x7f"  # 268,435,455
 @pytest.mark.parametrize(
     "data",
     [
-        HEAD + b"\x05" + CONTEXT + HUGE,
+        HEAD + b"\x03" + CONTEXT + HUGE,
         HEAD + b"\x02" + CONTEXT + b"\x00" + HUGE,
         HEAD + b"\x02" + CONTEXT + b"\x00\x00" + HUGE,
-        HEAD + b"\x05" + CONTEXT + b"\x00" + HUGE,
-        HEAD + b"\x06" + CONTEXT + b"\x00" + HUGE,
-        HEAD + b"\x07" + CONTEXT + HUGE,
-        HEAD + b"\x07" + CONTEXT + b"\xff" * 9 + b"\x01",
+        HEAD + b"\x03" + CONTEXT + b"\x00" + HUGE,
+        HEAD + b"\x04" + CONTEXT + b"\x00" + HUGE,
+        HEAD + b"\x05" + CONTEXT + HUGE,
+        HEAD + b"\x05" + CONTEXT + b"\xff" * 9 + b"\x01",
     ],
 )
 def test_claimed_lengths_take_no_memory(data: bytes) -> None:
-    for limits in (Limits(), GENEROUS):
+    for limits in (WireLimits(), GENEROUS):
         tracemalloc.start()
         refused(data, "must hold|ends too early", limits)
         peak = tracemalloc.get_traced_memory()[1]

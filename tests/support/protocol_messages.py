@@ -13,15 +13,15 @@ from niss.protocol.messages import (
     MODES,
     Beacon,
     CarryTerms,
-    Cohorts,
     Message,
     Partials,
     Participant,
     Prekey,
-    Previous,
+    PreviousRound,
     Refusal,
     Reveal,
     RevealRequest,
+    RoundCohorts,
     RoundOpen,
     Terms,
     Upload,
@@ -73,13 +73,13 @@ def examples() -> dict[str, Message]:
     everyone = example_cohort("identity")
     beacon = Beacon(300, filler("beacon", 32), filler("beacon signature", 64))
     carrying = replace(example_terms(), carrying=CarryTerms(filler("plan", 32), 0.125))
-    previous = Previous(
+    previous = PreviousRound(
         example_cohort("before"), filler("terms", 32), replace(beacon, index=296, value=filler("link", 32))
     )
     return {
         "RoundOpen": RoundOpen(example_terms(), everyone, beacon, signature),
         "CarriedOpen": RoundOpen(
-            carrying, everyone, beacon, signature, Cohorts(example_cohort("after"), previous)
+            carrying, everyone, beacon, signature, RoundCohorts(example_cohort("after"), previous)
         ),
         "Upload": Upload(
             context,
@@ -178,11 +178,11 @@ def round_opens(draw: st.DrawFn) -> RoundOpen:
     if draw(st.booleans()):
         return opened
     carrying = draw(st.builds(CarryTerms, plan=_hashes, unit_variance=_reals))
-    previous = draw(st.none() | st.builds(Previous, participants=_lists, terms=_hashes, beacon=_beacons))
+    previous = draw(st.none() | st.builds(PreviousRound, participants=_lists, terms=_hashes, beacon=_beacons))
     return replace(
         opened,
         terms=replace(opened.terms, carrying=carrying),
-        cohorts=Cohorts(draw(_lists), previous),
+        cohorts=RoundCohorts(draw(_lists), previous),
     )
 
 

@@ -19,7 +19,7 @@ from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.keys import SecretBytes
 from niss.protocol.messages import Reveal, RoundOpen, Upload
-from niss.protocol.recovery import recover
+from niss.protocol.repair import recover
 from niss.protocol.shares import EdgeKeys, derive_seed
 from support.hostile import rounded_variance
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from niss.local import make_certificates
-from niss.protocol.coalition_file import Coalition
+from niss.protocol.keyfile import Coalition
 from niss.tracker.auth import Refused
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from niss.protocol.coalition_file import Coalition
+from niss.protocol.keyfile import Coalition
 from niss.tracker.auth import NONCE, SIGNATURE, TIME, Buckets, Refused, TrackerSettings, sign_request
 from tracker.harness import SERVER, START, Member, Scene, member, members
 

@@ -37,7 +37,7 @@ from niss.mechanism.noise import Noise
 from niss.methods import marginal_mu
 from niss.protocol.agreement import Agreed, commitment_of
 from niss.protocol.carried import Schedule
-from niss.protocol.messages import MODES, Beacon, Cohorts, Participant, Previous, RoundOpen
+from niss.protocol.messages import MODES, Beacon, Participant, PreviousRound, RoundCohorts, RoundOpen
 
 Participants = tuple[Participant, ...]
 
@@ -324,7 +324,7 @@ def propose_carried_round(
     run: bytes,
     participants: Participants,
     following: Participants,
-    previous: Previous | None,
+    previous: PreviousRound | None,
     release: Callable[[int, bytes], Beacon],
     account: CarriedAccount,
 ) -> RoundOpen:
@@ -342,6 +342,6 @@ def propose_carried_round(
     def propose(attempt: int, _more: float) -> RoundOpen:
         terms = schedule.terms(run, number)
         beacon = release(attempt, commitment_of(terms, participants, following))
-        return RoundOpen(terms, participants, beacon, cohorts=Cohorts(following, previous))
+        return RoundOpen(terms, participants, beacon, cohorts=RoundCohorts(following, previous))
 
     return draw_round(propose, account.assess, attempts=1, colluders=account.colluders, allowed=math.inf)[0]

@@ -28,7 +28,7 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.graph.beacon import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
-from niss.protocol.carried import CarriedContext, Gap
+from niss.protocol.carried import CarriedContext, CarriedEdges
 from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
@@ -112,8 +112,8 @@ class Agreed:
     opened: RoundOpen
     graph: ShareGraph
     context: RoundContext
-    before: Gap | None = None
-    after: Gap | None = None
+    before: CarriedEdges | None = None
+    after: CarriedEdges | None = None
 
     @property
     def terms(self) -> Terms:
@@ -253,7 +253,9 @@ def agree(opened: RoundOpen) -> Agreed:
     return Agreed(opened, graph, context, before, after)
 
 
-def _gaps(opened: RoundOpen, listed: bytes, agreed_terms: bytes) -> tuple[Gap | None, Gap | None]:
+def _gaps(
+    opened: RoundOpen, listed: bytes, agreed_terms: bytes
+) -> tuple[CarriedEdges | None, CarriedEdges | None]:
     """What is carried to a round and from it, given the hashes of its participants and of its terms."""
     carrying, cohorts, terms = opened.terms.carrying, opened.cohorts, opened.terms
     if (carrying is None) != (cohorts is None):
@@ -273,7 +275,7 @@ def _gaps(opened: RoundOpen, listed: bytes, agreed_terms: bytes) -> tuple[Gap | 
             participants_hash(previous.participants),
             listed,
         )
-        before = Gap.between(previous.participants, opened.participants, carrying, context)
+        before = CarriedEdges.between(previous.participants, opened.participants, carrying, context)
     if cohorts.following:
         context = CarriedContext(
             terms.run,
@@ -284,7 +286,7 @@ def _gaps(opened: RoundOpen, listed: bytes, agreed_terms: bytes) -> tuple[Gap | 
             listed,
             participants_hash(cohorts.following),
         )
-        after = Gap.between(opened.participants, cohorts.following, carrying, context)
+        after = CarriedEdges.between(opened.participants, cohorts.following, carrying, context)
     return before, after
 
 

@@ -31,12 +31,11 @@ from niss.protocol.agreement import (
     verify_beacon,
 )
 from niss.protocol.carried import Schedule
-from niss.protocol.carrying import check_cohorts, check_schedule
+from niss.protocol.carrying import check_cohorts, check_schedule, dropped_after, dropped_before, vote
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
 from niss.protocol.messages import MODES, Prekey, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_update
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
-from niss.protocol.verdicts import dropped_after, dropped_before, vote
 from niss.protocol.wire import decode, encode, pack, signed_part
 
 # Numbers that differ by less differ by rounding alone.
@@ -261,7 +260,7 @@ class Client:
 
         Shares that were to be carried to this round by clients dropped in the one before come out too, if the verdict
         of that round is shown; and, when the next round is repaired, those that were carried to its dropped clients,
-        against its verdict (`niss.protocol.verdicts`).
+        against its verdict (`niss.protocol.carrying`).
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)

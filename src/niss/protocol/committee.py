@@ -274,7 +274,7 @@ def answer(
         except RemoteProtocolError:
             continue
         opened[owner] = piece, given[owner][POINT_BYTES : 2 * POINT_BYTES], made
-    statement = Statement(
+    statement = MemberStatement(
         agreed, member, {owner: b"".join(made) for owner, (_, _, made) in opened.items()}, lost, masks=masks
     )
     return tuple(
@@ -289,7 +289,7 @@ def _points(agreed: Agreed, owner: int, others: Iterable[int], masks: bool) -> l
     return [mask_point(agreed, owner), *edges] if masks else edges
 
 
-class Statement:
+class MemberStatement:
     """What a member says with its partials, all of which go into the weights of the proofs.
 
     points   by owner, the partials one after another

@@ -8,44 +8,80 @@ A round, in order (`tolerate` ends after the uploads, `repair` goes on):
     member -> server   Reveal         what takes out the masks of the survivors and their shares with the dropped
 
 Every message of a client is signed by its identity, every message of the server by the server's; `signature` is empty
-until it is. `context` is the digest of the round's context, `seat` a place in the list of participants. Nothing here
-checks anything: `wire` checks sizes and bounds, the machines check what a message means.
+until it is. `context` is the digest of the round's context, `seat` a place in the list of participants.
+
+The types of the fields are the wire format: each says its kind and its bounds (`wire_fields`), which `wire` keeps to.
+Whatever changes there changes the encodings, and needs a new `wire.VERSION`. The machines check what a message means.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated
+
+from niss.protocol.wire_fields import Blob, Bound, Choice, Exact, Items, Maybe, Text, Uint, WireLimits
 
 # What happens to the shares of clients that drop out: they stay as noise, or are taken out again.
 MODES = ("tolerate", "repair")
+
+RUN_BYTES = 64
+POINT_BYTES, PROOF_BYTES = 32, 48
+NARROWEST, WIDEST = 16, 64
+"""Bits of a modulus."""
+
+_everyone: Bound = attrgetter("max_participants")
+
+
+def _points(count: int) -> Bound:
+    """So many points or scalars of 32 bytes for each participant, and three more."""
+
+    def bound(limits: WireLimits) -> int:
+        return POINT_BYTES * (3 + count * limits.max_participants)
+
+    return bound
+
+
+Key = Annotated[bytes, Exact(32)]
+Hash = Annotated[bytes, Exact(32)]
+Signature = Annotated[bytes, Maybe(64)]
+Seat = Annotated[int, Uint(lambda limits: limits.max_participants - 1)]
+Headcount = Annotated[int, Uint(_everyone)]
+Vector = Annotated[bytes, Blob(lambda limits: limits.max_coordinates * (WIDEST // 8))]
+Count32 = Annotated[int, Uint((1 << 32) - 1)]
+# Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
+Seats = Annotated[tuple[Seat, ...], Items(_everyone, rising=lambda seat: seat)]
 
 
 @dataclass(frozen=True)
 class Prekey:
     """A one-time X25519 key, signed by the identity it belongs to and by itself."""
 
-    number: int
-    public: bytes
-    signature: bytes
+    number: Annotated[int, Uint()]
+    public: Key
+    signature: Signature
 
 
 @dataclass(frozen=True)
 class Participant:
     """A seat in the round: an identity and the prekey it will use up."""
 
-    identity: bytes
+    identity: Key
     prekey: Prekey
+
+
+Participants = Annotated[tuple[Participant, ...], Items(_everyone, unique=attrgetter("identity"))]
 
 
 @dataclass(frozen=True)
 class CarryTerms:
     """How noise is carried from every round of a run to the next; the same in all its rounds.
 
-    plan            hash of the schedule that was committed to before the first round (`niss.protocol.carrying`)
+    plan            hash of the schedule that was committed to before the first round (`niss.protocol.carried`)
     unit_variance   variance of the share that each client carries to each client of the next round, an entry
     """
 
-    plan: bytes
+    plan: Hash
     unit_variance: float
 
 
@@ -71,22 +107,22 @@ class Terms:
     Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units.
     """
 
-    run: bytes
-    round: int
-    attempt: int
-    mode: str
-    coordinates: int
-    grid_bits: int
-    modulus_bits: int
+    run: Annotated[bytes, Blob(RUN_BYTES, low=1)]
+    round: Count32
+    attempt: Count32
+    mode: Annotated[str, Choice(MODES)]
+    coordinates: Annotated[int, Uint(attrgetter("max_coordinates"), low=1)]
+    grid_bits: Annotated[int, Uint(WIDEST)]
+    modulus_bits: Annotated[int, Uint(WIDEST, low=NARROWEST)]
     clip: float
     neighbours: float
     unit_variance: float
     residual_variance: float
     self_variance: float
-    revealed: int
-    dropped: int
-    committee: int
-    threshold: int
+    revealed: Headcount
+    dropped: Headcount
+    committee: Headcount
+    threshold: Headcount
     carrying: CarryTerms | None = None
 
 
@@ -97,33 +133,33 @@ class Beacon:
     The tracker signs it together with the participants, so it has seen the list before it released the value.
     """
 
-    index: int
-    value: bytes
-    signature: bytes
+    index: Count32
+    value: Hash
+    signature: Signature
 
 
 @dataclass(frozen=True)
-class Previous:
+class PreviousRound:
     """The round before, as far as its beacon was let out for it: what shows who carried noise to this round.
 
     terms   the hash of its terms
     """
 
-    participants: tuple[Participant, ...]
-    terms: bytes
+    participants: Participants
+    terms: Hash
     beacon: Beacon
 
 
 @dataclass(frozen=True)
-class Cohorts:
+class RoundCohorts:
     """Who takes part around a round of a run with carried shares.
 
     following   the participants of the next round, with the prekeys they will use up there; none in the last round
     previous    the round before; None in the first
     """
 
-    following: tuple[Participant, ...]
-    previous: Previous | None
+    following: Participants
+    previous: PreviousRound | None
 
 
 @dataclass(frozen=True)
@@ -134,37 +170,39 @@ class RoundOpen:
     """
 
     terms: Terms
-    participants: tuple[Participant, ...]
+    participants: Participants
     beacon: Beacon
-    signature: bytes = b""
-    cohorts: Cohorts | None = None
+    signature: Signature = b""
+    cohorts: RoundCohorts | None = None
 
 
 @dataclass(frozen=True)
 class Upload:
     """One client's contribution.
 
-    vector          grid steps modulo 2^modulus_bits, packed
+    vector          grid steps modulo 2^modulus_bits, packed; that it fits the terms is for the server to check
     fresh_prekeys   to be used in later rounds
     commitment      to the seed of its self-mask; empty in mode `tolerate`
     pieces          of a secret, and the edge keys that it seals (`niss.protocol.committee.deal`); empty likewise
     """
 
-    context: bytes
-    seat: int
-    vector: bytes
-    fresh_prekeys: tuple[Prekey, ...]
-    commitment: bytes
-    pieces: bytes
-    signature: bytes = b""
+    context: Hash
+    seat: Seat
+    vector: Vector
+    fresh_prekeys: Annotated[
+        tuple[Prekey, ...], Items(attrgetter("max_prekeys"), rising=attrgetter("number"))
+    ]
+    commitment: Annotated[bytes, Maybe(32)]
+    pieces: Annotated[bytes, Blob(_points(5))]
+    signature: Signature = b""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """A member's signature under the survivor set for which it gave its part of a repair (`niss.protocol.verdicts`)."""
+    """A member's signature under the survivor set for which it gave its part of a repair (`niss.protocol.carrying`)."""
 
-    seat: int
-    signature: bytes
+    seat: Seat
+    signature: Annotated[bytes, Exact(64)]
 
 
 @dataclass(frozen=True)
@@ -176,9 +214,9 @@ class Verdict:
     """
 
     beacon: Beacon
-    following: bytes
-    survivors: tuple[int, ...]
-    votes: tuple[Vote, ...]
+    following: Hash
+    survivors: Seats
+    votes: Annotated[tuple[Vote, ...], Items(_everyone, rising=attrgetter("seat"))]
 
 
 @dataclass(frozen=True)
@@ -192,10 +230,10 @@ class RevealRequest:
     after that round: `verdict` is that round's, and the shares carried to its dropped clients are to come out.
     """
 
-    context: bytes
-    survivors: tuple[int, ...]
-    pieces: bytes
-    signature: bytes = b""
+    context: Hash
+    survivors: Seats
+    pieces: Annotated[bytes, Blob(_points(3))]
+    signature: Signature = b""
     verdict: Verdict | None = None
 
 
@@ -208,9 +246,9 @@ class Partials:
     proof    that they were made with the piece that the client committed to
     """
 
-    seat: int
-    points: bytes
-    proof: bytes
+    seat: Seat
+    points: Annotated[bytes, Blob(_points(2), low=POINT_BYTES, step=POINT_BYTES)]
+    proof: Annotated[bytes, Exact(PROOF_BYTES)]
 
 
 @dataclass(frozen=True)
@@ -220,20 +258,20 @@ class Reveal:
     `vote` is that of a `Vote`, in rounds that carry noise over; None in others, and where a member is asked once more.
     """
 
-    context: bytes
-    seat: int
-    partials: tuple[Partials, ...]
-    signature: bytes = b""
-    vote: bytes | None = None
+    context: Hash
+    seat: Seat
+    partials: Annotated[tuple[Partials, ...], Items(_everyone, rising=attrgetter("seat"))]
+    signature: Signature = b""
+    vote: Annotated[bytes, Exact(64)] | None = None
 
 
 @dataclass(frozen=True)
 class Refusal:
     """A client will not go on, and says why in words that hold no secret."""
 
-    context: bytes
-    reason: str
-    signature: bytes = b""
+    context: Hash
+    reason: Annotated[str, Text(attrgetter("max_reason_bytes"))]
+    signature: Signature = b""
 
 
 Message = RoundOpen | Upload | RevealRequest | Reveal | Refusal

@@ -19,7 +19,8 @@ can see.
 
 from __future__ import annotations
 
-import math
+import base64
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,28 +31,100 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred, residues
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.ended import Ended
+from niss.protocol.carrying import check_vote, dropped_before, make_verdict
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
-    Cohorts,
+    Message,
     Participant,
-    Previous,
+    PreviousRound,
     Reveal,
     RevealRequest,
+    RoundCohorts,
     RoundOpen,
     Terms,
     Upload,
     Verdict,
     Vote,
 )
-from niss.protocol.outcome import Outcome as Outcome
-from niss.protocol.recovery import Recovered, recover
-from niss.protocol.shares import carried_seed, derive_seed
-from niss.protocol.states import ServerState, server_step
-from niss.protocol.verdicts import check_vote, dropped_before, make_verdict
-from niss.protocol.wire import check_packed, signed_part, sum_packed
-from niss.randomness import SecretStream, add_gaussians
+from niss.protocol.repair import Recovered, recover, take_out_carried, take_out_edges, take_out_masks
+from niss.protocol.states import ServerStage, server_step
+from niss.protocol.wire import check_packed, decode, encode, signed_part, sum_packed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a round.
+
+    total           sum of the survivors' parts `p_k x_k` and residual noises, as floats
+    survivors       seats whose uploads are in it
+    dropped         all other seats
+    uncancelled     shares, sent to or by dropped clients, that were not taken out; of those carried to this round, the
+                    ones of which only one end was uploaded
+    masked          survivors whose self-masks could not be rebuilt, and are still in it
+    extra_variance  what the last two leave in each coordinate beyond the intended noise
+    under_way       variance that the sum carries to the next round, which takes it out again
+    repaired        variance of carried shares that were taken out of the sum: of senders that had dropped out of the
+                    round before, and to receivers that dropped out of this one
+    problems        in words, what went wrong and with whom
+    liars           seats that are proven to have lied in the repair; what they said falsely was left out
+    """
+
+    total: NDArray[np.float64]
+    survivors: tuple[int, ...]
+    dropped: tuple[int, ...]
+    uncancelled: int
+    masked: tuple[int, ...]
+    extra_variance: float
+    problems: tuple[str, ...]
+    liars: tuple[int, ...]
+    under_way: float = 0.0
+    repaired: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing but the intended noise is left."""
+        return self.uncancelled == 0 and not self.masked
+
+
+@dataclass(frozen=True)
+class EndedRound:
+    """A round that is over. Nothing in it is secret: pieces are under their pads.
+
+    survivors   the seats whose uploads were summed
+    uploads     of the survivors, without their vectors
+    verdict     of its committee; None: too few of it answered
+    """
+
+    agreed: Agreed
+    survivors: tuple[int, ...]
+    uploads: Mapping[int, Upload]
+    verdict: Verdict | None
+
+    def to_bytes(self) -> bytes:
+        """All of it, for a server that may be started again before the next round is over."""
+        verdict = RevealRequest(self.agreed.digest, self.survivors, b"", verdict=self.verdict)
+        said: list[Message] = [self.agreed.opened, verdict, *(self.uploads[seat] for seat in self.survivors)]
+        return json.dumps([base64.b64encode(encode(one)).decode() for one in said]).encode()
+
+    @classmethod
+    def from_bytes(cls, kept: bytes) -> EndedRound:
+        """What `to_bytes` gave; anything else is a `LocalProtocolError`."""
+        try:
+            opened, verdict, *said = (
+                decode(base64.b64decode(one, validate=True)) for one in json.loads(kept)
+            )
+            uploads = {one.seat: one for one in said if isinstance(one, Upload)}
+            if not isinstance(opened, RoundOpen) or not isinstance(verdict, RevealRequest):
+                raise ValueError
+            if len(uploads) != len(said) or verdict.survivors != tuple(uploads):
+                raise ValueError
+            return cls(agree(opened), verdict.survivors, uploads, verdict.verdict)
+        except (ValueError, TypeError, RemoteProtocolError):
+            raise LocalProtocolError(
+                "what this server kept of the last round is damaged",
+                hint="leave it out: what lost clients had carried then stays in the sum, and is counted",
+            ) from None
 
 
 @dataclass
@@ -64,7 +137,7 @@ class _Round:
 
     agreed: Agreed
     survived: tuple[int, ...] = ()
-    ended: Ended | None = None
+    ended: EndedRound | None = None
     carried: dict[int, Reveal] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
@@ -105,14 +178,14 @@ class Server:
     The driver calls `open_round`, hands in uploads, then either `finish` (mode `tolerate`), or `request_reveals`,
     reveals, `finish`. It may finish at any stage: with whatever has arrived by then. With carried shares it may call
     `request_carried_reveals` before, and hand in what the committee of the round before reveals. What that needs of the
-    round before is `ended` after each `finish`: a server that is started again is given it (`Ended.to_bytes`).
+    round before is `ended` after each `finish`: a server that is started again is given it (`EndedRound.to_bytes`).
     """
 
-    def __init__(self, identity: Identity, *, ended: Ended | None = None) -> None:
+    def __init__(self, identity: Identity, *, ended: EndedRound | None = None) -> None:
         self._identity = identity
         self._round: _Round | None = None
         self.ended = ended
-        self.state = ServerState.IDLE
+        self.state = ServerStage.IDLE
 
     @property
     def public(self) -> bytes:
@@ -126,7 +199,7 @@ class Server:
         beacon: Beacon,
         *,
         following: tuple[Participant, ...] = (),
-        previous: Previous | None = None,
+        previous: PreviousRound | None = None,
         survived: tuple[int, ...] = (),
     ) -> RoundOpen:
         """Open a round; the message goes to every participant.
@@ -144,7 +217,7 @@ class Server:
         state = server_step(self.state, "open round")
         for one in (*participants, *following):
             check_prekey(one.prekey, one.identity)
-        cohorts = None if terms.carrying is None else Cohorts(following, previous)
+        cohorts = None if terms.carrying is None else RoundCohorts(following, previous)
         opened = RoundOpen(terms, participants, beacon, cohorts=cohorts)
         opened = replace(opened, signature=self._identity.sign("open", signed_part(opened)))
         agreed = agree(opened)
@@ -282,21 +355,25 @@ class Server:
         total = sum_packed(vectors, terms.coordinates, terms.modulus_bits)
         dropped = tuple(sorted(set(range(len(agreed.participants))) - set(survivors)))
         recovered = _recover(current) if current.reveals else {}
-        uncancelled, extra = _take_out_edges(agreed, total, set(survivors), recovered)
+        uncancelled, extra = take_out_edges(agreed, total, set(survivors), recovered)
         masked: tuple[int, ...] = ()
         if terms.mode == "repair":
-            masked = _take_out_masks(agreed, total, survivors, recovered)
+            masked = take_out_masks(agreed, total, survivors, recovered)
             extra += len(masked) * terms.self_variance
         repaired = 0.0, 0.0
         if agreed.before is not None:
             lost, left = agreed.before.left(current.survived, survivors)
-            lost_repaired, repaired = _take_out_carried(current, total, survivors, recovered)
-            uncancelled, extra = uncancelled + lost - lost_repaired, extra + max(left - sum(repaired), 0.0)
+            if current.ended is not None and survivors:
+                ends = current.ended.survivors, survivors
+                known = _recover_carried(current), recovered
+                taken_out, repaired = take_out_carried(agreed, total, ends, known)
+                lost -= taken_out
+            uncancelled, extra = uncancelled + lost, extra + max(left - sum(repaired), 0.0)
         self.state = following
         self.ended = None
         if agreed.after is not None and survivors == current.survivors:
             dealt = {seat: replace(current.uploads[seat], vector=b"") for seat in survivors}
-            self.ended = Ended(agreed, survivors, dealt, current.votes)
+            self.ended = EndedRound(agreed, survivors, dealt, current.votes)
         current.uploads.clear()  # As large as so many models, and of no more use.
         return Outcome(
             agreed.grid.to_float(centred(residues(total.view(np.int64), terms.modulus_bits))),
@@ -311,13 +388,13 @@ class Server:
             repaired,
         )
 
-    def _step(self, event: str) -> tuple[_Round, ServerState]:
+    def _step(self, event: str) -> tuple[_Round, ServerStage]:
         """The round under way, and the state that follows once what the driver asks for is done."""
         if self._round is None:
             raise LocalProtocolError("no round was opened")
         return self._round, server_step(self.state, event)
 
-    def _receive(self, message: Upload | Reveal, purpose: str) -> tuple[_Round, ServerState]:
+    def _receive(self, message: Upload | Reveal, purpose: str) -> tuple[_Round, ServerStage]:
         """The round under way, and the state that follows, for a message of it that its seat has signed."""
         current = self._round
         if current is None:
@@ -343,30 +420,17 @@ def _recover(current: _Round) -> dict[int, Recovered]:
     return recovered
 
 
-def _take_out_edges(
-    agreed: Agreed, total: NDArray[np.uint64], survivors: set[int], recovered: dict[int, Recovered]
-) -> tuple[int, float]:
-    """Subtract the recovered shares of dropped clients; count those that stay, and their variance.
-
-    A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it.
-    """
-    people = agreed.participants
-    uncancelled, extra, noises = 0, 0.0, []
-    for sender, receiver, variance in agreed.shares():
-        if (sender in survivors) == (receiver in survivors):
-            continue
-        sent = sender in survivors
-        here, gone = (sender, receiver) if sent else (receiver, sender)
-        key = recovered[here].keys.get(gone) if here in recovered else None
-        if key is None:
-            uncancelled += 1
-            extra += variance
-            continue
-        ends = people[sender].identity, people[receiver].identity
-        seed = derive_seed(key, agreed.context, *ends, "share")
-        noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
-    add_gaussians(total, noises)
-    return uncancelled, extra
+def _recover_carried(current: _Round) -> dict[int, Recovered]:
+    """By survivor of the round before, what its committee gave, asked once more; lies are noted."""
+    if current.ended is None or not current.carried:
+        return {}
+    ended = current.ended
+    recovered, lies = recover(
+        ended.agreed, _lost_receivers(current), ended.uploads, current.carried, masks=False
+    )
+    for seat, what in lies:
+        current.note(f"seat {seat} of the round before {what}; left out")
+    return recovered
 
 
 def _lost_receivers(current: _Round) -> dict[int, list[int]]:
@@ -375,60 +439,6 @@ def _lost_receivers(current: _Round) -> dict[int, list[int]]:
         return {}
     gone = set(range(len(current.agreed.participants))) - set(current.survivors)
     return committee.lost_receivers(current.ended.agreed, current.ended.survivors, gone)
-
-
-def _take_out_carried(
-    current: _Round,
-    total: NDArray[np.uint64],
-    survivors: tuple[int, ...],
-    recovered: dict[int, Recovered],
-) -> tuple[int, tuple[float, float]]:
-    """Take out what is known of shares with one end in the sum of this round or of the one before.
-
-    Returns how many they were, and the variance of those that a survivor subtracted though nobody had added them, and
-    of those that were added in the round before and that nobody subtracted.
-    """
-    agreed, before, ended = current.agreed, current.agreed.before, current.ended
-    if before is None or ended is None or not survivors:
-        return 0, (0.0, 0.0)
-    size = len(agreed.participants)
-    added: dict[int, Recovered] = {}
-    if current.carried:
-        added, lies = recover(
-            ended.agreed, _lost_receivers(current), ended.uploads, current.carried, masks=False
-        )
-        for seat, what in lies:
-            current.note(f"seat {seat} of the round before {what}; left out")
-    first = len(ended.agreed.everyone) - size
-    here, there = set(survivors), set(ended.survivors)
-    noises, variances = [], ([0.0], [0.0])
-    edges = (
-        (0, before.between_seats(set(range(size)) - there, here), 1),
-        (1, before.between_seats(there, set(range(size)) - here), -1),
-    )
-    for half, shares, sign in edges:
-        for sender, receiver, variance in shares:
-            found = added.get(sender) if half else recovered.get(receiver)
-            key = None if found is None else found.keys.get(first + receiver if half else size + sender)
-            if key is None:
-                continue
-            ends = before.senders[sender].identity, before.receivers[receiver].identity
-            seed = carried_seed(key, before.context, *ends)
-            noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), sign))
-            variances[half].append(variance)
-    add_gaussians(total, noises)
-    return len(noises), (math.fsum(variances[0]), math.fsum(variances[1]))
-
-
-def _take_out_masks(
-    agreed: Agreed, total: NDArray[np.uint64], survivors: tuple[int, ...], recovered: dict[int, Recovered]
-) -> tuple[int, ...]:
-    """Subtract the recovered self-masks of the survivors; returns those whose mask stays."""
-    steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
-    masks = {seat: recovered[seat].mask if seat in recovered else None for seat in survivors}
-    known = [(SecretStream(seed), steps, -1) for seed in masks.values() if seed is not None]
-    add_gaussians(total, known)
-    return tuple(seat for seat, seed in masks.items() if seed is None)
 
 
 def _named(seats: list[int]) -> str:

@@ -22,7 +22,7 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.keys import SecretBytes
 
 
-class ClientState(Enum):
+class ClientStage(Enum):
     """Where a client stands in its current round; part of what it must not forget.
 
     IDLE        has not answered a round yet
@@ -35,7 +35,7 @@ class ClientState(Enum):
     REVEALED = "revealed"
 
 
-class ServerState(Enum):
+class ServerStage(Enum):
     """Where the server stands in its current round.
 
     IDLE        has not opened a round yet
@@ -51,29 +51,29 @@ class ServerState(Enum):
 
 
 # (state, what arrives) -> next state. A client answers a new round from any state: the old one is over for it.
-CLIENT_TABLE: dict[tuple[ClientState, str], ClientState] = {
-    (ClientState.IDLE, "RoundOpen"): ClientState.UPLOADED,
-    (ClientState.UPLOADED, "RoundOpen"): ClientState.UPLOADED,
-    (ClientState.REVEALED, "RoundOpen"): ClientState.UPLOADED,
-    (ClientState.UPLOADED, "RevealRequest"): ClientState.REVEALED,
+CLIENT_TABLE: dict[tuple[ClientStage, str], ClientStage] = {
+    (ClientStage.IDLE, "RoundOpen"): ClientStage.UPLOADED,
+    (ClientStage.UPLOADED, "RoundOpen"): ClientStage.UPLOADED,
+    (ClientStage.REVEALED, "RoundOpen"): ClientStage.UPLOADED,
+    (ClientStage.UPLOADED, "RevealRequest"): ClientStage.REVEALED,
     # Said again after a lost reply or a restart, or about shares that were carried on: for the same survivor set alone.
-    (ClientState.REVEALED, "RevealRequest"): ClientState.REVEALED,
+    (ClientStage.REVEALED, "RevealRequest"): ClientStage.REVEALED,
 }
 
 # What the driver asks for is in lower case, what arrives from clients in upper.
-SERVER_TABLE: dict[tuple[ServerState, str], ServerState] = {
-    (ServerState.IDLE, "open round"): ServerState.COLLECTING,
-    (ServerState.CLOSED, "open round"): ServerState.COLLECTING,
-    (ServerState.COLLECTING, "Upload"): ServerState.COLLECTING,
-    (ServerState.COLLECTING, "request reveals"): ServerState.REPAIRING,
-    (ServerState.REPAIRING, "Reveal"): ServerState.REPAIRING,
-    (ServerState.REPAIRING, "request carried reveals"): ServerState.REPAIRING,
-    (ServerState.COLLECTING, "finish"): ServerState.CLOSED,
-    (ServerState.REPAIRING, "finish"): ServerState.CLOSED,
+SERVER_TABLE: dict[tuple[ServerStage, str], ServerStage] = {
+    (ServerStage.IDLE, "open round"): ServerStage.COLLECTING,
+    (ServerStage.CLOSED, "open round"): ServerStage.COLLECTING,
+    (ServerStage.COLLECTING, "Upload"): ServerStage.COLLECTING,
+    (ServerStage.COLLECTING, "request reveals"): ServerStage.REPAIRING,
+    (ServerStage.REPAIRING, "Reveal"): ServerStage.REPAIRING,
+    (ServerStage.REPAIRING, "request carried reveals"): ServerStage.REPAIRING,
+    (ServerStage.COLLECTING, "finish"): ServerStage.CLOSED,
+    (ServerStage.REPAIRING, "finish"): ServerStage.CLOSED,
 }
 
 
-def client_step(state: ClientState, message: str) -> ClientState:
+def client_step(state: ClientStage, message: str) -> ClientStage:
     """The client's state after `message` (a message's class name), or `RemoteProtocolError`: it is out of turn."""
     following = CLIENT_TABLE.get((state, message))
     if following is None:
@@ -84,7 +84,7 @@ def client_step(state: ClientState, message: str) -> ClientState:
     return following
 
 
-def server_step(state: ServerState, event: str) -> ServerState:
+def server_step(state: ServerStage, event: str) -> ServerStage:
     """The server's state after `event`: a message's class name, or in lower case what the driver asks for.
 
     Out of turn, a message is a `RemoteProtocolError` and a call of the driver a `LocalProtocolError`.
@@ -128,7 +128,7 @@ class Memory:
 
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
     beacon: dict[str, int] = field(default_factory=dict)
-    state: ClientState = ClientState.IDLE
+    state: ClientStage = ClientStage.IDLE
     current: CurrentRound | None = None
     carried: dict[str, list[int]] = field(default_factory=dict)
 
@@ -168,7 +168,7 @@ class Memory:
             return cls(
                 last={run: (int(when[0]), int(when[1])) for run, when in values["last"].items()},
                 beacon={anchor: int(index) for anchor, index in values["beacon"].items()},
-                state=ClientState(values["state"]),
+                state=ClientStage(values["state"]),
                 current=current,
                 carried={
                     run: [int(number) for number in numbers]

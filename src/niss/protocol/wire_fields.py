@@ -1,17 +1,20 @@
 """The kinds of fields on the wire: each knows how to write itself, how to read itself, and what to refuse.
 
-Both directions run the same checks, so nothing is written that would not be read, and each value has one form:
+A message says of each of its fields which kind it is, by its type (`niss.protocol.messages`): `record_of` makes the
+layout of a dataclass from its annotations. Both directions run the same checks, so nothing is written that would not be
+read, and each value has one form:
 
     number              varint in its shortest form: seven bits a byte, lowest first, below 2^64
     float               IEEE float64, lowest byte first
     one of a few words  its place in the list, one byte
+    what may be None    after a byte that says whether it is there
     key, hash, seed     bytes of a fixed length, bare
     other bytes, text   after their length, a varint
     sequence            after the number of its items, a varint
     record              its fields, one after another
 
-A length is checked against `Limits` and against the bytes that are left before memory is taken for it. What is refused
-is a `Fault`, which names the path to the field and never quotes the value.
+A length is checked against `WireLimits` and against the bytes that are left before memory is taken for it. What is
+refused is a `Fault`, which names the path to the field and never quotes the value.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from niss.errors import ConfigError
 
@@ -33,7 +36,7 @@ _SHORT = tuple(
 
 
 @dataclass(frozen=True)
-class Limits:
+class WireLimits:
     """The most that a message may hold; checked before memory is taken for it.
 
     max_participants    seats of a round, survivors, members of a committee
@@ -56,8 +59,12 @@ class Limits:
                 raise ConfigError("must be a whole number above zero", field=field.name)
 
 
-# The largest value, length or count of a field under given limits.
-Bound = Callable[[Limits], int]
+# The largest value, length or count of a field under given limits, or under any.
+Bound = Callable[[WireLimits], int]
+
+
+def _bound(high: Bound | int) -> Bound:
+    return high if callable(high) else lambda _: high
 
 
 class Fault(Exception):
@@ -84,7 +91,7 @@ class Fault(Exception):
 class Writer:
     """Collects the bytes of a message: `parts`, and their `size` so far."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WireLimits) -> None:
         self.limits = limits
         self.parts: list[bytes] = []
         self.size = 0
@@ -113,7 +120,7 @@ class Reader:
     A slice of the message is the only memory it takes; `at` is the place of the next byte.
     """
 
-    def __init__(self, data: bytes, limits: Limits, at: int = 0) -> None:
+    def __init__(self, data: bytes, limits: WireLimits, at: int = 0) -> None:
         self.data = data
         self.limits = limits
         self.at = at
@@ -171,10 +178,10 @@ class Field(ABC):
 class Uint(Field):
     """A whole number from `low` up to a bound; a bool or a numpy number is not one."""
 
-    def __init__(self, high: Bound = lambda _: UINT64, low: int = 0) -> None:
-        self.low, self.high = low, high
+    def __init__(self, high: Bound | int = UINT64, low: int = 0) -> None:
+        self.low, self.high = low, _bound(high)
 
-    def _check(self, value: int, limits: Limits) -> None:
+    def _check(self, value: int, limits: WireLimits) -> None:
         if not self.low <= value <= self.high(limits):
             raise Fault(f"must lie between {self.low} and {self.high(limits)}")
 
@@ -245,14 +252,19 @@ class Exact(Field):
 
 
 class Blob(Field):
-    """Bytes of any length between `low` and a bound, after their length. Only `bytes`: nothing that could change."""
+    """Bytes of any length between `low` and a bound, after their length. Only `bytes`: nothing that could change.
 
-    def __init__(self, high: Bound, low: int = 0) -> None:
-        self.low, self.high = low, high
+    With `step`, a whole number of pieces of that length.
+    """
 
-    def _check(self, length: int, limits: Limits) -> None:
+    def __init__(self, high: Bound | int, low: int = 0, step: int = 1) -> None:
+        self.low, self.high, self.step = low, _bound(high), step
+
+    def _check(self, length: int, limits: WireLimits) -> None:
         if not self.low <= length <= self.high(limits):
             raise Fault(f"must hold between {self.low} and {self.high(limits)} bytes")
+        if length % self.step:
+            raise Fault(f"must hold whole pieces of {self.step} bytes")
 
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not bytes:
@@ -271,25 +283,12 @@ class Maybe(Blob):
     """Bytes of one fixed length or none at all, after their length; a signature not yet made is empty."""
 
     def __init__(self, length: int) -> None:
-        super().__init__(lambda _: length)
+        super().__init__(length)
         self.length = length
 
-    def _check(self, length: int, _: Limits) -> None:
+    def _check(self, length: int, _: WireLimits) -> None:
         if length not in (0, self.length):
             raise Fault(f"must be {self.length} bytes, or empty")
-
-
-class Absent(Field):
-    """A field of the record that this layout has no room for: it is None, and takes no byte."""
-
-    smallest = 0
-
-    def write(self, out: Writer, value: Any) -> None:  # noqa: ARG002
-        if value is not None:
-            raise Fault("must be None in this message")
-
-    def read(self, source: Reader) -> None:  # noqa: ARG002
-        return None
 
 
 class Optional(Field):
@@ -330,24 +329,22 @@ class Text(Blob):
             raise Fault("must be text in UTF-8") from None
 
 
+@dataclass(frozen=True)
+class Items:
+    """The most items of a tuple; with `rising` or `unique`, the key of an item that must grow, or may not recur."""
+
+    high: Bound
+    rising: Callable[[Any], Any] | None = None
+    unique: Callable[[Any], Any] | None = None
+
+
 class Sequence(Field):
-    """A tuple, after its length.
+    """A tuple, after its length; its `Items` see to it that a set has one encoding, and no seat can be named twice."""
 
-    With `rising`, that key of an item must grow from each to the next; with `unique`, that key may not recur. So
-    a set has one encoding, and no seat can be named twice.
-    """
+    def __init__(self, item: Field, items: Items) -> None:
+        self.item, self.high, self.rising, self.unique = item, items.high, items.rising, items.unique
 
-    def __init__(
-        self,
-        item: Field,
-        high: Bound,
-        *,
-        rising: Callable[[Any], Any] | None = None,
-        unique: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self.item, self.high, self.rising, self.unique = item, high, rising, unique
-
-    def _check_count(self, count: int, limits: Limits) -> None:
+    def _check_count(self, count: int, limits: WireLimits) -> None:
         if count > self.high(limits):
             raise Fault(f"must hold at most {self.high(limits)} items")
 
@@ -393,30 +390,12 @@ class Sequence(Field):
 
 
 class Record(Field):
-    """A frozen dataclass, field by field in its own order.
+    """A frozen dataclass, field by field in its own order, each of the kind that its type says."""
 
-    kind        the dataclass
-    rule        says what is wrong between fields of a value; None if nothing is
-    layout      the kind of each field
-    """
-
-    def __init__(
-        self,
-        kind: type[Any],
-        /,
-        *,
-        rule: Callable[[Any], str | None] | None = None,
-        **layout: Field,
-    ) -> None:
-        if tuple(layout) != tuple(field.name for field in fields(kind)):
-            raise TypeError(f"the wire layout of {kind.__name__} does not have its fields in its order")
-        self.kind, self.rule, self.layout = kind, rule, layout
-        self.smallest = sum(field.smallest for field in layout.values())
-
-    def _check(self, value: Any) -> None:
-        broken = None if self.rule is None else self.rule(value)
-        if broken is not None:
-            raise Fault(broken)
+    def __init__(self, kind: type[Any]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        self.kind, self.layout = kind, {field.name: _kind_of(hints[field.name]) for field in fields(kind)}
+        self.smallest = sum(field.smallest for field in self.layout.values())
 
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not self.kind:
@@ -427,7 +406,6 @@ class Record(Field):
                 field.write(out, getattr(value, name))
         except Fault as fault:
             raise fault.within(name) from None
-        self._check(value)
 
     def read(self, source: Reader) -> Any:
         values: dict[str, Any] = {}
@@ -437,6 +415,32 @@ class Record(Field):
                 values[name] = field.read(source)
         except Fault as fault:
             raise fault.within(name) from None
-        result = self.kind(**values)
-        self._check(result)
-        return result
+        return self.kind(**values)
+
+
+_RECORDS: dict[type[Any], Record] = {}
+
+
+def record_of(kind: type[Any]) -> Record:
+    """The layout of a dataclass, made once."""
+    if kind not in _RECORDS:
+        _RECORDS[kind] = Record(kind)
+    return _RECORDS[kind]
+
+
+def _kind_of(hint: Any) -> Field:
+    """The kind that a type stands for: what it is annotated with, or what follows from it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        for note in arguments[1:]:
+            if isinstance(note, Field):
+                return note
+            if isinstance(note, Items):
+                return Sequence(_kind_of(get_args(arguments[0])[0]), note)
+    if type(None) in arguments:
+        return Optional(_kind_of(next(one for one in arguments if one is not type(None))))
+    if hint is float:
+        return Real()
+    if is_dataclass(hint) and isinstance(hint, type):
+        return record_of(hint)
+    raise TypeError(f"{hint} does not say what it is on the wire")

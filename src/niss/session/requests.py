@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from niss.errors import NissError
-from niss.protocol import Identity, Limits, Refusal, signed_part, verify
+from niss.protocol import Identity, Refusal, WireLimits, signed_part, verify
 from niss.redaction import printable
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def in_words(error: Exception) -> str:
 
 def sign_refusal(identity: Identity, request: bytes, reason: str) -> Refusal:
     """A client declines the request with this digest, under its signature: no relay can decline in its name."""
-    short = reason.encode()[: Limits().max_reason_bytes].decode(errors="ignore")
+    short = reason.encode()[: WireLimits().max_reason_bytes].decode(errors="ignore")
     unsigned = Refusal(request, short)
     return replace(unsigned, signature=identity.sign(_REFUSAL, signed_part(unsigned)))
 

@@ -51,7 +51,7 @@ from niss.protocol import (
     decode,
     encode,
 )
-from niss.protocol.messages import Cohorts
+from niss.protocol.messages import RoundCohorts
 from niss.redaction import printable
 from niss.session.books import Books, Pending, RoundReport, SessionRound
 from niss.session.coordinator import Coordinator
@@ -144,7 +144,7 @@ class Setup:
             for number in range(self.participants)
         )
         opened = RoundOpen(
-            schedule.terms(b"run", 0), people, Beacon(1, bytes(32), b""), cohorts=Cohorts(people, None)
+            schedule.terms(b"run", 0), people, Beacon(1, bytes(32), b""), cohorts=RoundCohorts(people, None)
         )
         return schedule if _fits(opened) else replace(schedule, modulus_bits=64)
 

@@ -22,8 +22,7 @@ from typing import Any
 import uvicorn
 
 from niss.errors import ConfigError, NissError
-from niss.protocol.coalition_file import load_coalition
-from niss.protocol.keyfile import create_keyfile, load_identity
+from niss.protocol.keyfile import create_keyfile, load_coalition, load_identity
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
 from niss.tracker.auth import TrackerSettings

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import BeaconChain
-from niss.protocol.coalition_file import Coalition
+from niss.protocol.keyfile import Coalition
 from niss.protocol.keys import Entropy, Identity, SecretBytes, fingerprint, length_prefixed, uint64
 from niss.protocol.messages import Beacon
 from niss.tracker.auth import (

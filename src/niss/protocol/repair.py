@@ -1,4 +1,6 @@
-"""What the server makes of a committee's answers: the self-masks of the survivors, the keys of their edges to the lost.
+"""The server's half of a repair: what a committee's answers give, and taking it out of the sum.
+
+Of a survivor that is the seed of its self-mask, and the keys of its edges to the lost.
 
 For each survivor the partials of as many members as the threshold are combined. Where it lost no neighbour, its own
 commitment to its self-mask says whether the result is right, and no proof is looked at. Where it did, or where that
@@ -12,17 +14,23 @@ to 90 microseconds each, without Python's lock, on all cores.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee, curve
 from niss.protocol.agreement import Agreed
-from niss.protocol.committee import Statement
+from niss.protocol.committee import MemberStatement
 from niss.protocol.keys import Secret, SecretBytes
 from niss.protocol.messages import Reveal, Upload
+from niss.protocol.shares import carried_seed, derive_seed
+from niss.randomness import SecretStream, add_gaussians
 
 
 @dataclass(repr=False)
@@ -30,13 +38,15 @@ class Recovered(Secret):
     """What came out for one survivor.
 
     mask     the seed of its self-mask; None: it stays
-    keys     by lost neighbour, its place in `Agreed.everyone`: the key of the edge to it
+    keys     by lost neighbour of its own round, the key of the edge to it
+    carried  by seat in a round next to it, the key of the edge to a client that was lost there
     lies     (seat, what it did) of whoever is proven to have lied about it
     short    whether too few members gave true partials
     """
 
     mask: SecretBytes | None = None
     keys: dict[int, SecretBytes] = field(default_factory=dict)
+    carried: dict[int, SecretBytes] = field(default_factory=dict)
     lies: list[tuple[int, str]] = field(default_factory=list)
     short: bool = False
 
@@ -69,7 +79,7 @@ class _Answer:
     """What one member said, in a form whose proofs can be checked."""
 
     number: int
-    statement: Statement
+    statement: MemberStatement
     proofs: Mapping[int, bytes]
 
 
@@ -90,7 +100,9 @@ def _wanted(
         if not fitting:
             lies.append((member, "revealed what it was not asked for"))
             continue
-        statement = Statement(agreed, member, {one.seat: one.points for one in partials}, lost, masks=masks)
+        statement = MemberStatement(
+            agreed, member, {one.seat: one.points for one in partials}, lost, masks=masks
+        )
         answers[member] = _Answer(number, statement, {one.seat: one.proof for one in partials})
     return answers, lies
 
@@ -133,8 +145,15 @@ def _recover_one(
             found.lies.append((seat, "committed to another self-mask than its pieces give"))
     for place, other in enumerate(lost, start=int(masks)):
         point = _combined({number: one[place] for number, one in parts.items()})
-        if point is not None:
-            found.keys[other] = committee.open_seal(agreed, seat, other, point, upload.pieces)
+        if point is None:
+            continue
+        key, size = committee.open_seal(agreed, seat, other, point, upload.pieces), len(agreed.participants)
+        if other < size:
+            found.keys[other] = key
+        else:
+            # Asked once more, it is about the next round; else about the one before, whose clients come first.
+            after = () if masks or agreed.after is None else agreed.after.receivers
+            found.carried[other - (len(agreed.everyone) - len(after) if after else size)] = key
     return found
 
 
@@ -153,3 +172,76 @@ def _mask(agreed: Agreed, seat: int, upload: Upload, partials: Mapping[int, byte
         return None
     seed = committee.mask_seed(agreed, seat, point)
     return seed if committee.is_committed(agreed, seat, seed, upload.commitment) else None
+
+
+def take_out_edges(
+    agreed: Agreed, total: NDArray[np.uint64], survivors: set[int], recovered: dict[int, Recovered]
+) -> tuple[int, float]:
+    """Subtract the recovered shares of dropped clients; count those that stay, and their variance.
+
+    A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it.
+    """
+    people = agreed.participants
+    uncancelled, extra, noises = 0, 0.0, []
+    for sender, receiver, variance in agreed.shares():
+        if (sender in survivors) == (receiver in survivors):
+            continue
+        sent = sender in survivors
+        here, gone = (sender, receiver) if sent else (receiver, sender)
+        key = recovered[here].keys.get(gone) if here in recovered else None
+        if key is None:
+            uncancelled += 1
+            extra += variance
+            continue
+        ends = people[sender].identity, people[receiver].identity
+        seed = derive_seed(key, agreed.context, *ends, "share")
+        noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
+    add_gaussians(total, noises)
+    return uncancelled, extra
+
+
+def take_out_carried(
+    agreed: Agreed,
+    total: NDArray[np.uint64],
+    survivors: tuple[tuple[int, ...], tuple[int, ...]],
+    recovered: tuple[dict[int, Recovered], dict[int, Recovered]],
+) -> tuple[int, tuple[float, float]]:
+    """Take out what is known of shares with one end in the sum of this round or of the one before.
+
+    survivors, recovered   of the round before, and of this one
+
+    Returns how many they were, and the variance of those that a survivor subtracted though nobody had added them, and
+    of those that were added in the round before and that nobody subtracted.
+    """
+    before = agreed.before
+    assert before is not None
+    everyone, (there, here) = set(range(len(agreed.participants))), map(set, survivors)
+    added, taken = recovered
+    noises, variances = [], ([0.0], [0.0])
+    halves = (
+        (0, before.between_seats(everyone - there, here), 1),
+        (1, before.between_seats(there, everyone - here), -1),
+    )
+    for half, shares, sign in halves:
+        for sender, receiver, variance in shares:
+            found, lost = (added.get(sender), receiver) if half else (taken.get(receiver), sender)
+            key = None if found is None else found.carried.get(lost)
+            if key is None:
+                continue
+            ends = before.senders[sender].identity, before.receivers[receiver].identity
+            seed = carried_seed(key, before.context, *ends)
+            noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), sign))
+            variances[half].append(variance)
+    add_gaussians(total, noises)
+    return len(noises), (math.fsum(variances[0]), math.fsum(variances[1]))
+
+
+def take_out_masks(
+    agreed: Agreed, total: NDArray[np.uint64], survivors: tuple[int, ...], recovered: dict[int, Recovered]
+) -> tuple[int, ...]:
+    """Subtract the recovered self-masks of the survivors; returns those whose mask stays."""
+    steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
+    masks = {seat: recovered[seat].mask if seat in recovered else None for seat in survivors}
+    known = [(SecretStream(seed), steps, -1) for seed in masks.values() if seed is not None]
+    add_gaussians(total, known)
+    return tuple(seat for seat, seed in masks.items() if seed is None)
