@@ -80,7 +80,7 @@ def test_a_round_costs_what_it_costs_with_the_plans_clip(tmp_path: Path) -> None
 
 def test_noise_is_in_proportion_to_the_clip() -> None:
     strategy, _ = start(FakeGrid(NODES), plan=replace(PRIVATE, neighbours=5.0))
-    ratios = [one.deviation / one.clip for one in strategy.rounds]
+    ratios = [one.noise.variance**0.5 / one.clip for one in strategy.rounds]
     assert ratios == pytest.approx([ratios[0]] * 3, rel=1e-6)
     assert len({one.clip for one in strategy.rounds}) == 3
 

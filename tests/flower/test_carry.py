@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, step_of
+from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, stays, step_of
 from flower.test_resume import Killed, die_at, renumbered
 from flower.test_tracker import Service, service  # noqa: F401
 from niss.accounting import LedgerFile, Plan
@@ -91,8 +91,8 @@ def test_the_last_model_is_that_of_the_cohorts_without_noise():
     assert asked[1] | asked[2] == set(range(NODES))
     assert [one.survivors for one in strategy.rounds] == [SIZE] * ROUNDS
     assert all(one.exact for one in strategy.rounds)
-    assert strategy.rounds[0].under_way > 1.0, "the models in between are noisy"
-    assert strategy.rounds[-1].under_way == 0.0
+    assert strategy.rounds[0].carried_variance ** 0.5 > 1.0, "the models in between are noisy"
+    assert strategy.rounds[-1].carried_variance ** 0.5 == 0.0
     np.testing.assert_allclose(values(result.arrays), model_of(asked), rtol=0, atol=1e-5)
 
 
@@ -135,14 +135,14 @@ def test_a_carried_run_leaves_less_noise_than_one_that_is_not():
     """Six rounds of the same size at the same epsilon: what stays in the model, and what is under way."""
     with_it = carried(PRIVATE)
     start(with_it, FakeGrid(NODES), rounds=6)
-    stays = sum(one.deviation**2 for one in with_it.rounds)
+    left = sum(one**2 for one in stays(with_it.rounds))
     plain = NissStrategy(
         FedAvg(fraction_evaluate=0.0, fraction_train=1 / SEPARATION, min_train_nodes=SIZE),
         plan=replace(PRIVATE, separation=1, participations=3, kappa=4.0),
     )
     start(plain, FakeGrid(NODES), rounds=6)
-    others = sum(one.deviation**2 for one in plain.rounds)
-    assert stays < 0.8 * others, stays / others
+    others = sum(one**2 for one in stays(plain.rounds))
+    assert left < 0.8 * others, left / others
 
 
 def test_nodes_that_do_not_come_leave_noise_and_the_run_goes_on():
@@ -171,7 +171,7 @@ def test_nodes_that_do_not_come_leave_noise_and_the_run_goes_on():
     assert [one.exact for one in strategy.rounds] == [True, False, False, False]
     assert sorted(strategy.rounds[1].lost.values()) == ["it is not connected", "no answer in time"]
     # What the two should have taken out, or others after them should have, is still there, and no more than said.
-    said = np.sqrt(sum(one.deviation**2 for one in strategy.rounds))
+    said = np.sqrt(sum(one**2 for one in stays(strategy.rounds)))
     asked = {number: nodes - gone for number, nodes in cohorts(grid).items()}
     left = values(result.arrays) - model_of(asked, size)
     assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
@@ -196,7 +196,7 @@ def test_a_round_to_which_nobody_comes_is_opened_all_the_same():
     grid.tamper, grid.mangle = away, back
     start(strategy, grid, rounds=4)
     assert [one.survivors for one in strategy.rounds] == [SIZE, 0, SIZE, SIZE]
-    assert strategy.rounds[1].deviation == pytest.approx(strategy.rounds[0].under_way)
+    assert stays(strategy.rounds)[1] == pytest.approx(strategy.rounds[0].carried_variance ** 0.5)
     assert [one.exact for one in strategy.rounds] == [True, False, False, True]
 
 
@@ -310,7 +310,8 @@ def test_a_repaired_run_ends_with_the_mean_of_those_who_came():
     lose(strategy, grid, {2: {1}, 3: {4}, 5: {0}})
     result = start(strategy, grid, rounds=6)
     assert [one.survivors for one in strategy.rounds] == [5, 4, 4, 5, 4, 5]
-    assert all(one.exact and not one.deviation and not one.problems for one in strategy.rounds)
+    assert all(one.exact and not one.problems for one in strategy.rounds)
+    assert not any(stays(strategy.rounds))
     np.testing.assert_allclose(
         values(result.arrays), model_of(summed_in(strategy, grid), size), rtol=0, atol=1e-5
     )
@@ -324,7 +325,7 @@ def test_what_the_committee_of_the_round_before_does_not_reveal_stays_and_is_sai
     assert len(strategy.rounds[2].problems) == size
     assert all("no answer in time" in one for one in strategy.rounds[2].problems)
     assert not strategy.session.members.left_out
-    said = strategy.rounds[2].deviation
+    said = stays(strategy.rounds)[2]
     left = values(result.arrays) - model_of(summed_in(strategy, grid), size)
     assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
 
@@ -386,7 +387,7 @@ def test_killed_between_two_rounds_what_was_carried_around_it_stays_and_is_said(
     result = start(again, grid, rounds=4)
     assert [one.survivors for one in again.rounds] == [5, 4, 4, 5]
     assert [one.exact for one in again.rounds] == [True, False, True, True]
-    said = again.rounds[1].deviation
+    said = stays(again.rounds)[1]
     left = values(result.arrays) - model_of(summed_in(again, grid), size)
     assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
 
@@ -477,7 +478,9 @@ def test_killed_while_a_round_is_under_way_it_is_over_and_the_next_takes_out_wha
     if number < ROUNDS:
         assert not again.rounds[number].exact, "it took out what nobody had added"
     if number > 1:
-        assert again.rounds[number - 1].deviation == again.rounds[number - 2].under_way > 0.0
+        carried_on = again.rounds[number - 2].carried_variance ** 0.5
+        assert stays(again.rounds)[number - 1] == pytest.approx(carried_on)
+        assert carried_on > 0.0
 
 
 def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkeypatch):
@@ -542,7 +545,7 @@ def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_r
             for one in strategy.rounds
             if one.survivors
         }
-        said = np.sqrt(sum(one.deviation**2 for one in strategy.rounds))
+        said = np.sqrt(sum(one**2 for one in stays(strategy.rounds)))
         left = np.sqrt(np.mean((values(result.arrays) - model_of(summed, size)) ** 2))
         # Sixteen coordinates: a factor of 5 either way has a probability of 1e-9.
         assert left < 1e-5 + 5.0 * said

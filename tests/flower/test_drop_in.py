@@ -106,7 +106,7 @@ def test_the_noise_is_there_and_as_large_as_reported():
     model = ArrayRecord([np.zeros(4000, dtype=np.float64)])
     result = strategy.start(FakeGrid(app=app), model, num_rounds=1, timeout=1)
     seen = values(result.arrays).std()
-    assert strategy.rounds[0].deviation == pytest.approx(seen, rel=0.1)
+    assert strategy.rounds[0].noise.variance ** 0.5 == pytest.approx(seen, rel=0.1)
     spent = float(PRIVATE.round_mu(np.zeros(1, dtype=np.int64))[0])
     assert strategy.statement.clients[0].mu_joint == pytest.approx(spent, rel=0.05)
 

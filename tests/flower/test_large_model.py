@@ -63,7 +63,7 @@ model = ArrayRecord({"weights": Array(np.zeros(size, dtype=np.float32))})
 result = strategy.start(LeanGrid(nodes, app), model, num_rounds=1, timeout=1)
 moved = result.arrays["weights"].numpy()
 one = strategy.rounds[0]
-print(json.dumps({"survivors": one.survivors, "deviation": one.deviation, "bytes": peak() - before,
+print(json.dumps({"survivors": one.survivors, "deviation": one.noise.variance ** 0.5, "bytes": peak() - before,
                   "mean": float(moved.mean(dtype=np.float64)), "variance": float(moved.var(dtype=np.float64))}))
 """
 

@@ -261,7 +261,7 @@ class TestRuns:
         assert low < sum(squares) < high
         scale = 0.5 * strategy.plan.clip / math.sqrt(len(many))
         for one, record in zip(strategy.rounds, result.train_metrics_clientapp.values(), strict=True):
-            assert record["m00_noise_sd"] == pytest.approx(2.0 * one.deviation / scale)
+            assert record["m00_noise_sd"] == pytest.approx(2.0 * one.noise.variance**0.5 / scale)
 
     def test_an_app_that_fails_counts_with_the_middle_of_the_range(self) -> None:
         grid = FakeGrid(NODES, reporting_app())

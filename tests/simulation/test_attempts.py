@@ -16,9 +16,10 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.accounting.protocol_rounds import make_terms
 from niss.protocol.agreement import LINKS_PER_ROUND, link_of
 from niss.randomness import SimStream
+from niss.runs import RoundRecord
 from niss.simulation import records
 from niss.simulation import round as round_module
-from niss.simulation.exchange import Exchanged, ProtocolExchange
+from niss.simulation.exchange import Played
 from support.federation import small_config
 
 PLAN = niss.Plan(clip=1.0, epsilon=3.0, neighbours=3, attempts=LINKS_PER_ROUND)
@@ -46,11 +47,15 @@ def play(
     seed: int = SEED,
     size: int = 12,
     mode: str = "tolerate",
-) -> Exchanged:
-    exchange = ProtocolExchange(plan, rounds=1, coordinates=4, mode=mode, entropy=entropy(seed))
-    return exchange.play(
-        0, np.arange(size), lambda _seat: np.zeros(4), charge=lambda *mus: charges.append(mus)
+) -> tuple[Played, np.ndarray, RoundRecord]:
+    exchange = Played(plan, rounds=1, coordinates=4, mode=mode, entropy=entropy(seed))
+    total, record = exchange.exchange(
+        0,
+        np.arange(size),
+        lambda _seat: np.zeros(4),
+        charge=lambda mus, marginal, attempt: charges.append((mus[0], marginal, attempt)),
     )
+    return exchange, total, record
 
 
 def allowed(plan: niss.Plan) -> float:
@@ -60,21 +65,25 @@ def allowed(plan: niss.Plan) -> float:
 @pytest.mark.usefixtures("unlucky")
 def test_the_next_attempt_has_its_own_link_and_more_noise() -> None:
     charges: list[tuple[float, float, int]] = []
-    played = play(PLAN, charges)
-    terms, first = played.agreed.terms, make_terms(PLAN, participants=12, coordinates=4, run=b"", number=0)
-    assert played.attempts == terms.attempt + 1 > 1
-    assert played.agreed.opened.beacon.index == link_of(0, terms.attempt)
+    exchange, _, record = play(PLAN, charges)
+    agreed, first = (
+        exchange.session.round.agreed,
+        make_terms(PLAN, participants=12, coordinates=4, run=b"", number=0),
+    )
+    terms = agreed.terms
+    assert record.attempts == terms.attempt + 1 > 1
+    assert agreed.opened.beacon.index == link_of(0, terms.attempt)
     assert terms.residual_variance >= 1.1 * first.residual_variance
-    assert charges == [(played.mu, played.marginal_mu, terms.attempt)], "one charge, for what was played"
-    assert played.mu <= allowed(PLAN)
-    assert played.outcome.exact
+    assert charges == [(record.mu_joint, record.mu_marginal, terms.attempt)], "one charge"
+    assert record.mu_joint <= allowed(PLAN)
+    assert record.exact
 
 
 def test_a_graph_that_happens_to_be_bad_is_drawn_again() -> None:
     """About one graph in ten of 12 clients with 3 neighbours is refused; that 300 are not has a chance of 1e-13."""
     tried = (play(PLAN, [], seed=seed) for seed in range(300))
-    played = next(one for one in tried if one.attempts > 1)
-    assert played.mu <= allowed(PLAN)
+    record = next(record for _, _, record in tried if record.attempts > 1)
+    assert record.mu_joint <= allowed(PLAN)
 
 
 @pytest.mark.usefixtures("unlucky")
@@ -91,15 +100,15 @@ def test_when_all_attempts_are_refused_nothing_is_charged_and_the_error_says_wha
 
 @pytest.mark.usefixtures("unlucky")
 def test_the_same_entropy_plays_the_same_attempts() -> None:
-    one, other = play(PLAN, []), play(PLAN, [])
-    assert one.attempts > 1
-    assert one.public == other.public
-    assert np.array_equal(one.outcome.total, other.outcome.total)
+    (_, total, record), (_, again, other) = play(PLAN, []), play(PLAN, [])
+    assert record.attempts > 1
+    assert record.public == other.public
+    assert np.array_equal(total, again)
 
 
 def test_no_more_attempts_than_links() -> None:
     with pytest.raises(niss.errors.ConfigError, match=r"plan\.attempts"):
-        ProtocolExchange(replace(PLAN, attempts=LINKS_PER_ROUND + 1), rounds=1, coordinates=4)
+        Played(replace(PLAN, attempts=LINKS_PER_ROUND + 1), rounds=1, coordinates=4)
 
 
 def test_delta_pays_for_every_attempt() -> None:
@@ -114,7 +123,7 @@ def test_delta_pays_for_every_attempt() -> None:
 
 def protocol_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on runs draw keys, beacons and noise from this seed."""
-    monkeypatch.setattr(round_module, "ProtocolExchange", partial(ProtocolExchange, entropy=entropy(seed)))
+    monkeypatch.setattr(round_module, "Played", partial(Played, entropy=entropy(seed)))
 
 
 def twelve(**changes: Any) -> niss.Config:

@@ -9,7 +9,7 @@ from torch import nn
 import niss
 from niss.errors import RunFolderError
 from niss.randomness import SimStream
-from niss.simulation.carried_exchange import CarriedExchange
+from niss.simulation.exchange import Played
 from support.federation import small_config
 
 CLIENTS, COHORT, ROUNDS, APART, WIDTH = 12, 4, 7, 3, 40
@@ -146,21 +146,20 @@ def test_without_fresh_noise_the_sum_of_a_run_is_plain_averaging_to_the_last_bit
         participants=COHORT,
         on_grid=True,
     )
-    exchange = CarriedExchange(plan, participants=COHORT, coordinates=30, grid_bits=20)
+    exchange = Played(plan, rounds=5, participants=COHORT, coordinates=30, grid_bits=20)
     generator, whole, plain = SimStream(5).generator(), np.zeros(30), np.zeros(30)
     cohorts = [np.arange(4), np.arange(4, 8)]
     for number in range(5):
         # Multiples of the grid's step once they are averaged, so that rounding leaves them alone.
         steps = generator.integers(-(2**15), 2**15, (COHORT, 30))
         after = cohorts[(number + 1) % 2] if number < 4 else np.zeros(0, dtype=np.int64)
-        played = exchange.play(
+        total, record = exchange.exchange(
             number,
             cohorts[number % 2],
             lambda seat, steps=steps: steps[seat] * COHORT * 2.0**-20,
             following=after,
-            charge=lambda *_: None,
         )
-        whole += played.outcome.total
+        whole += total
         plain += steps.sum(axis=0) * 2.0**-20
-        assert played.outcome.exact
+        assert record.exact
         assert np.array_equal(whole, plain) == (number == 4)

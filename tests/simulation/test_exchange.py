@@ -13,7 +13,7 @@ import niss
 from niss.accounting import forecast
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.randomness import SimStream
-from niss.simulation.exchange import ProtocolExchange
+from niss.simulation.exchange import Played
 from support.federation import small_config
 
 
@@ -22,11 +22,11 @@ def redrawn(plan: niss.Plan) -> niss.Plan:
     return replace(plan, attempts=LINKS_PER_ROUND)
 
 
-def noise_of(exchange: ProtocolExchange, members: int, coordinates: int, number: int = 0) -> np.ndarray:
+def noise_of(exchange: Played, members: int, coordinates: int, number: int = 0) -> np.ndarray:
     update = np.zeros(coordinates)
-    played = exchange.play(number, np.arange(members), lambda _seat: update, charge=lambda *_: None)
-    assert played.outcome.exact
-    return np.asarray(played.outcome.total / np.sqrt(played.predicted_variance))
+    total, record = exchange.exchange(number, np.arange(members), lambda _seat: update)
+    assert record.exact
+    return np.asarray(total / np.sqrt(record.aggregate_variance_predicted))
 
 
 def test_protocol_noise_has_the_simulated_distribution() -> None:
@@ -35,7 +35,7 @@ def test_protocol_noise_has_the_simulated_distribution() -> None:
     The simulated path is held to the same law by the statistical tests of `add_shares`.
     """
     plan = redrawn(forecast(participants=8, neighbours=3, clip=1.0, epsilon=3.0, kappa=2.0).plan)
-    noise = noise_of(ProtocolExchange(plan, rounds=1, coordinates=20_000), 8, 20_000)
+    noise = noise_of(Played(plan, rounds=1, coordinates=20_000), 8, 20_000)
     assert stats.kstest(noise, "norm").pvalue > 1e-6
     # 6 standard deviations of a sample variance of 20,000.
     assert abs(np.var(noise) - 1.0) < 0.06
@@ -44,18 +44,19 @@ def test_protocol_noise_has_the_simulated_distribution() -> None:
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, tau2=0.0, revealed=4, dropped=2, participations=1)
-    exchange = ProtocolExchange(plan, rounds=2, coordinates=50, mode=mode)
+    exchange = Played(plan, rounds=2, coordinates=50, mode=mode)
     updates = SimStream(2).generator().standard_normal((9, 50)) * 0.05
     absent = [] if mode == "tolerate" else [3]
-    played = exchange.play(0, np.arange(9), lambda seat: updates[seat], charge=lambda *_: None, absent=absent)
+    total, record = exchange.exchange(0, np.arange(9), lambda seat: updates[seat], absent=absent)
     kept = [seat for seat in range(9) if seat not in absent]
-    assert played.outcome.exact
-    assert np.abs(played.outcome.total - updates[kept].sum(axis=0) / 9).max() < 9 * 2.0**-24
+    assert record.exact
+    assert np.abs(total - updates[kept].sum(axis=0) / 9).max() < 9 * 2.0**-24
 
 
 def test_clients_answer_round_after_round_with_fresh_prekeys() -> None:
-    plan = redrawn(forecast(participants=5, neighbours=3, clip=1.0, epsilon=3.0, kappa=1.0).plan)
-    exchange = ProtocolExchange(plan, rounds=6, coordinates=300)
+    plan = forecast(participants=5, neighbours=3, clip=1.0, epsilon=3.0, kappa=1.0, participations=6).plan
+    plan = redrawn(plan)
+    exchange = Played(plan, rounds=6, coordinates=300)
     noises = [noise_of(exchange, 5, 300, number) for number in range(6)]
     # Independent normal vectors of 300: correlations stay below 6 / sqrt(300).
     correlations = np.corrcoef(noises) - np.eye(6)
@@ -111,32 +112,28 @@ def test_an_epsilon_too_large_for_the_sampler_is_refused(datasets, held_out, lin
 
 def test_who_drops_out_again_and_again_still_has_keys() -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, participations=6)
-    exchange = ProtocolExchange(plan, rounds=6, coordinates=5)
+    exchange = Played(plan, rounds=6, coordinates=5)
     for number in range(6):
-        played = exchange.play(
-            number,
-            np.arange(5),
-            lambda _seat: np.zeros(5),
-            charge=lambda *_: None,
-            absent=[0] if number < 5 else [],
-        )
-    assert played.outcome.survivors == tuple(range(5))
+        absent = [0] if number < 5 else []
+        _, record = exchange.exchange(number, np.arange(5), lambda _seat: np.zeros(5), absent=absent)
+    assert record.survivors == 5
 
 
 def test_a_repair_beyond_what_was_planned_leaves_noise_and_says_so() -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, revealed=1, dropped=1)
-    exchange = ProtocolExchange(plan, rounds=1, coordinates=5, mode="repair")
-    played = exchange.play(0, np.arange(6), lambda _seat: np.zeros(5), charge=lambda *_: None, absent=[1, 2])
-    assert played.outcome.survivors == (0, 3, 4, 5)
-    assert not played.outcome.exact
-    assert played.predicted_variance > 4 * played.agreed.terms.residual_variance
+    exchange = Played(plan, rounds=1, coordinates=5, mode="repair")
+    _, record = exchange.exchange(0, np.arange(6), lambda _seat: np.zeros(5), absent=[1, 2])
+    assert exchange.session.round.summed.survivors == (0, 3, 4, 5)
+    assert not record.exact
+    residual = exchange.session.round.agreed.terms.residual_variance
+    assert record.aggregate_variance_predicted > 4 * residual
 
 
 def test_a_smaller_round_is_played_at_the_same_price() -> None:
     plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, graph="complete", participations=2)
-    exchange = ProtocolExchange(plan, rounds=2, coordinates=5)
+    exchange = Played(plan, rounds=2, coordinates=5)
     mus = [
-        exchange.play(number, np.arange(size), lambda _seat: np.zeros(5), charge=lambda *_: None).mu
+        exchange.exchange(number, np.arange(size), lambda _seat: np.zeros(5))[1].mu_joint
         for number, size in enumerate((6, 4))
     ]
     assert mus == pytest.approx([plan.round_mu(np.zeros(1, dtype=np.int64))[0]] * 2)

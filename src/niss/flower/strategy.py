@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -66,7 +67,7 @@ from niss.flower.wrapped import (
     weight_of,
 )
 from niss.protocol import load_coalition, load_identity
-from niss.session.books import RoundReport
+from niss.runs import RoundRecord
 from niss.session.coordinator import Coordinator, Relay
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
 from niss.session.proposal import check_mode, plan_values, read_proposal
@@ -312,7 +313,7 @@ class NissStrategy(Strategy):
         return self.session.books.statement
 
     @property
-    def rounds(self) -> list[RoundReport]:
+    def rounds(self) -> list[RoundRecord]:
         """What happened, round by round."""
         return [] if self._begun is None else self._begun.books.rounds
 
@@ -399,13 +400,13 @@ class NissStrategy(Strategy):
         clear = {node: reply.clear for node, reply in uploads.items() if isinstance(reply, Reply)}
         session.take(uploads)
         drive(session, self._deliver)
-        total, report = session.finish()
-        _log_report(report)
+        total, record = session.finish()
+        _log_record(record)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)
-        mean, hidden = session.mean(total, report)
-        metrics = mean_metrics([values for node, values in clear.items() if str(node) not in report.lost])
+        mean, hidden = session.mean(total, record)
+        metrics = mean_metrics([values for node, values in clear.items() if str(node) not in record.lost])
         session.books.clear_metrics |= set(metrics)
         metrics.update(hidden)
         metrics[weight_of(self.inner)] = 1
@@ -414,7 +415,7 @@ class NissStrategy(Strategy):
         arrays, made = self.inner.aggregate_train(number, results)
         if arrays is not None:
             arrays = self._model.restored(arrays)
-        counts = MetricRecord({"niss-survivors": report.survivors, "niss-lost": len(report.lost)})
+        counts = MetricRecord({"niss-survivors": record.survivors, "niss-lost": len(record.lost)})
         counts.update({} if made is None else made)
         return arrays, counts
 
@@ -518,17 +519,17 @@ class NissStrategy(Strategy):
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
 
 
-def _log_report(report: RoundReport) -> None:
+def _log_record(record: RoundRecord) -> None:
     """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
     LOG.info(
         "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
-        report.survivors,
-        report.participants,
-        report.deviation,
+        record.survivors,
+        record.participants,
+        math.sqrt(record.noise.variance),
     )
-    for node, why in report.lost.items():
+    for node, why in record.lost.items():
         LOG.info("niss: \t> node %s: %s", node, why)
-    for problem in report.problems:
+    for problem in record.problems:
         LOG.warning("niss: \t> %s", problem)
 
 

@@ -11,6 +11,7 @@
     store        what a client keeps between requests
     proposal     how a run begins, on both sides
     metrics      metrics inside the upload, on both sides
+    parties      many nodes in one process, and a session with them
 
 A new transport is an adapter: it gives nodes their requests and brings back replies (`Deliver`), keeps what `save` and
 `Store` are told to keep, and nothing else. `niss.flower` is one; the simulator and the tests drive both halves in one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +27,8 @@ from niss.accounting import (
     upload_mu,
 )
 from niss.mechanism.adaptive import in_words
-from niss.protocol import Agreed, Outcome, Schedule
+from niss.protocol import Agreed, Outcome, Schedule, participants_hash, terms_hash
+from niss.runs import RoundRecord, SumNoise
 from niss.session.members import Members
 from niss.session.metrics import BELOW_CLIP, WEIGHT
 from niss.session.proposal import Proposal
@@ -43,47 +44,6 @@ _TRUSTED = {
     "epsilon": "the budget",
     "state": "Flower's Context for their memory",
 }
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What happened in one round, as `report.json` shows it.
-
-    round           counts from 1, as Flower does
-    participants    how many were asked for an upload
-    survivors       how many uploads are in the sum
-    lost            by node: why its upload is not
-    exact           whether all noise shares cancelled
-    uncancelled     how many noise shares were left in the sum
-    masked          how many self-masks were left in the sum
-    deviation       standard deviation of the noise in a coordinate of the mean update, other than `under_way`
-    mu              what the round cost each client in the joint view, at most; None: unbounded
-    bytes_uploaded  size of all uploads that were accepted
-    problems        what went wrong in the repair
-    skipped         why the round did not take place
-    clip            of the round; None where it did not take place
-    under_way       standard deviation of the noise that it carries to the next round, which takes it out again
-    """
-
-    round: int
-    participants: int
-    survivors: int
-    lost: dict[str, str]
-    exact: bool
-    uncancelled: int
-    masked: int
-    deviation: float
-    mu: float | None
-    bytes_uploaded: int
-    problems: tuple[str, ...] = ()
-    skipped: str | None = None
-    clip: float | None = None
-    under_way: float = 0.0
-
-    @classmethod
-    def skip(cls, number: int, reason: str) -> RoundReport:
-        """The report of round `number`, counted from 0, that did not take place."""
-        return cls(number + 1, 0, 0, {}, True, 0, 0, 0.0, None, 0, (), reason)
 
 
 @dataclass(frozen=True)
@@ -116,6 +76,7 @@ class SessionRound:
     number          counts rounds from 0
     agreed          participants, terms, beacon and the graph that follows from them
     nodes           the transport's ids of the participants, by seat
+    survived        seats of the round before that are in its sum, where it carried noise to this one
     lost            by node: why its upload is missing
     unhelpful       by node: why its part in the repair is missing, or does not count
     refused         by node that declined under its signature, and so uploaded nothing: why
@@ -126,11 +87,77 @@ class SessionRound:
     number: int
     agreed: Agreed
     nodes: tuple[int, ...]
+    survived: tuple[int, ...] = ()
     lost: dict[int, str] = field(default_factory=dict)
     unhelpful: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     bytes_uploaded: int = 0
     outcome: Outcome | None = None
+
+    @property
+    def summed(self) -> Outcome:
+        """How it ended."""
+        assert self.outcome is not None
+        return self.outcome
+
+    @property
+    def scale(self) -> float:
+        """What the sum, with weights 1 / participants, is multiplied by before it moves the model.
+
+        Those who are left stand for all; not where noise is taken out again in another round: all rounds weigh alike.
+        """
+        if self.agreed.terms.carrying is not None:
+            return 1.0
+        return len(self.nodes) / max(len(self.summed.survivors), 1)
+
+    @property
+    def stays(self) -> float:
+        """Variance, in the sum, of the noise that no other round takes out."""
+        outcome = self.summed
+        return len(outcome.survivors) * self.agreed.terms.residual_variance + outcome.extra_variance
+
+    @property
+    def variance(self) -> float:
+        """Of all noise in the sum, with what is carried on, and what is taken out of what was carried to it."""
+        outcome, before, taken, left = self.summed, self.agreed.before, 0.0, 0.0
+        # Of these, the first were put back and the others taken out, in this sum.
+        senders, receivers = outcome.repaired
+        if before is not None:
+            taken = before.taken(outcome.survivors)
+            left = before.left(self.survived, outcome.survivors)[1] - senders - receivers
+        return self.stays - left + taken - senders + receivers + outcome.under_way
+
+    @property
+    def noise(self) -> SumNoise:
+        """Of the sum as it moves the model.
+
+        The covariance with the round before is half of what both sums together have less than each alone. Together
+        they have what stays, and what is carried on, less what the round before had carried on.
+        """
+        covariances: tuple[float, ...] = ()
+        if (before := self.agreed.before) is not None:
+            together = self.stays + self.summed.under_way - before.added(self.survived)
+            covariances = ((together - self.variance) / 2.0,)
+        return SumNoise(self.variance * self.scale**2, covariances)
+
+    @property
+    def public(self) -> dict[str, str]:
+        """What everybody saw and from which the graph follows: the beacon, and the hashes it was let out for.
+
+        `graph` is the digest of what was drawn, for whoever draws it again. Where noise is carried over also the
+        schedule, and the next cohort.
+        """
+        opened = self.agreed.opened
+        values = {
+            "beacon": opened.beacon.value,
+            "participants": participants_hash(opened.participants),
+            "terms": terms_hash(opened.terms),
+            "graph": self.agreed.graph.digest(),
+        }
+        if opened.cohorts is not None and opened.terms.carrying is not None:
+            values["following"] = participants_hash(opened.cohorts.following)
+            values["plan"] = opened.terms.carrying.plan
+        return {name: value.hex() for name, value in values.items()}
 
 
 @dataclass
@@ -144,7 +171,7 @@ class Books:
     members        who they are
     assess         (round, colluders) -> the worst mu of any client in it
     charges        for each round: numbers of the members charged, and their mu in the joint and the marginal view
-    rounds         the reports, skipped rounds too
+    rounds         what happened, skipped rounds too
     evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
     clear_metrics  names of the metrics of `train` that clients sent unprotected
     grid_delta     the most that the grid of any round adds to delta
@@ -156,7 +183,7 @@ class Books:
     members: Members
     assess: Callable[[Agreed, int], float]
     charges: list[tuple[tuple[int, ...], float | tuple[float, ...], float]] = field(default_factory=list)
-    rounds: list[RoundReport] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
     evaluations: int = 0
     clear_metrics: set[str] = field(default_factory=set)
     grid_delta: float = 0.0
@@ -208,60 +235,65 @@ class Books:
     def lose(self, pending: Pending, why: str) -> None:
         """Charge a round whose result was lost: its participants may have answered, and so spent it."""
         self._charge(pending)
-        # Nobody took out what the round before had carried to it.
-        left = self.rounds[-1].under_way if self.rounds else 0.0
-        self.rounds.append(replace(RoundReport.skip(pending.round - 1, why), exact=not left, deviation=left))
-
-    def scale(self, participants: int, survivors: int) -> float:
-        """What the sum of the uploads, each with weight 1 / participants, is multiplied by."""
-        if self.plan.kind.carries:
-            return 1.0
-        return participants / survivors if survivors else 0.0
+        # Nobody took out what the round before had carried to it: that stays.
+        left = self._last.carried_variance
+        self.rounds.append(replace(self._skipped(pending.round, why), exact=not left, carried_variance=0.0))
 
     def skip(self, number: int, why: str) -> None:
         """Note that round `number`, counted from 0, did not take place."""
-        self.rounds.append(RoundReport.skip(number, why))
+        self.rounds.append(self._skipped(number + 1, why))
 
-    def enter(self, current: SessionRound, outcome: Outcome) -> RoundReport:
+    def _skipped(self, number: int, why: str) -> RoundRecord:
+        left, carried = self._last.model_noise_variance, self._last.carried_variance
+        return RoundRecord(round=number, skipped=why, model_noise_variance=left, carried_variance=carried)
+
+    @property
+    def _last(self) -> RoundRecord:
+        return self.rounds[-1] if self.rounds else RoundRecord(round=0, model_noise_variance=0.0)
+
+    def enter(self, current: SessionRound) -> RoundRecord:
         """Charge a round to everyone who may have answered it, whether the answer arrived or not."""
-        terms, size = current.agreed.terms, len(current.nodes)
-        pending = self.pending(current)
+        terms, size, outcome, pending = (
+            current.agreed.terms,
+            len(current.nodes),
+            current.summed,
+            self.pending(current),
+        )
         self._charge(pending)
-        variance = len(outcome.survivors) * terms.residual_variance + outcome.extra_variance
-        scale, most = self.scale(size, len(outcome.survivors)), float(np.max(pending.joint, initial=0.0))
-        report = RoundReport(
+        before = (self._last.model_noise_variance or 0.0) - self._last.carried_variance
+        carried = outcome.under_way * current.scale**2
+        record = RoundRecord(
             round=current.number + 1,
             participants=size,
             survivors=len(outcome.survivors),
             lost={str(node): current.lost[node] for node in current.nodes if node in current.lost},
+            void=not outcome.survivors,
+            problems=outcome.problems
+            + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
             exact=outcome.exact,
             uncancelled=outcome.uncancelled,
             masked=len(outcome.masked),
-            deviation=math.sqrt(variance) * scale,
-            mu=most if math.isfinite(most) else None,
-            bytes_uploaded=current.bytes_uploaded,
-            problems=outcome.problems
-            + tuple(f"node {node}: {why}" for node, why in current.unhelpful.items()),
+            tau2=terms.residual_variance / (terms.unit_variance * terms.neighbours),
+            aggregate_variance_predicted=current.variance,
+            noise=current.noise,
+            model_noise_variance=before + current.stays * current.scale**2 + carried,
+            carried_variance=carried,
+            mu_joint=float(np.max(pending.joint, initial=0.0)),
+            mu_marginal=pending.marginal,
+            grid_delta=pending.grid_delta,
             clip=terms.clip,
-            under_way=math.sqrt(outcome.under_way) * scale,
+            attempts=terms.attempt + 1,
+            bytes_uploaded=current.bytes_uploaded,
+            public=current.public,
         )
-        self.rounds.append(report)
-        return report
-
-    def noise_of_round(self) -> float:
-        """Standard deviation in a coordinate of the last sum, with what was carried to it and what it carries on.
-
-        Of the sum as it is, with weights 1 / participants.
-        """
-        last, before = self.rounds[-1], self.rounds[-2].under_way if len(self.rounds) > 1 else 0.0
-        scale = self.scale(last.participants, last.survivors)
-        return math.hypot(last.deviation, last.under_way, before) / scale
+        self.rounds.append(record)
+        return record
 
     def saved(self) -> dict[str, Any]:
         """All of it but the plan, as JSON: for a server that goes on with the run."""
         plain = ("charges", "evaluations", "grid_delta", "resumed", "weights")
         values = {name: getattr(self, name) for name in plain}
-        rounds = [asdict(one) for one in self.rounds]
+        rounds = [one.to_json() for one in self.rounds]
         return values | {"rounds": rounds, "clear_metrics": sorted(self.clear_metrics)}
 
     def restore(self, values: dict[str, Any]) -> None:
@@ -269,7 +301,7 @@ class Books:
         self.charges = [
             (tuple(members), _joint(joint), marginal) for members, joint, marginal in values["charges"]
         ]
-        self.rounds = [RoundReport(**one | {"problems": tuple(one["problems"])}) for one in values["rounds"]]
+        self.rounds = [RoundRecord.from_json(record, "a saved round") for record in values["rounds"]]
         self.clear_metrics = set(values["clear_metrics"])
         self.evaluations, self.resumed = values["evaluations"], values["resumed"]
         self.grid_delta, self.weights = values["grid_delta"], values["weights"]
@@ -286,6 +318,8 @@ class Books:
     def _planned_mu(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """What the next round will cost these members; with carried noise, every round so far was charged once."""
         history = [np.array(charged, dtype=np.int64) for charged, _, _ in self.charges]
+        if self.schedule is not None and len(history) >= self.schedule.horizon:
+            return np.zeros(numbers.size)  # A closing round has no updates.
         return self.plan.kind.planned_mu(self.plan, numbers, len(history), history)
 
     @property
@@ -302,7 +336,7 @@ class Books:
         """Statement, rounds, members and those who were left out, as `report.json` holds them."""
         return {
             "statement": self.statement.to_json(),
-            "rounds": [asdict(one) for one in self.rounds],
+            "rounds": [one.to_json() for one in self.rounds],
             "left_out": {str(node): why for node, why in self.members.left_out.items()},
             "members": {str(node): one.identity.hex() for node, one in self.members.by_node.items()},
         }
@@ -311,28 +345,20 @@ class Books:
         """What noise that was to be carried is still in the model, and how much was under way."""
         if self.schedule is None or not self.charges:
             return []
-        stays = math.sqrt(math.fsum(one.deviation**2 for one in self.rounds))
+        last = self._last
+        stays = math.sqrt((last.model_noise_variance or 0.0) - last.carried_variance)
+        most = math.sqrt(max(one.carried_variance for one in self.rounds))
         caveats = [
-            f"Noise in a coordinate of the model: standard deviation {stays:.3g} stays; up to "
-            f"{max(one.under_way for one in self.rounds):.3g} more was carried from one round to the next."
+            f"Noise in a coordinate of the model: standard deviation {stays:.3g} stays; up to {most:.3g} more was "
+            "carried from one round to the next."
         ]
-        opened = len(self.charges)
-        if opened < self.schedule.rounds and (left := self._still_under_way()):
+        opened, left = len(self.charges), math.sqrt(last.carried_variance)
+        if opened < self.schedule.rounds and last.carried_variance:
             caveats.append(
                 f"The run ended after {opened} of {self.schedule.rounds} rounds, which costs nobody more; what the "
                 f"last one carried on, standard deviation {left:.3g}, is still in the model."
             )
         return caveats
-
-    def _still_under_way(self) -> float:
-        """What was carried on by the last round that was opened; one whose uploads were lost carried nothing on."""
-        left = 0.0
-        for one in self.rounds:
-            if one.skipped is None:
-                left = one.under_way
-            elif one.deviation:
-                left = 0.0
-        return left
 
     def _ledger(self, clients: int) -> Ledger:
         ledger = Ledger.empty(clients)

@@ -141,7 +141,7 @@ class Relay:
         return self._make_chain(rounds)
 
     def _make_chain(self, rounds: int) -> bytes:
-        self._chain = BeaconChain(rounds, holder=self._holder, entropy=lambda _size: self._seed)
+        self._chain = BeaconChain(rounds, holder=self._holder, entropy=lambda _size: bytes(self._seed))
         return self._chain.anchor
 
     def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:

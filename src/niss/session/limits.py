@@ -226,14 +226,12 @@ class Limits:
     def failure(self, proposal: Proposal) -> float:
         """With what probability a graph of this run may have more colluders around a client than its bound says.
 
-        That of the plan, where the owner vouches for the holder of the beacon by pinning its key, and where the plan
-        says among how many rounds a server could choose. Else the server may know every graph beforehand, and 0 counts
-        all colluders as placed after it was drawn: on a sparse graph they may be all neighbours of this client.
+        That of the plan, where the owner vouches for the holder of the beacon by pinning its key: it signs how many
+        rounds the chain has, among whose graphs a server could choose, and all of them are counted. Else the server may
+        know every graph beforehand, and 0 counts all colluders as placed after it was drawn: on a sparse graph they may
+        be all neighbours of this client.
         """
-        trusted = (
-            self.holder is not None and bool(proposal.tracker) and proposal.plan.chain_rounds is not None
-        )
-        return proposal.plan.failure if trusted else 0.0
+        return proposal.plan.failure if self.holder is not None and proposal.tracker else 0.0
 
     def ceiling_for(self, plan: Plan) -> Ceiling | None:
         """What all runs may cost together: the owner's own target, or that of first use.

@@ -237,6 +237,15 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, _renamed(name, carries)) for name in _names(carries)}
 
 
+def proposable(plan: Plan) -> Plan:
+    """The plan without what it says of rounds for the sake of other methods, where nothing is carried."""
+    if plan.kind.carries:
+        return plan
+    unused = {*_CARRIED_FIELDS, "horizon", "threshold", "on_grid"}
+    usual: dict[str, Any] = {one.name: one.default for one in fields(Plan) if one.name in unused}
+    return replace(plan, **usual)
+
+
 def _renamed(name: str, carries: bool) -> str:
     """What a plan calls a field of the wire: its `rounds` are those of the run where noise is carried over."""
     return {"rounds": "horizon" if carries else "chain_rounds"}.get(name, name)

@@ -21,6 +21,7 @@ on with the next. A round that nobody was asked about is begun anew.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +54,8 @@ from niss.protocol import (
 )
 from niss.protocol.messages import RoundCohorts
 from niss.redaction import printable
-from niss.session.books import Books, Pending, RoundReport, SessionRound
+from niss.runs import RoundRecord
+from niss.session.books import Books, Pending, SessionRound
 from niss.session.coordinator import Coordinator
 from niss.session.members import Member, Members
 from niss.session.metrics import NO_METRICS, NoisyMetrics, next_clip
@@ -347,7 +349,7 @@ class Session:
         self._begun = None
         self._ask(Stage.DONE, {})
 
-    def finish(self) -> tuple[FloatArray | None, RoundReport]:
+    def finish(self) -> tuple[FloatArray | None, RoundRecord]:
         """End the round: the sum, with weights 1 / participants, and what happened; None where nothing was summed.
 
         Whoever is proven to have lied in the repair is left out from here on.
@@ -363,19 +365,20 @@ class Session:
             self.members.leave_out(node, LIED)
         self._begun = None
         self._ask(Stage.DONE, {})
-        return outcome.total if outcome.survivors else None, self.books.enter(current, outcome)
+        return outcome.total if outcome.survivors else None, self.books.enter(current)
 
-    def mean(self, total: FloatArray, report: RoundReport) -> tuple[FloatArray, dict[str, float]]:
+    def mean(self, total: FloatArray, record: RoundRecord) -> tuple[FloatArray, dict[str, float]]:
         """Of the sum of a round: the mean of the updates, over those who are in it, and by name the hidden metrics.
 
         Where noise is carried over the mean of the updates stays the sum, with the weight of one participant for each:
         every round has to enter the model with the same factor.
         """
-        books, metrics, weight = self.books, self.proposal.metrics, report.participants / report.survivors
-        mean = total * books.scale(report.participants, report.survivors)
-        size, clip = total.size - len(metrics), report.clip or 0.0
-        means = metrics.means(total[size:] * weight, clip, books.noise_of_round() * weight)
-        mean[:size] /= books.weigh(metrics.mean_weight(mean[size:], clip))
+        metrics, current, weight = self.proposal.metrics, self.round, record.participants / record.survivors
+        assert current is not None
+        mean = total * current.scale
+        size, clip = total.size - len(metrics), current.agreed.terms.clip
+        means = metrics.means(total[size:] * weight, clip, math.sqrt(current.variance) * weight)
+        mean[:size] /= self.books.weigh(metrics.mean_weight(mean[size:], clip))
         return mean[:size], means
 
     def _admit(self, node: int, reply: Reply | str) -> None:
@@ -408,6 +411,7 @@ class Session:
         assert begun is not None
         ready = [node for node in self.members.seatable(begun.nodes) if self._is_ready(node)]
         nodes = self.books.with_room(ready)
+        survived = () if self._carried is None else self._carried.survived
         try:
             opened, node_of = (self._open if self._carried is None else self._open_carried)(begun, nodes)
         except (ProtocolError, PrivacyError) as error:
@@ -419,7 +423,7 @@ class Session:
             )
             return
         by_seat = tuple(node_of[participant.identity] for participant in opened.participants)
-        self.round = current = SessionRound(begun.number, agree(opened), by_seat)
+        self.round = current = SessionRound(begun.number, agree(opened), by_seat, survived)
         body = encode(opened)
         self._ask(Stage.ROUND, dict.fromkeys(by_seat, body))
         if self._carried is not None and begun.connected:

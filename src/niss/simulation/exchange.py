@@ -1,222 +1,183 @@
-"""The real protocol inside the simulator: `exchange = "protocol"`.
+"""How the uploads of a round become a sum: the only place where a simulated round and one of the protocol differ.
 
-Every client, the server and the beacon's holder are the machines of `niss.protocol`, joined by function calls through
-the wire format. Keys and noise come from the operating system, so such a run cannot be repeated to the last bit; its
+    `Simulated`  the noise of all clients is drawn from the seed and added to their rows; several ranks may do it
+    `Played`     a session and its nodes (`niss.session`), in this process: keys, beacon, signatures and all
+
+Keys and noise of a played round come from the operating system, so such a run cannot be repeated to the last bit; its
 noise has the same distribution as the simulated one.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Assessor, Plan, Promise, grid_delta, make_terms, propose_round, upload_mu
-from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.accounting import Plan, RoundPlan
+from niss.errors import ConfigError, PrivacyError, RunFolderError
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
-from niss.protocol.agreement import LINKS_PER_ROUND, Agreed, BeaconChain, agree, participants_hash, terms_hash
-from niss.protocol.carried import Schedule
-from niss.protocol.client import Client, Policy
-from niss.protocol.keys import Identity
-from niss.protocol.messages import (
-    Message,
-    Participant,
-    Prekey,
-    Reveal,
-    RevealRequest,
-    RoundOpen,
-    Terms,
-)
-from niss.protocol.server import Outcome, Server
-from niss.protocol.wire import decode, encode
-from niss.runs import SumNoise
-from niss.views import WorstCase
+from niss.methods import mu_of
+from niss.protocol import LINKS_PER_ROUND, Entropy
+from niss.runs import RoundRecord, SumNoise
+from niss.session.node import Training
+from niss.session.parties import together
+from niss.session.requests import Stage, drive
+from niss.session.server import Setup
+from niss.simulation.carrying import beacon_of, carrying_of, close_run, next_cohort
+from niss.simulation.sampling import absent_seats
+from niss.simulation.uploads import Uploads
+
+if TYPE_CHECKING:
+    from niss.simulation.round import Federation, OpenRound
 
 IntArray = NDArray[np.int64]
-
-# Each upload brings one fresh prekey; the other is for a round that the client drops out of.
-_PREKEYS = 2
-# Rounding in the terms is not worth a refusal; its square stays within the ledger's own 1e-9.
-ROUNDING = 1.0 + 4e-10
+FloatArray = NDArray[np.float64]
+Charge = Callable[[FloatArray, float, int], None]
+"""(mu of each seat in the joint view, mu of an upload looked at alone, which attempt at the round it is)"""
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """What a round of the protocol gave, what it cost each client, and what it should have left.
+class Summed:
+    """What a round gave.
 
-    outcome         the sum, the survivors, and whether all that should cancel did
-    agreed          the terms and the graph that all parties derived from the same public values
-    worst           the worst case over colluders that `mu` rests on; None where the whole run has one
-    mu              most that the round cost a client in the joint view
-    marginal_mu     cost of an upload looked at alone
-    grid_delta      what the grid of these terms adds to delta over all participations of a client
-    bytes_uploaded  by all clients, encoded
+    total   the sum of the uploads, standing for all participants
+    record  what is known of it so far
+    zeroed  participants whose training diverged, of all ranks
     """
 
-    outcome: Outcome
-    agreed: Agreed
-    worst: WorstCase | None
-    mu: float
-    marginal_mu: float
-    grid_delta: float
-    bytes_uploaded: int
+    total: FloatArray
+    record: RoundRecord
+    zeroed: int
 
-    @property
-    def attempts(self) -> int:
-        """The graphs that were drawn for this round; all but the last were given up before anyone was asked."""
-        return self.agreed.terms.attempt + 1
 
-    @property
-    def tau2(self) -> float:
-        """eta^2 / (v sigma^2): the distortion that the terms of the round stand for."""
-        terms = self.agreed.terms
-        return terms.residual_variance / (terms.unit_variance * terms.neighbours)
+class Exchange(Protocol):
+    """How uploads are exchanged; `real` is whether by the protocol."""
 
-    @property
-    def predicted_variance(self) -> float:
-        """Of the noise in the sum: residual noise of the survivors, and whatever could not be taken out."""
-        return len(self.outcome.survivors) * self.agreed.terms.residual_variance + self.outcome.extra_variance
+    real: bool
 
-    @property
-    def scale(self) -> float:
-        """Those who are left stand for all."""
-        return len(self.agreed.participants) / max(len(self.outcome.survivors), 1)
+    def prepare(self, opened: OpenRound) -> RoundPlan | None:
+        """The noise of the round, before anyone trains for it; None where the parties agree on it themselves."""
 
-    @property
-    def earlier_covariances(self) -> tuple[float, ...]:
-        """Of the noise in the sum with that in sums of earlier rounds, the latest first; (): independent."""
-        return ()
+    def play(self, opened: OpenRound, uploads: Uploads, absent: list[int], zeroed: int) -> Summed:
+        """Hide the rows, charge the ledger, and sum what arrives from all seats but those `absent`.
 
-    @property
-    def noise(self) -> SumNoise:
-        """Of the noise in the sum times `scale`, by which the model moves."""
-        return SumNoise(self.predicted_variance * self.scale**2, self.earlier_covariances)
-
-    @property
-    def public(self) -> dict[str, str]:
-        """What everybody saw and from which the graph follows: the beacon, and the hashes it was let out for.
-
-        `graph` is the digest of what was drawn, for whoever draws it again.
+        zeroed  rows of this rank that are zero because training diverged
         """
-        opened = self.agreed.opened
-        values = {
-            "beacon": opened.beacon.value,
-            "participants": participants_hash(opened.participants),
-            "terms": terms_hash(opened.terms),
-            "graph": self.agreed.graph.digest(),
-        }
-        return {name: value.hex() for name, value in values.items()}
 
 
-class Parties(ABC):
-    """The beacon's holder, the server and the clients of a run in one process, each with keys of its own.
+class Simulated:
+    """Noise from the seed."""
 
-    plan        what every client is promised
-    rounds      for which the beacon's chain has links
-    entropy     returns so many random bytes; keys, beacons and noise come from it
-    """
+    real = False
 
-    def __init__(self, plan: Plan, rounds: int, entropy: Callable[[int], bytes]) -> None:
-        self._plan, self._entropy = plan, entropy
-        self._holder = Identity.generate(entropy)
-        self._chain = BeaconChain(rounds, holder=self._holder, entropy=entropy)
-        self._server = Server(Identity.generate(entropy))
-        self._run = entropy(16)
-        self._clients: dict[int, Client] = {}
-        self._prekeys: dict[int, list[Prekey]] = {}
+    def prepare(self, opened: OpenRound) -> RoundPlan:
+        federation, number, participants = opened.federation, opened.number, opened.participants
+        plan = opened.plan.for_round(
+            participants,
+            weights=opened.public_weights,
+            records=federation.materials.clients.sizes[participants],
+            beacon=beacon_of(federation, number),
+            number=number,
+        )
+        carrying = carrying_of(federation, number, opened.ledger.history)
+        return replace(plan, carrying=carrying)
 
-    def _policy(self, *, participants: int, mu: float, schedule: Schedule | None = None) -> Policy:
-        """What a client insists on: at least so many participants, and at most that mu in a round."""
-        return Policy(
-            participants=participants,
-            colluders=self._plan.colluders,
-            attempts=self._plan.attempts,
-            mu=mu,
-            clip=self._plan.clip,
-            server=self._server.public,
-            holder=self._holder.public,
-            anchor=self._chain.anchor,
-            schedule=schedule,
+    def play(self, opened: OpenRound, uploads: Uploads, absent: list[int], zeroed: int) -> Summed:
+        """A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to
+        lost clients are never drawn; it is charged as one in which the server was given them.
+        """
+        federation, plan, noise = opened.federation, opened.round_plan, opened.stream.child("noise")
+        assert plan is not None
+        method, ranks = plan.plan.kind, federation.trainer.ranks
+        here = np.delete(np.arange(plan.participants.size), absent)
+        without_noise = uploads.total(here)
+        edges = federation.repaired_edges(plan, absent)
+        repaired = edges is not None
+
+        # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
+        plan = method.add_client_noise(uploads, plan, noise, edges)
+        # What that costs each client is on record before anything is summed.
+        joint_mu = method.joint_mu(plan, repairing=federation.repairing)
+        opened.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
+        # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
+        total = uploads.total(here)
+        if ranks.first:
+            method.add_server_noise(total, plan, noise, federation.history)
+        total, without_noise, diverged = ranks.pool(total, without_noise, np.array([float(zeroed)]))
+
+        predicted = method.left_over_variance(plan, absent, repaired=repaired)
+        covariances = method.earlier_covariances(plan, absent, repaired=repaired)
+        lost = method.loses(plan, absent, repaired=repaired)
+        if lost:
+            total, without_noise, predicted = np.zeros_like(total), np.zeros_like(total), 0.0
+        # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
+        # tell how many were drawn in secret, nor where noise is taken out again in another round.
+        scale, weights = 1.0, opened.client_weights
+        if absent and not lost and federation.sampling != "poisson" and not method.whole_run:
+            scale = float(weights.sum() / weights[here].sum())
+        measured = float(np.mean((total - without_noise) ** 2))
+        left = SumNoise(scale**2 * predicted, tuple(covariances.tolist()))
+        under_way = federation.config.training.server_rate**2 * method.under_way(
+            plan, absent, repaired=repaired
+        )
+        if plan.plan.closing and opened.number + 1 == plan.plan.planned_rounds:
+            closed, extra = self._close(federation, plan, uploads)
+            total, left, under_way = total + closed, left.joined(extra), 0.0
+        balance = plan.balance()
+        record = RoundRecord(
+            round=opened.number + 1,
+            participants=plan.participants.size,
+            survivors=here.size,
+            exact=not (absent and method.shares_noise) or repaired,
+            tau2=float(plan.tau2.mean()),
+            aggregate_variance=measured,
+            aggregate_variance_predicted=predicted,
+            noise=left,
+            carried_variance=under_way,
+            mu_joint=float(joint_mu.max()),
+            mu_marginal=float(plan.marginal_mu.max()),
+            mu_outsider=plan.outsider_mu(predicted),
+            balance=None if balance is None else asdict(balance),
+            void=lost,
+        )
+        return Summed(total * scale, record, int(diverged[0]))
+
+    def _close(
+        self, federation: Federation, plan: RoundPlan, uploads: Uploads
+    ) -> tuple[FloatArray, SumNoise]:
+        """One more round without data, after the last: its sum, and the noise in it."""
+        method = plan.plan.kind
+        closed, closing, missing = close_run(federation, plan, uploads)
+        repaired = federation.repaired_edges(closing, missing) is not None
+        return closed, SumNoise(
+            method.left_over_variance(closing, missing, repaired=repaired),
+            tuple(method.earlier_covariances(closing, missing, repaired=repaired).tolist()),
         )
 
-    @abstractmethod
-    def _new_client(self, member: int) -> Client:
-        """The machine of that client, with keys of its own."""
 
-    def _client(self, member: int) -> Client:
-        """The machine of that client, made when it first takes part."""
-        if member not in self._clients:
-            self._clients[member] = self._new_client(member)
-            self._prekeys[member] = []
-        return self._clients[member]
-
-    def _seated(self, members: IntArray) -> tuple[Participant, ...]:
-        """These clients with a key each that no round has used; who has dropped out too often enrols more."""
-        seats = []
-        for member in members.tolist():
-            client = self._client(member)
-            if not self._prekeys[member]:
-                self._prekeys[member] += client.enrol(_PREKEYS, self._entropy)
-            seats.append(Participant(client.public, self._prekeys[member].pop(0)))
-        return tuple(seats)
-
-    def _collect(
-        self,
-        opened: RoundOpen,
-        members: IntArray,
-        updates: Callable[[int], NDArray[np.floating[Any]]],
-        absent: Collection[int],
-    ) -> int:
-        """Have everyone upload but the seats `absent`; the bytes that were sent."""
-        sent = 0
-        for seat, member in enumerate(members.tolist()):
-            if seat in absent:
-                continue
-            upload = self._clients[member].upload(through_the_wire(opened), updates(seat), self._entropy)
-            sent += len(encode(upload))
-            self._server.take_upload(through_the_wire(upload))
-            self._prekeys[member] += list(upload.fresh_prekeys)
-        return sent
-
-    def _repair(self, clients: list[Client], before: list[Client] | None = None) -> None:
-        """The repair as far as the committee agrees to it; where more is missing than was planned for, noise stays.
-
-        before   the clients of the round before, whose committee is asked once more about what it carried to this one
-        """
-        _ask(clients, self._server.request_reveals(), self._server.take_reveal)
-        if before is not None:
-            _ask(before, self._server.request_carried_reveals(), self._server.take_carried_reveal)
-
-
-def _ask(clients: list[Client], requests: dict[int, RevealRequest], take: Callable[[Reveal], None]) -> None:
-    """By seat, have clients reveal; whoever refuses is passed over."""
-    for seat, request in requests.items():
-        try:
-            reveal = clients[seat].reveal(through_the_wire(request))
-        except RemoteProtocolError:
-            continue
-        take(through_the_wire(reveal))
-
-
-class ProtocolExchange(Parties):
-    """All parties of a run in one process.
+class Played:
+    """A session and its nodes.
 
     plan          what every client is promised; its method must have a protocol
     rounds        most rounds that will be played: the beacon's chain has a link for each attempt at each
+    participants  fewest participants of a round; where noise is carried over, of every round
     coordinates   entries of an upload
     mode          `tolerate` leaves the noise of lost clients in the sum, `repair` has it revealed and taken out
     grid_bits     the grid has steps of 2^-grid_bits; None: chosen for the noise
     modulus_bits  of an uploaded number
     entropy       returns so many random bytes; keys, beacons and noise come from it. Anything but the operating
                   system's is for tests: whoever knows it knows every secret
+
+    Where noise is carried over, the keys of a cohort are announced one round ahead and live in this process, so that a
+    run goes on in the process that began it, or not at all.
     """
+
+    real = True
 
     def __init__(
         self,
@@ -224,118 +185,133 @@ class ProtocolExchange(Parties):
         *,
         rounds: int,
         coordinates: int,
+        participants: int | None = None,
         mode: str = "tolerate",
         grid_bits: int | None = None,
         modulus_bits: int = 64,
-        entropy: Callable[[int], bytes] = os.urandom,
+        entropy: Entropy = os.urandom,
     ) -> None:
         if plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
-        super().__init__(plan, rounds, entropy)
-        self._coordinates, self._mode, self._grid = coordinates, mode, (grid_bits, modulus_bits)
-        self._assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
-        # A given tau^2 promises nothing, so nothing is too dear.
-        self._allowed = math.inf
-        if plan.tau2 is None:
-            self._allowed = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * ROUNDING
-        self._terms: dict[tuple[int, float], Terms] = {}
+        setup = Setup(
+            plan=plan,
+            rounds=rounds,
+            # Two honest ones. What a small round costs is bounded by mu.
+            participants=plan.colluders + 2 if participants is None else participants,
+            mode=mode,
+            coordinates=coordinates,
+            grid_bits=grid_bits,
+            modulus_bits=modulus_bits,
+        )
+        self._coordinates, self._next = coordinates, 0
+        self.session, self.parties = together(setup, entropy)
 
-    def play(
+    def prepare(self, opened: OpenRound) -> None:
+        """Refuse (`RunFolderError`) a round whose cohort this process did not announce."""
+        if self.session.proposal.schedule is not None and opened.number != self._next:
+            raise RunFolderError(
+                f"round {opened.number + 1} of a run whose noise is carried over cannot be played after round "
+                f"{self._next}: the keys that its clients were announced with are gone with the process that made them",
+                hint="start the run again, or resume runs with exchange = 'simulated'",
+            )
+
+    def play(self, opened: OpenRound, uploads: Uploads, absent: list[int], zeroed: int) -> Summed:
+        """Every p_k is 1 / m."""
+        federation, number, clients = opened.federation, opened.number, opened.participants
+        rows, size, schedule = uploads.rows(), opened.participants.size, self.session.proposal.schedule
+
+        def charge(joint: FloatArray, marginal: float, attempt: int) -> None:
+            opened.ledger.charge(clients, joint, np.full(size, marginal), attempt)
+
+        following = None
+        if schedule is not None:
+            history = [*opened.ledger.history, clients]
+            following = next_cohort(federation, number + 1, history) if number + 1 < schedule.rounds else ()
+        total, record = self.exchange(
+            number,
+            clients,
+            lambda seat: rows[seat] * size,
+            charge=charge,
+            absent=absent,
+            clip=opened.plan.clip,
+            kept=rows.shape[1] - len(opened.weights),
+            following=following,
+        )
+        here = np.delete(np.arange(size), absent)
+        without_noise = rows[here].sum(axis=0, dtype=np.float64)
+        predicted = record.aggregate_variance_predicted or 0.0
+        scale, noise = self._scale, record.noise
+        rate, under_way = federation.config.training.server_rate, record.carried_variance
+        measured = float(np.mean((total - without_noise) ** 2))
+        if schedule is not None and schedule.horizon == number + 1 < schedule.rounds:
+            stream, dropout = federation.stream.child("round", number + 1), federation.config.protocol.dropout
+            zero, missing = np.zeros_like(rows[0]), absent_seats(size, dropout, stream.child("dropout"))
+            assert following is not None
+            closed, after = self.exchange(
+                number + 1, following, lambda _seat: zero, charge=charge, absent=missing, following=()
+            )
+            total, noise, under_way = total + closed, noise.joined(after.noise), 0.0
+        record = replace(
+            record,
+            lost={},
+            problems=(),
+            clip=None,
+            aggregate_variance=measured,
+            noise=noise,
+            carried_variance=rate**2 * under_way,
+            mu_outsider=float(mu_of(opened.plan.sensitivity(1.0 / size, 1.0), predicted)),
+        )
+        return Summed(total * scale, record, zeroed)
+
+    def exchange(
         self,
         number: int,
-        members: IntArray,
+        members: IntArray | Sequence[int],
         updates: Callable[[int], NDArray[np.floating[Any]]],
         *,
-        charge: Callable[[float, float, int], None],
+        charge: Charge = lambda *_: None,
         absent: Collection[int] = (),
         clip: float | None = None,
         kept: int = 0,
-    ) -> Exchanged:
+        following: IntArray | Sequence[int] | None = None,
+    ) -> tuple[FloatArray, RoundRecord]:
         """One round, from drawing its graph to the repaired sum.
 
-        number   of the round, from 0
-        members  the clients, a seat each
-        updates  gives the bare update of a seat; its client clips and hides it
-        charge   told the mu of the joint and of the marginal view, and the attempt, once, before the first upload
-        absent   seats that never upload
-        clip     of this round, at most the plan's; None: the plan's
-        kept     how many of the last coordinates rounding to the grid must leave as long as they are
+        number     of the round, from 0
+        members    the clients, a seat each
+        updates    gives the bare update of a seat; its client clips and hides it
+        charge     told what the round costs, once, before the first upload; not of one without updates
+        absent     seats that never upload
+        clip       of this round, at most the plan's; None: the plan's
+        kept       how many of the last coordinates rounding to the grid must leave as long as they are
+        following  where noise is carried over, the clients of the next round; nobody in the last
 
         Raises `PrivacyError` where no attempt keeps the promise; nothing is charged then.
         """
-        participants = self._seated(members)
-        clients = [self._clients[int(member)] for member in members]
-        plan = self._plan if clip is None else replace(self._plan, clip=clip)
-        proposed, mu = self._propose(plan, number, participants)
-        terms = proposed.terms
-        rounding = grid_delta(self._plan, terms, members.size)
-        opened = self._server.open_round(terms, participants, proposed.beacon)
-        marginal = upload_mu(terms, members.size, self._plan.relation)
-        charge(mu, marginal, terms.attempt)
+        session, nodes = self.session, [int(member) for member in members]
+        seats, schedule = {node: seat for seat, node in enumerate(nodes)}, session.proposal.schedule
 
-        def update(seat: int) -> NDArray[np.floating[Any]]:
-            return beside(Grid(terms.grid_bits), updates(seat), terms.clip, members.size, kept)
+        def update(node: int, training: Training) -> FloatArray:
+            terms = training.terms
+            return beside(Grid(terms.grid_bits), updates(seats[node]), terms.clip, len(nodes), kept)
 
-        sent = self._collect(opened, members, update, absent)
-        if self._mode == "repair":
-            self._repair(clients)
-        outcome = self._server.finish()
-        for client in clients:
-            client.close_round()
-        agreed = agree(opened)
-        worst = self._assess.worst_case(agreed, self._plan.colluders)
-        return Exchanged(outcome, agreed, worst, mu, marginal, rounding, sent)
-
-    def _propose(
-        self, plan: Plan, number: int, participants: tuple[Participant, ...]
-    ) -> tuple[RoundOpen, float]:
-        """The first attempt whose graph keeps the promise for everyone, and its mu; each has its own link.
-
-        The keys of the participants stay unused until one does.
-        """
-        try:
-            return propose_round(
-                plan,
-                number,
-                seat=lambda _attempt: participants,
-                terms=lambda seated: self._terms_for(plan, len(seated)),
-                release=lambda attempt, commitment: self._chain.release(number, attempt, commitment),
-                assess=self._assess,
-                allowed=self._allowed,
+        gone = {nodes[seat] for seat in absent}
+        deliver = self.parties.with_updates(update, self._coordinates, gone)
+        after = None if following is None else [int(member) for member in following]
+        session.begin(number, nodes, coordinates=self._coordinates, clip=clip, following=after)
+        drive(session, deliver, until=Stage.ROUND)
+        current = session.round
+        if session.refused is not None or current is None or list(current.nodes) != nodes:
+            why = (
+                "others take part than were announced" if session.refused is None else session.refused.message
             )
-        except PrivacyError as error:
-            raise PrivacyError(f"round {number + 1}: {error.message}", hint=error.hint) from None
-
-    def _terms_for(self, plan: Plan, participants: int) -> Terms:
-        """The terms for that many participants; round and attempt are filled in later."""
-        key = participants, plan.clip
-        if key not in self._terms:
-            self._terms[key] = make_terms(
-                plan,
-                participants=participants,
-                coordinates=self._coordinates,
-                run=self._run,
-                number=0,
-                mode=self._mode,
-                grid_bits=self._grid[0],
-                modulus_bits=self._grid[1],
-            )
-        return self._terms[key]
-
-    def _new_client(self, member: int) -> Client:  # noqa: ARG002
-        # Two honest ones. What a small round costs is bounded by mu.
-        policy = self._policy(participants=self._plan.colluders + 2, mu=self._allowed)
-        # The simulator charges a round for all its participants at once, before the first upload.
-        return Client(
-            Identity.generate(self._entropy),
-            policy,
-            assess=self._assess,
-            charge=lambda _agreed, _mu: None,
-            persist=lambda _kept: None,
-        )
-
-
-def through_the_wire(message: Any) -> Any:
-    """A message as it arrives at the other side: encoded and decoded."""
-    arrived: Message = decode(encode(message))
-    return arrived
+            hint = None if session.refused is None else session.refused.hint
+            raise PrivacyError(f"round {number + 1}: {why}", hint=hint)
+        pending = session.books.pending(current)
+        if schedule is None or number < schedule.horizon:
+            mus = np.broadcast_to(np.asarray(pending.joint, dtype=np.float64), len(nodes))
+            charge(mus, pending.marginal, current.agreed.terms.attempt)
+        drive(session, deliver)
+        _, record = session.finish()
+        self._next, self._scale = number + 1, current.scale
+        return current.summed.total, record

@@ -80,7 +80,7 @@ class MethodRun:
                     run=name,
                     rounds=self.rounds_done,
                     participations=self.config.most_participations,
-                    on_grid=self.federation.exchange is not None,
+                    on_grid=self.federation.exchange.real,
                 )
             )
         return self

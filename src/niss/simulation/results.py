@@ -163,14 +163,14 @@ def state_guarantee(federation: Federation, ledger: Ledger, rounds: Rounds) -> S
     plan = federation.plan
     caveats = _caveats(rounds, sharing=plan.kind.shares_noise)
     caveats += federation.optimizer.caveats(rounds[-1])
-    if federation.exchange is not None:
+    if federation.exchange.real:
         caveats += (_grid_caveat(rounds),)
     return make_statement(
         plan,
         ledger,
         notes=caveats,
         outsider=_outsider(federation, rounds),
-        noise_from="seed" if federation.exchange is None else "entropy",
+        noise_from="entropy" if federation.exchange.real else "seed",
         noise_multipliers=_released_multipliers(rounds),
     )
 

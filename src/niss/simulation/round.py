@@ -10,8 +10,7 @@ So all methods begin a round, one call trains everybody, and each method finishe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,13 @@ from niss.errors import PrivacyError
 from niss.learning import Job
 from niss.mechanism.adaptive import AdaptiveClip, short_fraction
 from niss.mechanism.shares import SomeEdges
-from niss.methods import NoiseHistory, mu_of
+from niss.methods import NoiseHistory
 from niss.randomness import SimStream
-from niss.runs import RoundRecord, SumNoise
-from niss.simulation.carried_exchange import CarriedExchange
-from niss.simulation.carrying import beacon_of, carrying_of, close_run, next_cohort, repair
+from niss.runs import RoundRecord
+from niss.simulation.carrying import repair
 from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
-from niss.simulation.exchange import Exchanged, ProtocolExchange
+from niss.simulation.exchange import Exchange, Played, Simulated
 from niss.simulation.materials import Materials
 from niss.simulation.sampling import absent_seats, aggregation_weights, choose_participants
 from niss.simulation.sections import Sampling
@@ -53,7 +51,7 @@ class Federation:
     trainer    trains clients and evaluates models
     stream     every random number of a simulated run
     history    what a trusted server remembers of its noise
-    exchange   the parties of the real protocol; None where the exchange is simulated
+    exchange   how uploads become a sum: simulated, or by the parties of the real protocol
     """
 
     config: Config
@@ -62,28 +60,26 @@ class Federation:
     trainer: Trainer
     stream: SimStream
     history: NoiseHistory
-    exchange: ProtocolExchange | CarriedExchange | None
+    exchange: Exchange
 
     @classmethod
     def of(cls, config: Config, materials: Materials, trainer: Trainer) -> Federation:
         """The federation of the config's one method."""
         (method,) = config.methods
         plan, settings = config.plan(method), config.protocol
-        exchange: ProtocolExchange | CarriedExchange | None = None
+        exchange: Exchange = Simulated()
         # Where no noise is shared there is nothing to exchange.
         if config.exchange == "protocol" and plan.kind.has_protocol:
-            size = materials.layout.size + (adaptive_clip(config, method) is not None)
             trainer.ranks.require_one("the parties of the real protocol", field="exchange")
-            shared: dict[str, Any] = {
-                "coordinates": size,
-                "mode": settings.mode,
-                "grid_bits": settings.grid_bits,
-                "modulus_bits": settings.modulus_bits,
-            }
-            if plan.kind.carries:
-                exchange = CarriedExchange(plan, participants=config.training.participants, **shared)
-            else:
-                exchange = ProtocolExchange(plan, rounds=config.rounds, **shared)
+            exchange = Played(
+                plan,
+                rounds=plan.planned_rounds + plan.closing if plan.kind.carries else config.rounds,
+                participants=config.training.participants if plan.kind.carries else None,
+                coordinates=materials.layout.size + (adaptive_clip(config, method) is not None),
+                mode=settings.mode,
+                grid_bits=settings.grid_bits,
+                modulus_bits=settings.modulus_bits,
+            )
         stream = SimStream(config.seed)
         history = NoiseHistory(lambda number: stream.child("round", number).child("noise"))
         return cls(config, plan, materials, trainer, stream, history, exchange)
@@ -131,8 +127,6 @@ def begin_round(
     # Noise and clip are in proportion: a round promises the same with any clip.
     plan = plan if clip is None else replace(plan, clip=clip)
     stream = federation.stream.child("round", number)
-    if isinstance(federation.exchange, CarriedExchange):
-        federation.exchange.require_next(number)
 
     # 1. The server invites clients whose budget has room for one more round.
     everyone, sampling, size = np.arange(len(clients)), federation.sampling, config.training.participants
@@ -163,28 +157,15 @@ def begin_round(
         cap=config.training.size_cap,
         expected=size if sampling == "poisson" else None,
     )
-    round_plan = None
-    if federation.exchange is None:  # else its parties agree on both
-        round_plan = plan.for_round(
-            participants,
-            weights=client_weights,
-            records=sizes,
-            beacon=beacon_of(federation, number),
-            number=number,
-        )
-        carrying = carrying_of(federation, number, ledger.history)
-        round_plan = replace(round_plan, carrying=carrying)
-    if nobody:
-        client_weights = np.zeros(1)
-
     # 3. Every client trains on its own data: these jobs are done before the second half.
     jobs = [
         Job(weights, clients.samples(int(client)), stream.child("client", int(client)))
         for client in participants
     ]
-    return OpenRound(
-        federation, plan, ledger, number, weights, participants, client_weights, round_plan, jobs, server
+    opened = OpenRound(
+        federation, plan, ledger, number, weights, participants, client_weights, None, jobs, server, nobody
     )
+    return replace(opened, round_plan=federation.exchange.prepare(opened))
 
 
 @dataclass(frozen=True)
@@ -211,10 +192,11 @@ class OpenRound:
     number          of the round, from 0
     weights         of the global model that the clients start from
     participants    the clients, in ascending order; a client's place here is its seat
-    client_weights  the public weight p_k of each seat in the sum
+    public_weights  the public weight p_k of each seat in the sum
     round_plan      the noise of each seat and what it promises; None where the real protocol decides
     jobs            what each seat has to train
     server          what the server remembers of earlier rounds
+    nobody          a secret draw found nobody: the update of the one seat counts nothing
     """
 
     federation: Federation
@@ -223,10 +205,21 @@ class OpenRound:
     number: int
     weights: Tensor
     participants: IntArray
-    client_weights: FloatArray
+    public_weights: FloatArray
     round_plan: RoundPlan | None
     jobs: list[Job]
     server: ServerState = FRESH
+    nobody: bool = False
+
+    @property
+    def client_weights(self) -> FloatArray:
+        """With which the update of each seat enters the sum."""
+        return np.zeros(1) if self.nobody else self.public_weights
+
+    @property
+    def stream(self) -> SimStream:
+        """Every random number of the round."""
+        return self.federation.stream.child("round", self.number)
 
     def finish(self, uploads: Uploads) -> FinishedRound:
         """The second half: from the updates of the clients, a row per job, to the new global model.
@@ -244,16 +237,15 @@ class OpenRound:
 
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
-        absent = absent_seats(self.participants.size, config.protocol.dropout, self._stream.child("dropout"))
-        if self.round_plan is not None:
-            total, record, zeroed = self._sum_simulated(self.round_plan, uploads, absent, zeroed)
-        else:
-            total, record = self._sum_by_protocol(uploads, absent)
+        absent = absent_seats(self.participants.size, config.protocol.dropout, self.stream.child("dropout"))
+        summed = self.federation.exchange.play(self, uploads, absent, zeroed)
+        total, record = summed.total, summed.record
 
+        known: dict[str, Any] = {}
         if adaptive is not None:
             total, mean = total[:-1], float(total[-1])
             below = None if record.void else short_fraction(mean, plan.clip)
-            record = replace(record, clip=plan.clip, below_clip=below)
+            known |= {"clip": plan.clip, "below_clip": below}
 
         # 6. The model moves by the sum, and is tested.
         optimizer, weights, server = self.federation.optimizer, self.weights, self.server
@@ -262,12 +254,12 @@ class OpenRound:
             weights = weights + torch.from_numpy(moved).to(weights.dtype)
             # Where a sum moves the model in later rounds too, none of them takes out just what this one carried.
             if not optimizer.at_once:
-                record = replace(record, carried_variance=0.0)
+                known["carried_variance"] = 0.0
         if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
             tested = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
-            record = replace(record, accuracy=tested.accuracy, loss=tested.loss)
-        left = None if server.noise is None else server.noise.variance
-        return FinishedRound(replace(record, model_noise_variance=left), weights, server, zeroed)
+            known |= {"accuracy": tested.accuracy, "loss": tested.loss}
+        known["model_noise_variance"] = None if server.noise is None else server.noise.variance
+        return FinishedRound(replace(record, **known), weights, server, summed.zeroed)
 
     @property
     def outlook(self) -> Outlook | None:
@@ -282,152 +274,6 @@ class OpenRound:
         return outlook(
             parameters=len(self.weights), rounds=rounds, clip=plan.plan.clip, variance=plan.aggregate_variance
         )
-
-    @property
-    def _stream(self) -> SimStream:
-        return self.federation.stream.child("round", self.number)
-
-    def _sum_simulated(
-        self, plan: RoundPlan, uploads: Uploads, absent: list[int], zeroed: int
-    ) -> tuple[FloatArray, RoundRecord, int]:
-        """The sum, standing for all participants, with noise drawn from the seed; and the zeroed updates of all ranks.
-
-        A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to lost
-        clients are never drawn; it is charged as one in which the server was given them.
-        """
-        federation, method, noise = self.federation, plan.plan.kind, self._stream.child("noise")
-        ranks, rate = federation.trainer.ranks, federation.config.training.server_rate
-        here = np.delete(np.arange(plan.participants.size), absent)
-        without_noise = uploads.total(here)
-        edges = federation.repaired_edges(plan, absent)
-        repaired = edges is not None
-
-        # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
-        plan = method.add_client_noise(uploads, plan, noise, edges)
-        # What that costs each client is on record before anything is summed.
-        joint_mu = method.joint_mu(plan, repairing=federation.repairing)
-        self.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
-        # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
-        total = uploads.total(here)
-        if ranks.first:
-            method.add_server_noise(total, plan, noise, federation.history)
-        total, without_noise, diverged = ranks.pool(total, without_noise, np.array([float(zeroed)]))
-
-        predicted = method.left_over_variance(plan, absent, repaired=repaired)
-        covariances = method.earlier_covariances(plan, absent, repaired=repaired)
-        lost = method.loses(plan, absent, repaired=repaired)
-        if lost:
-            total, without_noise, predicted = np.zeros_like(total), np.zeros_like(total), 0.0
-        # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
-        # tell how many were drawn in secret, nor where noise is taken out again in another round.
-        scale = 1.0
-        if absent and not lost and federation.sampling != "poisson" and not method.whole_run:
-            scale = float(self.client_weights.sum() / self.client_weights[here].sum())
-        balance = plan.balance()
-        record = RoundRecord(
-            round=self.number + 1,
-            participants=plan.participants.size,
-            survivors=here.size,
-            exact=not (absent and method.shares_noise) or repaired,
-            tau2=float(plan.tau2.mean()),
-            aggregate_variance=float(np.mean((total - without_noise) ** 2)),
-            aggregate_variance_predicted=predicted,
-            noise=SumNoise(scale**2 * predicted, tuple(covariances.tolist())),
-            carried_variance=rate**2 * method.under_way(plan, absent, repaired=repaired),
-            mu_joint=float(joint_mu.max()),
-            mu_marginal=float(plan.marginal_mu.max()),
-            mu_outsider=plan.outsider_mu(predicted),
-            balance=None if balance is None else asdict(balance),
-            void=lost,
-        )
-        if plan.plan.closing and self.number + 1 == plan.plan.planned_rounds:
-            closed, closing, missing = close_run(federation, plan, uploads)
-            total += closed
-            repaired = federation.repaired_edges(closing, missing) is not None
-            extra = SumNoise(
-                method.left_over_variance(closing, missing, repaired=repaired),
-                tuple(method.earlier_covariances(closing, missing, repaired=repaired).tolist()),
-            )
-            record = replace(record, noise=record.noise.joined(extra), carried_variance=0.0)
-        return total * scale, record, int(diverged[0])
-
-    def _sum_by_protocol(self, uploads: Uploads, absent: list[int]) -> tuple[FloatArray, RoundRecord]:
-        """The sum, standing for all participants, by the parties of the real protocol; every p_k is 1 / m."""
-        plan, size = self.plan, self.participants.size
-        rows = uploads.rows()
-
-        def charge(joint: float | FloatArray, marginal: float, attempt: int) -> None:
-            mus = np.broadcast_to(np.asarray(joint, dtype=np.float64), size)
-            self.ledger.charge(self.participants, mus, np.full(size, marginal), attempt)
-
-        exchanged, closed = self._exchanged(rows, absent, charge)
-        survivors, total = list(exchanged.outcome.survivors), exchanged.outcome.total
-        without_noise = rows[survivors].sum(axis=0, dtype=np.float64)
-        predicted = exchanged.predicted_variance
-        moved = self.federation.config.training.server_rate
-        record = RoundRecord(
-            round=self.number + 1,
-            participants=size,
-            survivors=len(survivors),
-            exact=exchanged.outcome.exact,
-            tau2=exchanged.tau2,
-            aggregate_variance=float(np.mean((total - without_noise) ** 2)),
-            aggregate_variance_predicted=predicted,
-            noise=exchanged.noise,
-            carried_variance=moved**2 * exchanged.outcome.under_way,
-            mu_joint=exchanged.mu,
-            mu_marginal=exchanged.marginal_mu,
-            mu_outsider=float(mu_of(plan.sensitivity(1.0 / size, 1.0), predicted)),
-            attempts=exchanged.attempts,
-            grid_delta=exchanged.grid_delta,
-            public=exchanged.public,
-        )
-        if closed is not None:
-            total = total + closed.outcome.total
-            record = replace(record, noise=record.noise.joined(closed.noise), carried_variance=0.0)
-        return total * exchanged.scale, record
-
-    def _exchanged(
-        self, rows: NDArray[np.floating[Any]], absent: list[int], charge: Callable[..., None]
-    ) -> tuple[Exchanged, Exchanged | None]:
-        """The round as the parties of the protocol play it, and a closing one after the last, where there is one."""
-        federation, size = self.federation, self.participants.size
-        exchange, number, clients = federation.exchange, self.number, self.participants
-        assert exchange is not None
-        if not isinstance(exchange, CarriedExchange):
-            return exchange.play(
-                number,
-                clients,
-                lambda seat: rows[seat] * size,
-                charge=charge,
-                absent=absent,
-                clip=self.plan.clip,
-                kept=rows.shape[1] - len(self.weights),
-            ), None
-        history, rounds = [*self.ledger.history, clients], exchange.schedule.rounds
-        nobody = np.zeros(0, dtype=np.int64)
-        following = next_cohort(federation, number + 1, history) if number + 1 < rounds else nobody
-        played = exchange.play(
-            number,
-            clients,
-            lambda seat: rows[seat] * size,
-            following=following,
-            charge=charge,
-            absent=absent,
-        )
-        if number + 1 != exchange.schedule.horizon or number + 1 == rounds:
-            return played, None
-        stream, dropout = federation.stream.child("round", number + 1), federation.config.protocol.dropout
-        zero = np.zeros_like(rows[0])
-        closed = exchange.play(
-            number + 1,
-            following,
-            lambda _seat: zero,
-            following=nobody,
-            charge=charge,
-            absent=absent_seats(following.size, dropout, stream.child("dropout")),
-        )
-        return played, closed
 
 
 def _clipping(plan: Plan) -> Clipping:
