@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes, and none of them should have to compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest test-all docs docs-version fuzz lint format clean
+.PHONY: demo test pytest test-all docs fuzz lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,11 +35,6 @@ docs: .venv/.installed-dev
 	$(BIN)/python tools/write_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
 	$(BIN)/python tools/check_site.py build/site
-
-# The site of this version in a folder of its own, build/versions/VERSION, beside those of earlier ones; the page above
-# them lists all and names the newest.
-docs-version: docs
-	$(BIN)/python tools/keep_site.py build/site build/versions
 
 # Damaged and hostile input against all that reads what others send: wire format, machines, terms, proposals, Flower's
 # replies, the tracker's API. Some hours; `make fuzz COUNT=10000` is a few minutes, `TARGETS=flower` one of them.

@@ -37,7 +37,7 @@ from experiments.reproduce.design import (
     trial_cell,
 )
 from experiments.reproduce.results import Result, read_result, result_path
-from experiments.reproduce.runner import WHOLE, Part, Watch, run_cells
+from experiments.reproduce.runner import Watch, run_cells
 from experiments.reproduce.tuning import (
     AXES,
     Axes,
@@ -289,7 +289,6 @@ def tune(
     variants: Sequence[str] = ("none",),
     device: str = "auto",
     axes: Mapping[str, Axes] | None = None,
-    part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
 ) -> Result:
@@ -307,7 +306,7 @@ def tune(
     }
     grid = axes_of(setting, axes or AXES)
     variants = [variant for variant in variants if variant in setting.variants]
-    mine = part.of(contestants(epsilons, methods or setting.methods, variants))
+    mine = contestants(epsilons, methods or setting.methods, variants)
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
         for one in mine:
@@ -360,7 +359,6 @@ def run_setting(
     device: str = "auto",
     experiment: str | None = None,
     protocol: bool = True,
-    part: Part = WHOLE,
     at_once: int | None = None,
     progress: Watch | None = None,
     tuned_in: Path | None = None,
@@ -392,7 +390,7 @@ def run_setting(
         experiment,
         name,
         {**setting_base(setting), **_own_base(setting, data)},
-        {identity: cells[identity] for identity in part.of(list(cells))},
+        cells,
         out=out,
         work=work,
         dataset=data,

@@ -232,7 +232,6 @@ class Beyond(Experiment):
     tune_only      Tune, and stop.
     protocol       Dropouts of small rounds go through the real protocol, minutes a run on any machine.
     at_once        Cells that train together; results are kept after each such group.
-    part           Only a part of the work, e.g. 3/8, for processes side by side; give each its own --out.
     """
 
     setting: tuple[str, ...] = ("all",)
@@ -246,7 +245,6 @@ class Beyond(Experiment):
     tune_only: bool = False
     protocol: bool = True
     at_once: int = option(8, min=1)
-    part: str = "1/1"
 
 
 @register(app, "beyond")
@@ -259,9 +257,8 @@ def beyond(options: Beyond) -> None:
     niss reproduce beyond --setting shakespeare-gru --stop-after 800
     """
     from experiments.reproduce.beyond import run_setting, tune
-    from experiments.reproduce.runner import Part
 
-    places = {**options.places("at_once"), "part": Part.named(options.part)}
+    places = options.places("at_once")
     seeds, methods = places.pop("seeds"), options.methods
     pieces: dict[str, Piece] = {}
     for name in design.SETTINGS if options.setting == ("all",) else options.setting:

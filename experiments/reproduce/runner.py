@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from experiments.reproduce.results import (
     Cell,
@@ -21,38 +19,14 @@ from experiments.reproduce.results import (
     write_result,
 )
 from niss.data import Dataset
-from niss.errors import ConfigError, NissError, RunFolderError
+from niss.errors import NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
 from niss.settings import to_values
 from niss.simulation import Comparison, Config, RoundEvent, RunResult, TrainingEvent, compare_together
 from niss.simulation.sections import TrainingConfig
 
-T = TypeVar("T")
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
 """Cells by id: what tells each apart, and its settings, which have one method."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of `count` machines or processes that share the work, counted from 1."""
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def named(cls, text: str) -> Part:
-        """`3/8`: the third of eight."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise ConfigError(f"expected a part such as 3/8, got {text!r}", field="--part")
-        return cls(int(found[1]), int(found[2]))
-
-    def of(self, things: Sequence[T]) -> Sequence[T]:
-        """Every `count`-th of them."""
-        return things[self.number - 1 :: self.count]
-
-
-WHOLE = Part()
 
 
 class OutOfTime(NissError):

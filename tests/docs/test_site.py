@@ -164,21 +164,6 @@ def test_figures_of_the_documentation_have_dark_variants():
     assert {name for name in bright if not name.startswith(("ui-", "report-"))} == set()
 
 
-def test_each_version_keeps_its_site(tmp_path):
-    keep, site = tool("keep_site").keep, tmp_path / "site"
-    site.mkdir()
-    (site / "index.html").write_text("first", encoding="utf-8")
-    versions = tmp_path / "versions"
-    keep(site, versions, "0.9.0")
-    (site / "index.html").write_text("second", encoding="utf-8")
-    keep(site, versions, "0.10.0")
-    keep(site, versions, "0.10.0rc1")
-    assert (versions / "0.9.0" / "index.html").read_text(encoding="utf-8") == "first"
-    listed = (versions / "index.html").read_text(encoding="utf-8")
-    assert listed.index("0.10.0/") < listed.index("0.10.0rc1/") < listed.index("0.9.0/")
-    assert "0.10.0</a> (newest)" in listed
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as browser:

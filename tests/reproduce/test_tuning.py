@@ -11,9 +11,8 @@ from experiments.reproduce.beyond import contestants, tune
 from experiments.reproduce.checks import _search
 from experiments.reproduce.design import METHODS, VARIANTS, Choice
 from experiments.reproduce.results import merge_results, read_result, result_path
-from experiments.reproduce.runner import OutOfTime, Part, Watch
+from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.tuning import AXES, Axes, axes_for, best_of, edges_of, next_trials, trials_of
-from niss.errors import ConfigError
 
 SMALL = {"client": Axes((0.1, 0.5), (0.1, 0.2), (4, 8), start=Choice(hidden=8))}
 
@@ -75,9 +74,9 @@ def test_a_search_goes_on_where_it_stopped_and_parts_add_up(places, small_settin
         tune(small_setting, (8.0,), **places, **common, progress=Watch(seconds=0.0))
     whole = tune(small_setting, (8.0,), **places, **common)
     assert {len(trials_of(whole, name)) for name in common["methods"]} == {SMALL["client"].trials}
-    parts = [tmp_path / f"part-{number}" for number in (1, 2)]
-    for number, out in enumerate(parts, start=1):
-        tune(small_setting, (8.0,), out=out, work=tmp_path / "other", **common, part=Part(number, 2))
+    parts = [tmp_path / name for name in common["methods"]]
+    for out in parts:
+        tune(small_setting, (8.0,), out=out, work=tmp_path / "other", **common | {"methods": (out.name,)})
     merge_results(parts, tmp_path / "merged")
     merged = read_result(result_path(tmp_path / "merged", "tuning", small_setting.full_name))
     assert merged is not None
@@ -116,14 +115,3 @@ def test_verify_plays_the_search_again(places, small_setting):
     assert "13 trials" in fault.detail
     (fault,) = played({**tried, Choice(clip=0.3): 0.0})
     assert "not in the grid" in fault.detail
-
-
-@pytest.mark.parametrize("text", ["0/8", "9/8", "3", "a/b", "1/0"])
-def test_bad_parts_are_refused(text):
-    with pytest.raises(ConfigError, match="part"):
-        Part.named(text)
-
-
-def test_parts_share_the_work():
-    things = list(range(10))
-    assert sorted(one for number in (1, 2, 3) for one in Part.named(f"{number}/3").of(things)) == things
