@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from niss.report import read_report_input, write_report
-from niss.report.promise import promise_of, read_promise
+from niss.runs.privacy import promise_of, read_promise
 from report.conftest import write_run
 from report.test_spending import add_ledger
 

@@ -13,8 +13,13 @@ from niss.accounting.plans import Plan
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input
-from niss.report.round_graph import find_round_graph
-from niss.report.round_graph_drawing import MOST_AROUND, choose_picture, graph_caption, round_graph_svg
+from niss.report.round_graph import (
+    MOST_AROUND,
+    choose_picture,
+    find_round_graph,
+    graph_caption,
+    round_graph_svg,
+)
 
 
 def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, **changes: Any) -> Path:
@@ -155,17 +160,17 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import niss
-    from niss.simulation.records import RunFolder
+    from niss.simulation.records import CheckpointFolder
 
-    saved, original = [], RunFolder.save_checkpoint
+    saved, original = [], CheckpointFolder.save_checkpoint
 
-    def killed(self: RunFolder, checkpoint: Any) -> None:
+    def killed(self: CheckpointFolder, checkpoint: Any) -> None:
         original(self, checkpoint)
         saved.append(checkpoint.rounds)
         if len(saved) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "save_checkpoint", killed)
+    monkeypatch.setattr(CheckpointFolder, "save_checkpoint", killed)
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         protocol_run(run, monkeypatch, rounds=3)

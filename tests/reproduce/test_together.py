@@ -8,7 +8,7 @@ import pytest
 import niss
 from niss.errors import ConfigError, RunFolderError
 from niss.simulation import compare_seeds, compare_together, make_config, with_overrides
-from niss.simulation.records import RunFolder
+from niss.simulation.records import CheckpointFolder
 
 SAME_BYTES = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json")
 
@@ -58,7 +58,7 @@ def test_killed_and_continued(tmp_path, monkeypatch):
         pass
 
     whole = compare_seeds(mini(), [1, 2], out=tmp_path / "whole")
-    append, calls = RunFolder.append_round, []
+    append, calls = CheckpointFolder.append_round, []
 
     def dying(self, *args):
         calls.append(self.path)
@@ -67,7 +67,7 @@ def test_killed_and_continued(tmp_path, monkeypatch):
         append(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append_round", dying)
+        patch.setattr(CheckpointFolder, "append_round", dying)
         with pytest.raises(Killed):
             compare_seeds(mini(), [1, 2], out=tmp_path / "cut")
     cut = compare_seeds(mini(), [1, 2], out=tmp_path / "cut")

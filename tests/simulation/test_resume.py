@@ -90,7 +90,7 @@ def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
 
 
 def _kill_at(patch, moment):
-    append, write = records.RunFolder.append_round, records.write_atomically
+    append, write = records.CheckpointFolder.append_round, records.write_atomically
     charge, conclude = LedgerFile._append, method_run.MethodRun.conclude
 
     def dying_charge(self, line):
@@ -120,7 +120,7 @@ def _kill_at(patch, moment):
         return conclude(*arguments)
 
     patch.setattr(LedgerFile, "_append", dying_charge)
-    patch.setattr(records.RunFolder, "append_round", dying_append)
+    patch.setattr(records.CheckpointFolder, "append_round", dying_append)
     patch.setattr(records, "write_atomically", dying_write)
     patch.setattr(method_run.MethodRun, "conclude", dying_conclude)
 

@@ -77,7 +77,7 @@ def test_a_run_keeps_the_separation_also_after_an_interruption(
     )
     materials = {"model": linear, "clients": datasets, "test": held_out}
     niss.run(config, out=tmp_path / "whole", **materials)
-    append = records.RunFolder.append_round
+    append = records.CheckpointFolder.append_round
 
     def dying(self, metrics, seconds):
         if metrics.round == 5:
@@ -85,7 +85,7 @@ def test_a_run_keeps_the_separation_also_after_an_interruption(
         append(self, metrics, seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records.RunFolder, "append_round", dying)
+        patch.setattr(records.CheckpointFolder, "append_round", dying)
         with pytest.raises(KeyboardInterrupt):
             niss.run(config, out=tmp_path / "cut", **materials)
     niss.resume(tmp_path / "cut", **materials)

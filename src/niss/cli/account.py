@@ -79,7 +79,7 @@ def account_command(options: AccountOptions) -> None:
 
 def find_ledgers(run: Path) -> dict[str, Path]:
     """The ledger of a run, or of each method of a comparison in the order of its settings, by label."""
-    from niss.report.run_folder import planned_methods
+    from niss.runs.folder import planned_methods
 
     if run.is_file():
         return {run.name: run}

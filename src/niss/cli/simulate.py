@@ -322,7 +322,7 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
 
 def _print_promise(folder: Path) -> None:
     """What a run promised, in words: the guarantee, what it is worth to an attacker, and how to check it."""
-    from niss.report.promise import read_promise
+    from niss.runs.privacy import read_promise
 
     promise = read_promise(folder)
     if promise is None:

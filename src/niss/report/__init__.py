@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from niss.report.page import save_png, write_report
 from niss.report.plan_chart import carried_figure, plan_figure
-from niss.report.run_folder import read_report_input
 from niss.report.table import summary_rows
+from niss.runs.folder import read_report_input
 
 __all__ = ["carried_figure", "plan_figure", "read_report_input", "save_png", "summary_rows", "write_report"]

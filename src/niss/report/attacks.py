@@ -18,9 +18,10 @@ from niss.charts import charts_from_json
 from niss.claims import printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
-from niss.report.run_folder import ReportInput, read_object
-from niss.report.table import NOT_APPLICABLE, SummaryTable
+from niss.report.table import SummaryTable
 from niss.report.templates import render
+from niss.runs.folder import ReportInput, read_object
+from niss.runs.privacy import NOT_APPLICABLE
 
 # So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
 # of the page.

@@ -30,9 +30,9 @@ from niss.errors import ConfigError
 from niss.figures import CHART_STYLE, NARROW, WIDTH, draw_chart, png, short
 from niss.files import write_output
 from niss.methods.look import INK, QUIET, RULE, SERIES
-from niss.report.run_folder import MethodResult
 from niss.report.table import evenly_spaced
 from niss.report.templates import render
+from niss.runs.folder import MethodResult
 
 # The colours as drawn, and what stands for them in the page.
 THEME = {INK: "currentColor", RULE: "var(--rule)", QUIET: "var(--quiet)", "#ffffff": "var(--paper)"} | {

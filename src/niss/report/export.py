@@ -10,7 +10,7 @@ from pathlib import Path
 from niss.errors import RunFolderError
 from niss.files import TIMING, write_output
 from niss.report.ledger import worst_spent
-from niss.report.run_folder import MethodResult, number_at, read_lines, read_report_input
+from niss.runs.folder import MethodResult, number_at, read_lines, read_report_input
 
 COLUMNS = (
     *("accuracy", "loss", "tau2", "noise_variance_measured", "noise_variance_predicted"),

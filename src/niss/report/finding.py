@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 from niss.claims import rounded_up
-from niss.report.run_folder import MethodResult, ReportInput
 from niss.report.table import format_accuracy
+from niss.runs.folder import MethodResult, ReportInput
 
 # Calibration stops a little below its target; two epsilons this close, relatively, are the same budget.
 SAME_BUDGET = 0.01

@@ -22,9 +22,10 @@ from niss.accounting.ledger_chain import client_order
 from niss.accounting.node_limits import Limit
 from niss.claims import printed_claim, rounded_up
 from niss.errors import PrivacyError
-from niss.files import LEDGER, LIMITS, find_json
-from niss.report.run_folder import MethodResult, ReportInput
-from niss.report.table import NOT_APPLICABLE, evenly_spaced
+from niss.files import LIMITS, find_json
+from niss.report.table import evenly_spaced
+from niss.runs.folder import MethodResult, ReportInput
+from niss.runs.privacy import NOT_APPLICABLE, read_ledger
 
 # A curve of so many steps looks no different from one of more.
 MOST_ROUNDS = 150
@@ -70,12 +71,6 @@ class Spending:
     most: FloatArray
     lines: tuple[FloatArray, ...]
     budget: float | None
-
-
-def read_ledger(method: MethodResult) -> LedgerFile | None:
-    """The ledger of a private method, None where there is none; raises `PrivacyError` where its chain is broken."""
-    path = method.folder / LEDGER
-    return LedgerFile.read(path) if method.is_private and path.is_file() else None
 
 
 def is_heuristic(ledger: LedgerFile) -> bool:

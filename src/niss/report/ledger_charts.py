@@ -27,7 +27,7 @@ from niss.figures import grid as rule
 from niss.methods.look import INK, QUIET, SERIES
 from niss.report.canvas import Reading, bands_svg, in_two_widths, inline_svg, save_figure
 from niss.report.ledger import ClientRow, Spending, client_rows, read_spending, spending
-from niss.report.run_folder import ReportInput
+from niss.runs.folder import ReportInput
 
 # Narrower than the page's figures, so that the letters are still read when it takes half a column.
 _CHART_WIDTH = 4.8

@@ -22,8 +22,8 @@ from matplotlib.transforms import blended_transform_factory
 from niss.figures import CHART_STYLE, WIDTH, cut_range, grid, line_options, marked, power_of_ten, short
 from niss.methods.look import INK, QUIET, Look
 from niss.report.canvas import Reading, bands_svg, inline_svg, label_width, rows_svg
-from niss.report.run_folder import MethodResult, ReportInput, looks
 from niss.report.table import format_accuracy, format_variance
+from niss.runs.folder import MethodResult, ReportInput, looks
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9

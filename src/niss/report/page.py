@@ -34,18 +34,10 @@ from niss.report.attacks import (
     shown,
 )
 from niss.report.finding import caveats, finding
-from niss.report.promise import Promise, promise_of
-from niss.report.run_folder import MethodResult, ReportInput, read_object, read_report_input
-from niss.report.settings import settings_of
-from niss.report.table import (
-    NOT_APPLICABLE,
-    WORDS,
-    SummaryTable,
-    format_accuracy,
-    format_epsilon,
-    summary_rows,
-)
+from niss.report.table import WORDS, SummaryTable, format_accuracy, settings_of, summary_rows
 from niss.report.templates import render
+from niss.runs.folder import MethodResult, ReportInput, read_object, read_report_input
+from niss.runs.privacy import NOT_APPLICABLE, Promise, format_epsilon, promise_of
 
 # The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -238,8 +230,7 @@ def _trusting(methods: Iterable[MethodResult]) -> list[str]:
 
 def _graph(report: ReportInput) -> dict[str, object] | None:
     """The drawing of a share graph with its caption and the meaning of its signs; None where there is none."""
-    from niss.report.round_graph import find_round_graph
-    from niss.report.round_graph_drawing import graph_caption, graph_legend, round_graph_svg
+    from niss.report.round_graph import find_round_graph, graph_caption, graph_legend, round_graph_svg
 
     graph = find_round_graph(report)
     if graph is None:

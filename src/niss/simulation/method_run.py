@@ -13,7 +13,7 @@ from niss.runs import RoundRecord
 from niss.simulation.clipping import next_clip
 from niss.simulation.config import Config
 from niss.simulation.materials import Materials
-from niss.simulation.records import Checkpoint, RunFolder, read_by_all, recorded
+from niss.simulation.records import Checkpoint, CheckpointFolder, read_by_all, recorded
 from niss.simulation.results import RunResult, state_guarantee
 from niss.simulation.round import Federation, FinishedRound
 from niss.simulation.server import ServerState
@@ -35,7 +35,7 @@ class MethodRun:
         config: Config,
         materials: Materials,
         trainer: Trainer,
-        folder: RunFolder | None,
+        folder: CheckpointFolder | None,
         label: str | None = None,
     ) -> None:
         (self.method,) = config.methods

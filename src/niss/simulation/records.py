@@ -1,7 +1,7 @@
-"""The folder of a run as it grows: a line of metrics and a charge per round, checkpoints, and the way back to them.
+"""What a simulated run keeps in its folder beside records: a charge per round, checkpoints, and the way back to them.
 
-What the files are is listed in `niss.files`, which also writes them: every write is whole or not at all. A run that
-was killed at any moment goes on from its last checkpoint; what was written after it is dropped and done again.
+A run that was killed at any moment goes on from its last checkpoint; what was written after it is dropped and done
+again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,12 @@ from niss.accounting import Ledger, LedgerFile, Plan, stated_delta, stated_relat
 from niss.errors import RunFolderError
 from niss.files import (
     CHECKPOINT,
-    DIAGNOSTICS,
     LEDGER,
-    MANIFEST,
     METRICS,
     MODEL,
-    RESULT,
-    TIMING,
-    append_durably,
-    json_line,
-    prepare_run_folder,
-    read_json_lines,
     write_atomically,
-    write_json,
 )
-from niss.runs import RoundRecord
+from niss.runs.folder import RunFolder, other_rounds
 from niss.simulation.ranks import Ranks
 
 
@@ -54,52 +45,8 @@ class Checkpoint:
     server: dict[str, Tensor] = field(default_factory=dict)
 
 
-class RunFolder:
-    """The folder of one run or comparison on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def create(cls, path: Path, manifest: Mapping[str, Any], *, overwrite: bool = False) -> RunFolder:
-        """A fresh folder with its manifest.
-
-        Raises `RunFolderError` where `path` is not empty, except where it is an earlier run and `overwrite` is set.
-        """
-        prepare_run_folder(path, overwrite=overwrite)
-        write_json(path / MANIFEST, manifest)
-        return cls(path)
-
-    @property
-    def begun(self) -> bool:
-        """Whether it has a manifest, which is written first."""
-        return (self.path / MANIFEST).exists()
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has a result, which is written last."""
-        return (self.path / RESULT).exists()
-
-    def append_round(self, record: RoundRecord, seconds: float) -> None:
-        """Add one round's line to the metrics, on disk before this returns."""
-        append_durably(self.path / METRICS, json_line(record.to_json()))
-        timing = {"round": record.round, "seconds": round(seconds, 4)}
-        append_durably(self.path / TIMING, json_line(timing))
-
-    def append_diagnostics(self, number: int, zeroed_updates: int) -> None:
-        """Add what follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
-        diagnostics = {"round": number, "zeroed_updates": zeroed_updates}
-        append_durably(self.path / DIAGNOSTICS, json_line(diagnostics))
-
-    def rewind(self, rounds: int) -> list[RoundRecord]:
-        """Drop whatever was written after the checkpoint at `rounds`; returns the records up to there."""
-        names = (METRICS, TIMING, DIAGNOSTICS)
-        lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in names}
-        if len(lines[METRICS]) < rounds:
-            raise _other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
-        for name, rows in lines.items():
-            write_atomically(self.path / name, b"".join(map(json_line, rows)))
-        return [RoundRecord.from_json(line, self.path / METRICS) for line in lines[METRICS]]
+class CheckpointFolder(RunFolder):
+    """The folder of a simulated run, which goes on from the checkpoints in it."""
 
     def charged(self, rounds: int) -> list[NDArray[np.int64]]:
         """The participants of each of that many rounds, from the ledger, which is cut back to them."""
@@ -150,7 +97,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def read_by_all(ranks: Ranks, folder: RunFolder | None) -> Iterator[RunFolder | None]:
+def read_by_all(ranks: Ranks, folder: CheckpointFolder | None) -> Iterator[CheckpointFolder | None]:
     """The folder that a run is resumed from: on ranks other than the first a copy, which need no disk in common."""
     if not ranks.several:
         yield folder
@@ -168,7 +115,7 @@ def read_by_all(ranks: Ranks, folder: RunFolder | None) -> Iterator[RunFolder | 
         for name, content in contents.items():
             if content:
                 write_atomically(Path(place) / name, content)
-        yield RunFolder(Path(place))
+        yield CheckpointFolder(Path(place))
 
 
 @dataclass
@@ -255,16 +202,9 @@ def _rewind_ledger(path: Path, rounds: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     # The header, and one line a round.
     if len(lines) <= rounds:
-        raise _other_rounds(path, max(len(lines) - 1, 0), rounds)
+        raise other_rounds(path, max(len(lines) - 1, 0), rounds)
     if len(lines) > rounds + 1:
         write_atomically(path, b"".join(lines[: rounds + 1]))
-
-
-def _other_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolderError:
-    return RunFolderError(
-        f"{path} has {rounds} rounds, but the checkpoint was made after round {checkpoint}",
-        hint="the folder was changed by hand or by an older niss; start the run again in a new folder",
-    )
 
 
 def _or_infinite(mu: float) -> float:

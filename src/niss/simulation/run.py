@@ -34,7 +34,7 @@ from niss.simulation.materials import (
 )
 from niss.simulation.method_run import MethodRun
 from niss.simulation.ranks import Ranks, joined
-from niss.simulation.records import RunFolder
+from niss.simulation.records import CheckpointFolder
 from niss.simulation.results import Comparison, RunResult, summarise
 from niss.simulation.round import begin_round
 from niss.simulation.training import Trainer, local_work
@@ -129,7 +129,7 @@ def run(
             folder = None
             if out is not None and ranks.first:
                 manifest = make_manifest("run", config, materials, trainer.engine)
-                folder = RunFolder.create(Path(out), manifest, overwrite=overwrite)
+                folder = CheckpointFolder.create(Path(out), manifest, overwrite=overwrite)
             return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress, on_round)[0]
 
 
@@ -158,7 +158,7 @@ def compare(
         with Trainer(config, materials, ranks) as trainer:
             if entry.folder is not None:
                 manifest = make_manifest("comparison", config, materials, trainer.engine)
-                RunFolder.create(entry.folder.path, manifest, overwrite=overwrite)
+                CheckpointFolder.create(entry.folder.path, manifest, overwrite=overwrite)
             return _play_entries([entry], trainer, progress)[0]
 
 
@@ -219,9 +219,9 @@ def _begun(path: Path, ranks: Ranks) -> dict[str, Any]:
     return manifest
 
 
-def _folder(ranks: Ranks, path: str | Path | None) -> RunFolder | None:
+def _folder(ranks: Ranks, path: str | Path | None) -> CheckpointFolder | None:
     """The folder at that path, which only rank 0 has."""
-    return None if path is None or not ranks.first else RunFolder(Path(path))
+    return None if path is None or not ranks.first else CheckpointFolder(Path(path))
 
 
 def compare_seeds(
@@ -277,7 +277,7 @@ class _Entry:
 
     config: Config
     materials: Materials
-    folder: RunFolder | None
+    folder: CheckpointFolder | None
     name: str | None = None
 
     def begin_or_continue(self, engine: str) -> None:
@@ -286,7 +286,7 @@ class _Entry:
             return
         manifest, path = make_manifest("comparison", self.config, self.materials, engine), self.folder.path
         if not self.folder.begun:
-            RunFolder.create(path, manifest)
+            CheckpointFolder.create(path, manifest)
             return
         earlier = read_json(path / MANIFEST)
         if any(_settings(earlier, key) != _settings(manifest, key) for key in ("config", "data")):
@@ -302,10 +302,10 @@ class _Entry:
             config = replace(self.config, methods=(method,))
             folder = None
             if self.folder is not None:
-                folder = RunFolder(self.folder.path / method.title)
+                folder = CheckpointFolder(self.folder.path / method.title)
                 if not folder.begun:
                     manifest = make_manifest("run", config, self.materials, trainer.engine)
-                    folder = RunFolder.create(folder.path, manifest)
+                    folder = CheckpointFolder.create(folder.path, manifest)
             label = self.name
             if self.name is not None and len(self.config.methods) > 1:
                 label = f"{self.name} {method.title}"

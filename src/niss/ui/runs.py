@@ -21,9 +21,8 @@ from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_
 from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
-from niss.report.run_folder import MethodResult, ReportInput, looks, read_report_input
-from niss.report.settings import settings_of
-from niss.report.table import evenly_spaced
+from niss.report.table import evenly_spaced, settings_of
+from niss.runs.folder import MethodResult, ReportInput, looks, read_report_input
 from niss.ui.planning import drawn
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.

@@ -10,14 +10,41 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from niss.claims import best_guess_percent, odds_in_words, rounded_up
+from niss.claims import NO_GUARANTEE, best_guess_percent, odds_in_words, rounded_up
 from niss.errors import PrivacyError, RunFolderError
 from niss.files import LEDGER, PRIVACY, JsonObject
-from niss.report.run_folder import MethodResult, read_object, read_report_input
-from niss.report.table import NOT_APPLICABLE, format_epsilon
+from niss.runs.folder import MethodResult, read_object, read_report_input
 
+if TYPE_CHECKING:
+    from niss.accounting import LedgerFile
+
+NOT_APPLICABLE = "–"
+NOT_PRIVATE = "not private"
+SERVER_TRUSTED = "server trusted"
+UNFINISHED = "unfinished"
 _HIDDEN = {"unit": "client", "relation": "zero-out"}
+
+
+def read_ledger(method: MethodResult) -> LedgerFile | None:
+    """The ledger of a private method, None where there is none; raises `PrivacyError` where its chain is broken."""
+    from niss.accounting import LedgerFile
+
+    path = method.folder / LEDGER
+    return LedgerFile.read(path) if method.is_private and path.is_file() else None
+
+
+def format_epsilon(method: MethodResult, epsilon: float | None) -> str:
+    """An epsilon, with a word where it does not hold against the server.
+
+    A missing one means three things: nothing to protect with, nothing proven, or not known yet.
+    """
+    if not method.is_private:
+        return NOT_PRIVATE
+    if epsilon is not None:
+        return f"{rounded_up(epsilon)}, {SERVER_TRUSTED}" if method.trusts_the_server else rounded_up(epsilon)
+    return NO_GUARANTEE if method.finished else UNFINISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +168,6 @@ def _budget(method: MethodResult, statement: JsonObject) -> str | None:
 
 def _verified_ledger(method: MethodResult) -> str | None:
     """That the ledger is whole, once its hash chain has been recomputed; None where there is none."""
-    from niss.report.ledger import read_ledger
-
     try:
         ledger = read_ledger(method)
     except PrivacyError as error:
