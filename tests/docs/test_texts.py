@@ -56,7 +56,7 @@ def _demo_table() -> str:
 
 
 def test_the_comparison_has_its_numbers_from_the_demo_and_the_benchmarks():
-    section = _section(_text("docs", "concepts", "paper.md"), "Compared with the alternatives")
+    section = _section(_text("docs", "concepts", "comparison-tables.md"), "Compared with the alternatives")
     table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
     sources = (_demo_table() + _text("benchmarks", "README.md")).replace(" %", "%")
     numbers = [hit.replace(" %", "%") for hit in _NUMBER.findall(table)]
