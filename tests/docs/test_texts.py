@@ -34,6 +34,7 @@ def test_links_lead_somewhere(page):
         if not path.exists() or (anchor and anchor not in headings(path)):
             wrong.append(hit["target"])
     assert wrong == []
+    assert not re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE), "left over from a merge"
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
