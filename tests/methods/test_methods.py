@@ -22,10 +22,11 @@ def one_round(name: str, **settings: object):
 def test_a_method_is_found_by_its_name(name: str) -> None:
     method = method_named(name)
     assert method.name == name
-    assert Plan(method=name).kind is method
+    plan = Plan(method=name, **method.defaults)
+    assert plan.kind is method
     assert method.uses("kappa") == method.uses("tau2") == method.shares_noise
     assert method.trusts
-    assert method.adversary(Plan(method=name))
+    assert method.adversary(plan)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -48,7 +49,7 @@ def test_the_noise_is_what_was_predicted(name: str, absent: tuple[int, ...]) -> 
     assert np.mean(rows**2, axis=1) == pytest.approx(marginal, rel=0.15)
     total = np.delete(rows, absent, axis=0).sum(axis=0)
     method.add_server_noise(total, drawn, stream)
-    predicted = method.left_over_variance(drawn, absent, repaired=False)
+    predicted = method.left_over_variance(drawn.with_lost(absent))
     assert float(np.mean(total**2)) == pytest.approx(predicted, rel=0.15)
     if not absent:
         assert method.aggregate_variance(drawn) == predicted
@@ -81,7 +82,7 @@ def test_rounds_whose_noise_differs_by_rounding_are_accounted_for_at_once(
     """A clip that moves leaves multipliers that differ in their last bit, and each of them costs seconds."""
     asked = []
     monkeypatch.setattr(
-        "niss.methods.central_dp_sampled.poisson_epsilon", lambda rounds, *_: asked.append(rounds) or 1.0
+        "niss.methods.central_dp.poisson_epsilon", lambda rounds, *_: asked.append(rounds) or 1.0
     )
     plan = Plan(method="central-dp-sampled")
     z = 0.555751267292031

@@ -43,7 +43,7 @@ def test_what_is_left_without_colluders_and_dropouts_is_enough() -> None:
 @pytest.mark.parametrize(("threshold", "lost"), [(None, [1, 2, 3, 4]), (8, [3, 4]), (1, [])])
 def test_a_round_below_the_threshold_is_lost(threshold: int | None, lost: list[int]) -> None:
     planned = one_round(threshold=threshold)
-    assert [count for count in range(5) if planned.plan.kind.loses(planned, range(count))] == lost
+    assert [count for count in range(5) if planned.plan.kind.loses(planned.with_lost(range(count)))] == lost
 
 
 def test_nobody_honest_left_is_refused() -> None:

@@ -91,7 +91,7 @@ class Watched:
         rounds = []
         for number, one in enumerate(self.plans):
             carried = None
-            if one.carrying.after is not None and number + 1 < ROUNDS:
+            if one.after is not None and number + 1 < ROUNDS:
                 onward = ShareGraph.complete((self.cohort, self.cohort))
                 carried = onward, METHODS["niss-carried"]._share(one)
             rounds.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.graph import ShareGraph
-from niss.methods import Carrying, mu_of
+from niss.mechanism.shares import Edges, SomeEdges
+from niss.methods import CarriedEdges, mu_of
 from niss.views import EXACT_LIMIT, WorstCase, effective_variance
 
 if TYPE_CHECKING:
@@ -48,7 +50,11 @@ class RoundPlan:
     scales         the factors that a multiplicative distortion drew, once they are drawn and kept
     opponent       the worst case for which tau2 was calibrated
     number         of the round, from 0
-    carrying       what it has to know of the rounds before and after, where noise is carried; None: nothing is known
+    absent         seats that never uploaded
+    repaired       whether their shares were taken out of the sum again
+    before, after  what is carried to this round and from it; None: nothing
+    history        participants of all earlier rounds, where noise is carried; None: nothing is known of other rounds
+    keep_factors   whether to keep a distortion's factors per coordinate; None: where they can be accounted for
     """
 
     plan: Plan
@@ -61,11 +67,37 @@ class RoundPlan:
     scales: FloatArray | None = None
     opponent: WorstCase | None = None
     number: int = 0
-    carrying: Carrying | None = None
+    absent: tuple[int, ...] = ()
+    repaired: bool = False
+    before: CarriedEdges | None = None
+    after: CarriedEdges | None = None
+    history: tuple[IntArray, ...] | None = None
+    keep_factors: bool | None = None
 
     def with_scales(self, scales: FloatArray | None) -> RoundPlan:
         """The same round, conditioned on the distortion factors that were drawn."""
         return replace(self, scales=scales)
+
+    def with_lost(self, absent: Collection[int], *, repaired: bool = False) -> RoundPlan:
+        """The same round without the uploads of these seats."""
+        return replace(self, absent=tuple(sorted(absent)), repaired=repaired)
+
+    @property
+    def here(self) -> IntArray:
+        """The seats whose uploads arrived."""
+        return np.delete(np.arange(self.participants.size), self.absent)
+
+    @property
+    def edges(self) -> Edges:
+        """The edges that are left: all, or after a repair those between survivors.
+
+        Each has the same noise with and without the others.
+        """
+        if not (self.absent and self.repaired):
+            return self.graph
+        lost = np.zeros(self.graph.size, dtype=bool)
+        lost[list(self.absent)] = True
+        return SomeEdges.of(self.graph, ~(lost[self.graph.senders] | lost[self.graph.receivers]))
 
     @property
     def aggregate_variance(self) -> float:

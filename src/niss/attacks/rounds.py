@@ -142,7 +142,8 @@ def add_noise(
     uploads: FloatArray, plan: RoundPlan, stream: SimStream, *, keep_factors: bool = False
 ) -> RoundPlan:
     """Add every client's noise to its row `p_k x_k`, in place; returns the plan with the factors drawn."""
-    return plan.plan.kind.add_client_noise(PlainRows(uploads), plan, stream, keep_factors=keep_factors)
+    kept = replace(plan, keep_factors=keep_factors)
+    return plan.plan.kind.add_client_noise(PlainRows(uploads), kept, stream)
 
 
 def _shares_of(

@@ -11,9 +11,9 @@ A new method is a file with a subclass of `Method`, and a line below.
 from __future__ import annotations
 
 from niss.errors import ConfigError
+from niss.mechanism import DISTORTIONS, Distortion, distortion_named
 from niss.methods.base import (
     CarriedEdges,
-    Carrying,
     Method,
     NoiseHistory,
     PlainRows,
@@ -23,23 +23,19 @@ from niss.methods.base import (
     of_participants,
     server_adversary,
 )
-from niss.methods.central_dp import CentralDp
-from niss.methods.central_dp_sampled import CentralDpSampled
+from niss.methods.central_dp import CentralDp, CentralDpSampled
 from niss.methods.central_mf import CentralMf
-from niss.methods.distortions import DISTORTIONS, Distortion, distortion_named
-from niss.methods.dp_fedavg import DpFedAvg
-from niss.methods.fedavg import FedAvg
+from niss.methods.fedavg import DpFedAvg, FedAvg
 from niss.methods.look import Look
-from niss.methods.niss import (
-    Niss,
+from niss.methods.niss import Niss, NissCarried
+from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
+from niss.methods.sharing import (
     draw_graph,
     enough_neighbours,
     marginal_mu,
     marginal_variance,
     too_sparse,
 )
-from niss.methods.niss_carried import NissCarried
-from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -77,7 +73,6 @@ __all__ = [
     "DISTORTIONS",
     "METHODS",
     "CarriedEdges",
-    "Carrying",
     "Distortion",
     "Method",
     "NoiseHistory",

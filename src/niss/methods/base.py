@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import add_gaussian, add_shares
-from niss.mechanism.carried import Common, add_spread
-from niss.mechanism.shares import Edges
+from niss.mechanism.shares import Common, Edges, add_spread
 from niss.methods.look import OLIVE, Look
 from niss.randomness import SimStream
 from niss.views import WorstCase
@@ -62,7 +61,7 @@ class UploadRows(Protocol):
     def add_spread(
         self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
     ) -> None:
-        """As `niss.mechanism.carried.add_spread`."""
+        """As `niss.mechanism.shares.add_spread`."""
 
 
 @dataclass(frozen=True)
@@ -131,20 +130,6 @@ class CarriedEdges:
         return size - len(self.absent) if self.repaired else size
 
 
-@dataclass(frozen=True)
-class Carrying:
-    """What a round needs to know of the rounds beside it, between which and itself noise is carried.
-
-    before   from the round before; None in the first
-    after    to the next round; None in the last
-    history  participants of all earlier rounds
-    """
-
-    before: CarriedEdges | None
-    after: CarriedEdges | None
-    history: tuple[IntArray, ...] = ()
-
-
 class Method(ABC):
     """One way of hiding updates.
 
@@ -205,26 +190,17 @@ class Method(ABC):
         size = participants.size
         return Shares(ShareGraph(size, []), 0.0, np.zeros(size))
 
-    def add_client_noise(
-        self,
-        uploads: UploadRows,
-        round_plan: RoundPlan,
-        stream: SimStream,
-        edges: Edges | None = None,
-        *,
-        keep_factors: bool | None = None,
-    ) -> RoundPlan:
+    def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         """Turn `p_k x_k` into what each client uploads, in place; returns the round with what was drawn.
 
-        edges         where only some of the graph's are left: then the rows are the uploads without the others
-        keep_factors  whether to keep a distortion's factors per coordinate; None: where they can be accounted for
+        Of a round that was repaired the rows are the uploads without the shares that were taken out.
         """
-        return round_plan
+        return round
 
     def add_server_noise(  # noqa: B027
         self,
         total: FloatArray,
-        round_plan: RoundPlan,
+        round: RoundPlan,
         stream: SimStream,
         history: NoiseHistory | None = None,
     ) -> None:
@@ -233,8 +209,8 @@ class Method(ABC):
         history  of the rounds before, where there were any
         """
 
-    def loses(self, round_plan: RoundPlan, absent: Collection[int], *, repaired: bool = False) -> bool:
-        """Whether nothing comes of a round in which these seats never uploaded; `repaired` as below."""
+    def loses(self, round: RoundPlan) -> bool:
+        """Whether nothing comes of a round that lost its absent seats."""
         return False
 
     # What it costs. By default a target is spent in equal parts, and Gaussian rounds compose.
@@ -261,65 +237,53 @@ class Method(ABC):
 
     # What it is worth, per coordinate of the uploads. By default an upload carries `own_variance` and nothing else.
 
-    def joint_variance(self, round_plan: RoundPlan) -> FloatArray | None:
+    def joint_variance(self, round: RoundPlan) -> FloatArray | None:
         """Effective variance per client against the method's adversary (`adversary`); None: not computed."""
-        return round_plan.own_variance
+        return round.own_variance
 
-    def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
+    def variance_against(self, round: RoundPlan, colluders: Collection[int]) -> FloatArray:
         """Effective variance of each honest client, in the order of seats, against exactly these colluders."""
-        return np.delete(round_plan.own_variance, sorted(colluders))
+        return np.delete(round.own_variance, sorted(colluders))
 
-    def worst(self, round_plan: RoundPlan) -> WorstCase | None:
+    def worst(self, round: RoundPlan) -> WorstCase | None:
         """The worst case over colluders; None where nobody is assumed to collude, or none is computed."""
         return None
 
-    def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
+    def marginal_variance(self, round: RoundPlan) -> FloatArray:
         """Noise variance of one upload looked at alone: the paper's view."""
-        return round_plan.own_variance
+        return round.own_variance
 
-    def aggregate_variance(self, round_plan: RoundPlan) -> float:
+    def aggregate_variance(self, round: RoundPlan) -> float:
         """Predicted noise variance of the sum where everyone uploads."""
-        return self.left_over_variance(round_plan)
+        return self.left_over_variance(round.with_lost(()))
 
-    def left_over_variance(
-        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
-        """Predicted noise variance of the sum of the uploads that arrived, with what the server adds.
+    def left_over_variance(self, round: RoundPlan) -> float:
+        """Predicted noise variance of the sum of the uploads that arrived, with what the server adds."""
+        return float(round.own_variance[round.here].sum())
 
-        absent    the seats that never uploaded
-        repaired  their shares were taken out of the sum again
-        """
-        return float(np.delete(round_plan.own_variance, sorted(absent)).sum())
-
-    def earlier_covariances(
-        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> FloatArray:
+    def earlier_covariances(self, round: RoundPlan) -> FloatArray:
         """Covariances of the noise in the sum with that in the sums of earlier rounds, the latest first, in each
         coordinate; as many as are not zero. Empty: rounds are independent.
-
-        Arguments are those of `left_over_variance`.
         """
         return np.zeros(0)
 
-    def under_way(
-        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
+    def under_way(self, round: RoundPlan) -> float:
         """Of the noise in the model after this round, what a later one takes out: an end here would leave it there."""
         return 0.0
 
-    def joint_mu(self, round_plan: RoundPlan, *, repairing: bool = False) -> FloatArray:
+    def joint_mu(self, round: RoundPlan, *, repairing: bool = False) -> FloatArray:
         """mu of the joint view; infinite where there is no guarantee or none was computed.
 
         repairing  dropouts of the round are repaired, so that edges may be revealed to a server that lies about them
         """
-        variance = round_plan.joint_variance
+        variance = round.joint_variance
         if variance is None:
-            return np.full(round_plan.participants.size, np.inf)
-        return mu_of(round_plan.sensitivity, variance)
+            return np.full(round.participants.size, np.inf)
+        return mu_of(round.sensitivity, variance)
 
-    def marginal_mu(self, round_plan: RoundPlan) -> FloatArray:
+    def marginal_mu(self, round: RoundPlan) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
-        return mu_of(round_plan.sensitivity, self.marginal_variance(round_plan))
+        return mu_of(round.sensitivity, self.marginal_variance(round))
 
     def calibrated(self, plan: Plan) -> bool:
         """Whether the target holds in the joint view by construction, so that it can serve as a budget."""

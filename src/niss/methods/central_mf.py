@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,17 +64,17 @@ class CentralMf(CentralDp):
     def add_server_noise(
         self,
         total: FloatArray,
-        round_plan: RoundPlan,
+        round: RoundPlan,
         stream: SimStream,
         history: NoiseHistory | None = None,
     ) -> None:
         if history is None:
             history = NoiseHistory(lambda number: stream.child("round", number))
-        total += math.sqrt(self._scale2(round_plan)) * self._unit_noise(total.size, round_plan, history)
+        total += math.sqrt(self._scale2(round)) * self._unit_noise(total.size, round, history)
 
-    def _unit_noise(self, size: int, round_plan: RoundPlan, history: NoiseHistory) -> FloatArray:
+    def _unit_noise(self, size: int, round: RoundPlan, history: NoiseHistory) -> FloatArray:
         """`n_t` of this round: the same numbers whether earlier rounds are remembered or drawn again."""
-        number, kept, c = round_plan.number, history.kept, self.noise(round_plan.plan).coefficients
+        number, kept, c = round.number, history.kept, self.noise(round.plan).coefficients
         if number in kept:
             return kept[number]
         start = number
@@ -90,8 +90,8 @@ class CentralMf(CentralDp):
             kept.pop(current - c.size + 1, None)
         return noise
 
-    def _scale2(self, round_plan: RoundPlan) -> float:
-        return float(round_plan.own_variance.max()) * self.noise(round_plan.plan).per_participation
+    def _scale2(self, round: RoundPlan) -> float:
+        return float(round.own_variance.max()) * self.noise(round.plan).per_participation
 
     def planned_mu(
         self, plan: Plan, participants: IntArray, number: int, history: Sequence[IntArray] = ()
@@ -99,20 +99,16 @@ class CentralMf(CentralDp):
         noise = self.noise(plan)
         return plan.round_mu(participants) * math.sqrt(noise.charge(number) / noise.per_participation)
 
-    def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
+    def joint_variance(self, round: RoundPlan) -> FloatArray:
         """What independent noise of the same cost would have had; the participations before are paid for."""
-        charge = self.noise(round_plan.plan).charge(round_plan.number)
-        return np.full(round_plan.participants.size, self._scale2(round_plan) / charge)
+        charge = self.noise(round.plan).charge(round.number)
+        return np.full(round.participants.size, self._scale2(round) / charge)
 
-    def left_over_variance(
-        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
-        return self._scale2(round_plan) * self.noise(round_plan.plan).round_variance(round_plan.number)
+    def left_over_variance(self, round: RoundPlan) -> float:
+        return self._scale2(round) * self.noise(round.plan).round_variance(round.number)
 
-    def earlier_covariances(
-        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> FloatArray:
-        return self._scale2(round_plan) * self.noise(round_plan.plan).earlier_covariances(round_plan.number)
+    def earlier_covariances(self, round: RoundPlan) -> FloatArray:
+        return self._scale2(round) * self.noise(round.plan).earlier_covariances(round.number)
 
     def adversary(self, plan: Plan) -> str:
         return (

@@ -11,39 +11,37 @@ where `out_k` and `in_k` are the unit shares client k sends and receives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import lru_cache
+import math
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from niss.errors import ConfigError, PrivacyError
-from niss.graph import ShareGraph
+from niss.errors import ConfigError
 from niss.mechanism import share_counts
-from niss.mechanism.shares import Edges, distortion_named
+from niss.mechanism.shares import Common, distortion_named
 from niss.methods.base import (
+    CarriedEdges,
     FloatArray,
     IntArray,
     Method,
     Shares,
     UploadRows,
-    mu_of,
     of_participants,
     server_adversary,
 )
-from niss.methods.distortions import why_no_bound
-from niss.methods.look import BLUE, Look
-from niss.randomness import SimStream
-from niss.views import (
-    EXACT_LIMIT,
-    Corruption,
-    WorstCase,
-    calibrate_for,
-    effective_variance,
-    expected_bound,
-    worst_case,
+from niss.methods.look import BLUE, GREEN, Look
+from niss.methods.sharing import (
+    calibrated_tau2,
+    draw_graph,
+    everyone,
+    marginal_variance,
+    too_sparse,
+    why_no_bound,
 )
+from niss.randomness import SimStream
+from niss.views import EXACT_LIMIT, WorstCase, effective_variance, worst_case
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -51,35 +49,6 @@ if TYPE_CHECKING:
 
 # Factors per coordinate can be accounted for in rounds of at most this many clients, and this many numbers.
 _MOST_CLIENTS, _MOST_FACTORS = 40, 2e7
-# What is lost to colluders among few neighbours, in units of 1 / kappa, is little up to this.
-_LITTLE = 3.0
-
-
-def marginal_variance(
-    *,
-    unit_variance: float,
-    sent: ArrayLike,
-    received: ArrayLike,
-    tau2: ArrayLike = 0.0,
-    residual_variance: ArrayLike = 0.0,
-) -> FloatArray:
-    """Noise variance of one upload looked at alone: `sigma^2 (sent + (1 + tau^2) received) + residual`.
-
-    sent, received     unit shares (of variance `unit_variance`) that the client sends and receives
-    tau2               distortion of what it receives; leave it out where the residual is given itself
-    residual_variance  eta^2, the fresh noise that the client adds; with v shares each way, 2 v sigma^2 + eta^2
-    """
-    undistorted = np.asarray(sent) + (1.0 + np.asarray(tau2)) * np.asarray(received)
-    return np.asarray(unit_variance * undistorted + np.asarray(residual_variance))
-
-
-def marginal_mu(sensitivity: ArrayLike, **noise: Any) -> FloatArray:
-    """mu of one upload looked at alone: `sensitivity / sqrt(marginal_variance(...))`, the only place that says so.
-
-    `sensitivity` is how far one client can move its upload `p_k x_k`, in L2 norm: `p_k clip` where its update becomes
-    zero, twice that where it becomes any other. The noise is that of `marginal_variance`, whose arguments it takes.
-    """
-    return mu_of(sensitivity, marginal_variance(**noise))
 
 
 class Niss(Method):
@@ -88,6 +57,17 @@ class Niss(Method):
     With strong shares (a large kappa) the sum carries about `sigma_k^2 / (1 - rho)` per coordinate against a share rho
     of colluders, where a trusted server would add `sigma_k^2`; no client has to trust the server. The colluders are
     fixed before the beacon, and so before the graph, is known; the graph is public.
+
+    Where noise is carried (`niss-carried`), a client of round t also adds noise that a client of round t + 1 takes out
+    again, everyone sharing with everyone within a round and with the next cohort. Over the whole run a client with the
+    participations P spends `mu^2 = Delta' G[P, P] Delta`, `G` the inverse of the covariance over all uploads of all
+    rounds (`niss.views.run`). A participation is charged what it adds to that, with G of the whole committed run at its
+    worst (`plan.committed`); the budget covers the dearest allowed pattern. The model has the fresh noise of all
+    rounds, and of what was carried only the latest: less than a trusted server with independent noise leaves in it.
+    Dropouts: a lost client's shares stay in the model (`tolerate`), or are taken out (`repair`): those within the
+    round, those carried to it, and one round later those it would have carried on. Clients that may be called dropped
+    count like colluders: the server knows their shares. A client that is called dropped although it uploaded still has
+    its self-mask, of the variance that its charge covers.
     """
 
     name = "niss"
@@ -111,11 +91,42 @@ class Niss(Method):
         )
     )
 
+    def check(self, plan: Plan) -> None:
+        """Carried shares are planned for a whole run of equal clients that all share with all."""
+        if not self.carries:
+            return
+        if plan.unit != "client" or isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple):
+            raise ConfigError(
+                "carried shares are planned for whole clients with one target for all",
+                field="unit" if plan.unit != "client" else "epsilon",
+                hint="use unit = 'client', one epsilon and one tau2",
+            )
+        if plan.mechanism != "analytic" or plan.distortion != "additive":
+            raise ConfigError(
+                "carried shares need the analytic mechanism and the additive distortion", field="distortion"
+            )
+        if plan.graph != "complete":
+            raise ConfigError(
+                f"shares are carried where everyone shares with everyone, not on a {plan.graph} graph",
+                field="graph",
+                hint="use graph = 'complete', or method = 'niss'",
+            )
+        if plan.participations < math.ceil(plan.planned_rounds / plan.separation):
+            raise ConfigError(
+                f"{plan.participations} participations of a client, but its turn comes "
+                f"{math.ceil(plan.planned_rounds / plan.separation)} times; whoever stayed out would leave noise in "
+                "the model",
+                field="participations",
+                hint="leave it out, or take fewer rounds",
+            )
+
     def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
         """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2.
 
         A client that needs more noise sends and receives in proportion, so that shares have one unit variance.
         """
+        if self.carries:
+            return _committed_shares(plan, own_variance)
         size, least = participants.size, float(own_variance.min())
         unit = plan.kappa * least / plan.neighbours
         counts = share_counts(plan.kappa * own_variance, unit)
@@ -130,118 +141,211 @@ class Niss(Method):
         if plan.tau2 is None:
             # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
             target = (own_variance / own_variance.min()).tobytes()
-            common, opponent = _calibrated(graph, plan.corruption, plan.kappa / plan.neighbours, target)
+            common, opponent = calibrated_tau2(graph, plan.corruption, plan.kappa / plan.neighbours, target)
             if opponent.alone:
                 raise too_sparse(size, plan.neighbours, plan.corruption)
             return Shares(graph, unit, np.full(size, common), opponent)
         return Shares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
 
-    def add_client_noise(
-        self,
-        uploads: UploadRows,
-        round_plan: RoundPlan,
-        stream: SimStream,
-        edges: Edges | None = None,
-        *,
-        keep_factors: bool | None = None,
-    ) -> RoundPlan:
-        graph = round_plan.graph
-        if keep_factors is None:
+    def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
+        if self.carries:
+            return self._add_spread(uploads, round, stream)
+        keep = round.keep_factors
+        if keep is None:
             # One matrix of the cohort per coordinate.
-            factors = graph.senders.size * uploads.shape[1]
-            keep_factors = round_plan.participants.size <= _MOST_CLIENTS and factors <= _MOST_FACTORS
+            factors = round.graph.senders.size * uploads.shape[1]
+            keep = round.participants.size <= _MOST_CLIENTS and factors <= _MOST_FACTORS
         scales = uploads.add_shares(
-            graph if edges is None else edges,
-            unit_variance=round_plan.unit_variance,
-            tau2=round_plan.tau2,
-            distortion=round_plan.plan.distortion,
+            round.edges,
+            unit_variance=round.unit_variance,
+            tau2=round.tau2,
+            distortion=round.plan.distortion,
             stream=stream,
-            keep_factors=keep_factors,
+            keep_factors=keep,
         )
-        return round_plan.with_scales(None if scales is None else scales.astype(np.float64))
+        return round.with_scales(None if scales is None else scales.astype(np.float64))
 
-    def joint_variance(self, round_plan: RoundPlan) -> FloatArray | None:
-        """Exact without colluders, up to some thousand clients; else the worst ratio of any client, or a bound on it,
-        for every client."""
-        # Against colluders or reveals no worst case is computed for a multiplicative distortion.
-        if _is_multiplied(round_plan):
-            unknown = round_plan.scales is None or round_plan.plan.corruption.removed
-            return None if unknown else self.variance_against(round_plan, ())
-        worst = round_plan.worst
+    def _add_spread(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
+        """All noise of a round in which everyone shares with everyone, one draw a client (`mechanism.shares`)."""
+        size, share = round.participants.size, self._share(round)
+        before, after = self._carried(round, stream)
+        # Of a repaired round the noise of its survivors, else everyone's.
+        seats = round.here if round.repaired else np.arange(size)
+        count = seats.size
+        fresh = float(round.residual_variance[0])
+        weight = float(round.graph.weights[0]) if round.graph.weights.size else 0.0
+        spread = 2.0 * count * weight * round.unit_variance + fresh
+        common: list[Common] = [(math.sqrt(fresh / count), stream.child("residual"))]
+        if after is not None and share:
+            spread += size * share
+            common.append((math.sqrt(count * size * share) / count, after.stream.child("carried")))
+        if before is not None and share:
+            senders = before.senders(size)
+            spread += senders * share
+            common.append((-math.sqrt(senders * size * share) / count, before.stream.child("carried")))
+        uploads.add_spread(seats, spread, common, stream)
+        return round
+
+    def _carried(
+        self, round: RoundPlan, stream: SimStream | None = None
+    ) -> tuple[CarriedEdges | None, CarriedEdges | None]:
+        """From the round before and to the one after; where nothing is known of them, they are as planned."""
+        if not self.carries or round.history is not None:
+            return round.before, round.after
+        plan, number, origin = round.plan, round.number, stream or SimStream(0)
         return (
-            self.variance_against(round_plan, ()) if worst is None else worst.ratio * round_plan.own_variance
+            CarriedEdges(origin.child("gap", number - 1)) if number else None,
+            CarriedEdges(origin.child("gap", number))
+            if number + 1 < plan.planned_rounds + plan.closing
+            else None,
         )
 
-    def worst(self, round_plan: RoundPlan) -> WorstCase | None:
-        assumed, size = round_plan.plan.corruption, round_plan.participants.size
-        if assumed.removed == 0 and size <= EXACT_LIMIT:
+    def _share(self, round: RoundPlan) -> float:
+        """Variance of a carried share, as it is added."""
+        plan, size = round.plan, round.participants.size
+        return plan.committed(size).noise.carried * _square(plan, round.own_variance) / size
+
+    def joint_variance(self, round: RoundPlan) -> FloatArray | None:
+        """Exact without colluders, up to some thousand clients; else the worst ratio of any client, or a bound on it,
+        for every client. Where noise is carried, Delta^2 over what the participation adds to mu^2: independent noise of
+        that variance would cost as much."""
+        if self.carries:
+            return self._committed_variance(round)
+        # Against colluders or reveals no worst case is computed for a multiplicative distortion.
+        if _is_multiplied(round):
+            unknown = round.scales is None or round.plan.corruption.removed
+            return None if unknown else self.variance_against(round, ())
+        worst = round.worst
+        return self.variance_against(round, ()) if worst is None else worst.ratio * round.own_variance
+
+    def _committed_variance(self, round: RoundPlan) -> FloatArray | None:
+        plan, size = round.plan, round.participants.size
+        run = plan.committed(size)
+        if not run.private:
             return None
-        if round_plan.opponent is not None or distortion_named(round_plan.plan.distortion).multiplies:
-            return round_plan.opponent
+        if round.history is None:
+            costs = np.full(size, run.cost(round.number, None))
+        else:
+            past = _past(round.participants, round.history)
+            known = {one: run.charge(round.number, one) for one in set(past)}
+            costs = np.array([known[one] for one in past])
+        return np.asarray(round.sensitivity**2 / costs)
+
+    def planned_mu(
+        self, plan: Plan, participants: IntArray, number: int, history: Sequence[IntArray] = ()
+    ) -> FloatArray:
+        if not self.carries or plan.participants is None:
+            return plan.round_mu(participants)
+        run = plan.committed(plan.participants)
+        if not run.private:
+            return np.full(participants.size, np.inf)
+        past = _past(participants, history)
+        known = {one: run.cost(number, one) for one in set(past)}
+        return np.sqrt([known[one] for one in past])
+
+    def worst(self, round: RoundPlan) -> WorstCase | None:
+        """None where noise is carried: colluders are in the plan of the whole run, exactly, since all are alike."""
+        assumed, size = round.plan.corruption, round.participants.size
+        if self.carries or (assumed.removed == 0 and size <= EXACT_LIMIT):
+            return None
+        if round.opponent is not None or distortion_named(round.plan.distortion).multiplies:
+            return round.opponent
         return worst_case(
-            round_plan.graph,
+            round.graph,
             assumed,
-            unit_variance=round_plan.unit_variance,
-            residual_variance=round_plan.residual_variance,
-            target_variance=round_plan.own_variance,
+            unit_variance=round.unit_variance,
+            residual_variance=round.residual_variance,
+            target_variance=round.own_variance,
         )
 
-    def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
-        if _is_multiplied(round_plan) and round_plan.scales is None:
+    def variance_against(self, round: RoundPlan, colluders: Collection[int]) -> FloatArray:
+        if self.carries:
+            raise ConfigError(
+                f"the claim of {self.name} is about a whole run, not about one of its rounds",
+                field="method",
+                hint="use niss.views.run_mu2 on the graphs of all rounds",
+            )
+        if _is_multiplied(round) and round.scales is None:
             raise ConfigError(
                 "the factors of this round were not kept",
                 field="keep_factors",
                 hint="draw the round with them",
             )
-        multiplied = distortion_named(round_plan.plan.distortion).multiplies
+        multiplied = distortion_named(round.plan.distortion).multiplies
         return effective_variance(
-            round_plan.graph,
-            unit_variance=round_plan.unit_variance,
-            residual_variance=0.0 if multiplied else round_plan.residual_variance,
+            round.graph,
+            unit_variance=round.unit_variance,
+            residual_variance=0.0 if multiplied else round.residual_variance,
             colluders=colluders,
-            scales=round_plan.scales,
+            scales=round.scales,
         )
 
-    def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
+    def marginal_variance(self, round: RoundPlan) -> FloatArray:
+        carried = sum(edges is not None for edges in self._carried(round))
         return marginal_variance(
-            unit_variance=round_plan.unit_variance,
-            sent=round_plan.graph.out_weight,
-            received=round_plan.graph.in_weight,
-            tau2=round_plan.tau2,
+            unit_variance=round.unit_variance,
+            sent=round.graph.out_weight,
+            received=round.graph.in_weight,
+            tau2=round.tau2,
+            residual_variance=carried * round.participants.size * self._share(round) if carried else 0.0,
         )
 
-    def left_over_variance(
-        self, round_plan: RoundPlan, absent: Collection[int] = (), *, repaired: bool = False
-    ) -> float:
-        """`sum_{k here} tau_k^2 sigma^2 in_k`, and unless repaired `sum c_e sigma^2` over edges with one end lost."""
-        if not absent:
-            return float(round_plan.residual_variance.sum())
-        here = np.ones(round_plan.participants.size, dtype=bool)
-        here[list(absent)] = False
-        graph = round_plan.graph
-        left = float(round_plan.residual_variance[here].sum())
-        if not repaired:
-            crossing = here[graph.senders] != here[graph.receivers]
-            left += round_plan.unit_variance * float(graph.weights[crossing].sum())
-        return left
+    def left_over_variance(self, round: RoundPlan) -> float:
+        """`sum_{k here} tau_k^2 sigma^2 in_k`, and unless repaired `sum c_e sigma^2` over edges with one end lost.
 
-    def joint_mu(self, round_plan: RoundPlan, *, repairing: bool = False) -> FloatArray:
+        With what is carried on, and what is taken out.
+        """
+        left = float(round.residual_variance[round.here].sum())
+        if round.absent and not round.repaired:
+            here = np.zeros(round.participants.size, dtype=bool)
+            here[round.here] = True
+            crossing = here[round.graph.senders] != here[round.graph.receivers]
+            left += round.unit_variance * float(round.graph.weights[crossing].sum())
+        return left + self.under_way(round) + self._taken_out(round)[0]
+
+    def earlier_covariances(self, round: RoundPlan) -> FloatArray:
+        """The negative variance of what the round before added and this one takes out."""
+        if self._carried(round)[0] is None:
+            return np.zeros(0)
+        return np.array([-self._taken_out(round)[1]])
+
+    def under_way(self, round: RoundPlan) -> float:
+        if self._carried(round)[1] is None:
+            return 0.0
+        return round.here.size * round.participants.size * self._share(round)
+
+    def _taken_out(self, round: RoundPlan) -> tuple[float, float]:
+        """The variance of what this round's sum takes out, and of the part of it that was added before."""
+        size, before = round.participants.size, self._carried(round)[0]
+        if before is None:
+            return 0.0, 0.0
+        each = self._share(round) * (size if round.repaired else round.here.size)
+        return before.senders(size) * each, (size - len(before.absent)) * each
+
+    def joint_mu(self, round: RoundPlan, *, repairing: bool = False) -> FloatArray:
         """mu of the joint view; where rounds are repaired, also against a story that leaves the self-mask alone.
 
         A self-mask of `sigma_k^2 - residual` is in each upload until it is repaired (`niss.accounting.make_terms`), and
-        a server that has a client's edges revealed is left with it and the residual: `max(sigma_k^2, residual)`.
+        a server that has a client's edges revealed is left with it and the residual: `max(sigma_k^2, residual)`. Where
+        noise is carried the self-mask has the variance that the charge covers, so that nothing is to be added here.
         """
-        mu = super().joint_mu(round_plan)
-        if not repairing:
+        mu = super().joint_mu(round)
+        if not repairing or self.carries:
             return mu
-        masked = np.sqrt(np.maximum(round_plan.own_variance, round_plan.residual_variance))
-        return np.maximum(mu, round_plan.sensitivity / masked)
+        masked = np.sqrt(np.maximum(round.own_variance, round.residual_variance))
+        return np.maximum(mu, round.sensitivity / masked)
 
     def calibrated(self, plan: Plan) -> bool:
         return plan.tau2 is None
 
     def adversary(self, plan: Plan) -> str:
-        return server_adversary(plan.colluders)
+        if not self.carries:
+            return server_adversary(plan.colluders)
+        rest = f"exactly {plan.separation}" if plan.pattern == "cyclic" else f"at least {plan.separation}"
+        return (
+            f"{server_adversary(plan.colluders)}; over a run of {plan.planned_rounds} committed rounds as a whole, for "
+            f"clients that take part {rest} round{'s' if plan.separation != 1 else ''} apart"
+        )
 
     def why_no_guarantee(self, plan: Plan) -> str:
         tau2 = plan.tau2 if isinstance(plan.tau2, tuple) else (plan.tau2,)
@@ -266,101 +370,89 @@ class Niss(Method):
                 "In a random list clients receive unequal numbers of shares: the worst-off client decides the epsilon, "
                 "and the aggregate variance differs from Theorem 2."
             )
-        return tuple(caveats)
+        return (*caveats, *(self._run_caveats(plan) if self.carries else ()))
+
+    def _run_caveats(self, plan: Plan) -> list[str]:
+        caveats = []
+        if plan.participants is not None and (run := plan.committed(plan.participants)).private:
+            rounds = ", ".join(str(number + 1) for number in run.worst.rounds)
+            costliest = f"what the costliest allowed participations cost, in the rounds {rounds}"
+            if not run.worst.exact:
+                costliest = "at least what the costliest allowed participations cost"
+            caveats.append(
+                f"The budget is {costliest}; ending early is safe, going on past round {plan.planned_rounds} is a new "
+                "run."
+            )
+        if plan.separation == 1:
+            caveats.append("Clients return at once, so that carrying noise gains nothing.")
+        return caveats
 
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
-        return {"colluders": plan.colluders, "revealed": plan.revealed}
+        if not self.carries:
+            return {"colluders": plan.colluders, "revealed": plan.revealed}
+        names = ("colluders", "dropped", "separation", "pattern")
+        return {name: getattr(plan, name) for name in names} | {"rounds": plan.planned_rounds}
 
-
-def _is_multiplied(round_plan: RoundPlan) -> bool:
-    distortion = distortion_named(round_plan.plan.distortion)
-    return distortion.multiplies and bool(np.any(round_plan.tau2 > 0.0))
-
-
-def too_sparse(size: int, neighbours: float, corruption: Corruption) -> PrivacyError:
-    """What to say where colluders could cut a client off from the others, so that its shares are worth nothing."""
-    if corruption.removed == 0:
-        return PrivacyError(
-            f"with {neighbours:g} neighbours each, nothing is proved about how noise spreads among {size} participants",
-            hint="let each send more shares (neighbours = 4)",
+    def ledger_note(self, basis: Mapping[str, Any]) -> str | None:
+        if not self.carries:
+            return None
+        apart = "exactly" if basis.get("pattern") == "cyclic" else "at least"
+        return (
+            f"{self.name}: a charge is what the participation adds to mu^2 over the whole committed run of "
+            f"{basis.get('rounds')} rounds, for clients that take part {apart} {basis.get('separation')} rounds apart; "
+            "noise that cancels between rounds makes it larger after earlier participations."
         )
-    enough = enough_neighbours(size, corruption)
-    hint = "use graph = 'complete', more participants, or fewer colluders"
-    if enough < size - 1:
-        hint = f"let each send {enough} shares (neighbours = {enough}), or use graph = 'complete'"
-    return PrivacyError(
-        f"with {neighbours:g} neighbours each, {corruption.removed} of {size} participants could cut a client off from "
-        "the others' noise",
-        hint=hint,
-    )
 
 
-def enough_neighbours(size: int, corruption: Corruption, least: int = 4) -> int:
-    """The fewest neighbours, `least` or more, with which colluders cost little; `size - 1` where only all will do.
+class NissCarried(Niss):
+    """The same under the name of runs that carry noise from one round to the next.
 
-    Little: with shares of strength kappa, at most 3 / kappa of the noise a client would need alone.
+    kappa                as in `niss`
+    carried_to_residual  w / r; None: what leaves least noise in the model
+    tau2                 given: that much fresh noise, whatever is promised then
+    closing              one more round without data takes out what the last one carried
     """
-    degree = least
-    while degree < (size - 1) / 2:
-        if degree * expected_bound(size, float(degree), corruption).energy <= _LITTLE:
-            return degree
-        degree += max(1, degree // 8)
-    return size - 1
+
+    name = "niss-carried"
+    look = Look(GREEN, "D")
+    pays_for_grid = False
+    whole_run = True
+    correlates = True
+    carries = True
+    settings = Niss.settings | {"carried_to_residual", "closing"}
+    samplings = ("cyclic", "uniform")
+    defaults = MappingProxyType({"graph": "complete", "kappa": 20.0})
 
 
-def draw_graph(
-    kind: str,
-    members: Sequence[int],
-    *,
-    degree: float,
-    beacon: bytes,
-    groups: Sequence[Sequence[int]] = (),
-    shares: FloatArray | None = None,
-) -> ShareGraph:
-    """The share graph of these participants, drawn from the beacon: the same for everyone who draws it.
-
-    kind     one of `niss.graph.GRAPHS`
-    members  the clients that take part, seat by seat
-    degree   unit shares that a client sends, the one with the least noise where `shares` differ
-    groups   for a coalition graph: the clients of each group
-    shares   unit shares that each member sends, where they are not all alike
-
-    Raises ConfigError where a member of a coalition graph has no partner in its group.
-    """
-    size = len(members)
-    if kind == "coalition":
-        seats = {client: seat for seat, client in enumerate(members)}
-        seated = [[seats[client] for client in group if client in seats] for group in groups]
-        seated = [group for group in seated if len(group) >= 2]
-        single = size - sum(len(group) for group in seated)
-        if single:
-            raise ConfigError(
-                f"{single} participants of this round have no partner in their group",
-                field="groups",
-                hint="let whole groups take part, or use graph = 'regular'",
-            )
-        return ShareGraph.coalition(size, groups=seated, degree=degree, beacon=beacon, shares=shares)
-    if kind == "random":
-        return ShareGraph.random(size, degree=degree, beacon=beacon, shares=shares)
-    if kind == "complete":
-        if shares is None:
-            return ShareGraph.complete(size, weight=degree / (size - 1))
-        degree = size - 1
-    if shares is None:
-        return _regular(size, degree, beacon)
-    return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=shares)
+def _committed_shares(plan: Plan, own_variance: FloatArray) -> Shares:
+    """The shares within a round of a run that carries noise."""
+    if np.ptp(own_variance) > 1e-9 * own_variance.max():
+        raise ConfigError(
+            "carried shares are planned for clients of equal weight",
+            field="weights",
+            hint="use training.weights = 'equal'",
+        )
+    size = own_variance.size
+    noise = plan.committed(size).noise
+    unit = noise.unit * _square(plan, own_variance)
+    return Shares(everyone(size), unit, np.full(size, noise.residual / (noise.neighbours * noise.unit)))
 
 
-# Methods that are compared draw the same graph in the same round, and have the same worst case.
-@lru_cache(maxsize=32)
-def _regular(size: int, degree: float, beacon: bytes) -> ShareGraph:
-    return ShareGraph.regular(size, degree=degree, beacon=beacon)
+def _is_multiplied(round: RoundPlan) -> bool:
+    distortion = distortion_named(round.plan.distortion)
+    return distortion.multiplies and bool(np.any(round.tau2 > 0.0))
 
 
-@lru_cache(maxsize=32)
-def _calibrated(
-    graph: ShareGraph, corruption: Corruption, unit: float, target: bytes
-) -> tuple[float, WorstCase]:
-    return calibrate_for(
-        graph, corruption, unit_variance=unit, target_variance=np.frombuffer(target, dtype=np.float64)
-    )
+def _square(plan: Plan, own_variance: FloatArray) -> float:
+    """Delta^2 of an upload, from the noise that a client would need alone."""
+    return float(own_variance.max()) * float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) ** 2
+
+
+def _past(clients: IntArray, history: Sequence[IntArray]) -> list[tuple[int, ...]]:
+    """The earlier rounds of each client."""
+    rounds: dict[int, list[int]] = {int(client): [] for client in clients}
+    for number, participants in enumerate(history):
+        for client in participants.tolist():
+            if client in rounds:
+                rounds[client].append(number)
+    return [tuple(rounds[int(client)]) for client in clients]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from niss.errors import ConfigError
-from niss.mechanism.shares import Edges
 from niss.methods.base import FloatArray, Method, UploadRows
 from niss.methods.look import DASHED, PURPLE, Look
 from niss.randomness import SimStream
@@ -45,57 +44,37 @@ class SecAggDdg(Method):
     masks_uploads = True
     settings = frozenset(("colluders", "threshold"))
 
-    def add_client_noise(
-        self,
-        uploads: UploadRows,
-        round_plan: RoundPlan,
-        stream: SimStream,
-        edges: Edges | None = None,  # noqa: ARG002
-        *,
-        keep_factors: bool | None = None,  # noqa: ARG002
-    ) -> RoundPlan:
-        uploads.add_own_noise(np.sqrt(self.marginal_variance(round_plan)), stream)
-        return round_plan
+    def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
+        uploads.add_own_noise(np.sqrt(self.marginal_variance(round)), stream)
+        return round
 
-    def loses(
-        self,
-        round_plan: RoundPlan,
-        absent: Collection[int],
-        *,
-        repaired: bool = False,  # noqa: ARG002
-    ) -> bool:
+    def loses(self, round: RoundPlan) -> bool:
         """Whether fewer uploads arrived than the threshold asks for."""
-        return round_plan.participants.size - len(absent) < _threshold(round_plan)
+        return round.here.size < _threshold(round)
 
-    def joint_variance(self, round_plan: RoundPlan) -> FloatArray:
+    def joint_variance(self, round: RoundPlan) -> FloatArray:
         """What is left of the noise of the fewest uploads without that of the colluders."""
-        return np.full(round_plan.participants.size, round_plan.own_variance.max())
+        return np.full(round.participants.size, round.own_variance.max())
 
-    def variance_against(self, round_plan: RoundPlan, colluders: Collection[int]) -> FloatArray:
-        size = round_plan.participants.size
-        honest = max(_threshold(round_plan) - len(colluders), 0)
-        return np.full(size - len(colluders), honest * self.marginal_variance(round_plan)[0])
+    def variance_against(self, round: RoundPlan, colluders: Collection[int]) -> FloatArray:
+        size = round.participants.size
+        honest = max(_threshold(round) - len(colluders), 0)
+        return np.full(size - len(colluders), honest * self.marginal_variance(round)[0])
 
-    def marginal_variance(self, round_plan: RoundPlan) -> FloatArray:
+    def marginal_variance(self, round: RoundPlan) -> FloatArray:
         """The part of each client, without the mask."""
-        honest = _threshold(round_plan) - round_plan.plan.colluders
+        honest = _threshold(round) - round.plan.colluders
         if honest < 1:
             raise ConfigError(
-                f"{round_plan.plan.colluders} colluders among {_threshold(round_plan)} uploads leave nobody whose "
+                f"{round.plan.colluders} colluders among {_threshold(round)} uploads leave nobody whose "
                 "noise is unknown",
                 field="threshold",
                 hint="assume fewer colluders, or ask for more uploads",
             )
-        return np.full(round_plan.participants.size, round_plan.own_variance.max() / honest)
+        return np.full(round.participants.size, round.own_variance.max() / honest)
 
-    def left_over_variance(
-        self,
-        round_plan: RoundPlan,
-        absent: Collection[int] = (),
-        *,
-        repaired: bool = False,  # noqa: ARG002
-    ) -> float:
-        return float(np.delete(self.marginal_variance(round_plan), sorted(absent)).sum())
+    def left_over_variance(self, round: RoundPlan) -> float:
+        return float(self.marginal_variance(round)[round.here].sum())
 
     def adversary(self, plan: Plan) -> str:
         helpers = "no client colludes with it"
@@ -127,8 +106,8 @@ def enough_uploads(participants: int, dropout: float) -> int | None:
     return max(participants - binomial_quantile(1e-6, participants, dropout), 1) if dropout else None
 
 
-def _threshold(round_plan: RoundPlan) -> int:
-    size, wanted = round_plan.participants.size, round_plan.plan.threshold
+def _threshold(round: RoundPlan) -> int:
+    size, wanted = round.participants.size, round.plan.threshold
     return size if wanted is None else min(wanted, size)
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
 from niss.graph import ShareGraph
-from niss.mechanism.shares import SomeEdges
-from niss.methods import CarriedEdges, Carrying, enough_uploads
+from niss.methods import CarriedEdges, enough_uploads
 from niss.randomness import SimStream
 from niss.simulation.sampling import absent_seats, choose_participants
 from niss.simulation.uploads import Uploads
@@ -47,21 +46,21 @@ def plan_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def carrying_of(federation: Federation, number: int, history: Sequence[IntArray]) -> Carrying | None:
-    """What round `number` (from 0) needs to know of the rounds beside it; None where nothing is carried.
+def beside_rounds(federation: Federation, plan: RoundPlan, history: Sequence[IntArray]) -> RoundPlan:
+    """The round with what it needs to know of the rounds beside it; the same where nothing is carried.
 
     history  the participants of all rounds before
     """
-    plan = federation.plan
-    if not plan.kind.carries:
-        return None
+    number = plan.number
+    if not plan.plan.kind.carries:
+        return plan
     before = after = None
     if number:
         absent, repaired = _lost(federation, number - 1, history[number - 1])
         before = CarriedEdges(_carried_stream(federation, number - 1), absent, repaired)
-    if number + 1 < plan.planned_rounds + plan.closing:
+    if number + 1 < plan.plan.planned_rounds + plan.plan.closing:
         after = CarriedEdges(_carried_stream(federation, number))
-    return Carrying(before, after, tuple(history))
+    return replace(plan, before=before, after=after, history=tuple(history))
 
 
 def _carried_stream(federation: Federation, number: int) -> SimStream:
@@ -120,42 +119,20 @@ def can_repair(plan: Plan, graph: ShareGraph, absent: Sequence[int]) -> bool:
     return int(joined[~lost][:, lost].sum(axis=1).max(initial=0)) <= plan.revealed
 
 
-def repair(plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
-    """The edges between survivors, once the server was given those to the lost, and took them out.
-
-    Each edge has the same noise with and without the others. None where clients would refuse the repair: the protocol
-    then repairs around those who refuse; here nothing is repaired, which leaves more noise.
-    """
-    graph = plan.graph
-    if not can_repair(plan.plan, graph, absent):
-        return None
-    lost = np.zeros(graph.size, dtype=bool)
-    lost[absent] = True
-    return SomeEdges.of(graph, ~(lost[graph.senders] | lost[graph.receivers]))
-
-
-def close_run(
-    federation: Federation, last: RoundPlan, uploads: Uploads
-) -> tuple[FloatArray, RoundPlan, list[int]]:
+def close_run(federation: Federation, last: RoundPlan, uploads: Uploads) -> tuple[FloatArray, RoundPlan]:
     """One more round without data, by the next cohort: its noise, which takes out what the last round carried.
 
-    Nothing is charged: an update of zero reveals nothing. Returns the sum, the plan of that round, and who was absent.
+    Nothing is charged: an update of zero reveals nothing. Returns the sum, and the plan of that round.
     """
-    assert last.carrying is not None
-    number = last.number + 1
-    history = (*last.carrying.history, last.participants)
+    assert last.history is not None
+    number, history = last.number + 1, (*last.history, last.participants)
     cohort = next_cohort(federation, number, history)
-    plan = replace(
-        last,
-        participants=cohort,
-        number=number,
-        carrying=carrying_of(federation, number, history),
-    )
+    plan = beside_rounds(federation, replace(last, participants=cohort, number=number), history)
     stream = federation.stream.child("round", number)
     absent = absent_seats(cohort.size, federation.config.protocol.dropout, stream.child("dropout"))
-    edges = federation.repaired_edges(plan, absent)
+    plan = federation.without(plan, absent)
     ranks = federation.trainer.ranks
     rows = uploads.blank(ranks.seats(cohort.size))
-    plan.plan.kind.add_client_noise(rows, plan, stream.child("noise"), edges)
-    (total,) = ranks.pool(rows.total(np.delete(np.arange(cohort.size), absent)))
-    return total, plan, absent
+    plan.plan.kind.add_client_noise(rows, plan, stream.child("noise"))
+    (total,) = ranks.pool(rows.total(plan.here))
+    return total, plan

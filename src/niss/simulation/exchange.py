@@ -28,7 +28,7 @@ from niss.session.node import Training
 from niss.session.parties import together
 from niss.session.requests import Stage, drive
 from niss.session.server import Setup
-from niss.simulation.carrying import beacon_of, carrying_of, close_run, next_cohort
+from niss.simulation.carrying import beacon_of, beside_rounds, close_run, next_cohort
 from niss.simulation.sampling import absent_seats
 from niss.simulation.uploads import Uploads
 
@@ -84,8 +84,7 @@ class Simulated:
             beacon=beacon_of(federation, number),
             number=number,
         )
-        carrying = carrying_of(federation, number, opened.ledger.history)
-        return replace(plan, carrying=carrying)
+        return beside_rounds(federation, plan, opened.ledger.history)
 
     def play(self, opened: OpenRound, uploads: Uploads, absent: list[int], zeroed: int) -> Summed:
         """A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to
@@ -94,13 +93,12 @@ class Simulated:
         federation, plan, noise = opened.federation, opened.round_plan, opened.stream.child("noise")
         assert plan is not None
         method, ranks = plan.plan.kind, federation.trainer.ranks
-        here = np.delete(np.arange(plan.participants.size), absent)
+        plan = federation.without(plan, absent)
+        here, repaired = plan.here, plan.repaired
         without_noise = uploads.total(here)
-        edges = federation.repaired_edges(plan, absent)
-        repaired = edges is not None
 
         # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
-        plan = method.add_client_noise(uploads, plan, noise, edges)
+        plan = method.add_client_noise(uploads, plan, noise)
         # What that costs each client is on record before anything is summed.
         joint_mu = method.joint_mu(plan, repairing=federation.repairing)
         opened.ledger.charge(plan.participants, joint_mu, plan.marginal_mu)
@@ -110,9 +108,8 @@ class Simulated:
             method.add_server_noise(total, plan, noise, federation.history)
         total, without_noise, diverged = ranks.pool(total, without_noise, np.array([float(zeroed)]))
 
-        predicted = method.left_over_variance(plan, absent, repaired=repaired)
-        covariances = method.earlier_covariances(plan, absent, repaired=repaired)
-        lost = method.loses(plan, absent, repaired=repaired)
+        predicted, covariances = method.left_over_variance(plan), method.earlier_covariances(plan)
+        lost = method.loses(plan)
         if lost:
             total, without_noise, predicted = np.zeros_like(total), np.zeros_like(total), 0.0
         # Those who are left stand for all: dividing by their weight instead is post-processing. Not where it would
@@ -122,9 +119,7 @@ class Simulated:
             scale = float(weights.sum() / weights[here].sum())
         measured = float(np.mean((total - without_noise) ** 2))
         left = SumNoise(scale**2 * predicted, tuple(covariances.tolist()))
-        under_way = federation.config.training.server_rate**2 * method.under_way(
-            plan, absent, repaired=repaired
-        )
+        under_way = federation.config.training.server_rate**2 * method.under_way(plan)
         if plan.plan.closing and opened.number + 1 == plan.plan.planned_rounds:
             closed, extra = self._close(federation, plan, uploads)
             total, left, under_way = total + closed, left.joined(extra), 0.0
@@ -152,11 +147,9 @@ class Simulated:
     ) -> tuple[FloatArray, SumNoise]:
         """One more round without data, after the last: its sum, and the noise in it."""
         method = plan.plan.kind
-        closed, closing, missing = close_run(federation, plan, uploads)
-        repaired = federation.repaired_edges(closing, missing) is not None
+        closed, closing = close_run(federation, plan, uploads)
         return closed, SumNoise(
-            method.left_over_variance(closing, missing, repaired=repaired),
-            tuple(method.earlier_covariances(closing, missing, repaired=repaired).tolist()),
+            method.left_over_variance(closing), tuple(method.earlier_covariances(closing).tolist())
         )
 
 

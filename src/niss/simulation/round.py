@@ -22,11 +22,10 @@ from niss.accounting import Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
 from niss.learning import Job
 from niss.mechanism.adaptive import AdaptiveClip, short_fraction
-from niss.mechanism.shares import SomeEdges
 from niss.methods import NoiseHistory
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
-from niss.simulation.carrying import repair
+from niss.simulation.carrying import can_repair
 from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchange, Played, Simulated
@@ -105,9 +104,14 @@ class Federation:
         protocol = self.config.protocol
         return self.plan.kind.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
 
-    def repaired_edges(self, plan: RoundPlan, absent: list[int]) -> SomeEdges | None:
-        """The edges that are left after a repair; None where nothing was to be repaired, or could be."""
-        return repair(plan, absent) if self.repairing and absent else None
+    def without(self, plan: RoundPlan, absent: list[int]) -> RoundPlan:
+        """The round without the uploads of these seats, repaired where that is done and clients agree to it.
+
+        Where they would refuse, the protocol repairs around those who refuse; here nothing is repaired, which leaves
+        more noise.
+        """
+        repaired = bool(absent) and self.repairing and can_repair(plan.plan, plan.graph, absent)
+        return plan.with_lost(absent, repaired=repaired)
 
 
 def begin_round(

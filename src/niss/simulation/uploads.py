@@ -29,8 +29,16 @@ from niss.mechanism import (
     require_finite,
 )
 from niss.mechanism.adaptive import bit_weight, room, was_short
-from niss.mechanism.carried import Common, add_part_of_spread, add_spread
-from niss.mechanism.shares import Distortion, Edges, SomeEdges, add_clique_shares, find_clique
+from niss.mechanism.shares import (
+    Common,
+    Distortion,
+    Edges,
+    SomeEdges,
+    add_clique_shares,
+    add_part_of_spread,
+    add_spread,
+    find_clique,
+)
 from niss.methods import UploadRows
 from niss.randomness import SimStream
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from niss.errors import ConfigError
 from niss.mechanism.adaptive import bit_weight, room, was_short
-from niss.mechanism.carried import Common
-from niss.mechanism.shares import Distortion, Edges, distortion_named
+from niss.mechanism.shares import Common, Distortion, Edges, distortion_named
 from niss.randomness import SimStream
 from niss.simulation.cuda import add_shares_on_device
 from niss.simulation.uploads import Clipping, HostUploads, IntArray, Rows, Seats
@@ -118,7 +117,7 @@ class DeviceUploads:
     def add_spread(
         self, seats: NDArray[np.int64], variance: float, common: Sequence[Common], stream: SimStream
     ) -> None:
-        """As `niss.mechanism.carried.add_spread`, a part of the rows at a time; the mean is taken out at the end."""
+        """As `niss.mechanism.shares.add_spread`, a part of the rows at a time; the mean is taken out at the end."""
         deviation, mean = math.sqrt(variance), self._rows.new_zeros(self._rows.shape[1], dtype=torch.float64)
         for part, drawn in self._drawn(seats, stream.child("spread")):
             mean += drawn.sum(0, dtype=torch.float64)
