@@ -109,9 +109,10 @@ def train_client(
             )
             loss = mean_loss(logits, wanted)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
-                if gradient is not None:  # what the loss does not reach stays as it is
-                    sgd_step(parameter, velocity, gradient, settings)
+            with torch.no_grad():
+                for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
+                    if gradient is not None:  # what the loss does not reach stays as it is
+                        sgd_step(parameter, velocity, gradient, settings)
     return layout.flatten(module).sub_(start.detach())
 
 
@@ -135,9 +136,8 @@ def velocity_like(weights: Tensor, settings: LocalTraining) -> Tensor | None:
     return weights.new_zeros(weights.shape) if settings.momentum else None
 
 
-@torch.no_grad()
 def sgd_step(weights: Tensor, velocity: Tensor | None, gradient: Tensor, settings: LocalTraining) -> None:
-    """One step of torch.optim.SGD along `gradient`, in place, of one client or of many stacked."""
+    """One step of torch.optim.SGD along `gradient`, in place, of one client or of many stacked; without autograd."""
     if settings.weight_decay:
         # Not in place: autograd may hand out one tensor for two parameters.
         gradient = gradient.add(weights, alpha=settings.weight_decay)

@@ -133,9 +133,10 @@ class VmapGroups(GroupLoop):
                 weights = {name: part[:working] for name, part in everyone.items()}
                 share = schedule.weights[number, :working, :, 0]
                 slopes = gradients(weights, common, inputs[rows], labels[rows], share)
-                for name, slope in slopes.items():
-                    velocity = velocities[name]
-                    sgd_step(weights[name], None if velocity is None else velocity[:working], slope, work)
+                with torch.no_grad():
+                    for name, slope in slopes.items():
+                        velocity = velocities[name]
+                        sgd_step(weights[name], None if velocity is None else velocity[:working], slope, work)
         with torch.no_grad():
             for client, job in enumerate(jobs):
                 out[client] = job.start
