@@ -36,7 +36,7 @@ from niss.accounting.targets import committee_size, committee_threshold
 from niss.protocol import committee
 from niss.protocol.agreement import BeaconChain, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
-from niss.protocol.keys import Identity, PrekeyStore, published
+from niss.protocol.keys import Identity, PrekeyStore
 from niss.protocol.messages import Participant, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.server import Server
 from niss.protocol.shares import EdgeKeys
@@ -226,7 +226,7 @@ class NissRound:
             for _ in range(case.clients - case.sampled)
         ]
         people = tuple(Participant(one.public, one.enrol(1, os.urandom)[0]) for one in self.clients) + tuple(
-            Participant(one.identity.public, published(one.store.batch(1, one.identity, os.urandom))[0])
+            Participant(one.identity.public, one.store.batch(1, one.identity, os.urandom)[0])
             for one in self.stand_ins
         )
         terms = niss_terms(case, mode, drops)
@@ -295,7 +295,7 @@ class NissRound:
         if self.mode == "repair":
             mask, pieces = committee.deal(EdgeKeys(self.agreed, seat, self._private(seat)), os.urandom)
             commitment = committee.commit_mask(self.agreed, seat, mask)
-        fresh = published(one.store.batch(1, one.identity, os.urandom))
+        fresh = one.store.batch(1, one.identity, os.urandom)
         return one.signed("upload", Upload(self.agreed.digest, seat, vector, fresh, commitment, pieces))
 
     def _private(self, seat: int) -> Any:

@@ -22,7 +22,7 @@ from niss.protocol.agreement import (
     participants_hash,
     terms_hash,
 )
-from niss.protocol.keys import Identity, PrekeyStore, published
+from niss.protocol.keys import Identity, PrekeyStore
 from niss.protocol.messages import Beacon, Participant, Refusal, RoundOpen, Terms, Upload
 from niss.protocol.wire import decode, encode, signed_part
 from niss.session.proposal import Enrolment, Proposal
@@ -61,7 +61,7 @@ class LoneServer:
         self.others = []
         for _ in range(size - 1):
             one = Identity.generate(self.entropy)
-            (key,) = published(PrekeyStore().batch(1, one, self.entropy))
+            (key,) = PrekeyStore().batch(1, one, self.entropy)
             self.others.append(Participant(one.public, key))
         self.victim: list[Participant] = []
 

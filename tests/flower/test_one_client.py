@@ -75,7 +75,7 @@ def test_every_spelling_of_a_point_of_small_order_is_refused(public: int) -> Non
 
 def test_honest_keys_pass_the_check_for_small_order() -> None:
     identity = keys.Identity.generate(_entropy(2))
-    for one in keys.published(keys.PrekeyStore().batch(20, identity, _entropy(3))):
+    for one in keys.PrekeyStore().batch(20, identity, _entropy(3)):
         keys.check_prekey(one, identity.public)
 
 
@@ -238,8 +238,8 @@ def test_a_copy_of_another_clients_key_costs_that_one_nothing() -> None:
     relay.start_run(b"run", 4)
     victim, copier = (keys.Identity.generate(_entropy(number)) for number in (1, 2))
     stores = {one: keys.PrekeyStore() for one in (victim, copier)}
-    first, second = keys.published(stores[victim].batch(2, victim, _entropy(3)))
-    own = keys.published(stores[copier].batch(2, copier, _entropy(4)))
+    first, second = stores[victim].batch(2, victim, _entropy(3))
+    own = stores[copier].batch(2, copier, _entropy(4))
 
     def copy_of(public: bytes, number: int) -> Prekey:
         statement = keys._prekey_statement(copier.public, number, public)
@@ -258,6 +258,6 @@ def test_a_copy_of_another_clients_key_costs_that_one_nothing() -> None:
 def test_nobody_fills_the_servers_memory_with_keys() -> None:
     relay, identity, store = Relay(), keys.Identity.generate(_entropy(5)), keys.PrekeyStore()
     for number in range(10):
-        relay.enrolled(identity.public, keys.published(store.batch(64, identity, _entropy(100 + number))))
+        relay.enrolled(identity.public, store.batch(64, identity, _entropy(100 + number)))
     assert len(relay._prekeys[identity.public]) == len(relay._publics) == 256
     assert relay._prekeys[identity.public][-1].number == 639

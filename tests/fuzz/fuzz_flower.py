@@ -33,7 +33,6 @@ from niss.accounting import Plan
 from niss.flower.transport import sort_replies, to_content
 from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
-from niss.protocol.keys import published
 from niss.session.coordinator import Relay
 from niss.session.proposal import Enrolment
 from niss.session.requests import Reply, sign_refusal
@@ -83,7 +82,7 @@ def make_session() -> tuple[Session, list[bytes]]:
     setup = Setup(plan=Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3), rounds=3, participants=2)
     session = Session(setup, identity=Identity.generate(draw), coordinator=Relay())
     client = Identity.generate(draw)
-    prekeys = published(PrekeyStore().batch(4, client, draw))
+    prekeys = PrekeyStore().batch(4, client, draw)
     joining = Enrolment(client.public, prekeys, ("server",)).signed(client, session.proposal).to_bytes()
     return session, [joining, encode(sign_refusal(client, bytes(32), "no \x1b[31m thanks")), b"", bytes(300)]
 

@@ -13,12 +13,15 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.keys import (
     Identity,
     PrekeyStore,
-    SignedPrekey,
+    check_prekey,
     check_public,
+    decode_prekey,
+    encode_prekey,
     fingerprint,
     length_prefixed,
     verify,
 )
+from niss.protocol.messages import Prekey
 from support.fixed_entropy import FixedEntropy
 
 # RFC 8032, section 7.1, test 1.
@@ -139,31 +142,31 @@ def test_a_broken_source_of_entropy_is_refused(entropy: object) -> None:
 def test_a_batch_is_signed_numbered_and_verifies() -> None:
     store, entropy = PrekeyStore(), FixedEntropy()
     batch = store.batch(3, NORTH, entropy) + store.batch(2, NORTH, entropy)
-    assert [prekey.id for prekey in batch] == [0, 1, 2, 3, 4]
+    assert [prekey.number for prekey in batch] == [0, 1, 2, 3, 4]
     assert len({prekey.public for prekey in batch}) == 5
-    assert dict(store.fingerprints) == {prekey.id: fingerprint(prekey.public) for prekey in batch}
+    assert dict(store.fingerprints) == {prekey.number: fingerprint(prekey.public) for prekey in batch}
     for prekey in batch:
-        prekey.verify(NORTH.public)
-        assert SignedPrekey.decode(prekey.encode()) == prekey
+        check_prekey(prekey, NORTH.public)
+        assert decode_prekey(encode_prekey(prekey)) == prekey
         with pytest.raises(RemoteProtocolError):
-            prekey.verify(SOUTH.public)
+            check_prekey(prekey, SOUTH.public)
         with pytest.raises(RemoteProtocolError):
-            SignedPrekey(prekey.id + 1, prekey.public, prekey.signature).verify(NORTH.public)
+            check_prekey(Prekey(prekey.number + 1, prekey.public, prekey.signature), NORTH.public)
 
 
 def test_prekeys_never_change() -> None:
     (prekey,) = PrekeyStore().batch(1, Identity(RFC_SECRET), FixedEntropy("prekey"))
-    assert prekey.encode().hex() == PREKEY
+    assert encode_prekey(prekey).hex() == PREKEY
 
 
 @settings(deadline=None)
 @given(bit=st.integers(0, 104 * 8 - 1))
 def test_any_flipped_bit_of_a_prekey_is_refused(bit: int) -> None:
     (prekey,) = PrekeyStore().batch(1, NORTH, FixedEntropy())
-    encoded = bytearray(prekey.encode())
+    encoded = bytearray(encode_prekey(prekey))
     encoded[bit // 8] ^= 1 << bit % 8
     with pytest.raises(RemoteProtocolError):
-        SignedPrekey.decode(bytes(encoded)).verify(NORTH.public)
+        check_prekey(decode_prekey(bytes(encoded)), NORTH.public)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +181,9 @@ def test_any_flipped_bit_of_a_prekey_is_refused(bit: int) -> None:
 )
 def test_malformed_prekeys_are_refused(id: int, public: bytes, signature: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        SignedPrekey(id, public, signature)
+        encode_prekey(Prekey(id, public, signature))
     with pytest.raises(RemoteProtocolError):
-        SignedPrekey.decode(bytes(103))
+        decode_prekey(bytes(103))
 
 
 def test_an_erased_prekey_is_gone_from_the_stores_bytes() -> None:
@@ -209,7 +212,7 @@ def test_a_store_survives_its_bytes_and_never_gives_a_number_twice(count: int, e
     again = PrekeyStore.from_bytes(store.to_bytes())
     assert again.to_bytes() == store.to_bytes()
     assert again.fingerprints == store.fingerprints
-    assert again.batch(1, NORTH, entropy)[0].id == count
+    assert again.batch(1, NORTH, entropy)[0].number == count
 
 
 def test_damaged_stores_are_refused() -> None:

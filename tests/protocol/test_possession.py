@@ -12,25 +12,26 @@ from niss.protocol.keys import (
     Identity,
     PrekeyStore,
     SecretBytes,
-    SignedPrekey,
     _prekey_statement,
+    check_prekey,
     x25519_public,
 )
+from niss.protocol.messages import Prekey
 from tests.support.protocol_round import seeded_entropy
 
 BASE = curve.times_base(curve.to_scalar(1))
 
 
-def made(label: str) -> tuple[Identity, SignedPrekey, SecretBytes]:
+def made(label: str) -> tuple[Identity, Prekey, SecretBytes]:
     entropy = seeded_entropy(label)
     identity, store = Identity.generate(entropy), PrekeyStore()
     (prekey,) = store.batch(1, identity, entropy)
-    return identity, prekey, store.private(prekey.id)
+    return identity, prekey, store.private(prekey.number)
 
 
-def signed_by_identity_alone(identity: Identity, number: int, public: bytes) -> SignedPrekey:
+def signed_by_identity_alone(identity: Identity, number: int, public: bytes) -> Prekey:
     """As an identity signs anything else; without the private half there is nothing better."""
-    return SignedPrekey(
+    return Prekey(
         number,
         public,
         identity.sign("prekey with possession", _prekey_statement(identity.public, number, public)),
@@ -51,26 +52,26 @@ def test_a_key_related_to_that_of_another_is_refused() -> None:
         given = curve.times(scalar, lifted)
         assert curve.total((given, less)) == curve.times(scalar, curve.lift(victim.public))
     with pytest.raises(RemoteProtocolError):
-        signed_by_identity_alone(attacker, 0, related).verify(attacker.public)
+        check_prekey(signed_by_identity_alone(attacker, 0, related), attacker.public)
 
 
 def test_the_prekey_of_another_is_refused_as_ones_own() -> None:
     owner, prekey, _ = made("owner")
     thief, _, _ = made("thief")
-    prekey.verify(owner.public)
+    check_prekey(prekey, owner.public)
     with pytest.raises(RemoteProtocolError):
-        prekey.verify(thief.public)
+        check_prekey(prekey, thief.public)
     with pytest.raises(RemoteProtocolError):
-        signed_by_identity_alone(thief, prekey.id, prekey.public).verify(thief.public)
+        check_prekey(signed_by_identity_alone(thief, prekey.number, prekey.public), thief.public)
 
 
 def test_the_signature_holds_for_its_number_and_key_alone() -> None:
     owner, prekey, _ = made("owner")
     with pytest.raises(RemoteProtocolError):
-        SignedPrekey(prekey.id + 1, prekey.public, prekey.signature).verify(owner.public)
+        check_prekey(Prekey(prekey.number + 1, prekey.public, prekey.signature), owner.public)
     other = x25519_public(SecretBytes(hashlib.sha256(b"another").digest()))
     with pytest.raises(RemoteProtocolError):
-        SignedPrekey(prekey.id, other, prekey.signature).verify(owner.public)
+        check_prekey(Prekey(prekey.number, other, prekey.signature), owner.public)
 
 
 def test_a_key_that_cancels_the_identity_is_refused() -> None:
@@ -80,7 +81,7 @@ def test_a_key_that_cancels_the_identity_is_refused() -> None:
     chosen = curve.total((curve.times_base(curve.to_scalar(77)), minus))
     public = bytes(curve.u_coordinate(chosen))
     with pytest.raises(RemoteProtocolError):
-        signed_by_identity_alone(owner, 0, public).verify(owner.public)
+        check_prekey(signed_by_identity_alone(owner, 0, public), owner.public)
 
 
 def test_a_key_off_the_curve_or_with_a_part_of_small_order_is_refused() -> None:
@@ -100,7 +101,7 @@ def test_a_key_off_the_curve_or_with_a_part_of_small_order_is_refused() -> None:
         (curve.FIELD + 9).to_bytes(32, "little"),
     ):
         with pytest.raises(RemoteProtocolError):
-            SignedPrekey(prekey.id, public, prekey.signature).verify(owner.public)
+            check_prekey(Prekey(prekey.number, public, prekey.signature), owner.public)
 
 
 def test_scalars_and_points_agree_with_x25519() -> None:

@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from niss.protocol.keyfile import create_keyfile
-from niss.protocol.keys import Identity, PrekeyStore, SignedPrekey
-from niss.protocol.messages import Beacon, Terms
+from niss.protocol.keys import Identity, PrekeyStore
+from niss.protocol.messages import Beacon, Prekey, Terms
 from niss.tracker.auth import sign_request
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
@@ -45,7 +45,7 @@ class Member:
     def public(self) -> bytes:
         return self.identity.public
 
-    def batch(self, count: int) -> tuple[SignedPrekey, ...]:
+    def batch(self, count: int) -> tuple[Prekey, ...]:
         if not count:
             return ()
         return self.prekeys.batch(count, self.identity, seeded_entropy(f"{self.label}/{len(self.prekeys)}"))

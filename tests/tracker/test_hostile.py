@@ -13,7 +13,7 @@ import pytest
 
 from niss.errors import ConfigError, NissError
 from niss.protocol import keys
-from niss.protocol.keys import SignedPrekey
+from niss.protocol.messages import Prekey
 from niss.tracker import serve
 from niss.tracker.auth import Refused, TrackerSettings
 from niss.tracker.client import Connection, TrackerClient
@@ -25,10 +25,10 @@ from tracker.test_client import Stub
 PATIENCE = 30.0
 
 
-def degenerate(one: Member, number: int) -> SignedPrekey:
+def degenerate(one: Member, number: int) -> Prekey:
     """A one-time key with which everyone agrees on zero, correctly signed."""
     statement = keys._prekey_statement(one.public, number, bytes(32))
-    return SignedPrekey(number, bytes(32), one.identity.sign("prekey", statement))
+    return Prekey(number, bytes(32), one.identity.sign("prekey", statement))
 
 
 def test_degenerate_keys_are_neither_registered_nor_deposited(scene: Scene) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from niss.errors import ConfigError
 from niss.protocol import keys
-from niss.protocol.keys import SignedPrekey
+from niss.protocol.messages import Prekey
 from niss.tracker.auth import Refused
 from niss.tracker.store import Release, Run, SeatRequest, Stock, TrackerStore, bind_identity
 from tracker.harness import Member, member, members
@@ -90,9 +90,9 @@ def test_a_batch_that_does_not_fit_changes_nothing(store: TrackerStore) -> None:
     assert store.beat(one.public, expires=LATER) == Stock(3)
 
 
-def signed_by(one: Member, number: int, public: bytes) -> SignedPrekey:
+def signed_by(one: Member, number: int, public: bytes) -> Prekey:
     statement = keys._prekey_statement(one.public, number, public)
-    return SignedPrekey(number, public, one.identity.sign("prekey", statement))
+    return Prekey(number, public, one.identity.sign("prekey", statement))
 
 
 def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(store: TrackerStore) -> None:

@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from niss.protocol.keys import SIGNATURE_BYTES as SIGNATURE_BYTES
     from niss.protocol.keys import Identity as Identity
     from niss.protocol.keys import PrekeyStore as PrekeyStore
-    from niss.protocol.keys import SignedPrekey as SignedPrekey
     from niss.protocol.keys import check_prekey as check_prekey
     from niss.protocol.keys import check_public as check_public
+    from niss.protocol.keys import decode_prekey as decode_prekey
+    from niss.protocol.keys import encode_prekey as encode_prekey
     from niss.protocol.keys import fingerprint as fingerprint
     from niss.protocol.keys import verify as verify
     from niss.protocol.messages import MODES as MODES
@@ -89,8 +90,8 @@ _NAMES = {
     "carrying": "previous_of",
     "client": "Client Policy",
     "keyfile": "Coalition create_keyfile default_keyfile load_coalition load_identity",
-    "keys": "PUBLIC_BYTES SIGNATURE_BYTES Identity PrekeyStore SignedPrekey check_prekey check_public fingerprint "
-    "verify",
+    "keys": "PUBLIC_BYTES SIGNATURE_BYTES Identity PrekeyStore check_prekey check_public decode_prekey "
+    "encode_prekey fingerprint verify",
     "messages": "MODES Beacon Message Participant Prekey PreviousRound Refusal Reveal RevealRequest RoundOpen Terms "
     "Upload",
     "secrets": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",

@@ -32,7 +32,7 @@ from niss.protocol.agreement import (
 )
 from niss.protocol.carried import Schedule
 from niss.protocol.carrying import check_cohorts, check_schedule, dropped_after, dropped_before, vote
-from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, published, verify
+from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, verify
 from niss.protocol.messages import MODES, Prekey, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_update
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
@@ -141,7 +141,7 @@ class Client:
             max(count, MOST_PREKEYS), besides=None if current is None else current.prekey
         )
         self._remember()
-        return published(fresh)
+        return fresh
 
     def upload(self, opened: RoundOpen, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
         """Answer a round: check everything, charge its worst case, then hide the update and send it.
@@ -212,7 +212,7 @@ class Client:
             # What the next round costs depends on those that were paid for: on no upload that cannot have left.
             self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
             self._remember()
-        return _Accepted(keys, published(fresh))
+        return _Accepted(keys, fresh)
 
     def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
         """The upload of a round that was charged: shares, residual noise and, in mode `repair`, the self-mask."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from cryptography.exceptions import InvalidSignature
@@ -131,12 +130,12 @@ class Identity(Secret):
         """64 bytes that `verify` accepts for this purpose and message, and for no other."""
         return self._key.sign(_signed_bytes(purpose, message))
 
-    def sign_prekey(self, number: int, private: SecretBytes) -> SignedPrekey:
+    def sign_prekey(self, number: int, private: SecretBytes) -> Prekey:
         """The prekey with this private half, signed with it and with the identity."""
         public = x25519_public(private)
         message = _signed_bytes(_PREKEY_PURPOSE, _prekey_statement(self.public, number, public))
         weight = _possession_weight(self.public, public)
-        return SignedPrekey(number, public, _sign_jointly(self._secret, private, weight, message))
+        return Prekey(number, public, _sign_jointly(self._secret, private, weight, message))
 
     def secret_bytes(self) -> SecretBytes:
         """The secret itself, for the key file and nothing else."""
@@ -205,63 +204,44 @@ def _signed_bytes(purpose: str, message: bytes) -> bytes:
     return length_prefixed(_SIGNATURE_TAG, purpose_bytes(purpose), hashlib.sha256(message).digest())
 
 
-@dataclass(frozen=True, slots=True)
-class SignedPrekey:
-    """What others see of a prekey: its number, its public key, and its owner's signature over both.
-
-    Sizes are checked when it is made (`RemoteProtocolError`), the signature only by `verify`.
-    """
-
-    id: int
-    public: bytes
-    signature: bytes
-
-    def __post_init__(self) -> None:
-        if not is_uint64(self.id):
-            raise RemoteProtocolError("a prekey's number must fit into 64 bits")
-        if not isinstance(self.public, bytes) or len(self.public) != PUBLIC_BYTES:
-            raise RemoteProtocolError(f"a prekey has {PUBLIC_BYTES} bytes")
-        if not isinstance(self.signature, bytes) or len(self.signature) != SIGNATURE_BYTES:
-            raise RemoteProtocolError(f"a prekey's signature has {SIGNATURE_BYTES} bytes")
-
-    def verify(self, identity_public: bytes) -> None:
-        """Raises `RemoteProtocolError` unless that identity made this prekey, knows it, and it is not degenerate."""
-        check_agreeable(self.public)
-        check_public(identity_public)
-        weight = curve.to_scalar(_possession_weight(identity_public, self.public))
-        joint = curve.total((identity_public, curve.times(weight, curve.lift(self.public))))
-        statement = _prekey_statement(identity_public, self.id, self.public)
-        try:
-            verify(joint, _PREKEY_PURPOSE, statement, self.signature)
-        except RemoteProtocolError:
-            raise RemoteProtocolError(
-                f"the signature for 'prekey' is not by {fingerprint(identity_public)}, or was made without the prekey",
-                hint="it was changed in transit, or made by someone else; do not use it",
-            ) from None
-
-    def encode(self) -> bytes:
-        """104 bytes: number (big-endian), public key, signature."""
-        return uint64(self.id) + self.public + self.signature
-
-    @classmethod
-    def decode(cls, encoded: bytes) -> SignedPrekey:
-        """The prekey that `encode` gave; its signature is not yet verified."""
-        end = 8 + PUBLIC_BYTES
-        if len(encoded) != end + SIGNATURE_BYTES:
-            raise RemoteProtocolError(
-                f"a signed prekey has {end + SIGNATURE_BYTES} bytes, not {len(encoded)}"
-            )
-        return cls(int.from_bytes(encoded[:8], "big"), bytes(encoded[8:end]), bytes(encoded[end:]))
-
-
-def published(prekeys: tuple[SignedPrekey, ...]) -> tuple[Prekey, ...]:
-    """Signed prekeys of a store, as messages carry them."""
-    return tuple(Prekey(one.id, one.public, one.signature) for one in prekeys)
-
-
 def check_prekey(prekey: Prekey, identity: bytes) -> None:
-    """Refuse (`RemoteProtocolError`) a prekey in a message that is degenerate or that this identity did not sign."""
-    SignedPrekey(prekey.number, prekey.public, prekey.signature).verify(identity)
+    """Refuse (`RemoteProtocolError`) a prekey that this identity did not make, does not know, or that is degenerate."""
+    _check_sizes(prekey)
+    check_agreeable(prekey.public)
+    check_public(identity)
+    weight = curve.to_scalar(_possession_weight(identity, prekey.public))
+    joint = curve.total((identity, curve.times(weight, curve.lift(prekey.public))))
+    statement = _prekey_statement(identity, prekey.number, prekey.public)
+    try:
+        verify(joint, _PREKEY_PURPOSE, statement, prekey.signature)
+    except RemoteProtocolError:
+        raise RemoteProtocolError(
+            f"the signature for 'prekey' is not by {fingerprint(identity)}, or was made without the prekey",
+            hint="it was changed in transit, or made by someone else; do not use it",
+        ) from None
+
+
+def _check_sizes(prekey: Prekey) -> None:
+    if not is_uint64(prekey.number):
+        raise RemoteProtocolError("a prekey's number must fit into 64 bits")
+    if not isinstance(prekey.public, bytes) or len(prekey.public) != PUBLIC_BYTES:
+        raise RemoteProtocolError(f"a prekey has {PUBLIC_BYTES} bytes")
+    if not isinstance(prekey.signature, bytes) or len(prekey.signature) != SIGNATURE_BYTES:
+        raise RemoteProtocolError(f"a prekey's signature has {SIGNATURE_BYTES} bytes")
+
+
+def encode_prekey(prekey: Prekey) -> bytes:
+    """104 bytes: number (big-endian), public key, signature; one of other sizes is refused."""
+    _check_sizes(prekey)
+    return uint64(prekey.number) + prekey.public + prekey.signature
+
+
+def decode_prekey(encoded: bytes) -> Prekey:
+    """The prekey that `encode_prekey` gave; its signature is not yet verified."""
+    end = 8 + PUBLIC_BYTES
+    if len(encoded) != end + SIGNATURE_BYTES:
+        raise RemoteProtocolError(f"a signed prekey has {end + SIGNATURE_BYTES} bytes, not {len(encoded)}")
+    return Prekey(int.from_bytes(encoded[:8], "big"), bytes(encoded[8:end]), bytes(encoded[end:]))
 
 
 class PrekeyStore(Secret):
@@ -276,7 +256,7 @@ class PrekeyStore(Secret):
         self._next = 0
         self._privates: dict[int, SecretBytes] = {}
 
-    def batch(self, count: int, identity: Identity, entropy: Entropy) -> tuple[SignedPrekey, ...]:
+    def batch(self, count: int, identity: Identity, entropy: Entropy) -> tuple[Prekey, ...]:
         """`count` new prekeys (1 to 2^16), signed by `identity`, to be published; 32 bytes of entropy each.
 
         Save the store before they leave: a public half whose private half was lost is of no use.

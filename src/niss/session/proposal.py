@@ -29,8 +29,9 @@ from niss.protocol import (
     Identity,
     Prekey,
     Schedule,
-    SignedPrekey,
     check_prekey,
+    decode_prekey,
+    encode_prekey,
     length_prefixed,
     verify,
 )
@@ -371,10 +372,10 @@ class Enrolment:
             raise RemoteProtocolError("expected an enrolment, got another message")
         try:
             values = json.loads(data[len(ENROLMENT_TAG) :])
-            keys = [SignedPrekey.decode(bytes.fromhex(text)) for text in values["prekeys"]]
+            keys = [decode_prekey(bytes.fromhex(text)) for text in values["prekeys"]]
             enrolment = cls(
                 _bytes(values["identity"], PUBLIC_BYTES),
-                tuple(Prekey(key.id, key.public, key.signature) for key in keys),
+                tuple(keys),
                 tuple(str(name) for name in values["pinned"]),
                 _bytes(values["signature"], SIGNATURE_BYTES),
             )
@@ -387,7 +388,7 @@ class Enrolment:
         return enrolment
 
     def _encoded_prekeys(self) -> list[bytes]:
-        return [SignedPrekey(one.number, one.public, one.signature).encode() for one in self.prekeys]
+        return [encode_prekey(one) for one in self.prekeys]
 
     def _signed_part(self, proposal: Proposal) -> bytes:
         """Run, chain, identity, keys and pins, each after its length, so that no two enrolments read alike."""

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.exceptions import HTTPException
 
 from niss.protocol.agreement import LINKS_PER_ROUND
-from niss.protocol.keys import LARGEST_UINT64, SignedPrekey
+from niss.protocol.keys import LARGEST_UINT64
+from niss.protocol.messages import Prekey
 from niss.tracker.auth import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN, PATTERNS, Refused, Signed
 from niss.tracker.gate import BODY, CALLER, CONTENT_TYPE, App, Gate, Metrics, extra_headers, log
 from niss.tracker.rounds import RoundView, beacon_entries
@@ -434,10 +435,8 @@ def _signed(tracker: Tracker, request: Request) -> Signed:
     return signed
 
 
-def _prekeys(bodies: list[PrekeyBody]) -> list[SignedPrekey]:
-    return [
-        SignedPrekey(one.number, bytes.fromhex(one.public), bytes.fromhex(one.signature)) for one in bodies
-    ]
+def _prekeys(bodies: list[PrekeyBody]) -> list[Prekey]:
+    return [Prekey(one.number, bytes.fromhex(one.public), bytes.fromhex(one.signature)) for one in bodies]
 
 
 def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import participants_hash
-from niss.protocol.keys import Identity, SignedPrekey, check_prekey, fingerprint, verify
+from niss.protocol.keys import Identity, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.redaction import printable
 from niss.tracker.auth import LIST_PURPOSE, NONCE_BYTES, check_anchor, list_message, sign_request
@@ -307,7 +307,7 @@ class TrackerClient:
 
     # As a client.
 
-    def register(self, prekeys: Sequence[Prekey | SignedPrekey], coalition: str | None = None) -> Supply:
+    def register(self, prekeys: Sequence[Prekey], coalition: str | None = None) -> Supply:
         """Become live with these prekeys; again to send more. Save their private halves first.
 
         With a coalition, belong to it from then on.
@@ -393,7 +393,7 @@ class TrackerClient:
             raise RemoteProtocolError("the tracker gave the link of another attempt")
         return beacon
 
-    def deposit(self, identity: bytes, prekeys: Sequence[Prekey | SignedPrekey]) -> Supply:
+    def deposit(self, identity: bytes, prekeys: Sequence[Prekey]) -> Supply:
         """Pass on fresh prekeys that a registered client sent along with its upload."""
         body = {"prekeys": _prekey_entries(prekeys)}
         return _supply(self._ask("POST", f"/v1/clients/{identity.hex()}/prekeys", body))
@@ -433,11 +433,11 @@ def _path(attempt: Attempt, what: str) -> str:
     return f"/v1/runs/{attempt.run.hex()}/rounds/{attempt.round}/attempts/{attempt.number}/{what}"
 
 
-def _prekey_entries(prekeys: Sequence[Prekey | SignedPrekey]) -> list[dict[str, object]]:
+def _prekey_entries(prekeys: Sequence[Prekey]) -> list[dict[str, object]]:
     """Prekeys as the API takes them: `PrekeyBody` of `niss.tracker.app`."""
     return [
         {
-            "number": one.number if isinstance(one, Prekey) else one.id,
+            "number": one.number,
             "public": one.public.hex(),
             "signature": one.signature.hex(),
         }

@@ -20,7 +20,15 @@ from typing import TypeVar
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import BeaconChain
 from niss.protocol.keyfile import Coalition
-from niss.protocol.keys import Entropy, Identity, SecretBytes, fingerprint, length_prefixed, uint64
+from niss.protocol.keys import (
+    Entropy,
+    Identity,
+    SecretBytes,
+    check_prekey,
+    fingerprint,
+    length_prefixed,
+    uint64,
+)
 from niss.protocol.messages import Beacon
 from niss.tracker.auth import (
     ANCHOR_PURPOSE,
@@ -155,7 +163,7 @@ class Membership:
         """Refuse a batch with a prekey that its owner did not sign; the field names which."""
         for place, prekey in enumerate(prekeys):
             try:
-                prekey.verify(identity)
+                check_prekey(prekey, identity)
             except RemoteProtocolError as error:
                 raise Refused(
                     422,

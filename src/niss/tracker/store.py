@@ -22,7 +22,8 @@ from niss.protocol.agreement import LINKS_PER_ROUND, link_of
 from niss.protocol.keys import (
     PUBLIC_BYTES,
     SIGNATURE_BYTES,
-    SignedPrekey,
+    decode_prekey,
+    encode_prekey,
     fingerprint,
     length_prefixed,
     uint64,
@@ -34,7 +35,7 @@ NUMBER_BYTES = 8
 PREKEY_BYTES = NUMBER_BYTES + PUBLIC_BYTES + SIGNATURE_BYTES
 SEAT_BYTES = PUBLIC_BYTES + PREKEY_BYTES
 COMMITMENT_BYTES = 64
-Batch = Sequence[SignedPrekey]
+Batch = Sequence[Prekey]
 
 
 @dataclass(frozen=True)
@@ -179,14 +180,11 @@ def pack_participants(seats: Sequence[tuple[bytes, bytes]]) -> bytes:
 def unpack_participants(packed: bytes) -> tuple[Participant, ...]:
     """The list that `pack_participants` packed."""
     return tuple(
-        Participant(packed[at : at + PUBLIC_BYTES], _prekey(packed[at + PUBLIC_BYTES : at + SEAT_BYTES]))
+        Participant(
+            packed[at : at + PUBLIC_BYTES], decode_prekey(packed[at + PUBLIC_BYTES : at + SEAT_BYTES])
+        )
         for at in range(0, len(packed), SEAT_BYTES)
     )
-
-
-def _prekey(packed: bytes) -> Prekey:
-    signed = SignedPrekey.decode(packed)
-    return Prekey(signed.id, signed.public, signed.signature)
 
 
 class TrackerStore(ABC):
@@ -250,7 +248,7 @@ class TrackerStore(ABC):
         numbers only rise. Refused (409): a batch of stale ones alone, whose sender has lost count, and one that does
         not fit.
         """
-        packed = [prekey.encode() for prekey in batch]
+        packed = [encode_prekey(prekey) for prekey in batch]
         new = {one[:NUMBER_BYTES]: one for one in packed if highest is None or one[:NUMBER_BYTES] > highest}
         old = [one for one in packed if one[:NUMBER_BYTES] not in new]
         stale = sum(one not in stock for one in old)
