@@ -13,8 +13,6 @@ class NissError(Exception):
     """Base of all intended errors: a message, and a hint that says how to go on."""
 
     exit_code = 1
-    told_elsewhere = False
-    """Whether another process of the same run says it to the user."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

@@ -80,8 +80,7 @@ def main() -> None:
         with only_first_speaks(), optional_packages():
             app()
     except NissError as error:
-        if not error.told_elsewhere:
-            print_error(error)
+        print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _end_interrupted()

@@ -27,10 +27,10 @@ def rank() -> int | None:
     """The number of this process among those started together, by torchrun for instance; None: it is the only one."""
     if "RANK" not in os.environ:
         return None
-    from niss.simulation.ranks import place_in
+    from niss.simulation.ranks import rank_in
 
-    place = place_in(os.environ)
-    return None if place is None else place.rank
+    own = rank_in(os.environ)
+    return None if own is None else own.number
 
 
 @contextlib.contextmanager
@@ -71,9 +71,9 @@ def on_all_gpus(device: str) -> None:
 def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
     """Run a command as ranks of this machine, one with each of these variables; returns the code to end with.
 
-    What ranks tell each other goes through this process, which outlives them. Once one fails the others are given time
-    to say so and then ended, so that none waits for what never comes. They are no part of the terminal's process group:
-    Ctrl-C reaches them through here, once.
+    They find each other through this process. Once one fails the others are given time to say so and then ended, so
+    that none waits for what never comes; a `RanksError` names those that were killed. They are no part of the
+    terminal's process group: Ctrl-C reaches them through here, once.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -84,6 +84,7 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
     }
@@ -97,6 +98,7 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
             )
         try:
             _watch(processes)
+            killed = {number: -code for number, one in enumerate(processes) if (code := one.poll() or 0) < 0}
         except KeyboardInterrupt:
             _signal(processes, signal.SIGINT)
             _wait(processes, _GRACE)
@@ -106,7 +108,15 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
         _wait(processes, _GRACE)
         _signal(processes, signal.SIGKILL)
         signal.signal(signal.SIGTERM, before)
-    return _code([process.wait() for process in processes])
+    if killed:
+        words = ", ".join(f"rank {number} by signal {by}" for number, by in killed.items())
+        raise RanksError(
+            f"ranks were killed: {words}",
+            hint="every whole round is kept. Go on with: niss run --resume FOLDER",
+        )
+    # That of the first rank which failed by itself; those that were ended here have negative ones.
+    codes = [process.wait() for process in processes]
+    return next((code for code in codes if code > 0), int(any(codes)))
 
 
 def _end(number: int, _frame: object) -> None:
@@ -139,16 +149,3 @@ def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals
     for process in processes:
         if process.poll() is None:
             process.send_signal(number)
-
-
-def _code(codes: Sequence[int]) -> int:
-    """That of the first rank that ended by itself with one; raises `RanksError` where all that failed were killed."""
-    if not any(codes):
-        return 0
-    if said := [code for code in codes if code > 0]:
-        return said[0]
-    killed = {number: -code for number, code in enumerate(codes) if code < 0}
-    words = ", ".join(f"rank {number} by signal {by}" for number, by in killed.items())
-    raise RanksError(
-        f"ranks were killed: {words}", hint="every whole round is kept. Go on with: niss run --resume FOLDER"
-    )
