@@ -27,8 +27,7 @@ from niss.attacks.experiment import (
     write_results,
 )
 from niss.attacks.fake_dropout import FakeDropoutExperiment
-from niss.attacks.invert import DlgExperiment, InvertExperiment
-from niss.attacks.joint import JointExperiment
+from niss.attacks.invert import DlgExperiment, InvertExperiment, JointExperiment
 from niss.charts import Curves, charts_from_json
 from niss.errors import ConfigError
 

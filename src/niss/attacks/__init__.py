@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # The commands of `niss attack`, in the order of its help, and the class of each; see `load_experiment`.
 EXPERIMENTS = {
     "dlg": "niss.attacks.invert.DlgExperiment",
-    "joint": "niss.attacks.joint.JointExperiment",
+    "joint": "niss.attacks.invert.JointExperiment",
     "invert": "niss.attacks.invert.InvertExperiment",
     "collude": "niss.attacks.collude.ColludeExperiment",
     "average": "niss.attacks.average.AverageExperiment",

@@ -37,7 +37,7 @@ from niss.report.finding import caveats, finding
 from niss.report.table import WORDS, SummaryTable, format_accuracy, settings_of, summary_rows
 from niss.report.templates import render
 from niss.runs.folder import MethodResult, ReportInput, read_object, read_report_input
-from niss.runs.privacy import NOT_APPLICABLE, Promise, format_epsilon, promise_of
+from niss.runs.privacy import NOT_APPLICABLE, PromiseInWords, format_epsilon, promise_of
 
 # The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -206,9 +206,9 @@ def _evaluations(report: ReportInput) -> SummaryTable:
     return SummaryTable(("Round", *(method.label for method in methods)), tuple(rows))
 
 
-def _promise_table(promises: Sequence[Promise]) -> SummaryTable:
+def _promise_table(promises: Sequence[PromiseInWords]) -> SummaryTable:
     """The promises of several methods side by side."""
-    header = ("Method", "Promise", "An attacker is right at most", "Server", "Ledger")
+    header = ("Method", "PromiseInWords", "An attacker is right at most", "Server", "Ledger")
     rows = [
         (
             one.label,

@@ -48,7 +48,7 @@ def format_epsilon(method: MethodResult, epsilon: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PromiseInWords:
     """The promise of one method in sentences; None where there is nothing to say.
 
     amount    epsilon and delta alone, or that there is no guarantee
@@ -72,13 +72,13 @@ class Promise:
     caveats: tuple[str, ...]
 
 
-def read_promise(folder: Path) -> Promise | None:
+def read_promise(folder: Path) -> PromiseInWords | None:
     """The promise of the run in `folder`; None for a comparison."""
     report = read_report_input(folder)
     return None if report.is_comparison else promise_of(report.methods[0])
 
 
-def promise_of(method: MethodResult) -> Promise | None:
+def promise_of(method: MethodResult) -> PromiseInWords | None:
     """The promise of a finished method; None while it is unfinished, or where its statement is missing."""
     words = method.guarantee
     if words is None or not method.finished:
@@ -88,7 +88,7 @@ def promise_of(method: MethodResult) -> Promise | None:
         statement = read_object(method.folder / PRIVACY) or {}
     caveats = statement.get("caveats")
     odds, guess = _odds(method, statement)
-    return Promise(
+    return PromiseInWords(
         label=method.label,
         amount=_amount(method, statement),
         words=words,
