@@ -28,7 +28,7 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.graph.beacon import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
-from niss.protocol.carried import CarriedContext, CarriedEdges
+from niss.protocol.carried import CarriedContext, CarriedLink
 from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
@@ -112,8 +112,8 @@ class Agreed:
     opened: RoundOpen
     graph: ShareGraph
     context: RoundContext
-    before: CarriedEdges | None = None
-    after: CarriedEdges | None = None
+    before: CarriedLink | None = None
+    after: CarriedLink | None = None
 
     @property
     def terms(self) -> Terms:
@@ -255,7 +255,7 @@ def agree(opened: RoundOpen) -> Agreed:
 
 def _gaps(
     opened: RoundOpen, listed: bytes, agreed_terms: bytes
-) -> tuple[CarriedEdges | None, CarriedEdges | None]:
+) -> tuple[CarriedLink | None, CarriedLink | None]:
     """What is carried to a round and from it, given the hashes of its participants and of its terms."""
     carrying, cohorts, terms = opened.terms.carrying, opened.cohorts, opened.terms
     if (carrying is None) != (cohorts is None):
@@ -275,7 +275,7 @@ def _gaps(
             participants_hash(previous.participants),
             listed,
         )
-        before = CarriedEdges.between(previous.participants, opened.participants, carrying, context)
+        before = CarriedLink.between(previous.participants, opened.participants, carrying, context)
     if cohorts.following:
         context = CarriedContext(
             terms.run,
@@ -286,7 +286,7 @@ def _gaps(
             listed,
             participants_hash(cohorts.following),
         )
-        after = CarriedEdges.between(opened.participants, cohorts.following, carrying, context)
+        after = CarriedLink.between(opened.participants, cohorts.following, carrying, context)
     return before, after
 
 

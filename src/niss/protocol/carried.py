@@ -221,7 +221,7 @@ def _complete(sizes: tuple[int, int]) -> ShareGraph:
 
 
 @dataclass(frozen=True)
-class CarriedEdges:
+class CarriedLink:
     """What is carried from one round to the next, as both see it. Seats are places in the two lists.
 
     senders, receivers  the participants of both rounds
@@ -243,7 +243,7 @@ class CarriedEdges:
         receivers: tuple[Participant, ...],
         carrying: CarryTerms,
         context: CarriedContext,
-    ) -> CarriedEdges:
+    ) -> CarriedLink:
         """The gap over which everyone of the first round carries a share to everyone of the second."""
         return cls(
             senders, receivers, _complete((len(senders), len(receivers))), carrying.unit_variance, context
