@@ -215,6 +215,8 @@ def _fault(field: str, problems: list[ErrorDetails], root: type[Any]) -> ConfigE
         allowed = [part for part in first["ctx"]["expected"].split("'") if part.strip(" ,or")]
         close = difflib.get_close_matches(value, allowed, n=1)
         hint = f"did you mean {close[0]!r}?" if close else None
+    if first["type"] == "missing":
+        return ConfigError("is missing", field=field)
     if isinstance(value, str | int | float | bool):
         message += f" (got {value!r})"
     return ConfigError(message, field=field or None, hint=hint)

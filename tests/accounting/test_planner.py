@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import niss
-from niss.accounting import PlanForecast, forecast
+from niss.accounting import PlanForecast, PlanQuestion, forecast
 from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.settings import described
 from niss.simulation import make_config
 
 
@@ -146,7 +148,7 @@ def test_the_simulator_takes_the_plan_as_it_is() -> None:
         ({"epsilon": 0.0}, niss.errors.ConfigError, "epsilon"),
         ({"collusion": 1.0}, niss.errors.ConfigError, "collusion"),
         ({"dropout": -0.1}, niss.errors.ConfigError, "dropout"),
-        ({"mode": "pray"}, niss.errors.ConfigError, "tolerate, repair"),
+        ({"mode": "pray"}, niss.errors.ConfigError, "'tolerate' or 'repair'"),
         ({"kappa": 0.0}, niss.errors.ConfigError, "kappa"),
         ({"delta": 0.0}, niss.errors.ConfigError, "delta"),
         ({"participations": 0}, niss.errors.ConfigError, "participations"),
@@ -186,3 +188,12 @@ def test_dense_graphs_of_large_rounds_are_not_drawn_for_a_plan():
     assert expected.aggregate_variance_ratio_to_central == pytest.approx(
         drawn.aggregate_variance_ratio_to_central, rel=0.01
     )
+
+
+def test_the_planner_takes_what_the_question_asks_with_its_defaults() -> None:
+    asked = {setting.name: setting.default for setting in described(PlanQuestion)}
+    asked |= {"participations": 1, "participants": inspect.Parameter.empty}
+    for function in (niss.plan, forecast):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name not in ("search", "progress"):
+                assert parameter.default == asked[name], name

@@ -59,7 +59,7 @@ def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
     assert text.returncode == data.returncode == 0, text.stderr + data.stderr
     plan = json.loads(data.stdout)
     assert (plan["separation"], plan["participations"], plan["rounds"]) == (5, 8, 40)
-    assert plan["plan"]["colluders"] == 5
+    assert plan["plan"]["noise"]["colluders"] == 5
     assert (plan["dropout"], plan["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
     for name in ("to_central_mean", "to_central_final", "to_best"):
         assert f"{plan['model_variance_ratio_' + name]:.3g} x" in text.stdout
@@ -99,13 +99,13 @@ def test_a_plan_is_drawn(tmp_path: Path, plan: list[str], suffix: str) -> None:
         (["--participants", "10", "--epsilon", "0"], 2, "epsilon"),
         ([*CARRY[1:], "--clients", "260"], 2, "do not make whole cohorts of 50"),
         ([*CARRY[1:], "--clients", "40"], 2, "cannot fill a round of 50"),
-        ([*CARRY[1:], "--delta", "2"], 2, "not 2.0"),
+        ([*CARRY[1:], "--delta", "2"], 2, "less than 1"),
         ([*CARRY[1:], "--clip", "-1"], 2, "clip"),
         ([*CARRY[1:], "--tau2", "0.1"], 2, "--tau2"),
         ([*CARRY[1:], "--kappa", "0"], 2, "kappa"),
         ([*CARRY[1:], "--collusion", "0.97", "--dropout", "0.3", "--mode", "repair"], 4, "colluders"),
         (["--carry", "--participants", "50", "--clients", "250"], 2, "--rounds"),
-        (["--participants", "50", "--clients", "250"], 2, "add --carry"),
+        (["--participants", "50", "--clients", "250"], 2, "carry shares too"),
     ],
 )
 def test_wrong_input_is_refused(arguments: list[str], code: int, message: str) -> None:

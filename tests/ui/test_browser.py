@@ -129,7 +129,7 @@ def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: 
         printed = cli_plan(tab.page.inner_text("#command"))
         assert shown(tab, CARRIED_KEYS) == {key: printed[key] for key in CARRIED_KEYS}
         assert json.loads(tab.page.text_content("#json")) == printed
-        assert "forecast_carried" in tab.page.inner_text("#python")
+        assert "carry=True" in tab.page.inner_text("#python")
         assert tab.page.locator("#rounds-chart svg path.line").count() >= 4
         tab.page.focus("#rounds-chart .frame")
         tab.page.keyboard.press("End")

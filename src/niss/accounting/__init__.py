@@ -4,52 +4,67 @@
 a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` says what was promised in the end, and
 `assess` what one graph and its noise would promise. `forecast_carried` plans a run whose noise is carried from
 round to round.
+
+Names are imported on first use, so that what a planner is asked can be read without loading numpy.
 """
 
-from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
-from niss.accounting.carried_rounds import (
-    CarriedAccount,
-    make_schedule,
-    propose_carried_round,
-    run_grid_delta,
-    scheduled_run,
-)
-from niss.accounting.committed import Committed
-from niss.accounting.discretisation import Promise, grid_delta
-from niss.accounting.ledger import ChargeableLedger, Ledger
-from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.outlook import Outlook, judge_plan, outlook
-from niss.accounting.outsider import (
-    OutsiderClaim,
-    client_dp_event,
-    outsider_epsilon,
-    to_dp_event,
-)
-from niss.accounting.planner import (
-    PlanForecast,
-    forecast,
-    plan,
-)
-from niss.accounting.plans import Plan
-from niss.accounting.protocol_rounds import (
-    Assessor,
-    charge_to,
-    make_terms,
-    propose_round,
-    upload_mu,
-)
-from niss.accounting.round_plans import Balance, RoundPlan
-from niss.accounting.statement import (
-    ClientStatement,
-    Statement,
-    assess,
-    make_statement,
-    stated_delta,
-    stated_relation,
-)
-from niss.accounting.targets import RELATIONS
-from niss.methods import METHODS
-from niss.views import calibrate_tau2, effective_variance
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
+    from niss.accounting.carried_rounds import (
+        CarriedAccount,
+        make_schedule,
+        propose_carried_round,
+        run_grid_delta,
+        scheduled_run,
+    )
+    from niss.accounting.committed import Committed
+    from niss.accounting.discretisation import Promise, grid_delta
+    from niss.accounting.judgement import Outlook, judge_plan, outlook
+    from niss.accounting.ledger import ChargeableLedger, Ledger
+    from niss.accounting.ledger_file import LedgerFile
+    from niss.accounting.outsider import OutsiderClaim, client_dp_event, outsider_epsilon, to_dp_event
+    from niss.accounting.planner import PlanForecast, forecast, plan
+    from niss.accounting.plans import Plan
+    from niss.accounting.protocol_rounds import Assessor, charge_to, make_terms, propose_round, upload_mu
+    from niss.accounting.question import PlanQuestion
+    from niss.accounting.round_plans import Balance, RoundPlan
+    from niss.accounting.statement import (
+        ClientStatement,
+        Statement,
+        assess,
+        make_statement,
+        stated_delta,
+        stated_relation,
+    )
+    from niss.accounting.targets import RELATIONS
+    from niss.methods import METHODS
+    from niss.views import calibrate_tau2, effective_variance
+
+# Each module, and the names of `__all__` that it holds.
+_MODULES = {
+    "niss.accounting.carried_planner": "CarriedForecast forecast_carried plan_carried",
+    "niss.accounting.carried_rounds": "CarriedAccount make_schedule propose_carried_round run_grid_delta scheduled_run",
+    "niss.accounting.committed": "Committed",
+    "niss.accounting.discretisation": "Promise grid_delta",
+    "niss.accounting.ledger": "ChargeableLedger Ledger",
+    "niss.accounting.ledger_file": "LedgerFile",
+    "niss.accounting.judgement": "Outlook judge_plan outlook",
+    "niss.accounting.outsider": "OutsiderClaim client_dp_event outsider_epsilon to_dp_event",
+    "niss.accounting.planner": "PlanForecast forecast plan",
+    "niss.accounting.plans": "Plan",
+    "niss.accounting.protocol_rounds": "Assessor charge_to make_terms propose_round upload_mu",
+    "niss.accounting.question": "PlanQuestion",
+    "niss.accounting.round_plans": "Balance RoundPlan",
+    "niss.accounting.statement": "ClientStatement Statement assess make_statement stated_delta stated_relation",
+    "niss.accounting.targets": "RELATIONS",
+    "niss.methods": "METHODS",
+    "niss.views": "calibrate_tau2 effective_variance",
+}
 
 __all__ = [
     "METHODS",
@@ -67,6 +82,7 @@ __all__ = [
     "OutsiderClaim",
     "Plan",
     "PlanForecast",
+    "PlanQuestion",
     "Promise",
     "RoundPlan",
     "Statement",
@@ -95,3 +111,15 @@ __all__ = [
     "to_dp_event",
     "upload_mu",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names.split():
+            value = globals()[name] = getattr(import_module(module), name)
+            return value
+    raise AttributeError(f"module 'niss.accounting' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

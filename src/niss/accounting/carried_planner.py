@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 from scipy.linalg import solveh_banded
 
 from niss.accounting.committed import Committed
-from niss.accounting.targets import GRID_SHARE, check_target, client_sensitivity, most_dropped
+from niss.accounting.question import PlanQuestion
+from niss.accounting.targets import GRID_SHARE, client_sensitivity, most_dropped
 from niss.accounting.trusted_noise import BEST_ROUNDS, banded_noise, best_noise, independent_noise
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
+from niss.settings import check
 from niss.views.roots import find_root
 
 if TYPE_CHECKING:
@@ -140,14 +142,17 @@ def plan_carried(
     (10, 0.21)
     """
     say = progress or (lambda _: None)
-    check_target(
-        participants=participants,
-        epsilon=epsilon,
-        collusion=collusion,
-        dropout=dropout,
-        mode=mode,
-        kappa=kappa,
-        rounds=rounds,
+    check(
+        PlanQuestion,
+        {
+            "participants": participants,
+            "epsilon": epsilon,
+            "collusion": collusion,
+            "dropout": dropout,
+            "mode": mode,
+            "kappa": kappa,
+            "rounds": rounds,
+        },
     )
     if goal not in GOALS:
         raise ConfigError(f"unknown value {goal!r}", field="goal", hint="use one of: " + ", ".join(GOALS))
@@ -205,8 +210,16 @@ def forecast_carried(
     >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
     (20, 0.3)
     """
-    check_target(relation=relation, clip=clip)
     # What is no target is refused in the caller's own numbers.
+    check(
+        PlanQuestion,
+        {
+            "participants": participants,
+            "relation": relation,
+            "clip": clip,
+            "delta": delta,
+        },
+    )
     gdp_mu(epsilon, delta)
     planned = plan_carried(
         participants=participants,

@@ -53,7 +53,7 @@ def settings_of_plan(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     if not isinstance(values.get("plan"), dict):
         raise ConfigError("the file holds no plan that can be run", field="--plan", hint=HINT)
     try:
-        found = _carried(values) if "noise_central" in values else _within_rounds(values)
+        found = _carried(values) if values.get("carry") else _within_rounds(values)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

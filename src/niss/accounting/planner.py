@@ -15,7 +15,6 @@ revealed to the server, which counts like collusion.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting.outlook import Outlook, outlook
+from niss.accounting.judgement import Outlook, outlook
 from niss.accounting.plan_noise import (
     NOMINAL_KAPPA,
     NoiseNeeded,
@@ -35,8 +34,8 @@ from niss.accounting.plan_noise import (
     total_noise,
 )
 from niss.accounting.plans import Plan
+from niss.accounting.question import PlanQuestion
 from niss.accounting.targets import (
-    check_target,
     committee_size,
     committee_threshold,
     most_dropped,
@@ -47,6 +46,7 @@ from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 from niss.methods import enough_neighbours, marginal_mu, too_sparse
 from niss.protocol.messages import MODES
+from niss.settings import check
 from niss.views import WorstCase
 
 FloatArray = NDArray[np.float64]
@@ -159,19 +159,22 @@ def forecast(
     >>> planned.plan.colluders
     6
     """
-    check_target(
-        participants=participants,
-        epsilon=epsilon,
-        delta=delta,
-        clip=clip,
-        participations=participations,
-        collusion=collusion,
-        dropout=dropout,
-        mode=mode,
-        kappa=kappa,
-        tau2=tau2,
-        relation=relation,
-        neighbours=neighbours,
+    check(
+        PlanQuestion,
+        {
+            "participants": participants,
+            "epsilon": epsilon,
+            "delta": delta,
+            "clip": clip,
+            "participations": participations,
+            "collusion": collusion,
+            "dropout": dropout,
+            "mode": mode,
+            "kappa": kappa,
+            "tau2": tau2,
+            "relation": relation,
+            "neighbours": neighbours,
+        },
     )
     say = progress or (lambda _: None)
     target = {
@@ -279,20 +282,40 @@ def _better_mode(
     return other if least < total else mode
 
 
-def plan(*, participants: int, **target: Any) -> Plan:
+def plan(
+    *,
+    participants: int,
+    neighbours: float | None = None,
+    clip: float = 1.0,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    participations: int = 1,
+    collusion: float = 0.0,
+    dropout: float = 0.0,
+    mode: str = "tolerate",
+    kappa: float | None = None,
+    tau2: float | None = None,
+    relation: str = "zero-out",
+) -> Plan:
     """The cheapest plan for a target. `forecast` also tells what it costs, and says what the arguments mean.
-
-    participants  of a round
-    target        epsilon, delta, participations, collusion, dropout and the other arguments of `forecast`
 
     >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
     'complete'
     """
-    return forecast(participants=participants, **target).plan
-
-
-# Whoever asks for help sees the arguments themselves.
-plan.__signature__ = inspect.signature(forecast).replace(return_annotation=Plan)  # type: ignore[attr-defined]
+    return forecast(
+        participants=participants,
+        neighbours=neighbours,
+        clip=clip,
+        epsilon=epsilon,
+        delta=delta,
+        participations=participations,
+        collusion=collusion,
+        dropout=dropout,
+        mode=mode,
+        kappa=kappa,
+        tau2=tau2,
+        relation=relation,
+    ).plan
 
 
 def _forecast(

@@ -42,7 +42,7 @@ from typer.core import TyperGroup
 
 from niss.cli.terminal import be_quiet
 from niss.errors import ConfigError
-from niss.settings import described
+from niss.settings import check, described
 
 Quiet = Annotated[
     bool,
@@ -94,6 +94,11 @@ class Flags:
     root: type[Any]
     keys: Mapping[str, str]
 
+    @classmethod
+    def all_of(cls, root: type[Any]) -> Flags:
+        """A flag for every setting, by its name."""
+        return cls(root, {"--" + one.name.replace("_", "-"): one.name for one in described(root)})
+
     def parameters(self) -> list[_Parameter]:
         """An option for each flag: absent unless it is typed; its help names the default of the setting."""
         return [self._parameter(flag, key) for flag, key in self.keys.items()]
@@ -111,11 +116,23 @@ class Flags:
         text, usual = setting.help.partition(". ")[0].removesuffix(".").replace("`", ""), setting.default
         if not all(word in text for word in words):
             text += ": " + ", ".join(words)
-        if usual is not None:
+        if bool in kinds:
+            return _Parameter(key, bool, None, False, {"help": text + ".", "names": (flag,), "flag": flag})
+        if usual is not None and usual is not dataclasses.MISSING:
             text += f" (default: {usual:g})" if isinstance(usual, float) else f" (default: {usual})"
         settings = {"help": text + ".", "names": (flag,), "flag": flag}
         hint = str if any(get_origin(one) is Literal for one in kinds) else number
         return _Parameter(key, hint | None, None, None, settings)
+
+    def check(self, given: Mapping[str, Any]) -> Any:
+        """The settings with these values; a `ConfigError` names the flags."""
+        try:
+            return check(self.root, given)
+        except ConfigError as error:
+            message = error.message
+            for flag, key in self.keys.items():
+                message = re.sub(rf"^{re.escape(key)}: ", f"{flag}: ", message, flags=re.MULTILINE)
+            raise ConfigError(message, hint=error.hint) from None
 
     def typed(self, given: Mapping[str, Any]) -> list[str]:
         """The flags behind those values."""
@@ -253,7 +270,7 @@ def _made(kind: type[Any] | Flags, parameters: list[_Parameter], values: dict[st
     """One dataclass out of the values of all; of flags the values that were typed."""
     chosen = {one.name: one.parse(values[one.keyword]) for one in parameters if one.keyword in values}
     if isinstance(kind, Flags):
-        return {key: value for key, value in chosen.items() if value is not None}
+        return {key: value for key, value in chosen.items() if value is not None and value is not False}
     return kind(**chosen)
 
 

@@ -9,81 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.cli.options import from_options, option
-from niss.cli.plan_carried import plan_carry
+from niss.accounting.question import PlanQuestion
+from niss.cli.options import Flags, from_options, option
 from niss.cli.terminal import print_aligned, print_json, print_sentence, width_asked, working
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.accounting import PlanForecast
+    from niss.accounting import CarriedForecast, PlanForecast
 
-_TARGET = (
-    "clip",
-    "epsilon",
-    "delta",
-    "dropout",
-    "mode",
-    "kappa",
-    "tau2",
-    "relation",
-    "neighbours",
-    "search",
-)
-"""The options that the planner takes under the same name."""
 _SAME_BAR = 0.15
 """Logarithm of the ratio up to which a kappa of the curve gives way to the plan's own."""
+_BAR = 40
+"""The longest bar of a round."""
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """The round, what every client is promised, and what may go wrong.
+class PlanOutput:
+    """What else is asked, and how the answer is shown.
 
-    participants    Clients in a round.
-    neighbours      Unit shares each sends; default: enough.
-    clip            L2 bound on a client's update.
-    epsilon         Target over all participations.
-    delta           Target over all participations.
-    rounds          Rounds of the whole training.
-    participations  Rounds one client takes part in; default: all.
-    collusion       Share of participants that collude with the server.
-    dropout         Share of participants that drop out.
-    mode            What dropouts do: tolerate or repair.
-    kappa           Strength of the shares; default: the cheapest.
-    tau2            Ask what this distortion promises.
-    relation        zero-out or replace-one.
-    parameters      Size of the model: say whether it can learn anything under this noise.
-    search          Also look for the worst colluders: how near does an attacker come?
-    carry           Carry noise shares to the next round, where they are taken out again.
-    clients         All clients, with --carry; rounds are filled from them in turn.
-    pattern         How clients come back, with --carry: cyclic (fixed cohorts) or any.
-    plot            Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
-    as_json         Print the plan as JSON.
+    search   Also look for the worst colluders: how near does an attacker come?
+    plot     Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
+    as_json  Print the plan as JSON.
     """
 
-    participants: int | None = None
-    neighbours: float | None = None
-    clip: float = 1.0
-    epsilon: float = 3.0
-    delta: float = 1e-5
-    rounds: int | None = None
-    participations: int | None = None
-    collusion: float = 0.0
-    dropout: float = 0.0
-    mode: str = "tolerate"
-    kappa: float | None = None
-    tau2: float | None = None
-    relation: str = "zero-out"
-    parameters: int | None = None
     search: bool = False
-    carry: bool = False
-    clients: int | None = None
-    pattern: str | None = None
     plot: Path | None = None
     as_json: bool = option(False, "--json")
 
 
-@from_options(PlanOptions, quiet=True)
-def plan_command(options: PlanOptions) -> None:
+QUESTION = Flags.all_of(PlanQuestion)
+
+
+@from_options(QUESTION, PlanOutput, quiet=True)
+def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
     """Find the cheapest noise that keeps a joint-view promise to every client.
 
     Examples:
@@ -95,38 +53,27 @@ def plan_command(options: PlanOptions) -> None:
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
     niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
-    from niss.accounting import forecast, judge_plan
+    from niss.accounting import CarriedForecast
 
-    if options.carry:
-        plan_carry(options)
-        return
-    for name in ("clients", "pattern"):
-        if getattr(options, name) is not None:
-            raise ConfigError("belongs to carried shares", field=f"--{name}", hint="add --carry")
-    rounds, participations = options.rounds, options.participations
-    if rounds is not None and participations is not None and participations > rounds:
-        raise ConfigError(f"{participations} in only {rounds} rounds", field="--participations")
-    target: dict[str, Any] = {name: getattr(options, name) for name in _TARGET}
-    target["participations"] = participations or rounds or 1
-    if options.participants is None:
-        raise ConfigError("is missing", field="--participants", hint="for example --participants 200")
-    with working("planning") as progress:
-        planned = forecast(
-            participants=options.participants, collusion=options.collusion, progress=progress, **target
+    question: PlanQuestion = QUESTION.check(asked)
+    if question.carry and output.search:
+        raise ConfigError(
+            "what carried shares lose to colluders is known exactly", field="--search", hint="leave it out"
         )
-    if options.plot is not None:
-        _plot(planned, options.plot)
-    values = {**planned.to_json(), "rounds": rounds, "dropout": options.dropout}
-    judged = None
-    if options.parameters is not None:
-        judged = judge_plan(planned, parameters=options.parameters, rounds=rounds, clip=planned.plan.clip)
-        values["outlook"] = judged.to_json()
-    if options.as_json:
+    with working("planning") as progress:
+        planned = question.forecast(search=output.search, progress=progress)
+    values = question.to_json(planned)
+    if output.plot is not None:
+        _plot(values, output.plot)
+    if output.as_json:
         print_json(values)
         return
-    _print_plan(planned)
-    if judged is not None:
-        print_sentence(f"outlook: {judged.words}")
+    if isinstance(planned, CarriedForecast):
+        _print_carried(planned)
+    else:
+        _print_plan(planned)
+    if "outlook" in values:
+        print_sentence(f"outlook: {values['outlook']['words']}")
 
 
 def _print_plan(planned: PlanForecast) -> None:
@@ -227,11 +174,117 @@ def _print_curve(planned: PlanForecast) -> None:
         typer.echo(f"{kappa:8.3g}  {'█' * (length - light)}{'░' * light} {noise:.3g} {mark}".rstrip())
 
 
-def _plot(planned: PlanForecast, path: Path) -> None:
-    """Draw the noise in the sum over kappa. `ConfigError` where tau^2 was given, since then nothing is traded off."""
-    from niss.report import plan_figure
+def _print_carried(planned: CarriedForecast) -> None:
+    from niss.claims import rounded_up
 
-    values: dict[str, Any] = planned.to_json()
+    plan, size = planned.plan, planned.plan.noise.participants
+    often = f"{planned.participations} participation{'s' * (planned.participations != 1)}"
+    pattern = "exactly" if plan.pattern == "cyclic" else "at least"
+    against = "no client colludes"
+    if plan.noise.colluders:
+        against = f"{plan.noise.colluders} static colluders of {size} in every round"
+    rows: list[tuple[str, str, str]] = [
+        (
+            "promise, joint view",
+            f"epsilon {rounded_up(planned.epsilon)}",
+            f"at delta {planned.delta:g} for every client over all {plan.horizon} rounds, in at most {often}",
+        ),
+        ("", "", f"against a server that sees every upload of every round; {against}"),
+        (
+            "separation",
+            f"{planned.separation}",
+            f"clients come back after {pattern} so many rounds; {planned.clients} of them, {size} a round",
+        ),
+        ("kappa", f"{planned.kappa:.3g}", "strength of the shares within a round, in units of sigma_k^2"),
+        (
+            "carried to residual",
+            f"{planned.carried_to_residual:.3g}",
+            "noise that a later cohort takes out again, over noise that stays",
+        ),
+        (
+            "residual",
+            f"{planned.residual**0.5:.3g}",
+            "deviation of the noise of a round that stays in the average",
+        ),
+        (
+            "noise in the model",
+            f"{planned.model_variance_ratio_to_central_mean:.3g} x",
+            "what a trusted server with fresh noise in every round leaves, mean over the rounds",
+        ),
+        ("", f"{planned.model_variance_ratio_to_central_final:.3g} x", "the same for the final model"),
+        (
+            "",
+            f"{sum(planned.noise) / sum(planned.noise_banded):.3g} x",
+            "a trusted server with correlated noise (BandMF), mean",
+        ),
+    ]
+    if planned.model_variance_ratio_to_best is not None:
+        rows.append(
+            (
+                "",
+                f"{planned.model_variance_ratio_to_best:.3g} x",
+                "the best correlated noise that a trusted server could use, mean",
+            )
+        )
+    if planned.dropout:
+        meaning = "what they carried stays in the model, and the plan carries less for it"
+        if plan.noise.dropped:
+            meaning = (
+                f"what they carried is taken out; up to {plan.noise.dropped} of a round count like colluders"
+            )
+        rows.append(("dropouts", f"{100.0 * planned.dropout:g} %", f"mode {planned.mode}; {meaning}"))
+    print_aligned(rows)
+    typer.echo("\nwhat it asks of the schedule")
+    for line in _schedule(planned):
+        print_sentence(f"  - {line}", indent=4)
+    for note in planned.notes:
+        print_sentence(f"note: {note}", indent=6)
+    typer.echo("")
+    print_sentence("noise in the model after a round (trusted server with fresh noise, final model = 1)")
+    _print_rounds(planned)
+
+
+def _schedule(planned: CarriedForecast) -> list[str]:
+    plan = planned.plan
+    cohorts = f"{planned.separation} fixed cohorts of {plan.noise.participants} take turns"
+    if planned.separation == 1:
+        cohorts = "everyone takes part in every round"
+    elif plan.pattern != "cyclic":
+        cohorts = f"nobody takes part twice within {planned.separation} rounds"
+    return [
+        f"{cohorts}; who takes part is fixed one round ahead",
+        f"{plan.horizon} rounds are committed: ending early is safe, going on is a new run",
+        f"the server divides by {plan.noise.participants}, whoever arrives, and steps at a rate fixed in advance",
+    ]
+
+
+def _print_rounds(planned: CarriedForecast) -> None:
+    """A bar for every tenth of the run, and beside it what trusted servers leave."""
+    final = planned.noise_central[-1]
+    curves = [("NISS", planned.noise), ("fresh", planned.noise_central), ("BandMF", planned.noise_banded)]
+    if planned.noise_best is not None:
+        curves.append(("best", planned.noise_best))
+    typer.echo(f"{'round':>8}  " + "".join(f"{name:>8}" for name, _ in curves))
+    length = len(planned.noise)
+    rounds = sorted({max(1, round(part * length / 10)) for part in range(1, 11)})
+    highest = max(1.0, max(planned.noise) / final)
+    longest = min(_BAR, max((width_asked() or 140) - 12 - 8 * len(curves), 8))
+    for number in rounds:
+        values = [curve[number - 1] / final for _, curve in curves]
+        bar = "█" * max(1, round(longest * values[0] / highest))
+        typer.echo(f"{number:>8}  " + "".join(f"{value:>8.3f}" for value in values) + f"  {bar}")
+
+
+def _plot(values: dict[str, Any], path: Path) -> None:
+    """Draw the noise in the sum over kappa, or over the rounds where it is carried.
+
+    `ConfigError` where tau^2 was given, since then nothing is traded off.
+    """
+    from niss.report import carried_figure, plan_figure
+
+    if values["carry"]:
+        carried_figure(values, path)
+        return
     if not values["curve"]:
         raise ConfigError("a given tau2 has no trade-off to draw", field="--plot", hint="leave out --tau2")
     plan_figure(values, path)

@@ -23,20 +23,22 @@ import webbrowser
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
+from niss.accounting import PlanQuestion
 from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
+from niss.settings import check
 from niss.tracker.serve import TidyServer
-from niss.ui.planning import PlanQuestion, answer
+from niss.ui.planning import answer
 from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
 
@@ -153,7 +155,8 @@ def _serve_plans(app: FastAPI) -> None:
     turn = asyncio.Lock()
 
     @app.get("/api/plan")
-    async def plan(request: Request, question: Annotated[PlanQuestion, Query()]) -> Response:
+    async def plan(request: Request) -> Response:
+        question = check(PlanQuestion, dict(request.query_params))
         async with turn:
             if await request.is_disconnected():
                 return Response(status_code=_NOBODY_WAITS)
