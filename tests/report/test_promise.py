@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ def test_a_broken_ledger_is_never_called_verified(run_folder: Path, one: dict[st
 @pytest.mark.parametrize("statement", ["[]", "{", '{"delta": "x", "unit": 3, "clients": [7]}'])
 def test_a_damaged_statement_is_no_reason_to_fail(demo: Path, statement: str) -> None:
     (demo / "niss-kappa-4" / "privacy.json").write_text(statement, encoding="utf-8")
-    assert "What was promised" in write_report(demo).read_text(encoding="utf-8")
+    text = write_report(demo).read_text(encoding="utf-8")
+    assert "What was promised" in text
+    head = text.partition("What was promised")[2].partition("</thead>")[0]
+    columns = re.findall(r"<th[^>]*>([^<]*)</th>", head)
+    assert columns == ["Method", "Promise", "An attacker is right at most", "Server", "Ledger"]
 
 
 def test_the_promise_stands_before_the_accuracy_and_names_who_is_trusted(demo: Path, tmp_path: Path) -> None:

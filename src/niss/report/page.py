@@ -208,7 +208,7 @@ def _evaluations(report: ReportInput) -> SummaryTable:
 
 def _promise_table(promises: Sequence[PromiseInWords]) -> SummaryTable:
     """The promises of several methods side by side."""
-    header = ("Method", "PromiseInWords", "An attacker is right at most", "Server", "Ledger")
+    header = ("Method", "Promise", "An attacker is right at most", "Server", "Ledger")
     rows = [
         (
             one.label,
