@@ -31,7 +31,7 @@ import numpy as np
 from harness import machine, one_line, write_json
 from threadpoolctl import threadpool_limits
 
-from niss.accounting.protocol_rounds import Assessor
+from niss.accounting import DrawnAccount
 from niss.accounting.targets import committee_size, committee_threshold
 from niss.protocol import committee
 from niss.protocol.agreement import BeaconChain, agree, participants_hash, terms_hash
@@ -263,7 +263,7 @@ class NissRound:
         return self.measured
 
     def _client(self) -> Client:
-        assess = Assessor(failure=2.0 * FAILURE)
+        assess = DrawnAccount(failure=2.0 * FAILURE)
 
         def assess_timed(*asked: Any) -> float:
             with timed(self.measured.client, "assess"):

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from niss import effective_variance
-from niss.accounting import LedgerFile, Plan
-from niss.accounting.protocol_rounds import Assessor, charge_to, make_terms
+from niss.accounting import DrawnAccount, LedgerFile, Plan, make_terms
 from niss.accounting.targets import committee_size, committee_threshold, most_dropped
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
@@ -34,8 +33,8 @@ def mu_of(agreed: Agreed, variance: float) -> float:
 def test_without_colluders_it_is_the_joint_view_of_the_worst_client(neighbours: float) -> None:
     agreed = proposed(neighbours=neighbours)
     variance = effective_variance(agreed.graph, unit_variance=0.25, residual_variance=0.2)
-    assert Assessor()(agreed, 0) == pytest.approx(mu_of(agreed, float(variance.min())))
-    assert Assessor(relation="replace-one")(agreed, 0) == pytest.approx(
+    assert DrawnAccount()(agreed, 0) == pytest.approx(mu_of(agreed, float(variance.min())))
+    assert DrawnAccount(relation="replace-one")(agreed, 0) == pytest.approx(
         2.0 * mu_of(agreed, float(variance.min()))
     )
 
@@ -46,7 +45,7 @@ def test_colluders_on_a_complete_graph_are_all_alike(colluders: int) -> None:
     variance = effective_variance(
         agreed.graph, unit_variance=0.25, residual_variance=0.2, colluders=range(colluders)
     )
-    assert Assessor()(agreed, colluders) == pytest.approx(mu_of(agreed, float(variance.min())))
+    assert DrawnAccount()(agreed, colluders) == pytest.approx(mu_of(agreed, float(variance.min())))
 
 
 def test_on_a_sparse_graph_every_set_of_colluders_is_covered() -> None:
@@ -60,7 +59,7 @@ def test_on_a_sparse_graph_every_set_of_colluders_is_covered() -> None:
         for one in range(10)
         for two in range(one)
     )
-    assert Assessor()(agreed, 2) == pytest.approx(mu_of(agreed, worst))
+    assert DrawnAccount()(agreed, 2) == pytest.approx(mu_of(agreed, worst))
 
 
 @pytest.mark.parametrize(("revealed", "dropped"), [(0, 0), (2, 2), (1, 3), (3, 1)])
@@ -73,46 +72,46 @@ def test_a_repair_counts_reveals_and_dropped_clients_like_colluders(revealed: in
     gone = range(2 + max(revealed, dropped))
     variance = effective_variance(agreed.graph, unit_variance=0.25, residual_variance=0.2, colluders=gone)
     assert found.ratio == pytest.approx(float(variance.min()))
-    assert Assessor()(agreed, 2) == pytest.approx(mu_of(agreed, found.ratio))
+    assert DrawnAccount()(agreed, 2) == pytest.approx(mu_of(agreed, found.ratio))
 
 
 def test_tolerating_charges_no_reveals() -> None:
     caps = {"revealed": 3, "dropped": 3}
-    assert Assessor()(proposed(**caps), 1) == pytest.approx(Assessor()(proposed(), 1))
+    assert DrawnAccount()(proposed(**caps), 1) == pytest.approx(DrawnAccount()(proposed(), 1))
 
 
 @pytest.mark.parametrize("alone", [0.0, 0.1, 0.5])
 def test_a_self_mask_must_protect_alone(alone: float) -> None:
     agreed = proposed(mode="repair", self_variance=alone, revealed=0, dropped=0)
-    assert Assessor()(agreed, 0) == pytest.approx(mu_of(agreed, 0.2 + alone))
+    assert DrawnAccount()(agreed, 0) == pytest.approx(mu_of(agreed, 0.2 + alone))
 
 
 def test_a_threshold_too_small_for_the_colluders_is_refused() -> None:
     """Of ten members, two of whom collude, two survivor sets could each gather six."""
     repair = {"mode": "repair", "self_variance": 1.0, "revealed": 0, "dropped": 0}
     with pytest.raises(RemoteProtocolError, match=r"6 of the 10 members of the committee can .* but 7 must"):
-        Assessor()(proposed(threshold=6, **repair), 2)
-    assert Assessor()(proposed(threshold=7, **repair), 2) < math.inf
+        DrawnAccount()(proposed(threshold=6, **repair), 2)
+    assert DrawnAccount()(proposed(threshold=7, **repair), 2) < math.inf
     # Nearly all members may collude: no threshold helps.
     small = proposed(20, committee=10, threshold=10, **repair)
-    assert Assessor()(small, 9) < math.inf
+    assert DrawnAccount()(small, 9) < math.inf
     with pytest.raises(RemoteProtocolError, match="but 11 must"):
-        Assessor()(small, 10)
+        DrawnAccount()(small, 10)
     # In `tolerate` nothing is revealed, and nobody repairs.
-    assert Assessor()(proposed(), 2) < math.inf
+    assert DrawnAccount()(proposed(), 2) < math.inf
 
 
 def test_a_failure_probability_buys_fewer_colluding_members() -> None:
     agreed = proposed(40, neighbours=39.0, mode="repair", self_variance=5.0, committee=12, threshold=10)
     with pytest.raises(RemoteProtocolError, match="members of the committee"):
-        Assessor()(agreed, 8)
-    assert Assessor(failure=1e-2)(agreed, 8) < math.inf
+        DrawnAccount()(agreed, 8)
+    assert DrawnAccount(failure=1e-2)(agreed, 8) < math.inf
     # A larger committee in a smaller round has all of them, whatever may fail.
     everyone = proposed(
         12, mode="repair", self_variance=5.0, revealed=0, dropped=0, committee=12, threshold=10
     )
     with pytest.raises(RemoteProtocolError, match="members of the committee"):
-        Assessor(failure=0.5)(everyone, 8)
+        DrawnAccount(failure=0.5)(everyone, 8)
 
 
 @pytest.mark.parametrize("colluders", [0, 1, 3, 10])
@@ -152,31 +151,31 @@ def test_a_committee_is_as_small_as_dropouts_allow() -> None:
 
 def test_too_few_participants_or_too_many_reveals_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="too few"):
-        Assessor()(proposed(5), 4)
+        DrawnAccount()(proposed(5), 4)
     repair = proposed(5, mode="repair", self_variance=1.0, revealed=3, dropped=3, threshold=4)
     with pytest.raises(PrivacyError, match="nobody to share"):
-        Assessor()(repair, 1)
+        DrawnAccount()(repair, 1)
     with pytest.raises(ConfigError, match="relation"):
-        Assessor(relation="swap")
+        DrawnAccount(relation="swap")
 
 
 def test_no_residual_noise_is_no_guarantee() -> None:
-    assert Assessor()(proposed(residual_variance=0.0), 0) == math.inf
+    assert DrawnAccount()(proposed(residual_variance=0.0), 0) == math.inf
 
 
 @pytest.mark.parametrize("grid_bits", [0, 2, 3])
 def test_noise_that_a_coarse_grid_swallows_gets_no_credit(grid_bits: int) -> None:
     """A server may choose a grid on which shares and masks round to nothing; the residual alone is safe."""
     coarse = proposed(grid_bits=grid_bits)
-    assert Assessor()(coarse, 0) == pytest.approx(mu_of(coarse, 0.2))
+    assert DrawnAccount()(coarse, 0) == pytest.approx(mu_of(coarse, 0.2))
     masked = proposed(grid_bits=grid_bits, mode="repair", self_variance=1.0, revealed=0, dropped=0)
-    assert Assessor()(masked, 0) == pytest.approx(mu_of(masked, 0.2))
+    assert DrawnAccount()(masked, 0) == pytest.approx(mu_of(masked, 0.2))
     fine = proposed(grid_bits=8)
-    assert Assessor()(fine, 0) < 0.6 * mu_of(fine, 0.2)
+    assert DrawnAccount()(fine, 0) < 0.6 * mu_of(fine, 0.2)
 
 
 def test_a_second_question_about_the_same_round_is_answered_alike() -> None:
-    assess, agreed, other = Assessor(), proposed(), proposed(residual_variance=0.3)
+    assess, agreed, other = DrawnAccount(), proposed(), proposed(residual_variance=0.3)
     first = assess(agreed, 1)
     assert assess(agreed, 1) == first
     assert assess(agreed, 2) > first
@@ -188,7 +187,7 @@ def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
     with LedgerFile.create(
         tmp_path / "ledger", run="run", budgets={"me": 1.0}, delta=1e-5, unit="client", relation="zero-out"
     ) as ledger:
-        charge, agreed = charge_to(ledger, "me", relation="zero-out"), proposed()
+        charge, agreed = DrawnAccount(relation="zero-out").charging(ledger, "me"), proposed()
         charge(agreed, 0.6)
         assert ledger.spent("me") == pytest.approx(0.6)
         assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(agreed, 2.0 * 0.25 * 9.0 + 0.2))
@@ -203,7 +202,10 @@ def test_a_round_without_shares_can_be_charged_too(tmp_path: Path) -> None:
     with LedgerFile.create(
         tmp_path / "ledger", run="run", delta=1e-5, unit="client", relation="zero-out"
     ) as ledger:
-        charge, residual = charge_to(ledger, "me", relation="zero-out"), proposed(unit_variance=0.0)
+        charge, residual = (
+            DrawnAccount(relation="zero-out").charging(ledger, "me"),
+            proposed(unit_variance=0.0),
+        )
         charge(residual, 0.5)
         assert ledger.spent("me") == pytest.approx(0.5)
         assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(residual, 0.2))
@@ -228,7 +230,7 @@ def test_a_charge_costs_what_the_simulator_says_of_the_same_round(relation: str,
         def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:  # noqa: ARG002
             charged.append(mus["me"])
 
-    charge_to(Recorder(), "me", relation=relation)(agreed, 0.25)
+    DrawnAccount(relation=relation).charging(Recorder(), "me")(agreed, 0.25)
     assert charged == [(0.25, pytest.approx(float(simulated.marginal_mu[0]), rel=1e-12))]
 
 
@@ -239,4 +241,4 @@ def test_shares_far_above_the_residual_noise_are_not_charged_less_for_rounding(n
         agreed = proposed(10, neighbours=neighbours, unit_variance=2.0**power, grid_bits=8)
         held = Held(agreed.opened, ())
         held.uploads = dict.fromkeys(range(10))
-        assert max(held.true_mu().values()) <= Assessor()(agreed, 0) * (1.0 + 1e-6)
+        assert max(held.true_mu().values()) <= DrawnAccount()(agreed, 0) * (1.0 + 1e-6)

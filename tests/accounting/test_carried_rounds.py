@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from niss.accounting import (
-    Assessor,
-    CarriedAccount,
+    CommittedAccount,
+    DrawnAccount,
     Plan,
     Promise,
     make_schedule,
@@ -107,10 +107,12 @@ def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> 
     """Of many clients each carries a narrow share to everyone: it has to be some steps wide too."""
     plan = plan_for(participants=size, horizon=100, separation=10, participations=10)
     committed = make_schedule(plan, participants=size, coordinates=coordinates)
-    account = CarriedAccount(committed, promise=Promise.of(plan))
+    account = CommittedAccount(committed, promise=Promise.of(plan))
     for number in (0, 1, 99):
         account._check_noise(math.sqrt(account.cost(number)))
-    coarser = CarriedAccount(replace(committed, grid_bits=committed.grid_bits - 8), promise=Promise.of(plan))
+    coarser = CommittedAccount(
+        replace(committed, grid_bits=committed.grid_bits - 8), promise=Promise.of(plan)
+    )
     with pytest.raises(RemoteProtocolError, match="a few grid steps wide"):
         coarser._check_noise(0.1)
 
@@ -118,7 +120,7 @@ def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> 
 def test_without_fresh_noise_nothing_is_promised_and_the_grid_costs_nothing() -> None:
     committed = make_schedule(plan_for(tau2=0.0), participants=SIZE, coordinates=10)
     assert not scheduled_run(committed, relation="zero-out", colluders=0).private
-    assert CarriedAccount(committed).cost(0) == math.inf
+    assert CommittedAccount(committed).cost(0) == math.inf
     assert run_grid_delta(committed, Promise()) == 0.0
 
 
@@ -156,17 +158,17 @@ def test_repairs_are_charged_as_planned_and_their_self_mask_costs_nothing(change
     assert worth.mu > scheduled_run(replace(committed, dropped=0), relation=plan.relation, colluders=0).mu
     weak = replace(committed, self_variance=committed.self_variance / 4.0)
     assert scheduled_run(weak, relation=plan.relation, colluders=plan.colluders).mu > worth.mu
-    assert CarriedAccount(weak, colluders=plan.colluders).cost(0) == pytest.approx(
+    assert CommittedAccount(weak, colluders=plan.colluders).cost(0) == pytest.approx(
         (plan.clip / SIZE) ** 2 / (weak.residual_variance + weak.self_variance)
     )
 
 
 def test_a_committee_that_colluders_could_outvote_is_refused() -> None:
     loose = repairing(**NOISY)
-    assert CarriedAccount(loose, colluders=0).plan is not None
+    assert CommittedAccount(loose, colluders=0).plan is not None
     with pytest.raises(RemoteProtocolError, match="but 4 must"):
-        CarriedAccount(loose, colluders=2)
-    assert CarriedAccount(replace(loose, threshold=4), colluders=2).plan is not None
+        CommittedAccount(loose, colluders=2)
+    assert CommittedAccount(replace(loose, threshold=4), colluders=2).plan is not None
 
 
 @pytest.mark.parametrize("called", [(0, 0, 0, 0), (1, 2, 3, 4), (0, 0, 1, 1), (None, 3, 3, None)])
@@ -197,8 +199,8 @@ def test_every_participation_is_charged_what_it_adds() -> None:
     """`Delta' K[P, P] Delta` along the way, cross terms and all; the whole run's grid once, with the first."""
     federation = CarriedFederation(schedule(rounds=6, **NOISY))
     book, seat = Book(), federation.seats[0]
-    account = CarriedAccount(federation.schedule)
-    seat.assess, seat.book = account.assess, account.charging(book, "me")
+    account = CommittedAccount(federation.schedule)
+    seat.assess, seat.book = account, account.charging(book, "me")
     seat.restart()
     for number in range(6):
         federation.play_round(number)
@@ -219,8 +221,8 @@ def test_every_participation_is_charged_what_it_adds() -> None:
 def test_a_closing_round_is_not_charged() -> None:
     federation = CarriedFederation(schedule(rounds=3, closing=True, **NOISY))
     book, seat = Book(), federation.seats[0]
-    account = CarriedAccount(federation.schedule)
-    seat.assess, seat.book = account.assess, account.charging(book, "me")
+    account = CommittedAccount(federation.schedule)
+    seat.assess, seat.book = account, account.charging(book, "me")
     seat.restart()
     for number in range(3):
         federation.play_round(number)
@@ -243,39 +245,39 @@ def test_schedules_that_cannot_be_accounted_for_are_refused(
     changes: dict[str, Any], colluders: int, match: str
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=match):
-        CarriedAccount(schedule(**{**NOISY, **changes}), colluders=colluders)
+        CommittedAccount(schedule(**{**NOISY, **changes}), colluders=colluders)
 
 
 def test_a_longest_run_is_accounted_for_and_no_participation_past_its_end() -> None:
-    account = CarriedAccount(schedule(rounds=2_000, **NOISY))
+    account = CommittedAccount(schedule(rounds=2_000, **NOISY))
     assert 0.0 < account.cost(1_999) < math.inf
     assert account.plan is not None
     with pytest.raises(PrivacyError, match="past the committed end"):
-        CarriedAccount(schedule(rounds=5, **NOISY)).plan.charge(5, ())
+        CommittedAccount(schedule(rounds=5, **NOISY)).plan.charge(5, ())
 
 
 def test_an_account_is_for_the_colluders_it_was_made_for_and_an_assessor_for_single_rounds() -> None:
     federation = CarriedFederation(schedule(**NOISY))
     agreed = agree(federation.open_next(0))
-    account = CarriedAccount(federation.schedule, colluders=1)
+    account = CommittedAccount(federation.schedule, colluders=1)
     with pytest.raises(LocalProtocolError, match="assumes 1 colluders, not 0"):
-        account.assess(agreed, 0)
+        account(agreed, 0)
     with pytest.raises(LocalProtocolError, match="depends on its whole run"):
-        Assessor()(agreed, 0)
-    other = CarriedAccount(schedule(rounds=7, **NOISY))
+        DrawnAccount()(agreed, 0)
+    other = CommittedAccount(schedule(rounds=7, **NOISY))
     with pytest.raises(RemoteProtocolError, match="not those of the schedule"):
-        other.assess(agreed, 0)
+        other(agreed, 0)
 
 
 def test_more_colluders_cost_more() -> None:
-    costs = [CarriedAccount(schedule(**NOISY), colluders=count).cost(2) for count in range(3)]
+    costs = [CommittedAccount(schedule(**NOISY), colluders=count).cost(2) for count in range(3)]
     assert costs == sorted(costs)
     assert costs[0] < costs[1] < costs[2]
 
 
 def test_a_proposed_round_is_committed_to_with_its_next_cohort() -> None:
     federation = CarriedFederation(schedule(rounds=3, **NOISY), "proposed")
-    account, previous = CarriedAccount(federation.schedule), None
+    account, previous = CommittedAccount(federation.schedule), None
     for number in range(3):
         parts = {"following": federation.listed(number + 1), "previous": previous}
         proposed = propose_carried_round(
@@ -306,5 +308,5 @@ def test_a_round_that_no_client_would_accept_is_not_proposed() -> None:
             following=federation.listed(1),
             previous=None,
             release=partial(federation.chain.release, 0),
-            account=CarriedAccount(federation.schedule),
+            account=CommittedAccount(federation.schedule),
         )

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from niss.accounting import Assessor, Plan, make_terms, propose_round
+from niss.accounting import DrawnAccount, Plan, make_terms, propose_round
 from niss.errors import PrivacyError
 from niss.protocol.agreement import BeaconChain, agree, link_of, participants_hash, terms_hash, verify_beacon
 from niss.protocol.keys import Identity
@@ -43,7 +43,7 @@ class Server:
             seat=lambda _attempt: self.participants,
             terms=self.terms,
             release=self.release,
-            assess=Assessor(),
+            assess=DrawnAccount(),
             allowed=allowed,
         )
 
@@ -61,7 +61,7 @@ def test_the_beacon_is_released_for_what_is_played(short_of: float) -> None:
     assert (terms.round, terms.attempt) == (2, len(server.commitments) - 1)
     assert (terms.attempt > 0) == (short_of > 1.0)
     assert mu <= allowed(plan)
-    assert mu == Assessor()(agree(opened), 0)
+    assert mu == DrawnAccount()(agree(opened), 0)
     commitment = participants_hash(opened.participants) + terms_hash(terms)
     assert server.commitments[-1] == commitment
     verify_beacon(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import Plan, Promise, forecast
-from niss.accounting.protocol_rounds import Assessor, make_terms
+from niss.accounting import DrawnAccount, Plan, Promise, forecast, make_terms
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import agree
 from support.protocol_round import Federation
@@ -40,7 +39,7 @@ def test_clients_accept_what_the_plan_promised(
     for draw in range(2):
         federation = Federation(size, f"{name} {draw}", colluders=plan.colluders, mu=wanted)
         seat = federation.seats[0]
-        seat.assess = Assessor(failure=plan.corruption.failure)
+        seat.assess = DrawnAccount(failure=plan.corruption.failure)
         seat.restart()
         opened = federation.open(terms)
         seat.client.upload(opened, np.zeros(3), federation.entropy)
@@ -56,7 +55,7 @@ def test_the_relation_is_the_plans(relation: str) -> None:
     plan = replace(forecast(participants=10, mode="repair", dropout=0.05).plan, relation=relation)
     terms = make_terms(plan, participants=10, coordinates=3, run=b"run", number=1, mode="repair")
     federation = Federation(10, "relation")
-    mu = Assessor(relation=relation)(agree(federation.open(terms)), 0)
+    mu = DrawnAccount(relation=relation)(agree(federation.open(terms)), 0)
     assert mu <= wanted_mu(plan)
     assert mu == pytest.approx(wanted_mu(plan), rel=0.05)
 
@@ -96,7 +95,7 @@ def test_a_given_distortion_is_taken_as_it_is() -> None:
     assert terms.residual_variance == pytest.approx(0.25 * terms.unit_variance * 5.0)
     own = (plan.clip / 10 / wanted_mu(plan)) ** 2
     assert terms.unit_variance == pytest.approx(2.0 * own / 5.0)
-    assert math.isfinite(Assessor()(agree(Federation(10, "given").open(terms)), 0))
+    assert math.isfinite(DrawnAccount()(agree(Federation(10, "given").open(terms)), 0))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_many_drawn_graphs_keep_the_promise(
         participants=size, neighbours=neighbours, collusion=collusion, mode=mode, dropout=dropout
     )
     terms = make_terms(planned.plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)
-    assess = Assessor(failure=planned.plan.failure)
+    assess = DrawnAccount(failure=planned.plan.failure)
     costs = []
     for draw in range(20):
         federation = Federation(size, f"many {draw}")
@@ -175,7 +174,7 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
         )
         terms = make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, mode=mode)
         federation = Federation(size, "large")
-        mu = Assessor(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
+        mu = DrawnAccount(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
         assert mu <= wanted_mu(plan)
         assert math.sqrt(terms.residual_variance) * 2.0**terms.grid_bits >= 16.0
 
@@ -199,7 +198,7 @@ def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collu
     assert plan.committee is None or 10 <= plan.committee < 40
     terms = make_terms(plan, participants=40, coordinates=3, run=b"run", number=1, mode="repair")
     agreed = agree(Federation(40, "planned").open(terms))
-    assess = Assessor(failure=plan.failure)
+    assess = DrawnAccount(failure=plan.failure)
     assert assess(agreed, plan.colluders) <= wanted_mu(plan)
     with pytest.raises(RemoteProtocolError, match="members of the committee"):
         assess(agreed, plan.colluders + 6)

@@ -20,7 +20,7 @@ import numpy as np
 
 from fuzz.driver import Feed, Target
 from fuzz.fuzz_machines import change_field
-from niss.accounting import CarriedAccount
+from niss.accounting import CommittedAccount
 from niss.errors import NissError
 from niss.protocol.carried import Schedule
 from niss.protocol.messages import RoundOpen
@@ -103,7 +103,7 @@ def odd_schedule(rng: random.Random, values: dict[str, Any]) -> tuple[str, str]:
     changed, colluders = change(rng, values), rng.randrange(3)
     try:
         committed = Schedule.from_json(json.loads(json.dumps(changed)))
-        account = CarriedAccount(committed, colluders=colluders)
+        account = CommittedAccount(committed, colluders=colluders)
         charged, taken = 0.0, []
         for number in range(rng.randrange(committed.separation), committed.horizon, committed.separation):
             account._taken = list(taken)

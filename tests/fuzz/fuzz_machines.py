@@ -18,7 +18,7 @@ import numpy as np
 
 from fuzz.driver import Feed, Target
 from fuzz.fuzz_wire import MUTATORS, Specimen
-from niss.accounting.protocol_rounds import Assessor
+from niss.accounting import DrawnAccount
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity
@@ -44,7 +44,7 @@ class World:
     def __init__(self, label: str) -> None:
         self.federation = Federation(SIZE, label, mu=math.inf)
         for seat in self.federation.seats:
-            seat.assess = Assessor()
+            seat.assess = DrawnAccount()
             seat.restart()
         self.seat = self.federation.seats[ASKED]
         self.before: dict[type, Any] = {}

@@ -20,8 +20,8 @@ import numpy as np
 
 import niss
 from niss.accounting import (
-    Assessor,
-    CarriedAccount,
+    CommittedAccount,
+    DrawnAccount,
     Plan,
     Promise,
     forecast,
@@ -29,8 +29,8 @@ from niss.accounting import (
     make_schedule,
     make_terms,
     plan_carried,
+    upload_mu,
 )
-from niss.accounting.protocol_rounds import upload_mu
 from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
 from niss.methods import PlainRows
@@ -133,7 +133,7 @@ def ordinary_terms(mode: str, **changes: Any) -> dict[str, Any]:
     agreed: Any = SimpleNamespace(
         terms=terms, participants=range(SIZE), graph=graph, digest=b"golden", grid=Grid(terms.grid_bits)
     )
-    assessor = Assessor(failure=plan.failure, promise=Promise.of(plan))
+    assessor = DrawnAccount(failure=plan.failure, promise=Promise.of(plan))
     return {
         "noise": [terms.unit_variance, terms.residual_variance, terms.self_variance],
         "counts": [terms.grid_bits, terms.committee, terms.threshold, terms.dropped, terms.revealed],
@@ -145,7 +145,7 @@ def committed_terms(mode: str, **changes: Any) -> dict[str, Any]:
     """What a carried run commits to on the wire, and what a client is charged for it."""
     plan = plan_of(method="niss-carried", on_grid=True, **changes)
     schedule = make_schedule(plan, participants=SIZE, coordinates=100, mode=mode)
-    account = CarriedAccount(
+    account = CommittedAccount(
         schedule, colluders=plan.colluders, promise=Promise.of(plan), failure=plan.failure, earlier=[1]
     )
     return {

@@ -30,8 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from niss.accounting import LedgerFile, Plan, charge_to, make_terms
-from niss.accounting.protocol_rounds import Assessor
+from niss.accounting import DrawnAccount, LedgerFile, Plan, make_terms
 from niss.errors import NissError
 from niss.protocol.agreement import agree, link_of
 from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms
@@ -80,14 +79,14 @@ class Clients(Federation):
                 path, run="any", budgets={"self": BUDGET}, delta=1e-5, unit="client", relation="zero-out"
             )
             self.ledgers.append(ledger)
-            seat.assess = Assessor()
-            seat.book = charge_to(ledger, "self", relation="zero-out")
+            seat.assess = DrawnAccount()
+            seat.book = DrawnAccount(relation="zero-out").charging(ledger, "self")
             seat.restart()
 
     def restart_with_ledger(self, number: int) -> None:
         self.ledgers[number].close()
         self.ledgers[number] = LedgerFile.open(self.paths[number])
-        self.seats[number].book = charge_to(self.ledgers[number], "self", relation="zero-out")
+        self.seats[number].book = DrawnAccount(relation="zero-out").charging(self.ledgers[number], "self")
         self.seats[number].restart()
 
     def opening(self, listed: list[int], terms: Terms, keys: dict[int, int]) -> RoundOpen | None:

@@ -7,8 +7,7 @@ import pytest
 from fuzz import fuzz_carried, fuzz_terms, fuzz_wire
 from fuzz.driver import run_chunk
 from fuzz.fuzz_wire import feed
-from niss.accounting import CarriedAccount
-from niss.accounting.protocol_rounds import Assessor
+from niss.accounting import CommittedAccount, DrawnAccount
 
 
 @pytest.mark.parametrize("chunk", range(4))
@@ -38,8 +37,8 @@ def test_odd_terms_are_refused_or_charged_for() -> None:
 
 
 def test_the_fuzzer_notices_a_charge_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Assessor.__call__
-    monkeypatch.setattr(Assessor, "__call__", lambda *given: 0.9 * known(*given))
+    known = DrawnAccount.__call__
+    monkeypatch.setattr(DrawnAccount, "__call__", lambda *given: 0.9 * known(*given))
     assert run_chunk(fuzz_terms.TARGET, seed=20_000, chunk=1, count=60).findings
 
 
@@ -52,6 +51,6 @@ def test_odd_runs_with_carried_shares_are_refused_or_charged_for() -> None:
 
 
 def test_the_fuzzer_notices_a_run_charged_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = CarriedAccount.cost
-    monkeypatch.setattr(CarriedAccount, "cost", lambda *given: 0.99 * known(*given))
+    known = CommittedAccount.cost
+    monkeypatch.setattr(CommittedAccount, "cost", lambda *given: 0.99 * known(*given))
     assert run_chunk(fuzz_carried.TARGET, seed=20_000, chunk=1, count=100).findings

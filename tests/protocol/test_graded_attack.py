@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from niss import effective_variance
-from niss.accounting.protocol_rounds import Assessor
+from niss.accounting import DrawnAccount
 from niss.accounting.targets import committee_threshold
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee
@@ -71,7 +71,7 @@ class Scene:
         self.after_upload = [seat.kept[-1] for seat in self.federation.seats]
         # The worst that can be: as many of them as there are sit in the committee.
         self.colluders = frozenset(rng.sample(self.agreed.committee, colluders))
-        mu = Assessor()(self.agreed, colluders)
+        mu = DrawnAccount()(self.agreed, colluders)
         self.charged = (self.agreed.terms.clip / size / mu) ** 2
 
     def attack(self, story: Story, *, forgetful: bool = False) -> Loot:

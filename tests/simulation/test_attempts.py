@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import niss
+from niss.accounting import make_terms
 from niss.accounting.ledger_file import LedgerFile
-from niss.accounting.protocol_rounds import make_terms
 from niss.protocol.agreement import LINKS_PER_ROUND, link_of
 from niss.randomness import SimStream
 from niss.runs import RoundRecord

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting.carried_rounds import CarriedAccount
+from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import _signed, agree, commitment_of, link_of
 from niss.protocol.carried import Schedule
@@ -83,13 +83,13 @@ class CarriedFederation(Federation):
     def restart(self, one: int) -> Client:
         """Start a client from its memory, with an account that knows of it what the memory does."""
         seat = self.seats[one]
-        account = CarriedAccount(
+        account = CommittedAccount(
             self.schedule,
             colluders=self.policy.colluders,
             earlier=rounds_answered(seat.kept[-1], RUN),
             **self.account,
         )
-        seat.assess, seat.book = account.assess, account.charging(_Book(self.booked[one]), "self")
+        seat.assess, seat.book = account, account.charging(_Book(self.booked[one]), "self")
         return seat.restart()
 
     def cohort(self, number: int) -> list[int]:

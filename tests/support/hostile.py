@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Plan, make_terms
-from niss.accounting.protocol_rounds import Assessor
+from niss.accounting import DrawnAccount, Plan, make_terms
 from niss.errors import NissError
 from niss.protocol.agreement import Agreed, link_of
 from niss.protocol.messages import Beacon, CarryTerms, Participant, RoundOpen, Terms
@@ -24,7 +23,7 @@ def assessing(size: int, label: str, **policy: Any) -> Federation:
     """A federation for a round or two, whose clients compute for themselves what a round costs."""
     federation = Federation(size, label, prekeys=2, **policy)
     for seat in federation.seats:
-        seat.assess = Assessor()
+        seat.assess = DrawnAccount()
         seat.restart()
     return federation
 

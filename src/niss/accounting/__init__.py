@@ -14,23 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
-    from niss.accounting.carried_rounds import (
-        CarriedAccount,
-        make_schedule,
-        propose_carried_round,
-        run_grid_delta,
+    from niss.accounting.account import (
+        Account,
+        Charge,
+        CommittedAccount,
+        DrawnAccount,
         scheduled_run,
+        upload_mu,
     )
+    from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
     from niss.accounting.committed import Committed
-    from niss.accounting.discretisation import Promise, grid_delta
+    from niss.accounting.discretisation import Promise, grid_delta, run_grid_delta
     from niss.accounting.judgement import Outlook, judge_plan, outlook
     from niss.accounting.ledger import ChargeableLedger, Ledger
     from niss.accounting.ledger_file import LedgerFile
     from niss.accounting.outsider import OutsiderClaim, client_dp_event, outsider_epsilon, to_dp_event
     from niss.accounting.planner import PlanForecast, forecast, plan
     from niss.accounting.plans import Plan
-    from niss.accounting.protocol_rounds import Assessor, charge_to, make_terms, propose_round, upload_mu
     from niss.accounting.question import PlanQuestion
     from niss.accounting.round_plans import Balance, RoundPlan
     from niss.accounting.statement import (
@@ -42,26 +42,27 @@ if TYPE_CHECKING:
         stated_relation,
     )
     from niss.accounting.targets import RELATIONS
+    from niss.accounting.terms import make_schedule, make_terms, propose_carried_round, propose_round
     from niss.methods import METHODS
     from niss.views import calibrate_tau2, effective_variance
 
 # Each module, and the names of `__all__` that it holds.
 _MODULES = {
+    "niss.accounting.account": "Account Charge CommittedAccount DrawnAccount scheduled_run upload_mu",
     "niss.accounting.carried_planner": "CarriedForecast forecast_carried plan_carried",
-    "niss.accounting.carried_rounds": "CarriedAccount make_schedule propose_carried_round run_grid_delta scheduled_run",
     "niss.accounting.committed": "Committed",
-    "niss.accounting.discretisation": "Promise grid_delta",
+    "niss.accounting.discretisation": "Promise grid_delta run_grid_delta",
     "niss.accounting.ledger": "ChargeableLedger Ledger",
     "niss.accounting.ledger_file": "LedgerFile",
     "niss.accounting.judgement": "Outlook judge_plan outlook",
     "niss.accounting.outsider": "OutsiderClaim client_dp_event outsider_epsilon to_dp_event",
     "niss.accounting.planner": "PlanForecast forecast plan",
     "niss.accounting.plans": "Plan",
-    "niss.accounting.protocol_rounds": "Assessor charge_to make_terms propose_round upload_mu",
     "niss.accounting.question": "PlanQuestion",
     "niss.accounting.round_plans": "Balance RoundPlan",
     "niss.accounting.statement": "ClientStatement Statement assess make_statement stated_delta stated_relation",
     "niss.accounting.targets": "RELATIONS",
+    "niss.accounting.terms": "make_schedule make_terms propose_carried_round propose_round",
     "niss.methods": "METHODS",
     "niss.views": "calibrate_tau2 effective_variance",
 }
@@ -69,13 +70,15 @@ _MODULES = {
 __all__ = [
     "METHODS",
     "RELATIONS",
-    "Assessor",
+    "Account",
     "Balance",
-    "CarriedAccount",
     "CarriedForecast",
+    "Charge",
     "ChargeableLedger",
     "ClientStatement",
     "Committed",
+    "CommittedAccount",
+    "DrawnAccount",
     "Ledger",
     "LedgerFile",
     "Outlook",
@@ -88,7 +91,6 @@ __all__ = [
     "Statement",
     "assess",
     "calibrate_tau2",
-    "charge_to",
     "client_dp_event",
     "effective_variance",
     "forecast",

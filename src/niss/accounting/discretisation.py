@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
 from niss.protocol.agreement import Agreed
+from niss.protocol.carried import Schedule
 from niss.protocol.messages import Terms
 from niss.randomness import sampler_factor
 
@@ -195,3 +197,38 @@ def is_wide_enough(agreed: Agreed, variance: float) -> bool:
     noise alone always counts: the upload is a function of it.
     """
     return agreed.grid.deviation_steps(min(variance, agreed.terms.residual_variance)) >= LEAST_STEPS
+
+
+def narrowest_noise(schedule: Schedule) -> float:
+    """The least variance of any noise in an upload: residual, a share, a carried one, or a self-mask."""
+    noises = [schedule.residual_variance, schedule.unit_variance]
+    return min(noises + [one for one in (schedule.carried_variance, schedule.self_variance) if one])
+
+
+def narrowest_steps(schedule: Schedule) -> float:
+    """The same as a deviation, in steps of the run's grid."""
+    return Grid(schedule.grid_bits).deviation_steps(narrowest_noise(schedule))
+
+
+def _scheduled_draws(schedule: Schedule, number: int) -> Draws:
+    """Everything that is drawn in a round, with what it carries on: each share counts once, where it is added."""
+    size = schedule.participants
+    return Draws.of(
+        schedule.terms(b"run", number), size, [1.0], [size * (size - 1)], carried=([1.0], [size * size])
+    )
+
+
+@lru_cache(maxsize=64)
+def run_cost(schedule: Schedule, promise: Promise, mu: float) -> float:
+    """How much of its part of delta the grid uses in a run, all rounds together; above 1 is too much."""
+    numbers = {0, min(1, schedule.rounds - 1)}
+    return max(_scheduled_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
+
+
+def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
+    """What grid and sampler add to the delta of a client over the whole run, however often it takes part."""
+    if not schedule.residual_variance:
+        return 0.0
+    numbers = {0, min(1, schedule.rounds - 1)}
+    whole = replace(promise, rounds=schedule.rounds)
+    return max(_scheduled_draws(schedule, one).delta(whole) for one in numbers)

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Plan, Promise, effective_variance
-from niss.accounting.protocol_rounds import Assessor, make_terms
+from niss.accounting import DrawnAccount, Plan, Promise, effective_variance, make_terms
 from niss.attacks.estimates import best_weights, laplacian
 from niss.attacks.observation import FloatArray
 from niss.errors import RemoteProtocolError
@@ -89,7 +88,7 @@ class DishonestServer:
             holder=holder.public,
             anchor=self._chain.anchor,
         )
-        assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
+        assess = DrawnAccount(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
         self.clients = [
             RestorableClient(Identity.generate(self._entropy), policy, assess) for _ in range(size)
         ]

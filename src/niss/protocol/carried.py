@@ -52,7 +52,7 @@ class Schedule:
                         of the repair of every round, as in `Terms`; all 0: dropouts are tolerated
 
     Numbers that cannot be a run are a `ConfigError`. They come from the server: a client believes none of them, but
-    computes what they are worth (`niss.accounting.CarriedAccount`), with work that these bounds keep small.
+    computes what they are worth (`niss.accounting.CommittedAccount`), with work that these bounds keep small.
     """
 
     participants: int

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import (
-    CarriedAccount,
+    CommittedAccount,
     Ledger,
     Plan,
     Promise,
@@ -224,7 +224,7 @@ class Books:
             number,
             charged,
             tuple(self._planned_mu(np.array(charged, dtype=np.int64)).tolist()),
-            CarriedAccount(self.schedule, relation=relation).marginal_mu(terms.round),
+            CommittedAccount(self.schedule, relation=relation).marginal_mu(terms.round),
             run_grid_delta(self.schedule, Promise.of(self.plan)),
         )
 

@@ -13,17 +13,16 @@ that is behind declines.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Assessor, CarriedAccount, Promise, charge_to
+from niss.accounting import Account, CommittedAccount, DrawnAccount, Promise
 from niss.errors import LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.protocol import (
-    Agreed,
     Client,
     Entropy,
     RevealRequest,
@@ -232,11 +231,11 @@ class Node:
             store.save()
 
         kept = store.state.memory
+        account: Account
         if proposal.schedule is None:
-            assess = _assessor(plan.relation, limits.failure(proposal), promise)
-            charge = charge_to(ledger, SELF, relation=plan.relation, promise=promise)
+            account = _account(plan.relation, limits.failure(proposal), promise)
         else:
-            account = CarriedAccount(
+            account = CommittedAccount(
                 proposal.schedule,
                 relation=plan.relation,
                 colluders=policy.colluders,
@@ -245,14 +244,14 @@ class Node:
                 failure=limits.failure(proposal),
                 earlier=rounds_answered(kept, proposal.run),
             )
-            assess, charge = account.assess, account.charging(ledger, SELF)
-        return Client(store.identity, policy, assess=assess, charge=charge, persist=persist, kept=kept)
+        charge = account.charging(ledger, SELF)
+        return Client(store.identity, policy, assess=account, charge=charge, persist=persist, kept=kept)
 
 
 @lru_cache(maxsize=8)
-def _assessor(relation: str, failure: float, promise: Promise) -> Callable[[Agreed, int], float]:
+def _account(relation: str, failure: float, promise: Promise) -> DrawnAccount:
     """Shared by the clients of one process: the worst case of a round is the same for all of them."""
-    return Assessor(relation=relation, failure=failure, promise=promise)
+    return DrawnAccount(relation=relation, failure=failure, promise=promise)
 
 
 def shown(error: NissError) -> str:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Assessor, Plan, Promise, make_schedule, make_terms, propose_round
+from niss.accounting import DrawnAccount, Plan, Promise, make_schedule, make_terms, propose_round
 from niss.errors import ConfigError, NissError, PrivacyError, ProtocolError, RemoteProtocolError
 from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
@@ -227,7 +227,7 @@ class Session:
         )
         self._proposed = self.proposal.signed(identity)
         self.members = Members(saved)
-        assess = Assessor(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
+        assess = DrawnAccount(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
         self.books = Books(self.proposal, self.members, assess)
         self.stage = Stage.DONE
         self.round: SessionRound | None = None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from niss.accounting import CarriedAccount, Plan, Promise, propose_carried_round
+from niss.accounting import CommittedAccount, Plan, Promise, propose_carried_round
 from niss.errors import ConfigError, ProtocolError
 from niss.protocol import RevealRequest, RoundOpen, Schedule, Server, decode, encode, previous_of
 from niss.session.coordinator import Coordinator, Participants, SeatsRefused
@@ -168,7 +168,7 @@ class CarriedRounds:
     ) -> None:
         """Of a plan and the schedule made for it; `saved` is what `to_json` gave of a run that was begun before."""
         self.schedule, self._run, self._coordinator = schedule, run, coordinator
-        self._account = CarriedAccount(
+        self._account = CommittedAccount(
             schedule,
             relation=plan.relation,
             colluders=plan.colluders,

@@ -1,44 +1,40 @@
-"""Rounds of the protocol: their terms, a graph that keeps the promise, and what that costs a client.
+"""Terms: a plan on the wire. What a round or a run is to be, a graph that keeps the promise, and its proposal.
 
 `make_terms` turns a plan into terms, which are committed to before the beacon, and so before the graph, is known. The
 residual noise is therefore taken with a margin over what several random graphs need. `propose_round` is the server's
-side: it draws graphs until one keeps the promise to everyone. `Assessor` is a client's own view of a proposed round:
-what would it cost me in the worst case? It is asked before anything is uploaded, and the answer holds for the graph
-that was drawn, the colluders this client assumes, the edges a repair may reveal, and a server that lies about who
-dropped out: it can have the committee reveal every edge of a client whose upload it holds, but then not that client's
-self-mask, which must be strong enough alone. `charge_to` puts the cost into a ledger.
+side: it draws graphs until one keeps the promise to everyone. Where noise is carried, `make_schedule` makes the
+`Schedule` that is committed to before the first round; every term of every round follows from it, and
+`propose_carried_round` proposes one. What all that costs a client is for it to say (`niss.accounting.account`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from niss.accounting.account import CommittedAccount
 from niss.accounting.discretisation import (
     LEAST_STEPS,
     Draws,
     Promise,
-    check_discretisation,
-    is_wide_enough,
+    narrowest_noise,
+    narrowest_steps,
     require_wide_noise,
-    round_grid_delta,
+    run_cost,
 )
-from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.plans import Plan
-from niss.accounting.targets import RELATIONS, client_sensitivity, committee_threshold, split_failure
-from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
+from niss.accounting.targets import committee_threshold, split_failure
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
-from niss.mechanism.grid import Grid
-from niss.methods import marginal_mu
-from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.messages import MODES, Beacon, Participant, RoundOpen, Terms
-from niss.views import Corruption, WorstCase, calibrate_for, worst_case
+from niss.mechanism.grid import MAX_BITS, Grid
+from niss.protocol.agreement import Agreed, agree, commitment_of, participants_hash, terms_hash
+from niss.protocol.carried import Schedule
+from niss.protocol.messages import MODES, Beacon, Participant, PreviousRound, RoundCohorts, RoundOpen, Terms
+from niss.views import calibrate_for
 
 Participants = tuple[Participant, ...]
 
@@ -51,8 +47,6 @@ _GRAPHS, _MARGIN = 3, 1.03
 # A hair more than the promise needs, so that no client refuses for the last bit of a float.
 SAME = 1.0 + 1e-9
 _LOG_STEPS = 8.0
-# From this ratio of variances on, rounding in the joint view counts.
-_FAR_APART = 1e9
 _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
 # A further attempt takes this much more noise than its predecessor lacked, and at most that much more.
@@ -76,7 +70,7 @@ def make_terms(
     The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
     privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer: an
     entry of an update as long as the clip has to be a step long, or rounding would shorten the update; but never so
-    fine that clients would refuse (`Assessor`).
+    fine that clients would refuse (`DrawnAccount`).
 
     participants  how many take part
     coordinates   entries of an update
@@ -233,7 +227,7 @@ def propose_round(
     terms    (participants) -> terms for that many, as `make_terms` makes them; round, attempt and the factor on the
              residual noise are filled in here, so they may come from a cache
     release  (attempt, commitment) -> the beacon, which its holder lets out for this commitment alone
-    assess   (agreed, colluders) -> mu of the worst-off client: an `Assessor`
+    assess   (agreed, colluders) -> mu of the worst-off client: an `DrawnAccount`
     allowed  the most that mu may be; infinite where nothing was promised
 
     Returns the unsigned opening of the round, and its mu. Raises PrivacyError where no attempt will do.
@@ -286,137 +280,118 @@ def draw_round(
     )
 
 
-class Assessor:
-    """A function (round, colluders) -> mu of the worst-off client.
+def make_schedule(
+    plan: Plan,
+    *,
+    participants: int,
+    coordinates: int,
+    mode: str = "tolerate",
+    grid_bits: int | None = None,
+    modulus_bits: int = 64,
+) -> Schedule:
+    """What a run of this plan commits to, with rounds of that many participants of equal weight.
 
-    relation  neighbouring updates, as in `Plan`
-    failure   the probability with which bounds on colluding neighbours and members may fail, per graph, charged to
-              delta elsewhere (`Plan.failure`)
-    promise   to the client, over all rounds
+    coordinates   entries of an update
+    mode          what happens after dropouts: `tolerate` or `repair`
+    grid_bits     grid steps of 2^-grid_bits; None chooses, as in `make_terms`
+    modulus_bits  uploads are summed modulo 2^modulus_bits
 
-    mu is that of ideal Gaussians. What a real sampler on a grid of the server's choice costs on top has to fit into the
-    part of delta that is reserved for it, and terms under which it does not are refused (`RemoteProtocolError`): on too
-    fine a grid noise would fall on a lattice coarser than the update.
+    Raises ConfigError for a plan that the protocol cannot run.
     """
-
-    def __init__(
-        self, *, relation: str = "zero-out", failure: float = 0.0, promise: Promise | None = None
-    ) -> None:
-        if relation not in RELATIONS:
-            raise ConfigError(
-                f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
-            )
-        self._relation, self._failure = relation, failure
-        self._promise = Promise() if promise is None else promise
-        self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
-
-    def __call__(self, agreed: Agreed, colluders: int) -> float:
-        return self._assessed(agreed, colluders)[0]
-
-    def worst_case(self, agreed: Agreed, colluders: int) -> WorstCase:
-        """What the answer rests on: the worst case over colluders, exact or a bound on it."""
-        return self._assessed(agreed, colluders)[1]
-
-    def _assessed(self, agreed: Agreed, colluders: int) -> tuple[float, WorstCase]:
-        if agreed.terms.carrying is not None:
-            raise LocalProtocolError(
-                "what a round with carried shares costs depends on its whole run", hint="use a CarriedAccount"
-            )
-        key = agreed.digest, colluders
-        if key not in self._known:
-            self._known.clear()
-            found = _worst_mu(agreed, colluders, self._relation, self._failure)
-            check_discretisation(agreed, found[0], self._promise)
-            self._known[key] = found
-        return self._known[key]
-
-
-def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> tuple[float, WorstCase]:
-    terms = agreed.terms
-    size = len(agreed.participants)
-    if colluders > size - 2:
-        raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
-    repairing = terms.mode == "repair"
-    if repairing:
-        drawn = terms.committee < size
-        failure, committee_failure = split_failure(failure, drawn=drawn)
-        check_committee(terms, size, colluders, committee_failure)
-    worst = worst_case(
-        agreed.graph,
-        Corruption(
-            colluders=colluders,
-            revealed=terms.revealed if repairing else 0,
-            dropped=terms.dropped if repairing else 0,
-            failure=failure,
-        ),
-        unit_variance=terms.unit_variance,
-        residual_variance=terms.residual_variance,
-        target_variance=1.0,
-    )
-    share = float(agreed.graph.weights.min()) * terms.unit_variance
-    variance = worst.ratio if is_wide_enough(agreed, share) else terms.residual_variance
-    if repairing:
-        mask = terms.self_variance if is_wide_enough(agreed, terms.self_variance) else 0.0
-        variance = min(variance, terms.residual_variance + mask)
-    moved = RELATIONS[relation] * terms.clip / size
-    return _rounded_up(agreed, moved / math.sqrt(variance)) if variance > 0.0 else math.inf, worst
-
-
-def _rounded_up(agreed: Agreed, mu: float) -> float:
-    """mu, and what rounding may have taken off it while the covariance was inverted.
-
-    That is some units in the last place for each participant, times how far the variances are apart, which a server
-    can make 10^13. In the terms of an honest server it stays below a millionth and is not counted.
-    """
-    terms, graph = agreed.terms, agreed.graph
-    shares = 2.0 * terms.unit_variance * float(graph.weights.max()) * float(graph.degrees.max())
-    apart = shares / terms.residual_variance if terms.residual_variance > 0.0 else math.inf
-    return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
-
-
-def check_committee(terms: Terms, size: int, colluders: int, failure: float) -> None:
-    """A committee must be safe with as many colluders as this client assumes."""
-    wanted = committee_threshold(size, terms.committee, colluders, failure)
-    if terms.threshold < wanted:
-        raise RemoteProtocolError(
-            f"{terms.threshold} of the {terms.committee} members of the committee can repair the round, but {wanted} "
-            f"must, if {colluders} of {size} participants collude",
-            hint="a higher threshold, a larger committee, or fewer colluders to be assumed",
+    if not (plan.kind.carries and plan.kind.has_protocol):
+        raise ConfigError("a schedule is made for a method that carries noise over", field="plan")
+    if mode not in MODES:
+        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    if mode == "tolerate" and (plan.dropped or plan.revealed):
+        raise ConfigError(
+            "the plan pays for repairs, but nothing is repaired", field="plan", hint="mode 'repair'"
         )
-
-
-def upload_mu(terms: Terms, participants: int, relation: str) -> float:
-    """mu of one upload under these terms looked at alone, `Delta / sqrt(2 v sigma^2 + eta^2)`: the marginal view.
-
-    A self-mask, which a repair takes out again, is not counted.
-    """
-    mu = marginal_mu(
-        client_sensitivity(1.0 / participants, terms.clip, relation),
-        unit_variance=terms.unit_variance,
-        sent=terms.neighbours,
-        received=terms.neighbours,
-        residual_variance=terms.residual_variance,
+    if plan.separation < 2:
+        raise ConfigError(
+            "clients that return at once gain nothing from noise that is carried over",
+            field="separation",
+            hint="more clients, fewer in a round, or method 'niss'",
+        )
+    run = plan.committed(participants)
+    noise, square = run.noise, float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
+    schedule = Schedule(
+        participants=participants,
+        rounds=run.rounds,
+        separation=plan.separation,
+        cyclic=plan.pattern == "cyclic",
+        closing=plan.closing,
+        coordinates=coordinates,
+        grid_bits=1,
+        modulus_bits=modulus_bits,
+        clip=float(plan.clip),
+        unit_variance=noise.unit * square,
+        carried_variance=noise.carried * square / participants,
+        residual_variance=noise.residual * square,
     )
-    return float(mu)
+    if mode == "repair":
+        members, threshold = committee_of(plan, participants)
+        alone = noise.spatial / (2.0 * plan.kappa)
+        if run.private:
+            alone = run.needed_self_mask * SAME
+        schedule = replace(
+            schedule,
+            dropped=plan.dropped,
+            committee=members,
+            threshold=threshold,
+            self_variance=alone * square,
+        )
+    if grid_bits is not None:
+        schedule = replace(schedule, grid_bits=grid_bits)
+        if plan.calibrated and narrowest_steps(schedule) < LEAST_STEPS:
+            raise ConfigError(
+                f"noise of {narrowest_steps(schedule):.2g} grid steps is too narrow to be told from a Gaussian",
+                field="protocol.grid_bits",
+                hint=f"use more than {grid_bits} bits",
+            )
+        return schedule
+    residual, narrowest = schedule.residual_variance, narrowest_noise(schedule)
+    bits = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
+    if not residual:
+        return replace(schedule, grid_bits=bits)
+    while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
+        bits += 1
+    promise = replace(Promise.of(plan), rounds=schedule.rounds)
+    mu = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
+
+    def cost(bits: int) -> float:
+        return run_cost(replace(schedule, grid_bits=bits), promise, mu)
+
+    bits = fit_grid(cost, bits, residual, narrowest)
+    if plan.calibrated and cost(bits) > 1.0:
+        raise too_imprecise(coordinates, participants, promise)
+    return replace(schedule, grid_bits=bits)
 
 
-def charge_to(
-    ledger: ChargeableLedger, client: str, *, relation: str, promise: Promise | None = None
-) -> Callable[[Agreed, float], None]:
-    """A function (round, mu of the joint view) that charges one client's ledger before it uploads, or refuses.
+def propose_carried_round(
+    schedule: Schedule,
+    number: int,
+    *,
+    run: bytes,
+    participants: Participants,
+    following: Participants,
+    previous: PreviousRound | None,
+    release: Callable[[int, bytes], Beacon],
+    account: CommittedAccount,
+) -> RoundOpen:
+    """Round `number` (from 0) of a run, unsigned: committed to, its beacon let out, its graphs good enough.
 
-    ledger    where to: a `LedgerFile`, or whatever charges like one
-    client    under which name
-    relation  neighbouring updates, as in the client's `Assessor`
-    promise   to the client: says what the grid costs, which goes into the basis of the charge
+    participants  of this round: those that the round before was opened with as `following`
+    following     of the next round, with the prekeys they will use up there; () in the last
+    previous      `previous_of` the round before; None in the first
+    release       (attempt, commitment) -> the beacon, which its holder lets out for this commitment alone
+    account       anyone's, without participations: says whether clients accept the graphs that were drawn
+
+    A scheduled run has one attempt at a round (`Schedule.check_terms`): a PrivacyError where it will not do.
     """
 
-    def charge(agreed: Agreed, mu: float) -> None:
-        terms = agreed.terms
-        marginal = upload_mu(terms, len(agreed.participants), relation)
-        basis: dict[str, Any] = {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
-        if promise is not None and math.isfinite(mu):
-            basis["grid_delta"] = round_grid_delta(agreed, promise)
-        ledger.charge(terms.round, terms.attempt, {client: (mu, marginal)}, basis)
+    def propose(attempt: int, _more: float) -> RoundOpen:
+        terms = schedule.terms(run, number)
+        beacon = release(attempt, commitment_of(terms, participants, following))
+        return RoundOpen(terms, participants, beacon, cohorts=RoundCohorts(following, previous))
 
-    return charge
+    return draw_round(propose, account, attempts=1, colluders=account.colluders, allowed=math.inf)[0]
