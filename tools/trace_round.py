@@ -166,12 +166,9 @@ def main(folder: Path) -> None:
         folder / "round-files.svg",
     )
     print(f"simulated round: {simulated.count()} files")
-    print(
-        f"Flower round, server: {server.count()} files, {server.count('flower', 'protocol')} in flower and protocol"
-    )
-    print(
-        f"Flower round, client: {client.count()} files, {client.count('flower', 'protocol')} in flower and protocol"
-    )
+    for side, trace in (("server", server), ("client", client)):
+        near = trace.count("flower", "session", "protocol")
+        print(f"Flower round, {side}: {trace.count()} files, {near} in flower, session and protocol")
 
 
 if __name__ == "__main__":

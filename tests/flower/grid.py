@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +16,6 @@ from flwr.serverapp import Grid
 
 from niss.errors import ProtocolError
 from niss.flower import niss_mod
-from niss.runs import RoundRecord
 
 SHAPES = {"dense": (3, 4), "bias": (4,)}
 FIRST = 2**63 + 11
@@ -137,15 +134,6 @@ class FakeGrid(Grid):
             recorddict_to_proto(kept.state)
         )  # As it is saved between messages.
         return copy.deepcopy(reply)
-
-
-def stays(rounds: list[RoundRecord]) -> list[float]:
-    """By round, the deviation of the noise that it left in a coordinate of the model for good."""
-    sums = [0.0, *((one.model_noise_variance or 0.0) - one.carried_variance for one in rounds)]
-    gained = [after - before for before, after in itertools.pairwise(sums)]
-    # What was carried is added and taken off again: that rounds.
-    least = 1e-12 * max(one.carried_variance for one in rounds)
-    return [math.sqrt(one) if one > least else 0.0 for one in gained]
 
 
 @contextmanager

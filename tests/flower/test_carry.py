@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from dataclasses import replace
 from itertools import pairwise
@@ -16,8 +15,8 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, stays, step_of
-from flower.test_resume import Killed, die_at, renumbered
+from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, step_of
+from flower.test_resume import Killed, renumbered
 from flower.test_tracker import Service, service  # noqa: F401
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
@@ -27,6 +26,7 @@ from niss.flower.state import open_store
 from niss.protocol import MODES, decode
 from niss.session.metrics import NOISE
 from niss.session.proposal import read_proposal
+from session.scene import stays
 
 ROUNDS, NODES, SEPARATION = 3, 6, 2
 SIZE = NODES // SEPARATION
@@ -82,20 +82,6 @@ def cohorts(grid: FakeGrid) -> dict[int, set[int]]:
     return by_round
 
 
-def test_the_last_model_is_that_of_the_cohorts_without_noise():
-    strategy, grid = carried(), FakeGrid(NODES)
-    result = start(strategy, grid)
-    asked = cohorts(grid)
-    assert [len(one) for one in asked.values()] == [SIZE] * ROUNDS
-    assert asked[1] == asked[3]
-    assert asked[1] | asked[2] == set(range(NODES))
-    assert [one.survivors for one in strategy.rounds] == [SIZE] * ROUNDS
-    assert all(one.exact for one in strategy.rounds)
-    assert strategy.rounds[0].carried_variance ** 0.5 > 1.0, "the models in between are noisy"
-    assert strategy.rounds[-1].carried_variance ** 0.5 == 0.0
-    np.testing.assert_allclose(values(result.arrays), model_of(asked), rtol=0, atol=1e-5)
-
-
 def test_one_message_a_round_and_one_a_run():
     grid = FakeGrid(NODES)
     start(carried(), grid)
@@ -118,19 +104,6 @@ def test_the_statement_covers_the_whole_run_and_the_nodes_books_agree(tmp_path):
         assert ledger.spent("self") == pytest.approx(client.mu_joint, rel=1e-6)
 
 
-@pytest.mark.parametrize("pattern", ["cyclic", "any"])
-@pytest.mark.parametrize("kappa", [1.0, 4.0, 7.0, 20.0])
-@pytest.mark.parametrize("rounds", [3, 4])
-def test_the_budget_of_every_node_covers_the_costliest_pattern_to_the_last_digit(
-    tmp_path, rounds, kappa, pattern
-):
-    strategy, grid = carried(replace(PRIVATE, kappa=kappa, pattern=pattern)), nodes_with_state(tmp_path)
-    for context in grid.contexts.values():
-        del context.node_config["niss-uncalibrated"]
-    start(strategy, grid, rounds)
-    assert [one.survivors for one in strategy.rounds] == [SIZE] * rounds
-
-
 def test_a_carried_run_leaves_less_noise_than_one_that_is_not():
     """Six rounds of the same size at the same epsilon: what stays in the model, and what is under way."""
     with_it = carried(PRIVATE)
@@ -143,61 +116,6 @@ def test_a_carried_run_leaves_less_noise_than_one_that_is_not():
     start(plain, FakeGrid(NODES), rounds=6)
     others = sum(one**2 for one in stays(plain.rounds))
     assert left < 0.8 * others, left / others
-
-
-def test_nodes_that_do_not_come_leave_noise_and_the_run_goes_on():
-    """One is gone when its round is opened, one never answers; both were announced."""
-    strategy, grid, size = carried(), FakeGrid(8), 4
-    gone: set[int] = set()
-
-    def away(message: Message) -> Message | None:
-        record = message.content["niss"]
-        if record["stage"] == "round" and decode(record["body"]).terms.round == 0:
-            # Both sit in the second round, which was announced with the first.
-            following = decode(record["body"]).cohorts.following
-            second = [
-                node
-                for node, one in strategy.session.members.by_node.items()
-                if one.identity in {other.identity for other in following}
-            ]
-            grid.dead.add(second[0])
-            grid.silent.add(second[1])
-            gone.update(node - FIRST for node in second[:2])
-        return message
-
-    grid.tamper = away
-    result = start(strategy, grid, rounds=4)
-    assert [one.survivors for one in strategy.rounds] == [size, size - 2, size, size - 2]
-    assert [one.exact for one in strategy.rounds] == [True, False, False, False]
-    assert sorted(strategy.rounds[1].lost.values()) == ["it is not connected", "no answer in time"]
-    # What the two should have taken out, or others after them should have, is still there, and no more than said.
-    said = np.sqrt(sum(one**2 for one in stays(strategy.rounds)))
-    asked = {number: nodes - gone for number, nodes in cohorts(grid).items()}
-    left = values(result.arrays) - model_of(asked, size)
-    assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
-    assert any("Uploads lost or declined: 4" in one for one in strategy.statement.caveats)
-
-
-def test_a_round_to_which_nobody_comes_is_opened_all_the_same():
-    strategy, grid = carried(), FakeGrid(NODES)
-
-    def away(message: Message) -> Message | None:
-        record = message.content["niss"]
-        if record["stage"] == "round" and decode(record["body"]).terms.round == 0:
-            # Everyone else sits in the second round.
-            grid.dead = set(grid.contexts) - {FIRST + node for node in cohorts(grid)[1]}
-        return message
-
-    def back(reply: Message) -> Message:
-        if len(strategy.rounds) == 2:
-            grid.dead = set()
-        return reply
-
-    grid.tamper, grid.mangle = away, back
-    start(strategy, grid, rounds=4)
-    assert [one.survivors for one in strategy.rounds] == [SIZE, 0, SIZE, SIZE]
-    assert stays(strategy.rounds)[1] == pytest.approx(strategy.rounds[0].carried_variance ** 0.5)
-    assert [one.exact for one in strategy.rounds] == [True, False, False, True]
 
 
 def test_a_strategy_that_asks_nobody_begins_no_run():
@@ -234,9 +152,6 @@ def test_settings_that_cannot_be_are_refused_at_once():
     inner = FedAvg(fraction_evaluate=0.0)
     with pytest.raises(ConfigError, match="gain nothing"):
         NissStrategy(inner, plan=replace(PRIVATE, separation=1), carry=True)
-    sparse = replace(PRIVATE, method="niss-carried", participations=3, graph="regular", neighbours=4)
-    with pytest.raises(ConfigError, match="where everyone shares with everyone"):
-        carried(replace(sparse, **REPAIRED), mode="repair")
     with pytest.raises(ConfigError, match="all of a round repair it"):
         carried(replace(PRIVATE, **REPAIRED, colluders=1, committee=3), mode="repair")
     with pytest.raises(ConfigError, match="over 4 rounds is not one for 3"):
@@ -248,15 +163,6 @@ def test_settings_that_cannot_be_are_refused_at_once():
 def test_a_strategy_under_which_the_noise_does_not_cancel_is_warned_about(caplog):
     start(carried(inner=FedAdam(fraction_evaluate=0.0)), FakeGrid(NODES))
     assert "FedAdam divides by what it has seen" in caplog.text
-
-
-def test_a_closing_round_takes_out_the_rest():
-    """A run of two rounds with a third one, without data, that takes out what the second carried on."""
-    strategy, grid = carried(replace(WITHOUT_NOISE, closing=True)), FakeGrid(NODES)
-    result = start(strategy, grid)
-    asked = {number: nodes for number, nodes in cohorts(grid).items() if number < ROUNDS}
-    assert len(asked) == ROUNDS - 1
-    np.testing.assert_allclose(values(result.arrays), model_of(asked), rtol=0, atol=1e-5)
 
 
 def test_metrics_inside_the_uploads_say_how_noisy_they_are():
@@ -317,81 +223,6 @@ def test_a_repaired_run_ends_with_the_mean_of_those_who_came():
     )
 
 
-def test_what_the_committee_of_the_round_before_does_not_reveal_stays_and_is_said():
-    strategy, grid, size = repaired(), FakeGrid(10), 5
-    lose(strategy, grid, {3: {4}}, mute=True)
-    result = start(strategy, grid, rounds=5)
-    assert [one.exact for one in strategy.rounds] == [True, True, False, True, True]
-    assert len(strategy.rounds[2].problems) == size
-    assert all("no answer in time" in one for one in strategy.rounds[2].problems)
-    assert not strategy.session.members.left_out
-    said = stays(strategy.rounds)[2]
-    left = values(result.arrays) - model_of(summed_in(strategy, grid), size)
-    assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
-
-
-def test_rounds_that_lose_more_than_planned_are_noisy_and_cost_nobody_its_place():
-    """Members would have to decline; they are not asked, and so not left out for it."""
-    strategy, grid = repaired(), FakeGrid(10)
-    lose(strategy, grid, {one: {0, 1} for one in (1, 2, 3, 4)})
-    start(strategy, grid, rounds=6)
-    assert [one.survivors for one in strategy.rounds] == [3, 3, 3, 3, 5, 5]
-    assert [one.exact for one in strategy.rounds] == [False] * 5 + [True]
-    assert [one.masked for one in strategy.rounds] == [3, 3, 3, 3, 0, 0]
-
-
-def test_the_statement_of_a_repaired_run_and_the_nodes_books_agree(tmp_path):
-    strategy, grid = repaired(PRIVATE), nodes_with_state(tmp_path, 10)
-    for context in grid.contexts.values():
-        del context.node_config["niss-uncalibrated"]
-    lose(strategy, grid, {2: {1}, 3: {4}})
-    start(strategy, grid, rounds=6)
-    assert all(one.exact for one in strategy.rounds)
-    statement = strategy.statement
-    assert max(one.epsilon_joint for one in statement.clients) == pytest.approx(PRIVATE.epsilon, rel=0.05)
-    for number, client in enumerate(statement.clients):
-        assert client.epsilon_joint <= PRIVATE.epsilon * (1.0 + 1e-12)
-        ledger = LedgerFile.read(tmp_path / f"node-{number}" / "ledger.jsonl")
-        assert client.participations == 3
-        assert ledger.spent("self") <= client.mu_joint * (1.0 + 1e-6)
-        if len(ledger.entries) == 3:
-            assert ledger.spent("self") == pytest.approx(client.mu_joint, rel=1e-6)
-        assert {entry.basis["dropped"] for entry in ledger.entries} == {1}
-
-
-def test_members_keep_their_keys_until_their_next_round_and_no_longer_than_the_last():
-    strategy, grid = repaired(), FakeGrid(10)
-    start(strategy, grid)
-    last = cohorts(grid)[ROUNDS]
-    for number, context in enumerate(grid.contexts.values()):
-        with open_store(context, None) as store:
-            memory = json.loads(store.state.memory)["memory"]
-        assert (memory["current"] is None) == (number in last)
-
-
-def test_killed_between_two_rounds_what_was_carried_around_it_stays_and_is_said(tmp_path, monkeypatch):
-    """The pieces of the round before are gone with the server: one lost in the next round cannot be repaired whole."""
-    grid, write, size = nodes_with_state(tmp_path, 10), RunFolder.write, 5
-
-    def dying(folder, state):
-        write(folder, state)
-        if state["done"] == 1:
-            raise Killed
-
-    monkeypatch.setattr(RunFolder, "write", dying)
-    with pytest.raises(Killed):
-        start(repaired(resume=tmp_path / "run"), grid, rounds=4)
-    monkeypatch.undo()
-    again = repaired(resume=tmp_path / "run")
-    lose(again, grid, {2: {1}, 3: {2}})
-    result = start(again, grid, rounds=4)
-    assert [one.survivors for one in again.rounds] == [5, 4, 4, 5]
-    assert [one.exact for one in again.rounds] == [True, False, True, True]
-    said = stays(again.rounds)[1]
-    left = values(result.arrays) - model_of(summed_in(again, grid), size)
-    assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
-
-
 # Resuming.
 
 
@@ -428,29 +259,6 @@ def check(tmp_path: Path, strategy: NissStrategy, grids: list[FakeGrid], result)
 SAVES = 1 + (2 + 2) + (1 + 2) + 2
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("save", range(SAVES))
-@pytest.mark.parametrize("moved", [False, True])
-def test_killed_at_any_save_no_round_is_repeated_and_the_announced_cohort_comes(
-    tmp_path, monkeypatch, save, after, moved
-):
-    grid, seen = nodes_with_state(tmp_path), die_at(save, monkeypatch, after=after)
-    with pytest.raises(Killed):
-        start(carried(resume=tmp_path / "run"), grid)
-    monkeypatch.undo()
-    again = carried(resume=tmp_path / "run")
-    later = renumbered(grid) if moved else grid
-    result = start(again, later)
-    lost = (
-        None
-        if not seen or seen[-1]["session"]["pending"] is None
-        else seen[-1]["session"]["pending"]["round"]
-    )
-    assert [one.round for one in again.rounds if not one.survivors] == ([] if lost is None else [lost])
-    if lost is None:
-        check(tmp_path, again, [grid] if later is grid else [grid, later], result)
-
-
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_killed_while_a_round_is_under_way_it_is_over_and_the_next_takes_out_what_it_carried(
     tmp_path, number
@@ -481,28 +289,6 @@ def test_killed_while_a_round_is_under_way_it_is_over_and_the_next_takes_out_wha
         carried_on = again.rounds[number - 2].carried_variance ** 0.5
         assert stays(again.rounds)[number - 1] == pytest.approx(carried_on)
         assert carried_on > 0.0
-
-
-def test_a_server_that_goes_on_from_an_old_copy_repeats_nothing(tmp_path, monkeypatch):
-    """The clients remember: a round that they answered is declined, and nothing is charged for it."""
-    grid, write, saves = nodes_with_state(tmp_path), RunFolder.write, 0
-
-    def copying(folder, state):
-        nonlocal saves
-        write(folder, state)
-        saves += 1
-        if saves == 5:
-            assert state["done"] == 1
-            shutil.copytree(tmp_path / "run", tmp_path / "old")
-
-    monkeypatch.setattr(RunFolder, "write", copying)
-    start(carried(resume=tmp_path / "run"), grid)
-    monkeypatch.undo()
-    ledgers = [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
-    again = carried(resume=tmp_path / "old")
-    start(again, grid)
-    assert [one.survivors for one in again.rounds] == [SIZE, 0, 0]
-    assert ledgers == [(tmp_path / f"node-{number}" / "ledger.jsonl").read_bytes() for number in range(NODES)]
 
 
 @settings(max_examples=25, deadline=None)

@@ -20,7 +20,7 @@ from niss.protocol import keys
 from niss.protocol.messages import Prekey, Reveal
 from niss.protocol.wire import decode, encode, signed_part
 from niss.session.coordinator import Relay
-from niss.session.members import SPOILED, Declines
+from niss.session.members import SPOILED
 from niss.session.proposal import Enrolment, Proposal, read_proposal
 from niss.session.server import LIED
 
@@ -172,48 +172,6 @@ def test_a_liar_in_the_repair_is_named_and_left_out(tmp_path: Path, caplog: pyte
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert any(str(ODD) in text and LIED in text for text in said)
     assert all(one.exact for one in strategy.rounds)
-
-
-class TestDeclines:
-    """The rule by itself, on complete graphs where nothing else is said."""
-
-    def round(self, declines: Declines, nodes: set[int], declined: set[int]) -> dict[int, str]:
-        return declines.judge(
-            dict.fromkeys(declined, "no"), nodes - declined, lambda node: sorted(nodes - {node})
-        )
-
-    def test_two_that_spoil_rounds_together_are_both_found(self) -> None:
-        declines, everyone, honest = Declines(), set(range(8)), set(range(2, 8))
-        out: dict[int, str] = {}
-        for _ in range(6):
-            seated = everyone - declines.set_aside - set(out)
-            out |= self.round(declines, seated, honest if seated - honest else set())
-        assert out == {0: SPOILED, 1: SPOILED}
-        assert not declines.set_aside
-
-    def test_most_of_a_round_that_have_reasons_of_their_own_put_nobody_else_out(self) -> None:
-        declines, everyone, spent = Declines(), set(range(8)), {3, 4, 5, 6, 7}
-        out: dict[int, str] = {}
-        for _ in range(6):
-            seated = everyone - declines.set_aside - set(out)
-            out |= self.round(declines, seated, spent & seated)
-        assert out == dict.fromkeys(spent, "no")
-        assert not declines.set_aside
-
-    def test_a_minority_cannot_frame_a_neighbour(self) -> None:
-        declines, everyone = Declines(), set(range(8))
-        assert self.round(declines, everyone, {1, 2, 3}) == {}
-        assert not declines.set_aside
-        assert self.round(declines, everyone, set()) == {}
-
-    def test_on_a_sparse_graph_the_common_neighbour_is_found(self) -> None:
-        ring = {node: [(node + step) % 12 for step in (-2, -1, 1, 2)] for node in range(12)}
-        declines = Declines()
-        declined = dict.fromkeys(ring[5], "no")
-        assert declines.judge(declined, set(range(12)) - set(declined), ring.__getitem__) == {}
-        assert declines.set_aside == {5}
-        without = set(range(12)) - {5}
-        assert declines.judge({}, without, ring.__getitem__) == {5: SPOILED}
 
 
 def test_a_name_that_cannot_be_encoded_is_that_nodes_failure() -> None:
