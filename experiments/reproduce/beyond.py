@@ -49,7 +49,7 @@ from experiments.reproduce.tuning import (
     trials_of,
 )
 from niss.accounting import Plan, forecast
-from niss.accounting.carried_planner import plan_carried
+from niss.accounting.planner import plan_carried
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream

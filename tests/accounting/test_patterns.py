@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.accounting import patterns as costs_of
-from niss.accounting.patterns import heaviest, spent_in, worst_pattern
+from niss.accounting import committed as costs_of
+from niss.accounting.committed import heaviest, spent_in, worst_pattern
 from niss.errors import ConfigError
 
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         scheduled_run,
         upload_mu,
     )
-    from niss.accounting.carried_planner import CarriedForecast, forecast_carried, plan_carried
     from niss.accounting.committed import Committed
     from niss.accounting.discretisation import Promise, grid_delta, run_grid_delta
+    from niss.accounting.forecasts import CarriedForecast, PlanForecast
     from niss.accounting.judgement import Outlook, judge_plan, outlook
     from niss.accounting.ledger import ChargeableLedger, Ledger
     from niss.accounting.ledger_file import LedgerFile
     from niss.accounting.outsider import OutsiderClaim, client_dp_event, outsider_epsilon, to_dp_event
-    from niss.accounting.planner import PlanForecast, forecast, plan
+    from niss.accounting.planner import forecast, forecast_carried, plan, plan_carried
     from niss.accounting.plans import Plan
     from niss.accounting.question import PlanQuestion
     from niss.accounting.round_plans import Balance, RoundPlan
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 # Each module, and the names of `__all__` that it holds.
 _MODULES = {
     "niss.accounting.account": "Account Charge CommittedAccount DrawnAccount scheduled_run upload_mu",
-    "niss.accounting.carried_planner": "CarriedForecast forecast_carried plan_carried",
     "niss.accounting.committed": "Committed",
     "niss.accounting.discretisation": "Promise grid_delta run_grid_delta",
     "niss.accounting.ledger": "ChargeableLedger Ledger",
     "niss.accounting.ledger_file": "LedgerFile",
     "niss.accounting.judgement": "Outlook judge_plan outlook",
     "niss.accounting.outsider": "OutsiderClaim client_dp_event outsider_epsilon to_dp_event",
-    "niss.accounting.planner": "PlanForecast forecast plan",
+    "niss.accounting.forecasts": "CarriedForecast PlanForecast",
+    "niss.accounting.planner": "forecast forecast_carried plan plan_carried",
     "niss.accounting.plans": "Plan",
     "niss.accounting.question": "PlanQuestion",
     "niss.accounting.round_plans": "Balance RoundPlan",

@@ -11,111 +11,44 @@ term is what dropped clients leave uncancelled in mode `tolerate`; in mode `repa
 revealed to the server, which counts like collusion.
 
 `plan` gives the plan alone, `forecast` also what it costs.
+
+`plan_carried` and `forecast_carried` do the same for a run whose noise is carried from round to round, as a whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from niss.accounting.judgement import Outlook, outlook
-from niss.accounting.plan_noise import (
+from niss.accounting.calibration import (
     NOMINAL_KAPPA,
+    CarriedSearch,
     NoiseNeeded,
-    TradeOff,
     cheapest,
-    is_drawn,
-    noise_in_the_sum,
+    run_draft,
+    safely_within,
     total_noise,
 )
+from niss.accounting.forecasts import CarriedForecast, PlanForecast, carried_forecast, round_forecast
 from niss.accounting.plans import Plan
 from niss.accounting.question import PlanQuestion
 from niss.accounting.targets import (
+    GRID_SHARE,
+    client_sensitivity,
     committee_size,
     committee_threshold,
     most_dropped,
     split_failure,
 )
-from niss.claims import rounded_up
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import gdp_epsilon
-from niss.methods import enough_neighbours, marginal_mu, too_sparse
+from niss.mechanism import gdp_mu
+from niss.methods import enough_neighbours, too_sparse
 from niss.protocol.messages import MODES
 from niss.settings import check
-from niss.views import WorstCase
 
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PlanForecast:
-    """A plan and what it costs. Ratios are variances of the sum of all uploads.
-
-    plan                        calibrates tau^2 again for the graph of every round
-    sigma                       deviation of the noise a client would need alone, on its upload x_k / participants
-    tau2                        what a typical graph needs
-    kappa                       strength of the shares
-    epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
-    epsilon_marginal            of one upload looked at alone, which is what the paper counts
-    effective_variance_ratio    the worst-off client's effective variance over sigma^2
-    aggregate_variance_ratio_*  noise in the sum, over that of a trusted server (`to_central`) and of DP-FedAvg
-                                (`to_local`); `ideal` is what secure aggregation with distributed noise would reach
-    dropout_part                how much of it dropped clients leave behind
-    mode, recommended_mode      what happens to dropouts, and what would leave less noise
-    worst                       the client that decides, and colluders that do the most to it
-    found                       the worst colluders that a search found, where one was asked for
-    curve                       the noise in the sum over kappa
-    notes                       what a reader has to know
-    """
-
-    plan: Plan
-    participants: int
-    sigma: float
-    tau2: float
-    kappa: float
-    neighbours: float
-    epsilon_joint: float | None
-    epsilon_marginal: float
-    effective_variance_ratio: float
-    aggregate_variance_ratio_to_central: float
-    aggregate_variance_ratio_to_local: float
-    aggregate_variance_ratio_ideal: float
-    dropout_part: float
-    mode: str
-    recommended_mode: str
-    worst: WorstCase
-    found: WorstCase | None
-    curve: tuple[TradeOff, ...]
-    notes: tuple[str, ...]
-
-    def outlook(self, parameters: int, rounds: int | None = None) -> Outlook:
-        """Whether a model of that size can learn anything in so many rounds; None: in those of one client."""
-        return outlook(
-            parameters=parameters,
-            rounds=rounds or self.plan.participations,
-            clip=self.plan.clip,
-            variance=self.aggregate_variance_ratio_to_central * self.sigma**2,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Numbers and settings, ready for `json.dumps`."""
-        values = asdict(self)
-        values["curve"] = [{**asdict(point), "total": point.total} for point in self.curve]
-        for name in ("worst", "found"):
-            if values[name] is not None:
-                values[name]["colluders"] = len(values[name]["colluders"])
-        # With derived seeds nothing is sent; the other two are the paper's ways of sending shares.
-        values["bytes_per_client"] = {
-            "shares derived from key agreement": 0,
-            "shares sent as seeds": 32 * math.ceil(self.neighbours),
-            "shares sent as vectors, per parameter": 4 * math.ceil(self.neighbours),
-        }
-        return values
+GOALS = ("mean", "final")
 
 
 def forecast(
@@ -206,7 +139,7 @@ def forecast(
     if search and draft.corruption.removed:
         say("looking for the worst colluders")
         found = noise.search(chosen.kappa, needed, worst)
-    return _forecast(chosen, participants, needed, worst, found, dropout, (mode, better), curve)
+    return round_forecast(chosen, participants, needed, worst, found, dropout, (mode, better), curve)
 
 
 def _draft(
@@ -318,87 +251,6 @@ def plan(
     ).plan
 
 
-def _forecast(
-    plan: Plan,
-    participants: int,
-    tau2: float,
-    worst: WorstCase,
-    found: WorstCase | None,
-    dropout: float,
-    modes: tuple[str, str],
-    curve: tuple[TradeOff, ...],
-) -> PlanForecast:
-    """`modes`: the one that was asked for, and the one that leaves less noise."""
-    mu = float(plan.round_mu(np.arange(1))[0])
-    # Over all participations, in units of the noise a client would need alone.
-    whole = mu * math.sqrt(plan.participations)
-    noise = noise_in_the_sum(plan.kappa, tau2 * plan.kappa, participants, dropout, modes[0])
-    local = (1.0 - dropout) * participants
-    return PlanForecast(
-        plan=plan,
-        participants=participants,
-        sigma=float(plan.sensitivity(1.0 / participants, 1.0)) / mu,
-        tau2=tau2,
-        kappa=plan.kappa,
-        neighbours=plan.neighbours,
-        epsilon_joint=_epsilon(plan, whole, worst),
-        epsilon_marginal=gdp_epsilon(
-            float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2)),
-            plan.delta,
-        ),
-        effective_variance_ratio=worst.ratio,
-        aggregate_variance_ratio_to_central=noise.total,
-        aggregate_variance_ratio_to_local=noise.total / local,
-        aggregate_variance_ratio_ideal=1.0 / (1.0 - plan.colluders / participants),
-        dropout_part=noise.dropout,
-        mode=modes[0],
-        recommended_mode=modes[1],
-        worst=worst,
-        found=found,
-        curve=curve,
-        notes=tuple(_notes(plan, participants, worst, noise, local, modes, found, whole)),
-    )
-
-
-def _epsilon(plan: Plan, mu: float, worst: WorstCase) -> float | None:
-    return gdp_epsilon(mu / math.sqrt(worst.ratio), plan.gaussian_delta) if worst.ratio > 0.0 else None
-
-
-def _notes(
-    plan: Plan,
-    participants: int,
-    worst: WorstCase,
-    noise: TradeOff,
-    local: float,
-    modes: tuple[str, str],
-    found: WorstCase | None,
-    mu: float,
-) -> Iterator[str]:
-    if noise.total >= local:
-        binding = "collusion"
-        if noise.dropout > noise.residual:
-            binding = "the dropout rate"
-        elif worst.colluders and plan.graph == "regular":
-            binding = "collusion among few neighbours"
-        yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
-    if modes[0] != modes[1]:
-        yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
-    if not worst.exact and plan.corruption.removed:
-        yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
-    if plan.graph != "complete" and not is_drawn(participants, plan.neighbours):
-        yield (
-            "For a round this large the noise is that of the graph to be expected; the graph of every round is "
-            "examined when it is drawn."
-        )
-    if found is not None:
-        reached = _epsilon(plan, mu, found)
-        shown = "no bound at all" if reached is None else f"epsilon = {rounded_up(reached)}"
-        yield f"The worst colluders that a search found reach {shown}."
-    if plan.failure:
-        where = "neighbours or members of a committee" if plan.committee else "neighbours"
-        yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
-
-
 def _require_room(plan: Plan, participants: int) -> None:
     known = plan.corruption.removed
     if known > participants - 2:
@@ -409,3 +261,160 @@ def _require_room(plan: Plan, participants: int) -> None:
             f"infeasible: {parts} of {participants} participants leave nobody to share noise with",
             hint="the collusion (or, in repair, the dropout rate) binds: lower it, or let more clients take part",
         )
+
+
+def plan_carried(
+    *,
+    participants: int,
+    clients: int,
+    rounds: int,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    sensitivity: float = 1.0,
+    separation: int | None = None,
+    pattern: str = "cyclic",
+    collusion: float = 0.0,
+    dropout: float = 0.0,
+    mode: str = "tolerate",
+    declared_dropped: int | None = None,
+    kappa: float | None = None,
+    carried_to_residual: float | None = None,
+    closing: bool = False,
+    goal: str = "mean",
+    progress: Callable[[str], None] | None = None,
+) -> CarriedForecast:
+    """The plan that leaves least noise in the model, for clients that return after `separation` rounds.
+
+    participants, clients  of a round, and altogether; `separation` defaults to how often they fill a round
+    rounds                 T, committed
+    epsilon, delta         the target of every client over the whole run; `sensitivity` of one upload
+    collusion, dropout     shares of the participants
+    mode                   `tolerate`: dropped clients leave their shares in the sum; `repair`: they are taken out again
+    declared_dropped       most clients of a round that may be called dropped in a repair; None: more drop out in one
+                           round of a million; 0: carried shares are not repaired
+    kappa                  shares sent within a round over the noise a client would need alone; None: the cheapest
+    carried_to_residual    w / r; None: the best
+    goal                   least noise on average over the rounds (`mean`) or in the last model (`final`)
+    progress               is told in a few words what is being computed
+
+    `pattern` and `closing` are those of `Committed`.
+
+    >>> planned = plan_carried(participants=100, clients=1000, rounds=100)
+    >>> planned.separation, round(planned.model_variance_ratio_to_central_mean, 2)
+    (10, 0.21)
+    """
+    say = progress or (lambda _: None)
+    check(
+        PlanQuestion,
+        {
+            "participants": participants,
+            "epsilon": epsilon,
+            "collusion": collusion,
+            "dropout": dropout,
+            "mode": mode,
+            "kappa": kappa,
+            "rounds": rounds,
+        },
+    )
+    if goal not in GOALS:
+        raise ConfigError(f"unknown value {goal!r}", field="goal", hint="use one of: " + ", ".join(GOALS))
+    if carried_to_residual is not None and not 0.0 <= carried_to_residual < math.inf:
+        raise ConfigError("must be finite and not negative", field="carried_to_residual")
+    if not 0.0 < sensitivity < math.inf:
+        raise ConfigError(f"must be a finite number above 0, not {sensitivity!r}", field="sensitivity")
+    if declared_dropped is None:
+        declared_dropped = most_dropped(participants, dropout, delta) if mode == "repair" else 0
+    draft = run_draft(
+        participants=participants,
+        rounds=rounds,
+        separation=_separation(participants, clients, separation, pattern),
+        pattern=pattern,
+        closing=closing,
+        colluders=math.ceil(collusion * participants - 1e-9),
+        dropped=declared_dropped,
+    )
+    search = CarriedSearch(draft, gdp_mu(epsilon, delta), dropout, mode == "repair", goal)
+    ratio = carried_to_residual
+    chosen = search.at(kappa, ratio) if kappa else search.cheapest(ratio, say)
+    say("comparing with trusted servers")
+    asked = {"clients": clients, "epsilon": epsilon, "delta": delta, "dropout": dropout, "mode": mode}
+    return carried_forecast(safely_within(chosen, search.mu**2), search, sensitivity, asked)
+
+
+def forecast_carried(
+    *,
+    participants: int,
+    clients: int,
+    rounds: int,
+    clip: float = 1.0,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    collusion: float = 0.0,
+    dropout: float = 0.0,
+    mode: str = "tolerate",
+    kappa: float | None = None,
+    relation: str = "zero-out",
+    pattern: str = "cyclic",
+    progress: Callable[[str], None] | None = None,
+) -> CarriedForecast:
+    """`plan_carried` for what a user knows: the clip on updates, what is hidden, and the whole of delta.
+
+    An upload is `x_k / participants`, so variances are those of the average. As in every plan that a protocol can run,
+    a part of delta is kept for noise on a grid. The other arguments are those of `plan_carried` and of `forecast`.
+
+    >>> planned = forecast_carried(participants=100, clients=1000, rounds=100, collusion=0.2)
+    >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
+    (20, 0.3)
+    """
+    # What is no target is refused in the caller's own numbers.
+    check(
+        PlanQuestion,
+        {
+            "participants": participants,
+            "relation": relation,
+            "clip": clip,
+            "delta": delta,
+        },
+    )
+    gdp_mu(epsilon, delta)
+    planned = plan_carried(
+        participants=participants,
+        clients=clients,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=(1.0 - GRID_SHARE) * delta,
+        sensitivity=float(client_sensitivity(1.0 / max(participants, 1), clip, relation)),
+        pattern=pattern,
+        collusion=collusion,
+        dropout=dropout,
+        mode=mode,
+        kappa=kappa,
+        progress=progress,
+    )
+    return replace(planned, delta=delta)
+
+
+def _separation(participants: int, clients: int, asked: int | None, pattern: str) -> int:
+    """How many rounds clients stay away for, and one more."""
+    if clients < participants:
+        raise ConfigError(
+            f"{clients} clients cannot fill a round of {participants}",
+            field="clients",
+            hint="more clients, or fewer in a round",
+        )
+    filled = clients // participants
+    if asked is None and pattern == "cyclic" and clients % participants:
+        raise ConfigError(
+            f"{clients} clients do not make whole cohorts of {participants}",
+            field="clients",
+            hint=f"plan for {filled * participants} or {(filled + 1) * participants} clients, or let them come back "
+            f'in any pattern at least {filled} rounds apart (pattern "any")',
+        )
+    spread = filled if asked is None else asked
+    if not 1 <= spread <= filled:
+        raise ConfigError(
+            f"{clients} clients fill {filled} rounds of {participants}, so nobody can stay away for {spread - 1}",
+            field="separation",
+            hint="more clients, fewer in a round, or a shorter separation",
+        )
+    return spread

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.carried_planner import committed_run
-from niss.accounting.committed import Committed
-from niss.accounting.patterns import PATTERNS
+from niss.accounting.calibration import committed_run
+from niss.accounting.committed import PATTERNS, Committed
 from niss.accounting.round_plans import RoundPlan
 from niss.accounting.targets import (
     FAILURE_SHARE,

@@ -15,8 +15,7 @@ from niss.errors import ConfigError
 from niss.settings import Count, NotNegative, Positive, Probability, Share, described, settings
 
 if TYPE_CHECKING:
-    from niss.accounting.carried_planner import CarriedForecast
-    from niss.accounting.planner import PlanForecast
+    from niss.accounting.forecasts import CarriedForecast, PlanForecast
 
 # What has no meaning where noise is carried, and why; and what has none elsewhere.
 _WITHIN_A_ROUND = {
@@ -96,8 +95,7 @@ class PlanQuestion:
         self, *, search: bool = False, progress: Callable[[str], None] | None = None
     ) -> PlanForecast | CarriedForecast:
         """The cheapest plan, and what it costs; `search` and `progress` as in `niss.accounting.forecast`."""
-        from niss.accounting.carried_planner import forecast_carried
-        from niss.accounting.planner import forecast
+        from niss.accounting.planner import forecast, forecast_carried
 
         values = {setting.name: getattr(self, setting.name) for setting in described(PlanQuestion)}
         for name in (

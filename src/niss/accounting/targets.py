@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.views import colluding_neighbours
-from niss.views.tails import binomial_quantile
+from niss.views.numerics import binomial_quantile
 
 FloatArray = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from niss.accounting import Committed
-from niss.accounting.patterns import spent_in
+from niss.accounting.committed import spent_in
 from niss.attacks.carried_runs import (
     NOBODY,
     SeenRun,

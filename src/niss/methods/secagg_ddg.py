@@ -12,7 +12,7 @@ from niss.errors import ConfigError
 from niss.methods.base import FloatArray, Method, UploadRows
 from niss.methods.look import DASHED, PURPLE, Look
 from niss.randomness import SimStream
-from niss.views.tails import binomial_quantile
+from niss.views.numerics import binomial_quantile
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan

@@ -135,7 +135,7 @@ class Config:
         What `PrivacyConfig`, `MethodConfig` and `Plan` call by the same name is the same; the rest is said here.
         """
         from niss.accounting import Plan
-        from niss.accounting.plan_noise import cheapest_kappa
+        from niss.accounting.calibration import cheapest_kappa
         from niss.methods import enough_uploads
         from niss.protocol.agreement import LINKS_PER_ROUND
         from niss.simulation.carrying import plan_fields

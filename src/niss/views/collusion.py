@@ -45,8 +45,8 @@ from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.views.covariance import per_client, variances_among
 from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
+from niss.views.numerics import hypergeometric_tails, poisson_quantile
 from niss.views.spectrum import EXACT_LIMIT, ConnectedBound, connected_bound, largest_eigenvalue, links
-from niss.views.tails import hypergeometric_tails, poisson_quantile
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

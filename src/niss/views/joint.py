@@ -35,7 +35,7 @@ from niss.views.covariance import (
     require_dense,
     sampled_variance,
 )
-from niss.views.roots import find_root
+from niss.views.numerics import find_root
 
 FloatArray = NDArray[np.float64]
 

@@ -11,8 +11,13 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom, hypergeom, poisson
 
-from niss.views.roots import find_root
-from niss.views.tails import binomial_quantile, binomial_tail, hypergeometric_tails, poisson_quantile
+from niss.views.numerics import (
+    binomial_quantile,
+    binomial_tail,
+    find_root,
+    hypergeometric_tails,
+    poisson_quantile,
+)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 30, 1_000, 1_000_000])
