@@ -122,7 +122,7 @@ class Node:
         agreed_to = self.store.state.proposals.get(request.run.hex())
         if agreed_to is None:
             raise RemoteProtocolError("this client has not joined the run that the message belongs to")
-        proposal = read_proposal(agreed_to)
+        proposal = _read(agreed_to)
         client, message = self._client(proposal), decode(request.body)
         if isinstance(message, RoundOpen) and coordinates is not None:
             return self._accept(request, client, proposal, message, coordinates)
@@ -171,7 +171,7 @@ class Node:
             if proposal.plan.failure > self._limits.failure(proposal):
                 raise RemoteProtocolError(f"{error.message}; {_NO_HOLDER}", hint=error.hint) from None
             raise
-        if not client.awaits_repair:
+        if opened.terms.mode != "repair" or not client.awaits_repair:
             client.close_round()  # Nothing will be asked about this round again.
         if proposal.tracker:
             self._tracker.stay_live(proposal)
@@ -180,11 +180,11 @@ class Node:
 
     def _enrol(self, request: Request) -> Reply:
         """Join a run, or hand over more keys in a run that was joined before under the same proposal."""
-        proposal, identity, pinned = read_proposal(request.body), self.store.identity, self._limits.pinned
+        proposal, identity, pinned = _read(request.body), self.store.identity, self._limits.pinned
         if proposal.run != request.run:
             raise RemoteProtocolError("the proposal belongs to another run than its message says")
         client = self._client(proposal)
-        if read_proposal(self._join(client, proposal, request.body)) != proposal:
+        if _read(self._join(client, proposal, request.body)) != proposal:
             raise RemoteProtocolError("the server proposed another plan for a run that this client joined")
         self._count(request)
         prekeys = client.enrol(proposal.prekeys, self._entropy)
@@ -246,6 +246,12 @@ class Node:
             )
         charge = account.charging(ledger, SELF)
         return Client(store.identity, policy, assess=account, charge=charge, persist=persist, kept=kept)
+
+
+@lru_cache(maxsize=8)
+def _read(proposal: bytes) -> Proposal:
+    """A node reads the proposal of its run with every request, and many nodes of one process read the same."""
+    return read_proposal(proposal)
 
 
 @lru_cache(maxsize=8)
