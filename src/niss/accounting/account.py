@@ -30,6 +30,7 @@ from niss.accounting.discretisation import (
 )
 from niss.accounting.ledger import ChargeableLedger
 from niss.accounting.targets import RELATIONS, client_sensitivity, committee_threshold, split_failure
+from niss.checks import require_one_of
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.mechanism.noise import Noise
 from niss.methods import marginal_mu
@@ -110,10 +111,7 @@ class DrawnAccount(Account):
     def __init__(
         self, *, relation: str = "zero-out", failure: float = 0.0, promise: Promise | None = None
     ) -> None:
-        if relation not in RELATIONS:
-            raise ConfigError(
-                f"unknown value {relation!r}", field="relation", hint="use one of: " + ", ".join(RELATIONS)
-            )
+        require_one_of(relation, RELATIONS, field="relation")
         self._relation, self._failure, self._promise = relation, failure, promise
         self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
 

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism.noise import Noise
 from niss.views import CompleteRun
@@ -31,8 +32,6 @@ IntArray = NDArray[np.int64]
 PATTERNS = ("cyclic", "any")
 # More labels than this at one round are merged, which can only raise the bound.
 _MOST_LABELS = 2_000
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,7 @@ class Committed:
         for name in ("horizon", "separation"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"must be at least 1, not {getattr(self, name)}", field=name)
-        if self.pattern not in PATTERNS:
-            raise ConfigError(
-                f"unknown value {self.pattern!r}", field="pattern", hint="use one of: " + ", ".join(PATTERNS)
-            )
+        require_one_of(self.pattern, PATTERNS, field="pattern")
         if self.noise.known >= self.noise.participants:
             raise PrivacyError(
                 "no honest client is left to protect", hint="assume fewer colluders, or fewer that drop out"
@@ -157,7 +153,7 @@ class Committed:
                     hint="leave this round out",
                 )
         most, spent = self.worst.cost if budget is None else budget, spent_in(self.matrix, earlier)
-        if spent + cost > most * (1.0 + _ROUNDING):
+        if spent + cost > most * (1.0 + BOOKS):
             raise PrivacyError(
                 f"round {number} would cost {cost:.4g} of mu^2, and {most - spent:.4g} are left",
                 hint="the plan's budget covers its worst pattern; this client was charged more",
@@ -213,10 +209,7 @@ def worst_pattern(matrix: FloatArray, separation: int, pattern: str) -> WorstPat
     `cyclic` (every `separation` rounds, from any first round): the worst offset. `any` (at least `separation` apart):
     by dynamic programming.
     """
-    if pattern not in PATTERNS:
-        raise ConfigError(
-            f"unknown value {pattern!r}", field="pattern", hint="use one of: " + ", ".join(PATTERNS)
-        )
+    require_one_of(pattern, PATTERNS, field="pattern")
     if separation < 1:
         raise ConfigError(f"must be at least 1, not {separation}", field="separation")
     rounds = len(matrix)

@@ -14,12 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.checks import BOOKS
 from niss.errors import ConfigError, PrivacyError
 
 FloatArray = NDArray[np.float64]
-
-# Sums of squares of at most some thousand rounds differ from the exact value by less than this.
-ROUNDING = 1e-9
 
 
 class ChargeableLedger(Protocol):
@@ -55,7 +53,7 @@ class Ledger:
         if self.budget is None:
             return np.ones(clients.size, dtype=bool)
         total = self.joint_squared[clients] + mu**2
-        return np.asarray(total <= self.budget[clients] ** 2 * (1.0 + ROUNDING))
+        return np.asarray(total <= self.budget[clients] ** 2 * (1.0 + BOOKS))
 
     def charge(
         self,

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from niss.accounting.ledger import ROUNDING
 from niss.accounting.ledger_chain import (
     LONGEST_BASIS,
     Charge,
@@ -36,6 +35,7 @@ from niss.accounting.ledger_chain import (
     seal,
     starts_whole,
 )
+from niss.checks import BOOKS
 from niss.errors import ConfigError, PrivacyError
 from niss.files import lock_file, sync_folder, to_json
 from niss.mechanism import gdp_epsilon
@@ -308,7 +308,7 @@ class LedgerFile:
         joint, marginal, count = self._squares.get(client, (0.0, 0.0, 0))
         joint += mu.joint * mu.joint
         budget = None if self.header.budgets is None else self.header.budgets[client]
-        if budget is not None and not joint <= budget * budget * (1.0 + ROUNDING):
+        if budget is not None and not joint <= budget * budget * (1.0 + BOOKS):
             raise PrivacyError(
                 f"client {client} would overspend its privacy budget: mu {math.sqrt(joint):.6g} of {budget:.6g}",
                 hint="fewer rounds, a larger epsilon, or a higher cap on participations",

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from niss.checks import LIMITS
 from niss.errors import PrivacyError
 from niss.mechanism import gdp_epsilon, gdp_mu
 
 FIRST_BUDGET = "the budget that the ledger was begun with"
 # What sums of a few thousand charges may differ by from the exact value.
-_ROUNDING = 1.0 + 1e-8
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def binding(limits: list[Limit]) -> Limit | None:
 def require_within(limits: list[Limit], joint_squared: float) -> None:
     """Raise `PrivacyError` for charges whose mu^2 in the joint view come to more than a limit allows."""
     limit = binding(limits)
-    if limit is None or joint_squared <= limit.mu**2 * _ROUNDING:
+    if limit is None or joint_squared <= limit.mu**2 * (1.0 + LIMITS):
         return
     raised = [other for other in limits if other.epsilon > limit.epsilon and limit.source == FIRST_BUDGET]
     why = f"; a larger one ({raised[0].words}) does not raise it" if raised else ""

@@ -37,6 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from niss.checks import require_one_of
 from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon
@@ -195,10 +196,7 @@ def _check(
         ("unit", unit, tuple(_RELATIONS)),
         ("relation", relation, _RELATIONS.get(unit, ())),
     ):
-        if value not in allowed:
-            raise ConfigError(
-                f"unknown value {value!r}", field=field, hint="use one of: " + ", ".join(allowed)
-            )
+        require_one_of(value, allowed, field=field)
     for mu in mus:
         _checked(mu)
     if not 1 <= participants <= clients:

@@ -42,6 +42,7 @@ from niss.accounting.targets import (
     most_dropped,
     split_failure,
 )
+from niss.checks import require_one_of
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_mu
 from niss.methods import enough_neighbours, too_sparse
@@ -316,8 +317,7 @@ def plan_carried(
             "rounds": rounds,
         },
     )
-    if goal not in GOALS:
-        raise ConfigError(f"unknown value {goal!r}", field="goal", hint="use one of: " + ", ".join(GOALS))
+    require_one_of(goal, GOALS, field="goal")
     if carried_to_residual is not None and not 0.0 <= carried_to_residual < math.inf:
         raise ConfigError("must be finite and not negative", field="carried_to_residual")
     if not 0.0 < sensitivity < math.inf:

@@ -25,6 +25,7 @@ from niss.accounting.targets import (
     client_sensitivity,
     split_failure,
 )
+from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.graph import GRAPHS
 from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
@@ -140,10 +141,7 @@ class Plan:
         }
         for field, allowed in choices.items():
             value = getattr(self, field)
-            if value not in allowed:
-                raise ConfigError(
-                    f"unknown value {value!r}", field=field, hint="use one of: " + ", ".join(allowed)
-                )
+            require_one_of(value, allowed, field=field)
         for field in ("clip", "kappa", "learning_rate"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0.0):

@@ -28,6 +28,7 @@ from niss.accounting.discretisation import (
 )
 from niss.accounting.plans import Plan
 from niss.accounting.targets import committee_threshold, split_failure
+from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS, Grid
@@ -45,7 +46,6 @@ _LEAST_LOG_STEPS = 4.0
 # The residual noise covers the worst of this many graphs, and this much more.
 _GRAPHS, _MARGIN = 3, 1.03
 # A hair more than the promise needs, so that no client refuses for the last bit of a float.
-SAME = 1.0 + 1e-9
 _LOG_STEPS = 8.0
 _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
@@ -89,8 +89,7 @@ def make_terms(
             field="plan",
             hint="make_schedule",
         )
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    require_one_of(mode, MODES, field="mode")
     own = float((plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST))[0]) ** 2
     unit = plan.kappa * own / plan.neighbours
     residual = _residual(plan, participants, unit, own)
@@ -111,7 +110,7 @@ def make_terms(
         neighbours=float(plan.neighbours),
         unit_variance=unit,
         residual_variance=residual,
-        self_variance=max(own * SAME - residual, 0.0) if repairing else 0.0,
+        self_variance=max(own * (1.0 + BOOKS) - residual, 0.0) if repairing else 0.0,
         revealed=plan.revealed if repairing else 0,
         dropped=plan.dropped if repairing else 0,
         committee=committee,
@@ -191,7 +190,7 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
         return float(plan.tau2 * unit * plan.neighbours)
     if plan.neighbours >= participants - 1:
         complete = ShareGraph.complete(participants, weight=plan.neighbours / (participants - 1))
-        graphs, margin = [complete], SAME
+        graphs, margin = [complete], 1.0 + BOOKS
     else:
         beacons = [hashlib.sha256(b"niss.terms" + bytes([number])).digest() for number in range(_GRAPHS)]
         graphs = [
@@ -300,8 +299,7 @@ def make_schedule(
     """
     if not (plan.kind.carries and plan.kind.has_protocol):
         raise ConfigError("a schedule is made for a method that carries noise over", field="plan")
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    require_one_of(mode, MODES, field="mode")
     if mode == "tolerate" and (plan.dropped or plan.revealed):
         raise ConfigError(
             "the plan pays for repairs, but nothing is repaired", field="plan", hint="mode 'repair'"
@@ -332,7 +330,7 @@ def make_schedule(
         members, threshold = committee_of(plan, participants)
         alone = noise.spatial / (2.0 * plan.kappa)
         if run.private:
-            alone = run.needed_self_mask * SAME
+            alone = run.needed_self_mask * (1.0 + BOOKS)
         schedule = replace(
             schedule,
             dropped=plan.dropped,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
 from niss.attacks.experiment import Clients, Experiment, Findings, Help, Progress, Row
+from niss.checks import BOOKS
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from niss.charts import Chart
 
 # Between two exact computations.
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class _Scene:
 
 def _row(name: str, rule: str | None, reached: float, charged: float, outcome: str) -> Row:
     """One line of the table; an outcome that the numbers deny is replaced."""
-    if reached > charged * (1.0 + _ROUNDING):
+    if reached > charged * (1.0 + BOOKS):
         outcome = "more than was charged"
     return {
         "attack": name,
@@ -225,7 +225,7 @@ def _row(name: str, rule: str | None, reached: float, charged: float, outcome: s
 def _verdict(found: MeasuredMu, reached: float, claimed: float) -> str:
     if max(found.low, found.proved) > claimed:
         return "the claim is refuted"
-    if reached < claimed * (1.0 - _ROUNDING):
+    if reached < claimed * (1.0 - BOOKS):
         return "stays below the claim"
     return "reaches the claim" if found.high >= claimed else "measured below the claim"
 

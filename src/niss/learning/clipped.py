@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional
 
+from niss.checks import require_real, require_whole
 from niss.errors import ConfigError
 from niss.learning.flat import FlatLayout
 from niss.learning.local import (
@@ -26,9 +27,7 @@ from niss.learning.local import (
     borrowed,
     mean_loss,
     require_logits,
-    require_real,
     require_samples,
-    require_whole,
     trainable_parameters,
 )
 from niss.learning.stackable import as_function

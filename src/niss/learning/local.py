@@ -6,7 +6,6 @@ it stand the refusals of this room, and the contexts that leave a borrowed modul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from niss.checks import require_real, require_whole
 from niss.errors import ConfigError
 from niss.learning.flat import FlatLayout
 from niss.randomness import SimStream
@@ -293,27 +293,6 @@ def batch_statistics_layers(module: nn.Module) -> list[str]:
         for name, part in module.named_modules()
         if isinstance(part, _BatchNorm) or (isinstance(part, _InstanceNorm) and part.track_running_stats)
     ]
-
-
-def require_whole(value: object, *, field: str, at_least: int) -> None:
-    """Refuse anything but an int >= `at_least`; a bool is not a number here."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ConfigError(f"must be a whole number of at least {at_least}, not {value!r}", field=field)
-
-
-def require_real(value: object, *, field: str, below: float = math.inf, zero_allowed: bool = True) -> None:
-    """Refuse anything but a finite number in [0, below), or in (0, below) without `zero_allowed`."""
-    fits = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0.0 <= value < below
-        and (zero_allowed or value > 0.0)
-    )
-    if not fits:
-        limits = "at least 0" if zero_allowed else "above 0"
-        if below < math.inf:
-            limits += f" and below {below:g}"
-        raise ConfigError(f"must be a finite number {limits}, not {value!r}", field=field)
 
 
 def require_samples(images: Tensor, labels: Tensor) -> int:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError, PrivacyError
+from niss.checks import require_real
+from niss.errors import PrivacyError
 
 Float = TypeVar("Float", bound=np.floating[Any])
 
@@ -35,7 +36,7 @@ def clip_l2(update: NDArray[Float], bound: float) -> NDArray[Float]:
     A zero update stays zero. An update with NaN or infinite entries has no norm to bound and is
     refused; a caller that must go on sends the zero update instead, which every clip allows.
     """
-    _require_bound(bound)
+    require_real(bound, field="clip", zero_allowed=False)
     require_finite(update)
     norm = l2_norm(update)
     if norm <= bound:
@@ -57,7 +58,7 @@ def clip_l2(update: NDArray[Float], bound: float) -> NDArray[Float]:
 
 def clip_elements(update: NDArray[Float], bound: float) -> NDArray[Float]:
     """Every entry cut to [-bound, bound]: the paper's clipping, which bounds no useful L2 norm."""
-    _require_bound(bound)
+    require_real(bound, field="clip", zero_allowed=False)
     require_finite(update)
     limit = update.dtype.type(min(bound, float(np.finfo(update.dtype).max)))
     return np.asarray(np.clip(update, -limit, limit))
@@ -76,8 +77,3 @@ def require_finite(update: NDArray[np.floating[Any]]) -> None:
 def _scaled(update: NDArray[Float], factor: float) -> NDArray[Float]:
     with np.errstate(under="ignore"):
         return (update * update.dtype.type(factor)).astype(update.dtype, copy=False)
-
-
-def _require_bound(bound: float) -> None:
-    if not math.isfinite(bound) or bound <= 0.0:
-        raise ConfigError(f"must be a finite number above 0, not {bound!r}", field="clip")

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+from niss.checks import require_real
 from niss.errors import ConfigError, PrivacyError
 
 MECHANISMS = ("analytic", "classical")
@@ -39,8 +40,8 @@ def gdp_delta(epsilon: float, mu: float) -> float:
     Relative error below 1e-9 for epsilon >= 0.1 down to delta = 1e-300; the two terms cancel more as
     mu shrinks, to about 1e-7 at epsilon = 1e-3.
     """
-    _require_positive(epsilon, "epsilon", zero_allowed=True)
-    _require_positive(mu, "mu", zero_allowed=True)
+    require_real(epsilon, field="epsilon")
+    require_real(mu, field="mu")
     if mu == 0.0:
         return 0.0
     upper = log_normal_cdf(-epsilon / mu + mu / 2.0)
@@ -69,7 +70,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 @lru_cache(maxsize=65_536)
 def gdp_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded to the safe side."""
-    _require_positive(epsilon, "epsilon")
+    require_real(epsilon, field="epsilon", zero_allowed=False)
     _require_delta(delta)
     high = 1.0
     while gdp_delta(epsilon, high) <= delta:
@@ -94,9 +95,9 @@ def gaussian_sigma(
     it may add too little noise, so it is refused unless `allow_invalid=True` (at epsilon = 10,
     delta = 1e-4 its true delta is 2.7e-4).
     """
-    _require_positive(epsilon, "epsilon")
+    require_real(epsilon, field="epsilon", zero_allowed=False)
     _require_delta(delta)
-    _require_positive(sensitivity, "sensitivity")
+    require_real(sensitivity, field="sensitivity", zero_allowed=False)
     if mechanism == "analytic":
         return sensitivity / gdp_mu(epsilon, delta)
     if mechanism != "classical":
@@ -121,11 +122,6 @@ def _bisect(holds: Callable[[float], bool], *, low: float, high: float) -> float
             high = middle
         else:
             low = middle
-
-
-def _require_positive(value: float, field: str, *, zero_allowed: bool = False) -> None:
-    if not math.isfinite(value) or value < 0.0 or (value == 0.0 and not zero_allowed):
-        raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
 
 
 def _require_delta(delta: float) -> None:

@@ -55,6 +55,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from niss.checks import require_real
 from niss.errors import ConfigError
 from niss.mechanism.gaussian import gdp_delta
 from niss.randomness import sampler_factor
@@ -118,7 +119,7 @@ class Grid:
 
     def deviation_steps(self, variance: float) -> float:
         """The deviation `sqrt(variance)` in grid steps."""
-        _require_amount(variance, "variance")
+        require_real(variance, field="variance")
         return math.ldexp(math.sqrt(variance), self.bits)
 
     def check_fits(
@@ -143,8 +144,8 @@ class Grid:
         the updates adds nothing: no entry of one exceeds its norm, which is within the clip after rounding too.
         """
         bits = require_modulus(modulus_bits)
-        _require_amount(clip_sum, "clip_sum")
-        _require_amount(deviation_sum, "deviation_sum")
+        require_real(clip_sum, field="clip_sum")
+        require_real(deviation_sum, field="deviation_sum")
         if coordinates < 1 or clients < 1:
             raise ConfigError("must be at least 1", field="coordinates" if coordinates < 1 else "clients")
         if not 0.0 < failure < 1.0:
@@ -191,11 +192,6 @@ def require_modulus(modulus_bits: int) -> ModulusBits:
     if modulus_bits == 32:
         return 32
     raise ConfigError(f"must be 32 or 64, not {modulus_bits!r}", field="modulus_bits")
-
-
-def _require_amount(value: float, field: str) -> None:
-    if not math.isfinite(value) or value < 0.0:
-        raise ConfigError(f"must be finite and not negative, not {value!r}", field=field)
 
 
 def aliasing_distance(deviation_steps: ArrayLike, share_steps: ArrayLike) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from niss.errors import ConfigError
+from niss.checks import require_real, require_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +37,9 @@ class Noise:
 
     def __post_init__(self) -> None:
         for name in ("participants", "colluders", "dropped", "revealed", "committee", "threshold"):
-            least = 1 if name == "participants" else 0
-            if getattr(self, name) < least:
-                raise ConfigError(f"must be at least {least}, not {getattr(self, name)}", field=name)
+            require_whole(getattr(self, name), field=name, at_least=1 if name == "participants" else 0)
         for name in ("unit", "residual", "carried", "self_mask"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ConfigError(f"must be finite and not negative, not {value!r}", field=name)
+            require_real(getattr(self, name), field=name)
 
     @property
     def spatial(self) -> float:

@@ -10,7 +10,7 @@ A new method is a file with a subclass of `Method`, and a line below.
 
 from __future__ import annotations
 
-from niss.errors import ConfigError
+from niss.checks import require_one_of
 from niss.mechanism import DISTORTIONS, Distortion, distortion_named
 from niss.methods.base import (
     CarriedEdges,
@@ -54,8 +54,7 @@ METHODS: dict[str, Method] = {
 
 def method_named(name: str) -> Method:
     """The method of that name. Raises ConfigError for an unknown one; `METHODS.get(name)` does not."""
-    if name not in METHODS:
-        raise ConfigError(f"unknown value {name!r}", field="method", hint="use one of: " + ", ".join(METHODS))
+    require_one_of(name, METHODS, field="method")
     return METHODS[name]
 
 

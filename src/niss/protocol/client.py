@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.checks import PLANNED
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import committee
@@ -39,7 +40,6 @@ from niss.protocol.states import CurrentRound, Memory, client_step, dump, restor
 from niss.protocol.wire import decode, encode, pack, signed_part
 
 # Numbers that differ by less differ by rounding alone.
-_SAME = 1e-6
 
 Answer = TypeVar("Answer", Upload, Reveal)
 
@@ -370,7 +370,7 @@ class Client:
             return
         # The square root first, so that no terms overflow.
         found = math.sqrt(terms.unit_variance) * size / terms.clip * math.sqrt(terms.neighbours)
-        if not math.isclose(found, math.sqrt(wanted), rel_tol=_SAME):
+        if not math.isclose(found, math.sqrt(wanted), rel_tol=PLANNED):
             raise RemoteProtocolError(
                 "the noise shares are not as strong as the plan says", hint="use the kappa of the plan"
             )

@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from niss.accounting import Plan
+from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, NissError, RemoteProtocolError
 from niss.protocol import (
     MODES,
@@ -88,7 +89,6 @@ _MAY_BE_MISSING = ("tau2", "rounds", "committee", "carried_to_residual")
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What rounding in the terms may add is not worth a refusal.
-_ROUNDING = 1.0 + 1e-9
 # What JSON of somebody else's making can raise while it is read.
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
@@ -134,12 +134,12 @@ class Proposal:
             return math.inf
         if self.schedule is not None:
             return self.run_mu
-        return float(self.plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * _ROUNDING
+        return float(self.plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * (1.0 + BOOKS)
 
     @property
     def run_mu(self) -> float:
         """The most that the run may cost a client; infinite for a plan that promises nothing."""
-        return float(self.plan.budget(1)[0]) * _ROUNDING if self.plan.calibrated else math.inf
+        return float(self.plan.budget(1)[0]) * (1.0 + BOOKS) if self.plan.calibrated else math.inf
 
     def signed(self, server: Identity) -> bytes:
         """The proposal as it travels: the server's signature, then JSON."""
@@ -195,8 +195,7 @@ def read_proposal(data: bytes) -> Proposal:
 
 def check_mode(plan: Plan, mode: str) -> None:
     """Refuse (`ConfigError`) a way to handle dropouts that there is not, or not for this plan."""
-    if mode not in MODES:
-        raise ConfigError(f"unknown value {mode!r}", field="mode", hint="use one of: " + ", ".join(MODES))
+    require_one_of(mode, MODES, field="mode")
     if plan.kind.carries and mode == "repair" and plan.committee is not None and plan.colluders:
         # Nodes take a drawn committee for one that the server chose: all its colluders may be in it.
         raise ConfigError(

@@ -22,6 +22,7 @@ import numpy as np
 
 from niss.accounting import ChargeableLedger, Ledger
 from niss.accounting.node_limits import Limit, require_within
+from niss.checks import LIMITS
 from niss.errors import LocalProtocolError, PrivacyError
 from niss.protocol import Entropy, Identity, SecretBytes
 from niss.session.limits import Budget, Ceiling
@@ -32,7 +33,6 @@ _MOST_RUNS = 64
 MOST_FAILING_RUNS = 1_000
 """Most runs that one identity joins whose bounds on colluders may fail."""
 # What sums of a few thousand charges may differ by from the exact value.
-_ROUNDING = 1.0 + 1e-8
 
 
 @dataclass
@@ -259,7 +259,7 @@ def _check_failures(failures: float, allowed: float) -> None:
 
     By the union bound, all graphs together fail with the sum of their probabilities at most.
     """
-    if failures > allowed * _ROUNDING:
+    if failures > allowed * (1.0 + LIMITS):
         raise PrivacyError(
             "the bounds on colluders of all runs that this client joined may fail with probability "
             f"{failures:.2g}; its delta has room for {allowed:.2g}",

@@ -29,6 +29,7 @@ from scipy.linalg import lapack, solve_triangular, solveh_banded
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import cg
 
+from niss.checks import BOUNDS, require_real
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.views.covariance import Knowledge, hidden_noise, per_client
@@ -39,7 +40,6 @@ IntArray = NDArray[np.int64]
 # Up to here the whole matrix is factored (300 MB); beyond, each client is solved for by itself.
 DENSE_VERTICES = 6_000
 # Rounding in the dot products of a bound, relative to the result.
-_ROUNDING = 1e-12
 
 Vertex = tuple[int, int]
 
@@ -67,10 +67,7 @@ class RoundNoise:
                 field="clients",
             )
         for value in (self.unit_variance, *(() if self.carried is None else self.carried[1:])):
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ConfigError(
-                    f"must be a finite number, not below 0, not {value!r}", field="unit_variance"
-                )
+            require_real(value, field="unit_variance")
 
 
 class RunKnowledge(NamedTuple):
@@ -242,7 +239,7 @@ def _bounded_forms(covariance: csr_array, moves: FloatArray, residual: FloatArra
             )
         rest = move - covariance @ solution
         bounds[column] = move @ solution + solution @ rest + float(np.sum(rest**2 / residual))
-    return bounds * (1.0 + _ROUNDING)
+    return bounds * (1.0 + BOUNDS)
 
 
 @dataclass(frozen=True)

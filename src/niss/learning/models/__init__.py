@@ -18,8 +18,9 @@ from typing import Any
 
 from torch import nn
 
+from niss.checks import require_whole
 from niss.errors import ConfigError
-from niss.learning.local import require_whole, seeded_torch
+from niss.learning.local import seeded_torch
 from niss.learning.models.images import NORM_GROUP, Cnn, Mlp, ResNet, recognise, to_tensor
 from niss.learning.models.tokens import GruLayer, LstmLayer, Recurrent, Transformer
 from niss.randomness import SimStream
