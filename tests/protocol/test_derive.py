@@ -170,7 +170,7 @@ def test_malformed_ends_and_secrets_are_refused() -> None:
         with pytest.raises(LocalProtocolError):
             derive_seed(SHARED, context(), sender, receiver, "share")
     for shared in (b"", bytes(31), bytes(33)):
-        with pytest.raises(LocalProtocolError, match="pair_secret"):
+        with pytest.raises(LocalProtocolError, match="edge_key"):
             derive_seed(shared, context(), A, B, "share")
     with pytest.raises(LocalProtocolError, match="purpose"):
         derive_seed(SHARED, context(), A, B, "")

@@ -292,7 +292,7 @@ def test_below_the_threshold_that_a_client_insists_on_the_graded_attack_succeeds
     weak = members // 2 + 1
     with pytest.raises(RemoteProtocolError, match=f"{weak} of the {members} members of the committee"):
         Scene(10, 9.0, 2, members=members, threshold=weak)
-    monkeypatch.setattr("niss.accounting.protocol_rounds.check_committee", lambda *_: None)
+    monkeypatch.setattr("niss.accounting.account.check_committee", lambda *_: None)
     scene = Scene(10, 9.0, 2, members=members, threshold=weak)
     victim = next(seat for seat in range(10) if seat not in scene.colluders)
     stripped = scene.left(scene.attack(graded(scene, victim, random.Random(1))))
