@@ -86,7 +86,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Charge:
+class LedgerEntry:
     """One upload of each of these clients, charged before it left; infinite mu: no guarantee.
 
     round, attempt  which upload; no two charges of a ledger have the same
@@ -117,7 +117,7 @@ def client_order(client: str) -> tuple[int, int, str]:
     return (0, int(client), client) if client.isdecimal() else (1, 0, client)
 
 
-def charges_csv(charges: Iterable[Charge]) -> str:
+def charges_csv(charges: Iterable[LedgerEntry]) -> str:
     """One line per charge and client, for spreadsheets; infinite mu is written as inf."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -181,7 +181,7 @@ def read_header(line: bytes, where: str) -> tuple[Header, str]:
     return header, str(record["hash"])
 
 
-def read_charge(line: bytes, where: str, previous: str) -> Charge:
+def read_charge(line: bytes, where: str, previous: str) -> LedgerEntry:
     """One charge; refuses a record that does not follow the one with the hash `previous`."""
     record = _unseal(line, where)
     if record.get("previous") != previous:
@@ -193,7 +193,7 @@ def read_charge(line: bytes, where: str, previous: str) -> Charge:
             client: Mu(_infinite(mu["mu_joint"]), _infinite(mu["mu_marginal"]))
             for client, mu in record["mus"].items()
         }
-        charge = Charge(record["round"], record["attempt"], mus, record["basis"], record["hash"])
+        charge = LedgerEntry(record["round"], record["attempt"], mus, record["basis"], record["hash"])
         as_written = seal(charge.body(previous))[0] == line
     except (AttributeError, KeyError, TypeError, ValueError):
         as_written = False

@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from niss.accounting.ledger_chain import (
     LONGEST_BASIS,
-    Charge,
     Header,
+    LedgerEntry,
     Mu,
     canonical,
     charges_csv,
@@ -49,7 +49,7 @@ class LedgerFile:
         self.header = header
         self._hashes = [head]
         self._file = file
-        self._entries: list[Charge] = []
+        self._entries: list[LedgerEntry] = []
         self._charged: set[tuple[int, int]] = set()
         self._squares: dict[str, tuple[float, float, int]] = {}
         self._torn: bytes = b""
@@ -127,7 +127,7 @@ class LedgerFile:
         return cls._verified(path, content, None, expected_head)
 
     @property
-    def entries(self) -> tuple[Charge, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """Every charge, in the order of the file."""
         return tuple(self._entries)
 
@@ -176,7 +176,7 @@ class LedgerFile:
         attempt: int,
         mus: Mapping[str, tuple[float, float]],
         basis: Mapping[str, Any] | None = None,
-    ) -> Charge:
+    ) -> LedgerEntry:
         """Charge one upload to each client; on disk before this returns. Send afterwards, never before.
 
         round, attempt  which upload this is
@@ -191,7 +191,7 @@ class LedgerFile:
                 f"{self.path} is closed, or open for reading only", hint="open it with LedgerFile.open"
             )
         entries = {client: Mu(float(joint), float(marginal)) for client, (joint, marginal) in mus.items()}
-        entry = Charge(round, attempt, entries, dict(basis or {}))
+        entry = LedgerEntry(round, attempt, entries, dict(basis or {}))
         squares = self._checked(entry)
         line, digest = seal(entry.body(self.head))
         self._append(line)
@@ -277,7 +277,7 @@ class LedgerFile:
             )
         return ledger
 
-    def _checked(self, entry: Charge) -> dict[str, tuple[float, float, int]]:
+    def _checked(self, entry: LedgerEntry) -> dict[str, tuple[float, float, int]]:
         """The clients' new totals, if this charge is allowed; the same checks for a new charge and one that is read."""
         for field, value in (("round", entry.round), ("attempt", entry.attempt)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -315,8 +315,10 @@ class LedgerFile:
             )
         return joint, marginal + mu.marginal * mu.marginal, count + 1
 
-    def _accept(self, entry: Charge, digest: str, squares: dict[str, tuple[float, float, int]]) -> Charge:
-        entry = Charge(entry.round, entry.attempt, entry.mus, entry.basis, digest)
+    def _accept(
+        self, entry: LedgerEntry, digest: str, squares: dict[str, tuple[float, float, int]]
+    ) -> LedgerEntry:
+        entry = LedgerEntry(entry.round, entry.attempt, entry.mus, entry.basis, digest)
         self._entries.append(entry)
         self._charged.add((entry.round, entry.attempt))
         self._squares.update(squares)

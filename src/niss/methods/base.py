@@ -88,7 +88,7 @@ class PlainRows:
 
 
 @dataclass(frozen=True)
-class Shares:
+class RoundShares:
     """How the participants of a round share noise: with whom, how much, and how it is distorted.
 
     `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was.
@@ -181,14 +181,16 @@ class Method(ABC):
 
     # What runs. By default nothing is shared and nobody adds anything.
 
-    def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
+    def share(
+        self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes
+    ) -> RoundShares:
         """With whom each participant shares noise in one round.
 
         own_variance  the noise each would need alone, per coordinate of its upload
         beacon        public randomness of the round, from which the graph follows
         """
         size = participants.size
-        return Shares(ShareGraph(size, []), 0.0, np.zeros(size))
+        return RoundShares(ShareGraph(size, []), 0.0, np.zeros(size))
 
     def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         """Turn `p_k x_k` into what each client uploads, in place; returns the round with what was drawn.

@@ -26,7 +26,7 @@ from niss.methods.base import (
     FloatArray,
     IntArray,
     Method,
-    Shares,
+    RoundShares,
     UploadRows,
     of_participants,
     server_adversary,
@@ -120,7 +120,9 @@ class Niss(Method):
                 hint="leave it out, or take fewer rounds",
             )
 
-    def share(self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes) -> Shares:
+    def share(
+        self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes
+    ) -> RoundShares:
         """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2.
 
         A client that needs more noise sends and receives in proportion, so that shares have one unit variance.
@@ -144,8 +146,8 @@ class Niss(Method):
             common, opponent = calibrated_tau2(graph, plan.corruption, plan.kappa / plan.neighbours, target)
             if opponent.alone:
                 raise too_sparse(size, plan.neighbours, plan.corruption)
-            return Shares(graph, unit, np.full(size, common), opponent)
-        return Shares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
+            return RoundShares(graph, unit, np.full(size, common), opponent)
+        return RoundShares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
 
     def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         if self.carries:
@@ -424,7 +426,7 @@ class NissCarried(Niss):
     defaults = MappingProxyType({"graph": "complete", "kappa": 20.0})
 
 
-def _committed_shares(plan: Plan, own_variance: FloatArray) -> Shares:
+def _committed_shares(plan: Plan, own_variance: FloatArray) -> RoundShares:
     """The shares within a round of a run that carries noise."""
     if np.ptp(own_variance) > 1e-9 * own_variance.max():
         raise ConfigError(
@@ -435,7 +437,7 @@ def _committed_shares(plan: Plan, own_variance: FloatArray) -> Shares:
     size = own_variance.size
     noise = plan.committed(size).noise
     unit = noise.unit * _square(plan, own_variance)
-    return Shares(everyone(size), unit, np.full(size, noise.residual / (noise.neighbours * noise.unit)))
+    return RoundShares(everyone(size), unit, np.full(size, noise.residual / (noise.neighbours * noise.unit)))
 
 
 def _is_multiplied(round: RoundPlan) -> bool:
