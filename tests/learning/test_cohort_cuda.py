@@ -38,8 +38,7 @@ from niss.learning import (
 )
 from niss.learning.cohort import BatchTable, Problem, Work
 from niss.randomness import SimStream
-from niss.simulation.cuda import add_shares_on_device
-from niss.simulation.cuda.uploads import DeviceUploads
+from niss.simulation.cuda import DeviceUploads, add_shares_on_device
 from niss.simulation.uploads import HostUploads, Seats
 
 try:

@@ -17,7 +17,7 @@ from niss.learning.clipped import clipped_mlp_step, clipped_mlp_steps
 from niss.mechanism import l2_norm
 from niss.randomness import SimStream
 from niss.simulation import cuda as noise_on_device
-from niss.simulation.cuda.uploads import DeviceUploads
+from niss.simulation.cuda import DeviceUploads
 from niss.simulation.uploads import HostUploads, Seats
 
 CLIENTS, COORDINATES = 70, 501  # more rows than are clipped at once

@@ -160,7 +160,7 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import niss
-    from niss.simulation.records import CheckpointFolder
+    from niss.simulation.method_run import CheckpointFolder
 
     saved, original = [], CheckpointFolder.save_checkpoint
 

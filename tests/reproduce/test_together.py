@@ -8,7 +8,7 @@ import pytest
 import niss
 from niss.errors import ConfigError, RunFolderError
 from niss.simulation import compare_seeds, compare_together, make_config, with_overrides
-from niss.simulation.records import CheckpointFolder
+from niss.simulation.method_run import CheckpointFolder
 
 SAME_BYTES = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json")
 

@@ -14,7 +14,7 @@ from niss.errors import ConfigError
 from niss.mechanism import l2_norm
 from niss.mechanism.adaptive import AdaptiveClip, bit_weight, room, short_fraction, was_short
 from niss.methods import METHODS
-from niss.simulation.cuda.uploads import DeviceUploads
+from niss.simulation.cuda import DeviceUploads
 from niss.simulation.uploads import HostUploads
 from support.federation import small_config
 

@@ -17,7 +17,7 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.protocol.agreement import LINKS_PER_ROUND, link_of
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
-from niss.simulation import records
+from niss.simulation import method_run
 from niss.simulation import round as round_module
 from niss.simulation.exchange import Played
 from support.federation import small_config
@@ -136,16 +136,16 @@ def test_a_run_goes_on_tells_of_it_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
 ) -> None:
     materials = {"model": linear, "clients": datasets, "test": held_out}
-    append = records.CheckpointFolder.append_round
+    append = method_run.CheckpointFolder.append_round
 
-    def dying(self: records.CheckpointFolder, metrics: dict[str, Any], seconds: float) -> None:
+    def dying(self: method_run.CheckpointFolder, metrics: dict[str, Any], seconds: float) -> None:
         append(self, metrics, seconds)
         if metrics.round == 1:
             raise Killed
 
     protocol_run(SEED, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(records.CheckpointFolder, "append_round", dying)
+        patch.setattr(method_run.CheckpointFolder, "append_round", dying)
         with pytest.raises(Killed):
             niss.run(twelve(), out=tmp_path / "a", **materials)
     # Round 1 had several attempts, and one charge. No checkpoint holds it: it is played, and charged, anew.
@@ -170,15 +170,15 @@ def test_a_resumed_ledger_has_the_same_bytes(
     materials = {"model": linear, "clients": datasets, "test": held_out}
     config = twelve(methods=[{"name": "niss", "neighbours": 11, "graph": "complete"}])
     niss.run(config, out=tmp_path / "whole", **materials)
-    save = records.CheckpointFolder.save_checkpoint
+    save = method_run.CheckpointFolder.save_checkpoint
 
-    def dying(self: records.CheckpointFolder, checkpoint: records.Checkpoint) -> None:
+    def dying(self: method_run.CheckpointFolder, checkpoint: method_run.Checkpoint) -> None:
         if checkpoint.rounds == 2:
             raise Killed
         save(self, checkpoint)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records.CheckpointFolder, "save_checkpoint", dying)
+        patch.setattr(method_run.CheckpointFolder, "save_checkpoint", dying)
         with pytest.raises(Killed):
             niss.run(config, out=tmp_path / "cut", **materials)
     niss.resume(tmp_path / "cut", **materials)

@@ -10,7 +10,7 @@ import pytest
 import niss
 from niss.accounting.ledger_file import LedgerFile
 from niss.methods import METHODS
-from niss.simulation import compare_together, make_config, method_run, records
+from niss.simulation import compare_together, make_config, method_run
 from niss.simulation.config import with_overrides
 from support.federation import small_config
 
@@ -90,7 +90,7 @@ def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
 
 
 def _kill_at(patch, moment):
-    append, write = records.CheckpointFolder.append_round, records.write_atomically
+    append, write = method_run.CheckpointFolder.append_round, method_run.write_atomically
     charge, conclude = LedgerFile._append, method_run.MethodRun.conclude
 
     def dying_charge(self, line):
@@ -109,7 +109,7 @@ def _kill_at(patch, moment):
 
     def dying_write(path, content):
         # The third checkpoint gets no further than its temporary file.
-        third = path.name == records.CHECKPOINT and path.exists() and b'"rounds":"2"' in path.read_bytes()
+        third = path.name == method_run.CHECKPOINT and path.exists() and b'"rounds":"2"' in path.read_bytes()
         if moment == "inside checkpoint" and third:
             raise Killed
         write(path, content)
@@ -120,8 +120,8 @@ def _kill_at(patch, moment):
         return conclude(*arguments)
 
     patch.setattr(LedgerFile, "_append", dying_charge)
-    patch.setattr(records.CheckpointFolder, "append_round", dying_append)
-    patch.setattr(records, "write_atomically", dying_write)
+    patch.setattr(method_run.CheckpointFolder, "append_round", dying_append)
+    patch.setattr(method_run, "write_atomically", dying_write)
     patch.setattr(method_run.MethodRun, "conclude", dying_conclude)
 
 

@@ -68,7 +68,7 @@ def test_a_run_keeps_the_separation_also_after_an_interruption(
     tmp_path, monkeypatch, datasets, held_out, linear
 ):
     from niss.accounting import LedgerFile
-    from niss.simulation import records
+    from niss.simulation import method_run
 
     config = small_config(
         rounds=8,
@@ -77,7 +77,7 @@ def test_a_run_keeps_the_separation_also_after_an_interruption(
     )
     materials = {"model": linear, "clients": datasets, "test": held_out}
     niss.run(config, out=tmp_path / "whole", **materials)
-    append = records.CheckpointFolder.append_round
+    append = method_run.CheckpointFolder.append_round
 
     def dying(self, metrics, seconds):
         if metrics.round == 5:
@@ -85,7 +85,7 @@ def test_a_run_keeps_the_separation_also_after_an_interruption(
         append(self, metrics, seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records.CheckpointFolder, "append_round", dying)
+        patch.setattr(method_run.CheckpointFolder, "append_round", dying)
         with pytest.raises(KeyboardInterrupt):
             niss.run(config, out=tmp_path / "cut", **materials)
     niss.resume(tmp_path / "cut", **materials)

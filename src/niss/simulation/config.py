@@ -30,6 +30,7 @@ from niss.simulation.sections import (
 
 if TYPE_CHECKING:
     from niss.accounting import Plan
+    from niss.mechanism.adaptive import AdaptiveClip
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""
@@ -128,6 +129,15 @@ class Config:
             participants=self.training.participants,
             least=self.training.separation,
         )
+
+    def adaptive_clip(self, method: MethodConfig) -> AdaptiveClip | None:
+        """How the clip follows the norms of updates when this method runs; None: it stays, or there is none."""
+        from niss.mechanism.adaptive import AdaptiveClip
+
+        privacy = self.privacy
+        if privacy.quantile is None or not method.kind.private:
+            return None
+        return AdaptiveClip(privacy.clip, privacy.quantile, privacy.first_clip, privacy.clip_rate)
 
     def plan(self, method: MethodConfig) -> Plan:
         """The plan that protects the clients when this method runs.

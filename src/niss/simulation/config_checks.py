@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from niss.data.catalog import find_spec
 from niss.errors import ConfigError, PrivacyError
-from niss.simulation.clipping import adaptive_clip
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
@@ -176,7 +175,7 @@ def _check_method(config: Config, method: MethodConfig) -> None:
     _check_whole_run(config, method)
     _check_quantile(config, method)
     try:
-        adaptive_clip(config, method)
+        config.adaptive_clip(method)
         plan = config.plan(method)
         if plan.participants is not None:
             plan.committed(plan.participants)

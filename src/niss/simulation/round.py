@@ -26,7 +26,6 @@ from niss.methods import NoiseHistory
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
 from niss.simulation.carrying import can_repair
-from niss.simulation.clipping import adaptive_clip
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchange, Played, Simulated
 from niss.simulation.materials import Materials
@@ -74,7 +73,7 @@ class Federation:
                 plan,
                 rounds=plan.planned_rounds + plan.closing if plan.kind.carries else config.rounds,
                 participants=config.training.participants if plan.kind.carries else None,
-                coordinates=materials.layout.size + (adaptive_clip(config, method) is not None),
+                coordinates=materials.layout.size + (config.adaptive_clip(method) is not None),
                 mode=settings.mode,
                 grid_bits=settings.grid_bits,
                 modulus_bits=settings.modulus_bits,
@@ -91,7 +90,7 @@ class Federation:
     @property
     def adaptive(self) -> AdaptiveClip | None:
         """How the clip moves from round to round; None: not at all."""
-        return adaptive_clip(self.config, self.config.methods[0])
+        return self.config.adaptive_clip(self.config.methods[0])
 
     @property
     def optimizer(self) -> Optimizer:

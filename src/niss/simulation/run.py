@@ -32,9 +32,8 @@ from niss.simulation.materials import (
     gather_together,
     make_manifest,
 )
-from niss.simulation.method_run import MethodRun
+from niss.simulation.method_run import CheckpointFolder, MethodRun
 from niss.simulation.ranks import Ranks, joined
-from niss.simulation.records import CheckpointFolder
 from niss.simulation.results import Comparison, RunResult, summarise
 from niss.simulation.round import begin_round
 from niss.simulation.training import Trainer, local_work

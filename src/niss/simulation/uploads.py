@@ -4,7 +4,7 @@ Where several processes train (`niss.simulation.ranks`), each has the rows of so
 process would do: noise is drawn by seat and by edge, and whatever is summed adds up to the sum of all.
 
 A round does the same with them wherever they are: clip each row, hide it in noise, sum the rows. `HostUploads` does
-it on the processor and is the reference; `niss.simulation.cuda.uploads` does it on the device where the clients were
+it on the processor and is the reference; `niss.simulation.cuda` does it on the device where the clients were
 trained, so that the rows never leave it.
 """
 
@@ -116,7 +116,7 @@ def make_uploads(rows: Tensor, seats: Seats) -> Uploads:
     float64 rows of a device come to the processor: the device's clipping and noise are for float32.
     """
     if rows.is_cuda and rows.dtype.itemsize == 4:
-        from niss.simulation.cuda.uploads import DeviceUploads
+        from niss.simulation.cuda import DeviceUploads
 
         return DeviceUploads(rows, seats)
     return HostUploads(rows.cpu().numpy(), seats)
