@@ -51,7 +51,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "carried": {"methods": [{**CARRIED, "closing": True}]},
     "carried, dropouts": {"methods": [CARRIED], "protocol": DROPOUT},
-    "carried on a graph": {"methods": [{**CARRIED, "graph": "regular", "neighbours": 3}]},
     "quantile": {
         "methods": [{"name": "niss", "neighbours": 3}],
         "privacy": {"epsilon": 20.0, "clip": 1.0, "quantile": 0.5},
