@@ -24,8 +24,8 @@ from niss.attacks.carried_runs import (
 from niss.attacks.carried_servers import (
     SERVERS,
     Assumed,
-    Outcome,
-    Training,
+    CarriedTraining,
+    ServerGain,
     against_colluders,
     colluders_of,
     repeat_rounds,
@@ -134,24 +134,28 @@ def adder(signs: dict[Vertex, float]) -> Vertex:
 
 
 @pytest.fixture(scope="module")
-def training() -> Training:
-    return Training(make_plan())
+def training() -> CarriedTraining:
+    return CarriedTraining(make_plan())
 
 
 @pytest.fixture(scope="module")
 def assumed() -> Assumed:
-    return Assumed(Training(make_plan(collusion=0.2)), Training(make_plan(declared_dropped=1)), SimStream(3))
+    return Assumed(
+        CarriedTraining(make_plan(collusion=0.2)),
+        CarriedTraining(make_plan(declared_dropped=1)),
+        SimStream(3),
+    )
 
 
 @pytest.fixture(scope="module")
-def outcomes(training: Training, assumed: Assumed) -> dict[str, Outcome]:
+def outcomes(training: CarriedTraining, assumed: Assumed) -> dict[str, ServerGain]:
     return {name: server(training, assumed) for name, server in SERVERS.items()}
 
 
 class TestExactly:
     """The attack's numbers, and those of the brute force above."""
 
-    def test_the_likelihood_ratio_reaches_the_promise(self, training: Training) -> None:
+    def test_the_likelihood_ratio_reaches_the_promise(self, training: CarriedTraining) -> None:
         reached = training.mu(training.seen)
         assert reached == pytest.approx(honest_world(training.plan).mu(training.victim), rel=ROUNDING)
         assert reached == pytest.approx(training.plan.mu, rel=ROUNDING)
@@ -176,12 +180,12 @@ class TestExactly:
         assert see_run(play_run(plan, seats)).mu(0) == pytest.approx(plan.mu, rel=ROUNDING)
         assert honest_world(plan, seats).mu(0) == pytest.approx(plan.mu, rel=ROUNDING)
 
-    def test_nobody_is_charged_less_than_the_best_test_tells(self, training: Training) -> None:
+    def test_nobody_is_charged_less_than_the_best_test_tells(self, training: CarriedTraining) -> None:
         for first in range(training.plan.separation):
             reached = training.mu(training.seen, training.first_of(first))
             assert reached <= training.charged(training.visits_of(first)) * (1.0 + ROUNDING)
 
-    def test_no_other_weights_tell_more(self, training: Training) -> None:
+    def test_no_other_weights_tell_more(self, training: CarriedTraining) -> None:
         seen, most = training.seen, training.mu(training.seen)
         best, draws = seen.best_weights(training.victim), np.random.default_rng(1)
         for scale in (1e-3, 0.03, 1.0):
@@ -196,7 +200,7 @@ class TestServers:
     """Each server with its rule off and on: what is reached by our own count, and that the rule holds it."""
 
     @pytest.mark.parametrize("name", SERVERS)
-    def test_the_rule_makes_the_difference(self, outcomes: dict[str, Outcome], name: str) -> None:
+    def test_the_rule_makes_the_difference(self, outcomes: dict[str, ServerGain], name: str) -> None:
         off, on = outcomes[name].off, outcomes[name].on
         assert off[0] > 1.02 * off[1]
         assert on[0] <= on[1] * (1.0 + ROUNDING)
@@ -207,18 +211,18 @@ class TestServers:
             make_plan(rounds=rounds, separation=separation, **options)
             for options in ({}, {"collusion": 0.2}, {"declared_dropped": 1})
         ]
-        training, colluders, dropped = map(Training, plans)
+        training, colluders, dropped = map(CarriedTraining, plans)
         for server in SERVERS.values():
             found = server(training, Assumed(colluders, dropped, SimStream(3)))
             assert found.on[0] <= found.on[1] * (1.0 + ROUNDING)
             assert found.off[0] > 0.9 * found.off[1]
 
-    def test_each_round_the_last(self, outcomes: dict[str, Outcome], training: Training) -> None:
+    def test_each_round_the_last(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
         bare = honest_world(training.plan).without(is_carried).mu(training.victim)
         assert outcomes["each round is the last"].off[0] == pytest.approx(bare, rel=ROUNDING)
         assert outcomes["calls cohorts dropped"].off[0] == pytest.approx(bare, rel=ROUNDING)
 
-    def test_an_early_end(self, outcomes: dict[str, Outcome], training: Training) -> None:
+    def test_an_early_end(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
         plan, world, best = training.plan, honest_world(training.plan), {"on": (0.0, 1.0), "off": (0.0, 1.0)}
         for first in range(plan.separation):
             for end in range(first + 1, plan.horizon):
@@ -233,7 +237,7 @@ class TestServers:
         assert outcomes["ends early"].on == pytest.approx(best["on"], rel=1e-8)
         assert outcomes["ends early"].off == pytest.approx(best["off"], rel=1e-8)
 
-    def test_repeated_rounds(self, outcomes: dict[str, Outcome], training: Training) -> None:
+    def test_repeated_rounds(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
         plan, victim, visits = training.plan, training.victim, training.visits
         after = [t + 1 for t in visits if t + 1 < plan.horizon]
         senders = outcomes["repeats: senders"]
@@ -247,7 +251,7 @@ class TestServers:
         assert outcomes["repeats: receivers"].off[0] == pytest.approx(own.mu(victim), rel=ROUNDING)
 
     def test_those_who_come_after_a_repeated_round(
-        self, outcomes: dict[str, Outcome], training: Training
+        self, outcomes: dict[str, ServerGain], training: CarriedTraining
     ) -> None:
         plan = training.plan
         found = []
@@ -263,7 +267,7 @@ class TestServers:
         assert most > plan.mu, "the promise itself would be broken, not only a client's own charge"
 
     def test_rounds_that_failed_before_their_list_was_fixed(
-        self, outcomes: dict[str, Outcome], training: Training
+        self, outcomes: dict[str, ServerGain], training: CarriedTraining
     ) -> None:
         plan, whole, best = training.plan, honest_world(training.plan), {"on": (0.0, 1.0), "off": (0.0, 1.0)}
         for first in range(plan.separation):
@@ -279,7 +283,7 @@ class TestServers:
         assert outcomes["skips rounds"].off == pytest.approx(best["off"], rel=1e-8)
         assert outcomes["skips rounds"].on == pytest.approx(best["on"], rel=1e-8)
 
-    def test_who_is_told_another_horizon_shares_nothing(self, training: Training) -> None:
+    def test_who_is_told_another_horizon_shares_nothing(self, training: CarriedTraining) -> None:
         plan, seen, draws = training.plan, training.seen, np.random.default_rng(4)
         for part in (0.1, 0.3, 0.5, 0.7, 0.9) * 3:
             group = draws.random(plan.noise.participants * plan.separation) < part
@@ -299,7 +303,7 @@ class TestServers:
             )
 
     def test_horizons_that_are_not_in_the_seeds(
-        self, outcomes: dict[str, Outcome], training: Training
+        self, outcomes: dict[str, ServerGain], training: CarriedTraining
     ) -> None:
         world, victim, visits = honest_world(training.plan), training.victim, set(training.visits)
         noises = []
@@ -310,7 +314,7 @@ class TestServers:
         reached = World(world.uploads, noises).mu(victim)
         assert outcomes["different horizons"].off[0] == pytest.approx(reached, rel=ROUNDING)
 
-    def test_a_client_seated_again(self, outcomes: dict[str, Outcome], training: Training) -> None:
+    def test_a_client_seated_again(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
         plan, victim = training.plan, training.victim
         seats = [cohort(plan, number) for number in range(plan.horizon)]
         for number in training.visits:
@@ -320,15 +324,17 @@ class TestServers:
         assert found.off[0] == pytest.approx(honest_world(plan, seats).mu(victim), rel=ROUNDING)
         assert "round 1 comes 1 after round 0" in found.ending
 
-    def test_refusals_are_the_accounts_own(self, outcomes: dict[str, Outcome], training: Training) -> None:
+    def test_refusals_are_the_accounts_own(
+        self, outcomes: dict[str, ServerGain], training: CarriedTraining
+    ) -> None:
         for name in ("repeats: receivers", "seats a client again"):
             assert outcomes[name].ending.startswith("refused: round")
         # Where clients may come back at once, nothing refuses the second seat, and the outcome says so.
-        lax = Training(replace(training.plan, separation=1))
+        lax = CarriedTraining(replace(training.plan, separation=1))
         found = SERVERS["seats a client again"](lax, None)  # type: ignore[arg-type]
         assert (found.on, found.ending) == (found.off, "not refused")
 
-    def test_a_cohort_of_strangers(self, outcomes: dict[str, Outcome], training: Training) -> None:
+    def test_a_cohort_of_strangers(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
         plan, victim = training.plan, training.victim
         theirs = {client for number in training.visits for client in cohort(plan, number + 1)}
         world = honest_world(plan).without(lambda signs: any(client in theirs for client, _, _ in signs))
@@ -351,7 +357,7 @@ class TestServers:
         assert told.mu(victim, hidden=same) == pytest.approx(plan.mu, rel=ROUNDING)
 
 
-def test_a_repeated_round_has_new_uploads_and_keeps_the_old(training: Training) -> None:
+def test_a_repeated_round_has_new_uploads_and_keeps_the_old(training: CarriedTraining) -> None:
     twice = repeat_rounds(training.seen, [3, 6], subtract_again=False)
     assert twice.clients.size == training.seen.clients.size + 2 * training.plan.noise.participants
     assert np.all(twice.shares.again < 0)
@@ -359,7 +365,7 @@ def test_a_repeated_round_has_new_uploads_and_keeps_the_old(training: Training) 
     assert np.sum(again.again >= 0) == training.plan.noise.participants**2
 
 
-def test_played_runs_show_the_exact_mu(training: Training) -> None:
+def test_played_runs_show_the_exact_mu(training: CarriedTraining) -> None:
     seen, victim = training.seen, training.victim
     weights = [
         seen.best_weights(victim),
@@ -391,7 +397,7 @@ def test_moves_and_ends_that_follow_what_was_seen_gain_nothing(turns: bool, stop
     threshold of the likelihood ratio may separate better than mu-GDP allows. Moves of one sign to the end reach it.
     """
     plan = make_plan(m=3, rounds=9, separation=3)
-    training, runs = Training(plan), 40_000
+    training, runs = CarriedTraining(plan), 40_000
     seen = training.seen
     root = np.linalg.cholesky((seen.noise @ seen.noise.T).toarray())
     inverse = np.linalg.inv(root)
@@ -428,7 +434,7 @@ def test_moves_and_ends_that_follow_what_was_seen_gain_nothing(turns: bool, stop
 def test_audit_over_many_runs(case: str) -> None:
     """The claim lies in the interval, nothing above it is proved, and one of 0.95 of it would be caught."""
     plan = make_plan(m=6, rounds=12, separation=4, collusion=0.0 if case == "complete" else 1 / 3)
-    training = Training(plan)
+    training = CarriedTraining(plan)
     claimed, seen = training.claimed, against_colluders(training)
     scores = play_scores(
         seen,

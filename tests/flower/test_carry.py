@@ -21,7 +21,7 @@ from flower.test_tracker import Service, service  # noqa: F401
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
 from niss.flower import Limits, NissMod, NissStrategy
-from niss.flower.saving import RunFolder
+from niss.flower.saving import ServerFolder
 from niss.flower.state import open_store
 from niss.protocol import MODES, decode
 from niss.session.metrics import NOISE
@@ -375,7 +375,7 @@ def test_with_a_tracker_that_is_restarted_and_a_server_that_is_killed(service: S
 def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypatch, save):  # noqa: F811
     grid = nodes_with_state(tmp_path, **{"niss-holder": service.holder})
     options = {"plan": WITHOUT_NOISE, "carry": True, "resume": tmp_path / "run"}
-    seen, write = [], RunFolder.write
+    seen, write = [], ServerFolder.write
 
     def dying(folder, state):
         if len(seen) == save:
@@ -383,7 +383,7 @@ def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypat
         write(folder, state)
         seen.append(state)
 
-    monkeypatch.setattr(RunFolder, "write", dying)
+    monkeypatch.setattr(ServerFolder, "write", dying)
     with pytest.raises(Killed):
         start(service.strategy(**options), grid)
     monkeypatch.undo()

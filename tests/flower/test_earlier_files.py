@@ -16,7 +16,7 @@ from flower.test_trust import NODES, ODD, start
 from niss.accounting import LedgerFile
 from niss.accounting.ledger_chain import seal
 from niss.errors import ConfigError, LocalProtocolError, NissError, PrivacyError, RunFolderError
-from niss.flower.saving import RunFolder
+from niss.flower.saving import ServerFolder
 from niss.flower.state import ContextStore, FolderStore
 from niss.protocol import load_identity
 from niss.tracker.store_sqlite import SqliteStore
@@ -92,7 +92,7 @@ def test_a_context_that_counted_less_is_refused():
 def _state(folder: Path) -> None:
     (folder / "state.json").write_text('{"version": 0}')
     (folder / "state.json").chmod(0o600)
-    RunFolder(folder).identity()
+    ServerFolder(folder).identity()
 
 
 def _store(folder: Path) -> None:

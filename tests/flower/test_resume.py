@@ -18,7 +18,7 @@ from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
 from niss.flower import NissStrategy, niss_mod
-from niss.flower.saving import RunFolder
+from niss.flower.saving import ServerFolder
 from niss.protocol import Identity, create_keyfile
 
 ROUNDS, NODES = 3, 5
@@ -107,7 +107,7 @@ def check(tmp_path: Path, result, lost: set[int]) -> None:
 
 def die_at(save, monkeypatch, *, after):
     """Have the server killed at its save of that number, before or after it is written; returns what was saved."""
-    seen, write = [], RunFolder.write
+    seen, write = [], ServerFolder.write
 
     def dying(folder, state):
         if len(seen) == save and not after:
@@ -117,7 +117,7 @@ def die_at(save, monkeypatch, *, after):
         if len(seen) == save + 1:
             raise Killed
 
-    monkeypatch.setattr(RunFolder, "write", dying)
+    monkeypatch.setattr(ServerFolder, "write", dying)
     return seen
 
 

@@ -34,9 +34,9 @@ from niss.flower.transport import sort_replies, to_content
 from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
 from niss.session.coordinator import Relay
-from niss.session.proposal import Enrolment
+from niss.session.proposal import Enrolment, Setup
 from niss.session.requests import Reply, sign_refusal
-from niss.session.server import Session, Setup
+from niss.session.server import Session
 
 NODE = 77
 NASTY_NUMBERS = [0, 1, -1, 2, 255, 256, 2**16, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 2**80, 10**400]

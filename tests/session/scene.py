@@ -18,8 +18,9 @@ from niss.runs import RoundRecord
 from niss.session.coordinator import Relay
 from niss.session.limits import Limits
 from niss.session.parties import Parties
+from niss.session.proposal import Setup
 from niss.session.requests import NO_REPLY, Reply, Request, Stage, drive
-from niss.session.server import Session, Setup
+from niss.session.server import Session
 from support.protocol_round import seeded_entropy
 
 COORDINATES, MOVED = 6, 5000

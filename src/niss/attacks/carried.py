@@ -15,7 +15,7 @@ from niss.errors import ConfigError
 if TYPE_CHECKING:
     from niss.accounting import Committed
     from niss.attacks.carried_runs import FloatArray, MeasuredMu, SeenRun
-    from niss.attacks.carried_servers import Training
+    from niss.attacks.carried_servers import CarriedTraining
     from niss.charts import Chart
 
 # Between two exact computations.
@@ -114,7 +114,7 @@ class CarriedExperiment(Experiment):
         """Play runs by the thousand for the statistics, then compute what each server gets."""
         from niss.attacks import carried_servers as servers
 
-        trainings = {name: servers.Training(plan) for name, plan in self.plans.items()}
+        trainings = {name: servers.CarriedTraining(plan) for name, plan in self.plans.items()}
         with attacks.carried_runs.one_thread():
             for scene in self._scenes(trainings):
                 findings.rows += self._played(scene, progress)
@@ -127,7 +127,7 @@ class CarriedExperiment(Experiment):
         findings.headline = _headline(findings, self.confidence)
         findings.finished = True
 
-    def _scenes(self, trainings: dict[str, Training]) -> Iterator[_Scene]:
+    def _scenes(self, trainings: dict[str, CarriedTraining]) -> Iterator[_Scene]:
         """The likelihood ratio with and without colluders, and plain sums."""
         from niss.attacks.carried_servers import against_colluders
 

@@ -1,7 +1,7 @@
 """Servers that bend the rules of carried shares, each with its rule off and on; all numbers are exact.
 
-`SERVERS` lists them. Each is given a `Training` (the plan, the run that it allows, and a victim) and returns what the
-likelihood ratio then tells of the victim, beside what the victim was charged.
+`SERVERS` lists them. Each is given a `CarriedTraining` (the plan, the run that it allows, a victim) and returns what
+the likelihood ratio then tells of the victim, beside what the victim was charged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPLITS = 8
 
 
 @dataclass(frozen=True)
-class Training:
+class CarriedTraining:
     """A run on complete graphs in fixed cohorts, and its victim: a client with the costliest of all patterns."""
 
     plan: Committed
@@ -85,7 +85,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServerGain:
     """What a server gets: mu reached and charged with the rule off and on, and how the rule ends it."""
 
     off: tuple[float, float]
@@ -97,15 +97,15 @@ class Outcome:
 class Assumed:
     """What the plans of some servers allow for: colluders in each round, and clients that repairs may call dropped."""
 
-    colluders: Training
-    dropped: Training
+    colluders: CarriedTraining
+    dropped: CarriedTraining
     stream: SimStream
 
 
-Server = Callable[[Training, Assumed], Outcome]
+Server = Callable[[CarriedTraining, Assumed], ServerGain]
 
 
-def end_early(training: Training, _: Assumed) -> Outcome:
+def end_early(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Ends the run after any round. Rule: all carry shares on unless the committed last round has come."""
     cut, bare = (0.0, 1.0), (0.0, 1.0)
     for end in range(1, training.plan.horizon):
@@ -116,18 +116,18 @@ def end_early(training: Training, _: Assumed) -> Outcome:
             paid = training.charged([t for t in training.visits_of(cohort) if t < end])
             cut = max(cut, (training.mu(seen, client), paid), key=_ratio)
             bare = max(bare, (training.mu(last, client), paid), key=_ratio)
-    return Outcome(bare, cut, "less is seen than was charged")
+    return ServerGain(bare, cut, "less is seen than was charged")
 
 
-def call_each_the_last(training: Training, _: Assumed) -> Outcome:
+def call_each_the_last(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Calls every round the last, so that nobody carries anything. Rule: the last round is committed."""
     bare = training.seen.knowing(training.seen.shares.carried)
-    return Outcome(
+    return ServerGain(
         (training.mu(bare), training.claimed), _as_planned(training), "clients carry on all the same"
     )
 
 
-def tell_other_horizons(training: Training, assumed: Assumed) -> Outcome:
+def tell_other_horizons(training: CarriedTraining, assumed: Assumed) -> ServerGain:
     """Tells clients of different horizons. Rule: the plan's hash is part of every seed.
 
     Off: all but the victim believe that each of its rounds is the last. On: clients that were told different plans have
@@ -146,31 +146,31 @@ def tell_other_horizons(training: Training, assumed: Assumed) -> Outcome:
         side = np.append(group[seen.clients], False)
         apart = shares.apart(side[shares.added] != side[shares.taken])
         split.append((training.mu(seen.with_shares(apart)), training.claimed))
-    return Outcome(
+    return ServerGain(
         (training.mu(misled), training.claimed), max(split, key=_ratio), "shares no longer cancel: more noise"
     )
 
 
-def repeat_for_senders(training: Training, _: Assumed) -> Outcome:
+def repeat_for_senders(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Repeats each round after one of the victim's. Rule: a share is subtracted once, ever."""
     after = [t + 1 for t in training.visits if t + 1 < training.plan.horizon]
     twice = repeat_rounds(training.seen, after, subtract_again=True)
     once = repeat_rounds(training.seen, after, subtract_again=False)
-    return Outcome(
+    return ServerGain(
         (training.mu(twice), training.claimed),
         (training.mu(once), training.claimed),
         "the repeated round takes nothing out",
     )
 
 
-def repeat_for_receivers(training: Training, _: Assumed) -> Outcome:
+def repeat_for_receivers(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Repeats each of the victim's rounds, charged once. Rule: one charge and one upload a round."""
     visits = [t for t in training.visits if t > 0]
     twice = repeat_rounds(training.seen, visits, subtract_again=True)
     return _unless_refused(training, twice, (visits[0], visits[0]))
 
 
-def repeat_for_followers(training: Training, _: Assumed) -> Outcome:
+def repeat_for_followers(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Goes on from a repeated round, which took nothing out, to those who come next.
 
     Without what was carried into it the repeated round is a new beginning, and rounds after it hide less. Rule: all
@@ -181,10 +181,10 @@ def repeat_for_followers(training: Training, _: Assumed) -> Outcome:
         reached = training.mu(repeat_rounds(training.seen, repeated, subtract_again=False), client)
         off = max(off, (reached, training.charged(visits)), key=_ratio)
         on = max(on, (reached, _charged_anew(training.plan, repeated, visits)), key=_ratio)
-    return Outcome(off, on, "charged as a new beginning")
+    return ServerGain(off, on, "charged as a new beginning")
 
 
-def skip_rounds(training: Training, _: Assumed) -> Outcome:
+def skip_rounds(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Lets the rounds before the victim's fail, so that nothing is carried into them.
 
     Rule: a client refuses a round unless it has checked the list of the round before, and takes out what was carried to
@@ -198,20 +198,20 @@ def skip_rounds(training: Training, _: Assumed) -> Outcome:
         paid = training.charged(visits)
         off = max(off, (training.mu(bare, client), paid), key=_ratio)
         on = max(on, (training.mu(silent, client), paid), key=_ratio)
-    return Outcome(off, on, "shares are taken out all the same")
+    return ServerGain(off, on, "shares are taken out all the same")
 
 
-def call_cohorts_dropped(training: Training, assumed: Assumed) -> Outcome:
+def call_cohorts_dropped(training: CarriedTraining, assumed: Assumed) -> ServerGain:
     """Calls every cohort dropped one round later, to have revealed what was carried to it.
 
     Rule: at most some clients of a round, all of whose shares were counted as known when it was planned.
     """
     bare = training.seen.knowing(training.seen.shares.carried)
     told = assumed.dropped.mu(against_colluders(assumed.dropped)), assumed.dropped.claimed
-    return Outcome((training.mu(bare), training.claimed), told, "what was revealed was charged")
+    return ServerGain((training.mu(bare), training.claimed), told, "what was revealed was charged")
 
 
-def seat_again(training: Training, _: Assumed) -> Outcome:
+def seat_again(training: CarriedTraining, _: Assumed) -> ServerGain:
     """Seats the victim in the next round too. Rule: a client comes back after the separation, or not at all."""
     cohorts = cyclic_cohorts(training.plan)
     for number in training.visits:
@@ -221,14 +221,14 @@ def seat_again(training: Training, _: Assumed) -> Outcome:
     return _unless_refused(training, crowded, (training.visits[0], training.visits[0] + 1))
 
 
-def replace_cohorts(training: Training, assumed: Assumed) -> Outcome:
+def replace_cohorts(training: CarriedTraining, assumed: Assumed) -> ServerGain:
     """Puts its own clients into the rounds after the victim's.
 
     Rule: the next cohort is committed before the beacon, checked against the list, and has at most the assumed
     colluders, here in every round.
     """
     mine = cyclic_cohorts(training.plan)[training.visits[0] + 1]
-    return Outcome(
+    return ServerGain(
         (training.mu(training.seen.against(mine)), training.claimed),
         (assumed.colluders.mu(against_colluders(assumed.colluders)), assumed.colluders.claimed),
         "covered up to the colluders assumed",
@@ -250,7 +250,7 @@ SERVERS: dict[str, Server] = {
 }
 
 
-def against_colluders(training: Training) -> SeenRun:
+def against_colluders(training: CarriedTraining) -> SeenRun:
     """The run as seen by a server with as many clients of each round as the plan assumes; never the victim."""
     return training.seen.against(colluders_of(training.plan))
 
@@ -261,14 +261,14 @@ def colluders_of(plan: Committed) -> list[int]:
     return [client for client in range(m * plan.separation) if client % m >= m - plan.noise.known]
 
 
-def _unless_refused(training: Training, bent: SeenRun, rounds: Sequence[int]) -> Outcome:
+def _unless_refused(training: CarriedTraining, bent: SeenRun, rounds: Sequence[int]) -> ServerGain:
     """What a server gets from `bent`, which needs the last of these participations; the client's account decides."""
     off = (training.mu(bent), training.claimed)
     try:
         training.plan.charge(rounds[-1], rounds[:-1])
     except PrivacyError as error:
-        return Outcome(off, _as_planned(training), f"refused: {error.message}")
-    return Outcome(off, off, "not refused")
+        return ServerGain(off, _as_planned(training), f"refused: {error.message}")
+    return ServerGain(off, off, "not refused")
 
 
 def repeat_rounds(seen: SeenRun, rounds: Collection[int], *, subtract_again: bool) -> SeenRun:
@@ -319,7 +319,7 @@ def _charged_anew(plan: Committed, repeated: Collection[int], visits: Sequence[i
     return math.sqrt(spent_in(matrix, [rounds.index(t) for t in visits]))
 
 
-def _as_planned(training: Training) -> tuple[float, float]:
+def _as_planned(training: CarriedTraining) -> tuple[float, float]:
     return training.mu(training.seen), training.claimed
 
 

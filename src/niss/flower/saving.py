@@ -1,6 +1,6 @@
 """What a server keeps of a run, so that the run goes on after the ServerApp or the SuperLink was killed.
 
-`RunFolder` is a folder for the server alone (mode 0700, its files 0600):
+`ServerFolder` is a folder for the server alone (mode 0700, its files 0600):
 
     state.json   the run: proposal, members, what is held against them, the account, metrics, and which rounds are done;
                  secrets among it: the server's key where it has no key file, and where there is no tracker the
@@ -65,7 +65,7 @@ class Saved:
     model: ArrayRecord
 
 
-class RunFolder:
+class ServerFolder:
     """Where a run is saved; made for its owner alone, and refused where others can enter it."""
 
     def __init__(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class RunFolder:
         return values
 
 
-def saved_or_new(folder: RunFolder | None) -> Identity:
+def saved_or_new(folder: ServerFolder | None) -> Identity:
     """The server's identity: the one that the run in the folder began with, or a new one."""
     secret = None if folder is None else folder.identity()
     return Identity.generate(os.urandom) if secret is None else Identity(secret)
@@ -215,3 +215,11 @@ def _unpack(
         elif names is not None:
             moments[attribute] = {name: next(arrays) for name in names}
     return model, moments
+
+
+def plain(metrics: MetricsByRound) -> dict[str, dict[str, dict[str, Any]]]:
+    """By kind and round, as JSON holds it."""
+    return {
+        kind: {str(number): dict(record) for number, record in records.items()}
+        for kind, records in metrics.items()
+    }

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,7 +29,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from niss.accounting import Plan, Statement, outlook
+from niss.accounting import Plan, Statement
 from niss.errors import ConfigError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.run_config import (
@@ -42,7 +41,7 @@ from niss.flower.run_config import (
     prepared,
     strategy_options,
 )
-from niss.flower.saving import Evaluate, MetricsByRound, RunFolder, saved_or_new
+from niss.flower.saving import Evaluate, MetricsByRound, ServerFolder, plain, saved_or_new
 from niss.flower.transport import (
     METRICS,
     RECORD,
@@ -58,21 +57,24 @@ from niss.flower.wrapped import (
     alike,
     fewest_nodes,
     guard_metrics,
+    log_record,
     mean_metrics,
     most_common,
     require_wrappable,
+    say_outlook,
     shown,
     try_metrics,
     warn_of_strategy,
     weight_of,
+    why_no_round,
 )
 from niss.protocol import load_coalition, load_identity
 from niss.runs import RoundRecord
 from niss.session.coordinator import Coordinator, Relay
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
-from niss.session.proposal import check_mode, plan_values, read_proposal
+from niss.session.proposal import Setup, check_mode, plan_values, read_proposal
 from niss.session.requests import Reply, Request, Stage, drive
-from niss.session.server import Session, Setup
+from niss.session.server import Session
 from niss.tracker.coordinator import Tracked
 
 LOG = logging.getLogger("flwr")
@@ -146,7 +148,7 @@ class NissStrategy(Strategy):
         check_settings(weight_of(strategy), self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
         self.inner, self._mode = strategy, mode
-        self._folder = None if resume is None else RunFolder(Path(resume))
+        self._folder = None if resume is None else ServerFolder(Path(resume))
         self._own_key = key is not None
         self._identity = saved_or_new(self._folder) if key is None else load_identity(Path(key).expanduser())
         self._coordinator: Coordinator = (
@@ -201,7 +203,9 @@ class NissStrategy(Strategy):
         self._begun, self._done, self._before, self._arrays = None, 0, 0, {}
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
-        self._warn()
+        # What will go wrong is said while nobody has been asked anything.
+        try_metrics(self.inner, self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0))
+        warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
         try:
             with nullcontext() if self._folder is None else self._folder.locked():
                 arrays = self._resumed(initial_arrays)
@@ -265,39 +269,15 @@ class NissStrategy(Strategy):
                 "done": self._done,
                 "identity": None if secret is None else secret.hex(),
                 "session": session,
-                "metrics": _plain(self.metrics),
+                "metrics": plain(self.metrics),
             }
         )
-
-    def _warn(self) -> None:
-        """Say what will go wrong, while nobody has been asked anything."""
-        try_metrics(self.inner, self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0))
-        warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
-
-    def _say_outlook(self) -> None:
-        """Before the first round that anyone pays for: can this model learn anything under this noise?"""
-        opened = self.session.round
-        if opened is None or any(report.participants for report in self.rounds):
-            return
-        terms = opened.agreed.terms
-        judged = outlook(
-            parameters=self._model.size,
-            rounds=self._rounds,
-            clip=terms.clip,
-            variance=len(opened.nodes) * terms.residual_variance,
-        )
-        LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
 
     def _require_a_round(self) -> None:
         """Raise `ProtocolError` for a run whose model is the one that it began with."""
         if self._rounds == 0 or any(one.survivors for one in self.rounds):
             return
-        why, hint = "the strategy asked no node to train", "see `fraction_train`"
-        if self.rounds:
-            last = self.rounds[-1]
-            lost = f"every upload was lost ({most_common(last.lost.values())})"
-            why = last.skipped or lost
-            hint = "the log says why of each node; `participants` is how many a round needs"
+        why, hint = why_no_round(self.rounds)
         if self._begun is not None and not self._begun.members.by_node:
             why += f"; no node joined ({most_common(self._begun.members.left_out.values())})"
             hint = USE_THE_MOD
@@ -351,7 +331,8 @@ class NissStrategy(Strategy):
         drive(session, self._deliver, until=Stage.ROUND)
         if session.stage is Stage.DONE:
             return self._skipped()
-        self._say_outlook()
+        if not any(record.participants for record in self.rounds):
+            say_outlook(session, self._model.size, self._rounds)
         made = {message.metadata.dst_node_id: message for message in messages}
         for node, request in session.requests().items():
             # The wrapped strategy may have given all messages the same content.
@@ -401,7 +382,7 @@ class NissStrategy(Strategy):
         session.take(uploads)
         drive(session, self._deliver)
         total, record = session.finish()
-        _log_record(record)
+        log_record(record)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)
@@ -515,27 +496,5 @@ class NissStrategy(Strategy):
         if self._report is None or self._begun is None:
             return
         report = self._begun.books.to_json()
-        report["metrics"] = _plain(self.metrics)
+        report["metrics"] = plain(self.metrics)
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
-
-
-def _log_record(record: RoundRecord) -> None:
-    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
-    LOG.info(
-        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
-        record.survivors,
-        record.participants,
-        math.sqrt(record.noise.variance),
-    )
-    for node, why in record.lost.items():
-        LOG.info("niss: \t> node %s: %s", node, why)
-    for problem in record.problems:
-        LOG.warning("niss: \t> %s", problem)
-
-
-def _plain(metrics: MetricsByRound) -> dict[str, dict[str, dict[str, Any]]]:
-    """By kind and round, as JSON holds it."""
-    return {
-        kind: {str(number): dict(record) for number, record in records.items()}
-        for kind, records in metrics.items()
-    }

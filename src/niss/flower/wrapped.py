@@ -2,7 +2,7 @@
 
 It samples, configures and aggregates. It must need no more than the mean of the updates, leave `start` to
 `NissStrategy`, and make do with the metrics that clients let out. Where it does not, that is said before any client
-has spent anything.
+has spent anything. What is said of rounds in the log is here too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from niss.accounting import outlook
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import METRICS, records_of
 from niss.redaction import printable
+from niss.runs import RoundRecord
+from niss.session.server import Session
 
 LOG = logging.getLogger("flwr")
 
@@ -222,3 +225,38 @@ def _layout(reply: Message) -> tuple[object, ...]:
         for key, record in records
         for name, value in sorted(record.items())
     )
+
+
+def say_outlook(session: Session, parameters: int, rounds: int) -> None:
+    """Before the first round that anyone pays for: can this model learn anything under this noise?"""
+    if (opened := session.round) is None:
+        return
+    terms = opened.agreed.terms
+    variance = len(opened.nodes) * terms.residual_variance
+    judged = outlook(parameters=parameters, rounds=rounds, clip=terms.clip, variance=variance)
+    LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
+
+
+def why_no_round(rounds: Sequence[RoundRecord]) -> tuple[str, str]:
+    """Why the model of a run is the one that it began with, and what to do about it."""
+    why, hint = "the strategy asked no node to train", "see `fraction_train`"
+    if rounds:
+        last = rounds[-1]
+        lost = f"every upload was lost ({most_common(last.lost.values())})"
+        why = last.skipped or lost
+        hint = "the log says why of each node; `participants` is how many a round needs"
+    return why, hint
+
+
+def log_record(record: RoundRecord) -> None:
+    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+    LOG.info(
+        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
+        record.survivors,
+        record.participants,
+        math.sqrt(record.noise.variance),
+    )
+    for node, why in record.lost.items():
+        LOG.info("niss: \t> node %s: %s", node, why)
+    for problem in record.problems:
+        LOG.warning("niss: \t> %s", problem)

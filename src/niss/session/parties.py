@@ -17,9 +17,9 @@ from niss.protocol import Entropy, Identity, Prekey
 from niss.session.coordinator import Relay
 from niss.session.limits import Limits
 from niss.session.node import Node, Training
-from niss.session.proposal import Proposal, proposable
+from niss.session.proposal import Proposal, Setup, proposable
 from niss.session.requests import Deliver, Reply, Request, Stage
-from niss.session.server import Session, Setup
+from niss.session.server import Session
 from niss.session.store import MemoryStore
 
 FloatArray = NDArray[np.float64]

@@ -20,22 +20,30 @@ from typing import Any, Self
 
 import numpy as np
 
-from niss.accounting import Plan
+from niss.accounting import Plan, make_schedule, make_terms
 from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, NissError, RemoteProtocolError
+from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
     MODES,
     PUBLIC_BYTES,
     SIGNATURE_BYTES,
+    Beacon,
+    Coalition,
     Identity,
+    Participant,
     Prekey,
+    RoundOpen,
     Schedule,
+    Terms,
+    agree,
     check_prekey,
     decode_prekey,
     encode_prekey,
     length_prefixed,
     verify,
 )
+from niss.protocol.messages import RoundCohorts
 from niss.protocol.wire import VERSION as WIRE_VERSION
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.version import which_to_upgrade
@@ -152,6 +160,88 @@ class Proposal:
             values["schedule"] = self.schedule.to_json()
         text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
         return server.sign(_PROPOSAL_PURPOSE, text) + text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run is started with.
+
+    plan          what the clients are promised
+    rounds        how many rounds the beacon chain is made for
+    participants  fewest participants of a round
+    mode          how dropouts are handled
+    coordinates   of the model; needed beforehand only where noise is carried from round to round
+    metrics       what travels inside the uploads beside the updates
+    adaptive      how the clip moves; None: it is always the plan's
+    coalition     the identities that may join; None: anyone
+    grid_bits     of the grid that uploads lie on; None: chosen for the noise
+    modulus_bits  of an uploaded number; None: 32 where the sums fit, which halves the uploads, else 64
+    """
+
+    plan: Plan
+    rounds: int
+    participants: int
+    mode: str = "tolerate"
+    coordinates: int = 0
+    metrics: NoisyMetrics = NO_METRICS
+    adaptive: AdaptiveClip | None = None
+    coalition: Coalition | None = None
+    grid_bits: int | None = None
+    modulus_bits: int | None = None
+
+    def terms(self, people: tuple[Participant, ...], coordinates: int, clip: float, run: bytes) -> Terms:
+        """The terms of a round; its number and attempt are yet to be filled in."""
+
+        def on_grid_of(bits: int) -> Terms:
+            return make_terms(
+                replace(self.plan, clip=clip),
+                participants=len(people),
+                coordinates=coordinates,
+                run=run,
+                number=0,
+                mode=self.mode,
+                grid_bits=self.grid_bits,
+                modulus_bits=bits,
+            )
+
+        # The graph does not matter for the size of the sum, so any beacon will do.
+        terms = on_grid_of(self.modulus_bits or 32)
+        if self.modulus_bits is not None or _fits(RoundOpen(terms, people, Beacon(1, bytes(32), b""))):
+            return terms
+        return replace(terms, modulus_bits=64)
+
+    def schedule(self) -> Schedule | None:
+        """What a run that carries noise from round to round commits to; None where nothing is carried."""
+        if not self.plan.kind.carries:
+            return None
+        schedule = make_schedule(
+            self.plan,
+            participants=self.participants,
+            coordinates=self.coordinates + len(self.metrics),
+            mode=self.mode,
+            grid_bits=self.grid_bits,
+            modulus_bits=self.modulus_bits or 32,
+        )
+        if self.modulus_bits is not None:
+            return schedule
+        # Who they are does not matter for the size of the sum.
+        people = tuple(
+            Participant(number.to_bytes(32, "big"), Prekey(0, bytes(32), b""))
+            for number in range(self.participants)
+        )
+        opened = RoundOpen(
+            schedule.terms(b"run", 0), people, Beacon(1, bytes(32), b""), cohorts=RoundCohorts(people, None)
+        )
+        return schedule if _fits(opened) else replace(schedule, modulus_bits=64)
+
+
+def _fits(opened: RoundOpen) -> bool:
+    """Whether the sum of a round cannot wrap on its grid."""
+    try:
+        agree(opened).check_fits()
+    except ConfigError:
+        return False
+    return True
 
 
 def read_proposal(data: bytes) -> Proposal:

@@ -24,27 +24,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import DrawnAccount, Plan, Promise, make_schedule, make_terms, propose_round
+from niss.accounting import DrawnAccount, Promise, propose_round
 from niss.errors import ConfigError, NissError, PrivacyError, ProtocolError, RemoteProtocolError
-from niss.mechanism.adaptive import AdaptiveClip
 from niss.protocol import (
-    Beacon,
-    Coalition,
     Entropy,
     Identity,
     Message,
     Participant,
-    Prekey,
     Refusal,
     Reveal,
     RoundOpen,
-    Schedule,
     Server,
     Terms,
     Upload,
@@ -52,18 +47,18 @@ from niss.protocol import (
     decode,
     encode,
 )
-from niss.protocol.messages import RoundCohorts
 from niss.redaction import printable
 from niss.runs import RoundRecord
 from niss.session.books import Books, Pending, SessionRound
 from niss.session.coordinator import Coordinator
 from niss.session.members import Member, Members
-from niss.session.metrics import NO_METRICS, NoisyMetrics, next_clip
+from niss.session.metrics import next_clip
 from niss.session.proposal import (
     ENROLMENT_PREFIX,
     RUN_BYTES,
     Enrolment,
     Proposal,
+    Setup,
     read_proposal,
     require_same,
 )
@@ -76,88 +71,6 @@ LIED = "what it revealed in the repair, or committed to, is proven false"
 _KILLED = "the server ended while it was open; it is charged to those who were asked"
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What a run is started with.
-
-    plan          what the clients are promised
-    rounds        how many rounds the beacon chain is made for
-    participants  fewest participants of a round
-    mode          how dropouts are handled
-    coordinates   of the model; needed beforehand only where noise is carried from round to round
-    metrics       what travels inside the uploads beside the updates
-    adaptive      how the clip moves; None: it is always the plan's
-    coalition     the identities that may join; None: anyone
-    grid_bits     of the grid that uploads lie on; None: chosen for the noise
-    modulus_bits  of an uploaded number; None: 32 where the sums fit, which halves the uploads, else 64
-    """
-
-    plan: Plan
-    rounds: int
-    participants: int
-    mode: str = "tolerate"
-    coordinates: int = 0
-    metrics: NoisyMetrics = NO_METRICS
-    adaptive: AdaptiveClip | None = None
-    coalition: Coalition | None = None
-    grid_bits: int | None = None
-    modulus_bits: int | None = None
-
-    def terms(self, people: tuple[Participant, ...], coordinates: int, clip: float, run: bytes) -> Terms:
-        """The terms of a round; its number and attempt are yet to be filled in."""
-
-        def on_grid_of(bits: int) -> Terms:
-            return make_terms(
-                replace(self.plan, clip=clip),
-                participants=len(people),
-                coordinates=coordinates,
-                run=run,
-                number=0,
-                mode=self.mode,
-                grid_bits=self.grid_bits,
-                modulus_bits=bits,
-            )
-
-        # The graph does not matter for the size of the sum, so any beacon will do.
-        terms = on_grid_of(self.modulus_bits or 32)
-        if self.modulus_bits is not None or _fits(RoundOpen(terms, people, Beacon(1, bytes(32), b""))):
-            return terms
-        return replace(terms, modulus_bits=64)
-
-    def schedule(self) -> Schedule | None:
-        """What a run that carries noise from round to round commits to; None where nothing is carried."""
-        if not self.plan.kind.carries:
-            return None
-        schedule = make_schedule(
-            self.plan,
-            participants=self.participants,
-            coordinates=self.coordinates + len(self.metrics),
-            mode=self.mode,
-            grid_bits=self.grid_bits,
-            modulus_bits=self.modulus_bits or 32,
-        )
-        if self.modulus_bits is not None:
-            return schedule
-        # Who they are does not matter for the size of the sum.
-        people = tuple(
-            Participant(number.to_bytes(32, "big"), Prekey(0, bytes(32), b""))
-            for number in range(self.participants)
-        )
-        opened = RoundOpen(
-            schedule.terms(b"run", 0), people, Beacon(1, bytes(32), b""), cohorts=RoundCohorts(people, None)
-        )
-        return schedule if _fits(opened) else replace(schedule, modulus_bits=64)
-
-
-def _fits(opened: RoundOpen) -> bool:
-    """Whether the sum of a round cannot wrap on its grid."""
-    try:
-        agree(opened).check_fits()
-    except ConfigError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from niss.protocol import LINKS_PER_ROUND, Entropy
 from niss.runs import RoundRecord, SumNoise
 from niss.session.node import Training
 from niss.session.parties import together
+from niss.session.proposal import Setup
 from niss.session.requests import Stage, drive
-from niss.session.server import Setup
 from niss.simulation.carrying import beacon_of, beside_rounds, close_run, next_cohort
 from niss.simulation.sampling import absent_seats
 from niss.simulation.uploads import Uploads
