@@ -1,63 +1,87 @@
-"""The figures beyond the paper, drawn from the result files, and `write_figures`, which writes all there are.
+"""The figures, as charts of the result files: `CHARTS` has one function for each, `write_figures` draws what there is.
 
-Accuracy over epsilon, the epsilon that really holds, what colluders and dropouts cost, and the size of a round. This
-module loads matplotlib; what runs experiments must not import it.
+Accuracies are means over seeds with their deviation. Where a method lies far below the others, so that nothing could be
+told of them on one axis, it is named with its numbers in the title of the chart. This module loads matplotlib; what
+runs experiments must not import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
+import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from experiments.reproduce.chart_panels import (
-    LOOKS,
-    Curve,
-    draw_curves,
-    epsilon_axis,
-    named,
-    over,
-    panels,
-)
-from experiments.reproduce.chart_paper import STYLE, draw_figure_3, draw_figure_4, draw_gaps, keep_shown
-from experiments.reproduce.chart_rivals import draw_datasets, draw_noise, draw_rivals, of_cohorts
+from experiments.reproduce.chart_pictures import draw_figure_4, keep_shown
+from experiments.reproduce.checks import setting_of
+from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
 from experiments.reproduce.design import (
     BEYOND,
     DATASETS,
     EARLIER,
+    EPSILONS,
     FIGURE_3,
     FIGURE_4,
     METHODS,
-    PARTICIPANTS,
+    PANELS,
+    RIVALS,
     SCALE,
     VARIANTS,
-    Setting,
-    find_setting,
+    X_VALUES,
+    Panel,
+    find_panel,
 )
+from experiments.reproduce.modelled import MODELLED
+from experiments.reproduce.recompute import CarriedNoise, FloatArray, banded_noise
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
+from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.stamps import DRAWN_FROM, data_digest, figure_name, stamp
-from experiments.reproduce.tables import leaks_in_order
-from niss.figures import grid, png
+from experiments.reproduce.tables import at_epsilon, leaks_in_order
+from niss.charts import Chart, Curves, Mark, Rows, Series, marked, points, shown
+from niss.figures import CHART_STYLE, cut_range, draw_sheet, look_of, png
 from niss.files import SHARED, write_atomically
-from niss.methods.look import CRIMSON, DASHED, OLIVE, QUIET, SHORT, SKY, Look
+from niss.methods.look import (
+    BLUE,
+    CRIMSON,
+    DASHED,
+    DOTTED,
+    OLIVE,
+    PINK,
+    PURPLE,
+    QUIET,
+    SHORT,
+    SKY,
+    Look,
+    distinct,
+)
 
 _HELD_AT = 3.0
+_ACCURACY, _PROMISED = "Test accuracy, %", "ε promised"
 _UNITS = {"client": "whole clients", "record": "single records"}
-FAULTS, GAPS = "faults", "gaps"
-RIVALS_FIGURE, NOISE_FIGURE = "rivals", "noise"
-_METHOD = "niss-planned"
-# Without faults in the looks that the methods have everywhere.
-_CURVES = (
-    ("dp-fedavg", "none", "dp-fedavg", LOOKS["dp-fedavg"]),
-    ("central-dp", "none", "central-dp", LOOKS["central-dp"]),
-    (_METHOD, "none", "niss", LOOKS[_METHOD]),
-    (_METHOD, "collusion", "niss, a fifth collude", Look(CRIMSON, "X", DASHED)),
-    (_METHOD, "repair", "niss, dropouts repaired", Look(SKY, ">", SHORT)),
-    (_METHOD, "tolerate", "niss, dropouts tolerated", Look(OLIVE, "<", DASHED)),
+# From NISS as printed, which protects nobody, to what is as DP-FedAvg.
+_X_LOOKS = (Look(SKY, "", DOTTED), Look(BLUE, ""), Look(PURPLE, "", DASHED), Look(PINK, "", SHORT))
+_X_NAMES = {0.0: "X = 0 (as FedAvg)", 1.0: "X = 1 (as DP-FedAvg)"}
+# Those of the planner keep the look of their method; one with a strength of its own takes another.
+_NAMES = sorted(METHODS, key=lambda name: METHODS[name].kappa is not None)
+_SAFE = {name: method.private and not method.printed for name, method in METHODS.items()}
+LOOKS = dict(
+    zip(_NAMES, distinct(look_of(METHODS[name].kind, protected=_SAFE[name]) for name in _NAMES), strict=True)
+)
+_NISS = "niss-planned"
+# Method, variant, name and look; without faults in the looks that the methods have everywhere.
+_Contestant = tuple[str, str, str, Look]
+_PLAIN: dict[str, _Contestant] = {
+    name: (name, "none", marked(name, protected=_SAFE[name]), LOOKS[name]) for name in METHODS
+}
+_FAULTS: tuple[_Contestant, ...] = (
+    _PLAIN["dp-fedavg"],
+    _PLAIN["central-dp"],
+    (_NISS, "none", "niss", LOOKS[_NISS]),
+    (_NISS, "collusion", "niss, a fifth collude", Look(CRIMSON, "X", DASHED)),
+    (_NISS, "repair", "niss, dropouts repaired", Look(SKY, ">", SHORT)),
+    (_NISS, "tolerate", "niss, dropouts tolerated", Look(OLIVE, "<", DASHED)),
 )
 
 
@@ -66,194 +90,256 @@ def in_order(results: Iterable[Result]) -> list[Result]:
 
     def place(result: Result) -> tuple[bool, bool, bool, int, int]:
         base = result.base
-        return (
-            base["dataset"] != "mnist",
-            base["split"] != "iid",
-            base["unit"] != "client",
-            -int(base["participants"]),
-            -int(base["clients"]),
-        )
+        order = base["dataset"] != "mnist", base["split"] != "iid", base["unit"] != "client"
+        return (*order, -int(base["participants"]), -int(base["clients"]))
 
     return sorted(results, key=place)
 
 
-def _usual(result: Result) -> Setting:
-    base = result.base
-    return find_setting(f"{base['dataset']}-{base['split']}-{base['unit']}")
+def of_cohorts(results: Mapping[str, Result]) -> list[Result]:
+    """The settings with fixed cohorts."""
+    return in_order(one for one in results.values() if "images_per_client" in one.base)
 
 
-def setting_title(result: Result) -> str:
-    """Dataset and split, and below them the unit and the size of a round."""
-    base = result.base
-    size = f"{base['participants']:,} a round"
-    if "images_per_client" in base:
-        size = f"{base['participants']:,} of {base['clients']:,}"
-    elif base["participants"] == PARTICIPANTS["record"] and base["unit"] == "record":
-        size = "records"
-    return f"{_usual(result).title.removesuffix(', client').removesuffix(', record')}\n{size}"
-
-
-def draw_beyond(results: dict[str, Result]) -> Figure:
-    """Accuracy over the epsilon promised, a panel for each setting; below, the epsilon that holds in each view.
-
-    Settings with fixed cohorts have a figure of their own.
-    """
-    results = {name: result for name, result in results.items() if name not in of_cohorts(results)} or results
-    shown = in_order(results.values())
-
-    def draw(axes: Axes, number: int) -> None:
-        cells = {name: select(shown[number], method=name, variant="none") for name in EARLIER}
-        draw_curves(
-            axes, [curve for name in EARLIER for curve in over(cells[name], "epsilon", name, LOOKS[name])]
-        )
-        epsilon_axis(axes)
-
-    foot = 2.9
-    legend = [(named(name), LOOKS[name]) for name in EARLIER]
-    figure = panels(
-        [setting_title(one) for one in shown],
-        draw,
-        across="ε promised",
-        up="Test accuracy",
-        legend=legend,
-        foot=foot,
+def _title(result: Result) -> str:
+    """Dataset and split, and below them the size of a round."""
+    setting = setting_of(result)
+    title = setting.title.removesuffix(f", {setting.unit}")
+    if setting.unit == "record":
+        return f"{title}\nrecords"
+    return f"{title}\n{setting.participants:,}" + (
+        f" of {setting.clients:,}" if setting.cohorts else " a round"
     )
-    height = figure.get_figheight()
-    with mpl.rc_context(STYLE):
-        for place, (unit, words) in enumerate(_UNITS.items()):
-            axes = figure.add_axes((0.235 + 0.39 * place, 0.85 / height, 0.35, (foot - 1.35) / height))
-            _held(axes, [one for one in shown if one.base["unit"] == unit], words, labelled=place == 0)
-        marks = [
-            Line2D([], [], color=QUIET, marker="o", linestyle="", markerfacecolor=face, label=words)
-            for face, words in (
-                (QUIET, "all uploads (joint view)"),
-                ("white", "one upload alone (marginal view)"),
+
+
+def _accuracies(name: str, look: Look, groups: Sequence[Sequence[Cell]]) -> Series:
+    """One point for each group of cells that has any."""
+    found = [
+        (float(place), spread([100 * cell.accuracy for cell in cells]))
+        for place, cells in enumerate(groups)
+        if cells
+    ]
+    ends = [(one.mean - one.deviation, one.mean + one.deviation) for _, one in found]
+    return Series(name, look, [(place, one.mean) for place, one in found], marks=True, spread=ends)
+
+
+def _cut(chart: Curves) -> Curves:
+    """The chart where its curves differ; those that lie far below are named in its title."""
+    _, _, below = cut_range([[y for _, y in one.points] for one in chart.series])
+    low = [one for number, one in enumerate(chart.series) if number in below]
+    words = [f"\n↓ {one.name}: " + ", ".join(f"{y:.0f}" for _, y in one.points) for one in low]
+    kept = [one for one in chart.series if one not in low]
+    return replace(chart, series=kept, title=chart.title + "".join(words))
+
+
+def _over_epsilon(results: Iterable[Result], contestants: Iterable[_Contestant]) -> list[Chart]:
+    """Accuracy over the epsilon promised, a chart for each setting."""
+    wanted, ticks = list(contestants), tuple(f"{epsilon:g}" for epsilon in EPSILONS)
+    charts: list[Chart] = []
+    for result in results:
+        series = [
+            _accuracies(name, look, [at_epsilon(cells, epsilon) for epsilon in EPSILONS])
+            for method, variant, name, look in wanted
+            if (cells := select(result, method=method, variant=variant))
+        ]
+        guess = result.base.get("majority")
+        levels = {} if guess is None else {"most frequent label": 100 * guess}
+        charts.append(
+            _cut(
+                Curves(
+                    title=_title(result),
+                    across=_PROMISED,
+                    up=_ACCURACY,
+                    series=series,
+                    ticks=ticks,
+                    levels=levels,
+                )
             )
-        ]
-        figure.legend(handles=marks, loc="lower center", ncols=2, bbox_to_anchor=(0.55, 0.02 / height))
-    return figure
-
-
-def _held(axes: Axes, results: Sequence[Result], words: str, *, labelled: bool) -> None:
-    """The epsilon that holds in the joint and in the marginal view where 3 was promised: the largest over runs."""
-    axes.set_title(f"ε that holds, {words}", fontsize=10.5)
-    private = [name for name in EARLIER if METHODS[name].private]
-    nothing = 1.75 * _HELD_AT
-    axes.axvspan(nothing - 0.8, nothing + 0.8, color=QUIET, alpha=0.12, linewidth=0)
-    for place, method in enumerate(private):
-        cells = [
-            cell
-            for one in results
-            for cell in select(one, method=method, variant="none")
-            if cell.labels["epsilon"] == _HELD_AT
-        ]
-        if cells:
-            _two_views(axes, place, cells, LOOKS[method], nothing)
-    axes.axvline(_HELD_AT, color=QUIET, linewidth=1.0, linestyle=":")
-    axes.set_yticks(range(len(private)), private if labelled else [""] * len(private))
-    axes.set_ylim(len(private) - 0.5, -0.5)
-    axes.set_xlim(-0.3, nothing + 0.8)
-    axes.set_xticks([0.0, _HELD_AT, nothing], ["0", f"{_HELD_AT:g}\npromised", "no\nguarantee"], fontsize=10)
-    axes.tick_params(axis="y", length=0)
-    grid(axes, "y")
-
-
-def _two_views(axes: Axes, place: int, cells: Sequence[Cell], look: Look, nothing: float) -> None:
-    for values, face, size in (
-        ([cell.epsilon_marginal for cell in cells], "white", 8.5),
-        ([cell.epsilon_joint for cell in cells], look.colour, 6.0),
-    ):
-        finite = [value for value in values if value is not None]
-        at = max(finite) if len(finite) == len(values) else nothing
-        axes.plot(
-            [at],
-            [place],
-            marker=look.marker,
-            markersize=size,
-            markeredgewidth=1.5,
-            color=look.colour,
-            markerfacecolor=face,
-            linestyle="none",
         )
+    return charts
 
 
-def draw_scale(results: dict[str, Result]) -> Figure:
-    """Accuracy over the participants of a round, a panel for each dataset."""
-    datasets = sorted(
-        {result.base["dataset"] for result in results.values()}, key=lambda name: name != "mnist"
-    )
-    groups = [[one for one in results.values() if one.base["dataset"] == name] for name in datasets]
-    found = {cell.labels["method"] for one in results.values() for cell in one.cells}
-    return panels(
-        [f"{_usual(group[0]).title}, ε = {_epsilon(group):g}" for group in groups],
-        lambda axes, number: _scale(axes, groups[number]),
-        across="Participants a round",
-        up="Test accuracy",
-        legend=[(named(name), LOOKS[name]) for name in METHODS if name in found],
-    )
+def _beyond(results: Mapping[str, Result]) -> list[Chart]:
+    """A chart for each setting without fixed cohorts; below, the epsilon that holds in each view."""
+    chosen = in_order(one for one in results.values() if "images_per_client" not in one.base)
+    chosen = chosen or in_order(results.values())
+    held: list[Chart] = [
+        _held([one for one in chosen if one.base["unit"] == unit], words) for unit, words in _UNITS.items()
+    ]
+    return [*_over_epsilon(chosen, (_PLAIN[name] for name in EARLIER)), *held]
 
 
-def _scale(axes: Axes, results: Sequence[Result]) -> None:
-    sizes = sorted({result.base["participants"] for result in results})
-    curves = []
-    for method in METHODS:
-        by_size = {
-            result.base["participants"]: spread([cell.accuracy for cell in cells])
-            for result in results
-            if (cells := select(result, method=method))
-        }
-        if by_size:
-            places = sorted(by_size)
-            curves.append(Curve(method, LOOKS[method], places, [by_size[at] for at in places]))
-    draw_curves(axes, curves)
-    axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
+def _held(results: Sequence[Result], words: str) -> Rows:
+    """The epsilon that holds in the joint and in the marginal view where 3 was promised: the largest over runs."""
+    nothing, rows = 1.75 * _HELD_AT, []
+    for method in (name for name in EARLIER if METHODS[name].private):
+        cells = [
+            cell for one in results for cell in select(one, method=method, variant="none", epsilon=_HELD_AT)
+        ]
+        marks = []
+        for view, name, hollow in (
+            ("joint", "all uploads (joint view)", False),
+            ("marginal", "one upload alone (marginal view)", True),
+        ):
+            values = [getattr(cell, f"epsilon_{view}") for cell in cells]
+            at = nothing if None in values else max(values, default=nothing)
+            text = "no guarantee" if None in values else f"{at:.2f}"
+            marks.append(Mark(name, Look(QUIET, "o", hollow=hollow), at, text))
+        rows.append((method, marks if cells else []))
+    level = (f"{_HELD_AT:g} promised", _HELD_AT)
+    return Rows(title=f"ε that holds, {words}", across="ε", rows=rows, level=level, nothing=nothing)
 
 
-def _epsilon(results: Sequence[Result]) -> float:
-    return max(
-        float(cell.labels["epsilon"]) for one in results for cell in one.cells if cell.labels["epsilon"]
-    )
+def _scale(results: Mapping[str, Result]) -> list[Chart]:
+    """Accuracy over the participants of a round, a chart for each dataset."""
+    charts: list[Chart] = []
+    for dataset in dict.fromkeys(one.base["dataset"] for one in in_order(results.values())):
+        group = [one for one in results.values() if one.base["dataset"] == dataset]
+        group.sort(key=lambda one: int(one.base["participants"]))
+        series = [
+            _accuracies(_PLAIN[name][2], LOOKS[name], [select(one, method=name) for one in group])
+            for name in METHODS
+        ]
+        epsilon = max(cell.labels["epsilon"] or 0.0 for one in group for cell in one.cells)
+        title = f"{setting_of(group[0]).title}, ε = {epsilon:g}"
+        ticks = tuple(f"{one.base['participants']:,}" for one in group)
+        charts.append(
+            Curves(title=title, across="Participants a round", up=_ACCURACY, series=series, ticks=ticks)
+        )
+    return [_cut(chart) for chart in shown(charts) if isinstance(chart, Curves)]
 
 
-def with_faults(results: dict[str, Result]) -> dict[str, Result]:
-    """Those settings in which clients drop out."""
-    dropping = [name for name, variant in VARIANTS.items() if variant.dropout]
-    return {
-        name: result
-        for name, result in results.items()
-        if any(select(result, method=_METHOD, variant=variant) for variant in dropping)
-    }
-
-
-def draw_faults(results: dict[str, Result]) -> Figure:
-    """A panel for each setting in which clients drop out, whole clients first; fixed cohorts where there are any."""
-    dropping = with_faults(results)
-    cohorts = of_cohorts(dropping)
+def _faults(results: Mapping[str, Result]) -> list[Chart]:
+    """A chart for each setting in which clients drop out, whole clients first; fixed cohorts where there are any."""
+    variants = [name for name, variant in VARIANTS.items() if variant.dropout]
+    dropping = [
+        one
+        for one in in_order(results.values())
+        if any(select(one, method=_NISS, variant=name) for name in variants)
+    ]
+    cohorts = any("images_per_client" in one.base for one in dropping)
     chosen = [
         one
-        for name, one in dropping.items()
-        if not cohorts or name in cohorts or one.base["unit"] == "record"
+        for one in dropping
+        if not cohorts or "images_per_client" in one.base or one.base["unit"] == "record"
     ]
-    shown = sorted(in_order(chosen), key=lambda one: one.base["unit"] == "record")
+    return _over_epsilon(sorted(chosen, key=lambda one: one.base["unit"] == "record"), _FAULTS)
 
-    def draw(axes: Axes, number: int) -> None:
-        curves = [
-            curve
-            for method, variant, words, look in _CURVES
-            for curve in over(select(shown[number], method=method, variant=variant), "epsilon", words, look)
+
+def _rivals(results: Mapping[str, Result]) -> list[Chart]:
+    """All rivals in the settings with fixed cohorts, without faults."""
+    return _over_epsilon(of_cohorts(results), (_PLAIN[name] for name in RIVALS))
+
+
+def _datasets(results: Mapping[str, Result]) -> list[Chart]:
+    """The same for other models and data, with what the most frequent label is worth."""
+    names = [name for name in (*MODELLED, *sorted(results.keys() - MODELLED.keys())) if name in results]
+    return _over_epsilon((results[name] for name in names), (_PLAIN[name] for name in RIVALS))
+
+
+def _noise(results: Mapping[str, Result]) -> list[Chart]:
+    """Noise variance in the model after each round at epsilon 3, in squared sensitivities of one upload."""
+    # The noise depends on the size alone, so each size is shown once.
+    by_size = {
+        (one.base["participants"], one.base["clients"], one.base["rounds"]): one
+        for one in reversed(of_cohorts(results))
+    }
+    charts: list[Chart] = []
+    for size in sorted(by_size, reverse=True):
+        result, series = by_size[size], []
+        for name in RIVALS:
+            if cells := select(result, method=name, variant="none", epsilon=_HELD_AT):
+                variance = noise_in_model(result, cells[0])
+                places = points(range(1, variance.size + 1), variance, "y")
+                series.append(Series(_PLAIN[name][2], LOOKS[name], places, marks=True))
+        title = _title(result).partition("\n")[2]
+        charts.append(Curves(title=title, across="Round", up="Noise in the model", series=series, log="y"))
+    return charts
+
+
+def noise_in_model(result: Result, cell: Cell) -> FloatArray:
+    """Variance after each round, in squared sensitivities, from what the run recorded."""
+    rounds, size = result.base["rounds"], result.base["participants"]
+    facts, kind = cell.mechanism, METHODS[cell.labels["method"]].noise
+    carried = cell.aggregate_variance / (cell.labels["clip"] / size) ** 2
+    if kind == "carried":
+        noise = CarriedNoise(rounds, size, facts["spatial"], facts["carried"], facts["residual"])
+        return noise.model_variance()
+    if kind == "banded":
+        _, by_round, model = banded_noise(rounds, facts["bands"] or facts["separation"])
+        return np.asarray(carried / by_round.mean() * model)
+    return np.asarray(carried * np.arange(1.0, rounds + 1.0))
+
+
+def _panels(results: Mapping[str, Result]) -> list[Panel]:
+    """As the paper has them; others behind."""
+    known = [panel for panel in PANELS if panel.name in results]
+    return [*known, *map(find_panel, sorted(results.keys() - {panel.name for panel in known}))]
+
+
+def _figure_3(results: Mapping[str, Result]) -> list[Chart]:
+    """The eight panels: mean over seeds, band from worst to best."""
+    charts: list[Chart] = []
+    for panel in _panels(results):
+        result = results[panel.name]
+        series = [
+            _band(_X_NAMES.get(x, f"X = {x:g}"), look, cells)
+            for x, look in zip(X_VALUES, _X_LOOKS, strict=True)
+            if (cells := select(result, x=x, reading=NBAFL.name))
         ]
-        draw_curves(axes, curves)
-        epsilon_axis(axes)
+        charts.append(Curves(title=panel.title, across="Round", up=_ACCURACY, series=series))
+    return charts
 
-    return panels(
-        [setting_title(one) for one in shown],
-        draw,
-        across="ε promised",
-        up="Test accuracy",
-        legend=[(words, look) for _, _, words, look in _CURVES],
-    )
+
+def _band(name: str, look: Look, cells: Sequence[Cell]) -> Series:
+    """Seeds may have been evaluated at different rounds: only those that all have are shown."""
+    curves = [dict(cell.curve) for cell in cells]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[100 * curve[at] for curve in curves] for at in rounds]
+    means = [(float(at), sum(column) / len(column)) for at, column in zip(rounds, values, strict=True)]
+    return Series(name, look, means, spread=[(min(column), max(column)) for column in values])
+
+
+def _gaps(results: Mapping[str, Result]) -> list[Chart]:
+    """The gap between X = 0 and X = 1 over rounds in the eight panels, with the range that the paper gives."""
+    charts: list[Chart] = []
+    for panel in _panels(results):
+        gaps = {
+            at: (100 * one.mean, 100 * one.deviation) for at, one in gap_by_round(results[panel.name]).items()
+        }
+        measured = Series(
+            "measured; band: one deviation over seeds",
+            _X_LOOKS[1],
+            [(float(at), mean) for at, (mean, _) in gaps.items()],
+            spread=[(mean - aside, mean + aside) for mean, aside in gaps.values()],
+        )
+        ends = zip(("least", "most"), PAPER_GAPS.get(panel.name, ()), strict=False)
+        levels = {f"{end} of the paper's gap": float(value) for end, value in ends}
+        across = f"Round (mean of {WINDOW} up to it)"
+        charts.append(
+            Curves(
+                title=panel.title,
+                across=across,
+                up="Gap, points",
+                series=[measured],
+                levels=levels,
+                least=0.0,
+            )
+        )
+    return charts
+
+
+CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
+    FIGURE_3: _figure_3,
+    "gaps": _gaps,
+    BEYOND: _beyond,
+    "faults": _faults,
+    SCALE: _scale,
+    "rivals": _rivals,
+    "noise": _noise,
+    DATASETS: _datasets,
+}
+"""By the name of the figure; each shows the results of the experiment that `DRAWN_FROM` names."""
 
 
 def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
@@ -261,23 +347,11 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
 
     Figure 4 shows recovered pictures, which are kept beside its results; what a run left in `work` is newer.
     """
-    drawers: dict[str, Callable[[dict[str, Result]], Figure]] = {
-        FIGURE_3: draw_figure_3,
-        GAPS: draw_gaps,
-        BEYOND: draw_beyond,
-        SCALE: draw_scale,
-        DATASETS: draw_datasets,
-    }
     figures: dict[str, Figure | None] = {
-        name: draw(results)
-        for name, draw in drawers.items()
-        if (results := read_results(folder, DRAWN_FROM[name]))
+        name: draw_sheet(charts, (), keys_once=True)
+        for name, charts_of in CHARTS.items()
+        if (charts := shown(charts_of(read_results(folder, DRAWN_FROM[name]))))
     }
-    beyond = read_results(folder, BEYOND)
-    if cohorts := of_cohorts(beyond):
-        figures[RIVALS_FIGURE], figures[NOISE_FIGURE] = draw_rivals(cohorts), draw_noise(cohorts)
-    if dropping := with_faults(beyond):
-        figures[FAULTS] = draw_faults(dropping)
     if leaks := leaks_in_order(folder):
         if work is not None:
             keep_shown(leaks, work, folder)
@@ -288,7 +362,7 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
             # The dark one changes the figure, so it comes second.
             for dark in (False, True):
                 path = folder / figure_name(name, dark=dark)
-                image = stamp(png(figure, style=STYLE, dark=dark), data_digest(folder, name))
+                image = stamp(png(figure, style=CHART_STYLE, dark=dark), data_digest(folder, name))
                 write_atomically(path, image, mode=SHARED)
                 written.append(path)
     return written

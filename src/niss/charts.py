@@ -27,13 +27,17 @@ _KNOWN_MARKERS = (*MARKERS, "", "d", "h", "H", "8", "X", "p", "<", ">", "*")
 
 @dataclass(frozen=True)
 class Series:
-    """A curve or, where `line` is False, points; `marks` puts markers on a curve."""
+    """A curve or, where `line` is False, points; `marks` puts markers on a curve.
+
+    spread  of each point the least and the most: bars at the markers, or a band along a curve without them
+    """
 
     name: str
     look: Look
     points: list[tuple[float, float]]
     line: bool = True
     marks: bool = False
+    spread: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +196,11 @@ def _drawable(chart: Chart) -> bool:
         return all(map(math.isfinite, numbers)) and max(numbers) > 0.0
     places = [point for one in chart.series for point in one.points]
     named = not chart.ticks or all(x in range(len(chart.ticks)) for x, _ in places)
-    lines = (*chart.levels.values(), *chart.limits.values())
+    lines = (
+        *chart.levels.values(),
+        *chart.limits.values(),
+        *(end for one in chart.series for pair in one.spread for end in pair),
+    )
+    named = named and all(len(one.spread) in (0, len(one.points)) for one in chart.series)
     known = all(len(points([x], [y], chart.log)) == 1 for x, y in places) and all(map(math.isfinite, lines))
     return known and named and chart.log in ("", "x", "y", "xy")

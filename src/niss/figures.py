@@ -156,27 +156,40 @@ def draw_chart(chart: Chart, width: float = WIDTH) -> Figure:
     return figure
 
 
-def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip]) -> Figure:
-    """Pictures and charts on one sheet: the strips above, the charts below, two side by side where there are more."""
-    columns = min(len(charts), 2) or 1
+def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip], *, keys_once: bool = False) -> Figure:
+    """Pictures and charts on one sheet: the strips above, the charts below, two side by side where there are more.
+
+    keys_once  all keys stand together at the foot, and of more than eight charts three are side by side
+    """
+    columns = min(len(charts), 3 if keys_once and len(charts) > 8 else 2) or 1
     width = WIDTH if columns == 1 else 2 * NARROW
-    pairs = [charts[start : start + columns] for start in range(0, len(charts), columns)]
-    titled = len(charts) > 1
-    heights = [max(_height(one, width / columns) for one in pair) + 0.3 * titled for pair in pairs]
+    rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
+    titles = (
+        0.0
+        if len(charts) < 2 and not keys_once
+        else 0.15 + 0.15 * max(one.title.count("\n") + 1 for one in charts)
+    )
+    heights = [
+        max(_height(one, width / columns, keyed=not keys_once) for one in row) + titles for row in rows
+    ]
     strip_height = _PICTURE + 0.22
+    keys = {key.get_label(): key for chart in charts for key in _keys(chart)} if keys_once else {}
+    foot = 0.1 + 0.19 * math.ceil(len(keys) / 3) if keys else 0.0
     with mpl.rc_context(CHART_STYLE):
-        bottom = sum(heights) + strip_height * len(strips) + 0.1
+        bottom = sum(heights) + strip_height * len(strips) + 0.1 + foot
         figure = Figure(figsize=(width, bottom))
         for strip in strips:
             bottom -= strip_height
             _draw_strip(figure, strip, (0.0, bottom, width, strip_height))
-        for pair, height in zip(pairs, heights, strict=True):
+        for row, height in zip(rows, heights, strict=True):
             bottom -= height
-            for number, chart in enumerate(pair):
-                box = (number * width / columns, bottom, width / columns, height - 0.3 * titled)
-                axes = _draw(figure, chart, box)
-                if titled:
+            for number, chart in enumerate(row):
+                box = (number * width / columns, bottom, width / columns, height - titles)
+                axes = _draw(figure, chart, box, keyed=not keys_once)
+                if titles:
                     axes.set_title(chart.title, loc="left", fontsize=9.5)
+        if keys:
+            figure.legend(handles=list(keys.values()), loc="lower center", ncols=3, handlelength=3.0)
     return figure
 
 
@@ -200,24 +213,25 @@ def _key(name: str, look: Look, *, line: bool = True, marks: bool = False) -> Li
     return Line2D([], [], label=short(name, 44), **options | ({} if marks or not line else {"marker": ""}))
 
 
-def _below(chart: Chart, width: float) -> tuple[int, float]:
+def _below(chart: Chart, width: float, *, keyed: bool = True) -> tuple[int, float]:
     """The columns of keys under the axes, and the inches that they take with the axis."""
     columns = 2 if width >= WIDTH else 1
-    return columns, 0.75 + 0.19 * math.ceil(len(_keys(chart)) / columns)
+    return columns, 0.75 + 0.19 * math.ceil(len(_keys(chart)) / columns) if keyed else 0.55
 
 
-def _height(chart: Chart, width: float) -> float:
-    axes = 2.6 if isinstance(chart, Curves) else 0.3 * len(chart.rows) + 0.3
-    return axes + _below(chart, width)[1] + 0.2
+def _height(chart: Chart, width: float, *, keyed: bool = True) -> float:
+    """That of a chart with its keys; in narrow columns the axes are lower."""
+    axes = min(2.6, 0.65 * width) if isinstance(chart, Curves) else 0.3 * len(chart.rows) + 0.3
+    return axes + _below(chart, width, keyed=keyed)[1] + 0.2
 
 
-def _draw(figure: Figure, chart: Chart, box: Box) -> Axes:
+def _draw(figure: Figure, chart: Chart, box: Box, *, keyed: bool = True) -> Axes:
     """The chart in a part of the figure: axes above, and keys below them."""
     (left, bottom, width, height), whole = box, figure.get_size_inches()
     most = 26 if width < WIDTH else 40
     names = [] if isinstance(chart, Curves) else [short(name, most) for name, _ in chart.rows]
     beside = 0.85 if isinstance(chart, Curves) else 0.25 + 0.077 * max(map(len, names))
-    columns, below = _below(chart, width)
+    columns, below = _below(chart, width, keyed=keyed)
     axes = figure.add_axes(
         (
             (left + beside) / whole[0],
@@ -226,7 +240,7 @@ def _draw(figure: Figure, chart: Chart, box: Box) -> Axes:
             (height - below - 0.2) / whole[1],
         )
     )
-    if keys := _keys(chart):
+    if keyed and (keys := _keys(chart)):
         corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (left / whole[0], bottom / whole[1])}
         legend = figure.legend(
             handles=keys, **corner, ncols=columns, fontsize=9.5, borderaxespad=0.2, handlelength=3.0
@@ -245,6 +259,13 @@ def _draw_curves(axes: Axes, chart: Curves) -> None:
         # Spaced along the drawn curve, so that markers do not crowd.
         every: dict[str, Any] = {"markevery": 0.12 if one.line else 0.06} if len(one.points) > 12 else {}
         axes.plot(*zip(*one.points, strict=True), **options, **every)
+        if one.spread:
+            places = [x for x, _ in one.points]
+            low, high = zip(*one.spread, strict=True)
+            if one.marks:
+                axes.vlines(places, low, high, color=one.look.colour, linewidth=1.4)
+            else:
+                axes.fill_between(places, low, high, color=one.look.colour, alpha=0.18, linewidth=0)
     for axis in chart.log:
         _logarithmic(axes, axis, [point["xy".index(axis)] for one in chart.series for point in one.points])
     for level in chart.levels.values():
