@@ -28,10 +28,9 @@ from scipy.linalg import solveh_banded
 
 from niss.accounting.committed import Committed
 from niss.errors import ConfigError, PrivacyError
-from niss.graph import ShareGraph
+from niss.graph import ShareGraph, draw_graph
 from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
-from niss.methods import draw_graph
 from niss.views import WorstCase, calibrate_for, worst_case
 from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
 from niss.views.numerics import find_root

@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from niss.errors import ConfigError
 from niss.graph.beacon import BeaconStream, disjoint_derangements
 
-GRAPHS = ("regular", "complete", "random", "coalition")
-
 # Weights balance to this relative precision; two parties on unlike machines may differ in the last bits.
 BALANCE_TOLERANCE = 1e-9
 _BALANCING_TRIES = 4

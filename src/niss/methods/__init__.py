@@ -30,7 +30,6 @@ from niss.methods.look import Look
 from niss.methods.niss import Niss, NissCarried
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 from niss.methods.sharing import (
-    draw_graph,
     enough_neighbours,
     marginal_mu,
     marginal_variance,
@@ -80,7 +79,6 @@ __all__ = [
     "UploadRows",
     "discrete_mu",
     "distortion_named",
-    "draw_graph",
     "enough_neighbours",
     "enough_uploads",
     "look_of",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from niss.errors import ConfigError
+from niss.graph import draw_graph
 from niss.mechanism import share_counts
 from niss.mechanism.shares import Common, distortion_named
 from niss.methods.base import (
@@ -34,7 +35,6 @@ from niss.methods.base import (
 from niss.methods.look import BLUE, GREEN, Look
 from niss.methods.sharing import (
     calibrated_tau2,
-    draw_graph,
     everyone,
     marginal_variance,
     too_sparse,

@@ -6,14 +6,13 @@ multiplies is conditioned on the factors that were drawn, and earns nothing for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from niss.errors import ConfigError, PrivacyError
+from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism.shares import Distortion
 from niss.methods.base import FloatArray, mu_of
@@ -88,55 +87,6 @@ def enough_neighbours(size: int, corruption: Corruption, least: int = 4) -> int:
             return degree
         degree += max(1, degree // 8)
     return size - 1
-
-
-def draw_graph(
-    kind: str,
-    members: Sequence[int],
-    *,
-    degree: float,
-    beacon: bytes,
-    groups: Sequence[Sequence[int]] = (),
-    shares: FloatArray | None = None,
-) -> ShareGraph:
-    """The share graph of these participants, drawn from the beacon: the same for everyone who draws it.
-
-    kind     one of `niss.graph.GRAPHS`
-    members  the clients that take part, seat by seat
-    degree   unit shares that a client sends, the one with the least noise where `shares` differ
-    groups   for a coalition graph: the clients of each group
-    shares   unit shares that each member sends, where they are not all alike
-
-    Raises ConfigError where a member of a coalition graph has no partner in its group.
-    """
-    size = len(members)
-    if kind == "coalition":
-        seats = {client: seat for seat, client in enumerate(members)}
-        seated = [[seats[client] for client in group if client in seats] for group in groups]
-        seated = [group for group in seated if len(group) >= 2]
-        single = size - sum(len(group) for group in seated)
-        if single:
-            raise ConfigError(
-                f"{single} participants of this round have no partner in their group",
-                field="groups",
-                hint="let whole groups take part, or use graph = 'regular'",
-            )
-        return ShareGraph.coalition(size, groups=seated, degree=degree, beacon=beacon, shares=shares)
-    if kind == "random":
-        return ShareGraph.random(size, degree=degree, beacon=beacon, shares=shares)
-    if kind == "complete":
-        if shares is None:
-            return ShareGraph.complete(size, weight=degree / (size - 1))
-        degree = size - 1
-    if shares is None:
-        return _regular(size, degree, beacon)
-    return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=shares)
-
-
-# Methods that are compared draw the same graph in the same round, and have the same worst case.
-@lru_cache(maxsize=32)
-def _regular(size: int, degree: float, beacon: bytes) -> ShareGraph:
-    return ShareGraph.regular(size, degree=degree, beacon=beacon)
 
 
 @lru_cache(maxsize=32)

@@ -25,8 +25,7 @@ from markupsafe import Markup
 
 from niss.accounting import Plan
 from niss.errors import NissError
-from niss.graph import ShareGraph
-from niss.methods import draw_graph
+from niss.graph import ShareGraph, draw_graph
 from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
 from niss.randomness import SimStream
