@@ -45,7 +45,6 @@ _WELL_WITHIN = 0.9
 _LEAST_LOG_STEPS = 4.0
 # The residual noise covers the worst of this many graphs, and this much more.
 _GRAPHS, _MARGIN = 3, 1.03
-# A hair more than the promise needs, so that no client refuses for the last bit of a float.
 _LOG_STEPS = 8.0
 _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
