@@ -54,7 +54,7 @@ def test_noise_that_cancels_across_rounds_in_simulation(tmp_path):
         report = finished_report(federation, federation.submit(EXAMPLE, wanted))
     assert [one["survivors"] for one in report["rounds"]] == [3] * 4
     assert all(one["exact"] for one in report["rounds"])
-    assert report["rounds"][-1]["under_way"] == 0.0 < report["rounds"][0]["under_way"]
+    assert report["rounds"][-1]["carried_variance"] == 0.0 < report["rounds"][0]["carried_variance"]
     assert report["statement"]["epsilon_joint"] <= 8.0
     assert "over a run of 4 committed rounds as a whole" in report["statement"]["words"]
 

@@ -68,7 +68,7 @@ def test_a_node_is_killed_between_its_two_rounds(tmp_path):
     found = asked(signs)
     assert found[2] == found[4] == set(range(6)) - found[1]
     assert found[1] - {victim} == found[3] - {victim}
-    said = np.sqrt(sum(one["deviation"] ** 2 for one in rounds))
+    said = np.sqrt(rounds[-1]["model_noise_variance"] - rounds[-1]["carried_variance"])
     left = noise_left(federation, {**found, 3: found[3] - {victim}}, 3)
     assert 0.3 * said < np.sqrt(np.mean(left**2)) < 3.0 * said
     assert "Uploads lost or declined: 1;" in caveats(report)
