@@ -16,7 +16,6 @@ from niss.graph import ShareGraph
 from niss.mechanism import gdp_mu
 from niss.methods import METHODS
 from niss.randomness import SimStream
-from niss.settings import to_values
 from niss.simulation.method_run import MethodRun
 from niss.simulation.round import OpenRound
 from niss.simulation.sampling import choose_participants
@@ -405,36 +404,3 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
         run.charge(4, [0, 2])
     with pytest.raises(PrivacyError, match="past the committed end"):
         run.cost(4, [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"training": {"participants": 5}}, "whole cohorts"),
-        ({"training": {"participants": 6, "sampling": "uniform"}}, "may return at once"),
-        ({"training": {"participants": 6, "weights": "declared"}}, "all have to weigh the same"),
-        ({"privacy": {"scope": "round"}}, "whole training"),
-        ({"privacy": {"participations": 1}}, "its turn comes 2 times"),
-        ({"privacy": {"unit": "record"}, "training": {"participants": 6, "epochs": 1}}, "whole clients"),
-        ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
-        ({"training": {"participants": 6, "server_rate_schedule": "linear"}}, "the rate has changed"),
-        ({"methods": [{"name": "niss-carried", "graph": "regular"}]}, "everyone shares with everyone"),
-        ({"methods": [{"name": "niss-carried", "distortion": "scalar", "tau2": 0.1}]}, "additive"),
-        ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "everyone shares with everyone, not on a random"),
-        ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),
-    ],
-)  # fmt: skip
-def test_what_carried_shares_cannot_promise_is_refused(changes, fault):
-    with pytest.raises(ConfigError, match=fault):
-        small_config(**{"methods": [{"name": "niss-carried"}], **changes})
-
-
-def test_carry_is_the_same_as_the_name_and_a_config_can_be_written_and_read():
-    by_name, by_switch = (
-        small_config(methods=[method]) for method in ({"name": "niss-carried"}, {"carry": True})
-    )
-    assert by_name == by_switch
-    assert by_name.methods[0].graph == "complete"
-    again = niss.make_config(to_values(by_name))
-    assert again == by_name
-    assert small_config(methods=[{"carry": True, "kappa": 3.0}]).methods[0].kappa == 3.0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import niss
 from niss.settings import to_values
 from niss.simulation import Config, load_config, make_config, preset, with_overrides
+from support.federation import small_config
 
 positive = st.floats(1e-3, 1e3)
 methods = st.fixed_dictionaries(
@@ -137,6 +138,28 @@ def test_what_the_protocol_would_ignore_is_refused(values, message):
 
 
 @pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"training": {"participants": 5}}, "whole cohorts"),
+        ({"training": {"participants": 6, "sampling": "uniform"}}, "may return at once"),
+        ({"training": {"participants": 6, "weights": "declared"}}, "all have to weigh the same"),
+        ({"privacy": {"scope": "round"}}, "whole training"),
+        ({"privacy": {"participations": 1}}, "its turn comes 2 times"),
+        ({"privacy": {"unit": "record"}, "training": {"participants": 6, "epochs": 1}}, "whole clients"),
+        ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
+        ({"training": {"participants": 6, "server_rate_schedule": "linear"}}, "the rate has changed"),
+        ({"methods": [{"name": "niss-carried", "graph": "regular"}]}, "everyone shares with everyone"),
+        ({"methods": [{"name": "niss-carried", "distortion": "scalar", "tau2": 0.1}]}, "additive"),
+        ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "everyone shares with everyone, not on a random"),
+        ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),
+    ],
+)  # fmt: skip
+def test_what_carried_shares_cannot_promise_is_refused(changes, fault):
+    with pytest.raises(niss.errors.ConfigError, match=fault):
+        small_config(**{"methods": [{"name": "niss-carried"}], **changes})
+
+
+@pytest.mark.parametrize(
     "method",
     [
         {"graph": "complete", "neighbours": 199},
@@ -165,6 +188,17 @@ def test_a_plan_and_the_settings_made_of_it_say_the_same():
     config = Config().with_plan(calibrated)
     assert config.methods[0].tau2 == "calibrated"
     assert config.plan(config.methods[0]) == calibrated
+
+
+def test_carry_is_the_same_as_the_name_and_a_config_can_be_written_and_read():
+    by_name, by_switch = (
+        small_config(methods=[method]) for method in ({"name": "niss-carried"}, {"carry": True})
+    )
+    assert by_name == by_switch
+    assert by_name.methods[0].graph == "complete"
+    again = make_config(to_values(by_name))
+    assert again == by_name
+    assert small_config(methods=[{"carry": True, "kappa": 3.0}]).methods[0].kappa == 3.0
 
 
 def test_overrides_reach_nested_settings_and_are_checked():
